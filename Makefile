@@ -1,0 +1,42 @@
+# make quickstart   install into .venv and run the quickstart study
+# make test         install and run the whole test suite
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install quickstart test lint benchmark slurm browser
+.DELETE_ON_ERROR:
+
+install: $(STAMP)
+
+# A venv whose Python has gone is made anew.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: PYTHON=$(PYTHON): needs Python >= 3.11"; exit 2; }
+	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	@touch $@
+
+quickstart: install
+	$(BIN)/python -m sweeps study=quickstart
+	$(BIN)/python -m analysis report results/quickstart
+
+test: install
+	$(BIN)/python -m pytest tests --ignore=tests/benchmarks
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Ratios against a plain PyTorch loop in the same run; see docs/benchmarks.md.
+benchmark: install
+	$(BIN)/python -m pytest tests/benchmarks -s
+
+# A real two-node Slurm on this machine, from Debian's packages; needs root.
+slurm:
+	bash tests/slurm/cluster.sh up
+
+# A browser for the test that opens the report; needs root.
+browser:
+	@command -v chromium >/dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends chromium; }

@@ -1,0 +1,322 @@
+"""The pictures of a sweep. Each is a plain matplotlib Figure: pyplot and the global settings stay as they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import seaborn as sns
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from analysis import metrics
+
+DODGE = 1.06  # neighbouring series stand this factor apart on a log axis, so that their markers do not hide each other
+MARKERS = "osD^vPX*<>"
+GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and a sentence on what it shows; or no figure, and the reason why the sweep has none."""
+
+    figure: Figure | None
+    caption: str
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    with matplotlib.rc_context():
+        sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+        yield
+
+
+def _series(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
+    """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
+    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(_short) for axis in axes[1:]]
+    return pd.Series([", ".join(words) for words in zip(*parts, strict=True)], index=table.index, dtype=object)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _palette(series: Sequence[str]) -> dict[str, Any]:
+    return dict(zip(series, sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)), strict=True))
+
+
+def _in_order(series: Sequence[str]) -> list[str]:
+    """Alphabetical, but the recipe without a mitigation first."""
+    return sorted(set(series), key=lambda name: (name.split(",")[0] != "none", name))
+
+
+def _dodged(values: pd.Series, position: int, count: int) -> pd.Series:
+    return values * DODGE ** (position - (count - 1) / 2)
+
+
+# --- loss against learning rate ----------------------------------------------------------------------------------
+
+
+def loss_against_rate(ds: xr.Dataset) -> Drawing:
+    """Final loss of the clean trials against the learning rate: a panel a width, a line a mitigation (mean of seeds).
+
+    What is drawn is min(final loss, loss at initialisation), the quantity that LR sensitivity averages; trials that
+    became non-finite are crosses at the loss at initialisation. Points are seeds.
+    """
+    table = metrics.trial_table(metrics.clean_trials(ds))
+    axes = metrics.swept_axes(table, ("width", "mitigation"))
+    table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: _series(t, axes[1:]))
+    if table["lr"].nunique() < 2:
+        return Drawing(None, f"No figure: {_count(table['lr'].nunique(), 'learning rate')} among the finished trials.")
+    widths, series = sorted(table["width"].unique()), _in_order(table["series"])
+    columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
+    rows = math.ceil(len(widths) / columns)
+    with _style():
+        figure = Figure(figsize=(3.9 * columns + 0.6, 3.4 * rows + 1.2), layout="constrained")
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        for number, (panel, width) in enumerate(zip(panels, widths, strict=False)):
+            _draw_rates(panel, table[table["width"] == width], series)
+            is_lowest = number + columns >= len(widths)
+            panel.set(title=f"width {width}", xlabel="peak learning rate" if is_lowest else "")
+            panel.set_ylabel("" if number % columns else "final training loss [nat/token]")
+            panel.tick_params(labelbottom=is_lowest)
+        for panel in panels[len(widths) :]:
+            panel.set_axis_off()
+        _rate_legend(figure, series)
+        figure.suptitle("Final loss against learning rate")
+    crosses = int(table["nonfinite_step"].notna().sum())
+    caption = (
+        "Final training loss of the trials without a fault against the peak learning rate, at most the loss at "
+        f"initialisation; lines are means over {_count(_seeds(table), 'seed')}, dots single trials, and crosses the "
+        f"{_count(crosses, 'trial')} that became non-finite."
+    )
+    return Drawing(figure, caption)
+
+
+def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None:
+    panel.set_xscale("log")
+    palette = _palette(series)
+    for position, name in enumerate(series):
+        own = table[table["series"] == name]
+        own = own.assign(lr=_dodged(own["lr"], position, len(series)))
+        sns.lineplot(own, x="lr", y="capped_loss", color=palette[name], errorbar=None, ax=panel, linewidth=1.8)
+        finite, lost = own[own["nonfinite_step"].isna()], own[own["nonfinite_step"].notna()]
+        marker, colour = MARKERS[position % len(MARKERS)], palette[name]
+        panel.scatter(finite["lr"], finite["capped_loss"], s=16, marker=marker, color=colour, zorder=3, alpha=0.8)
+        panel.scatter(lost["lr"], lost["capped_loss"], s=55, marker="x", color=colour, zorder=4, linewidth=1.8)
+    panel.axhline(table["initial_loss"].mean(), color="0.4", linestyle=":", linewidth=1.4, zorder=1)
+
+
+def _rate_legend(figure: Figure, series: Sequence[str]) -> None:
+    palette = _palette(series)
+    handles = [
+        Line2D([], [], color=palette[name], linewidth=1.8, marker=MARKERS[position % len(MARKERS)], markersize=4)
+        for position, name in enumerate(series)
+    ]
+    handles += [
+        Line2D([], [], color="0.35", marker="x", markersize=7, markeredgewidth=1.8, linestyle="none"),
+        Line2D([], [], color="0.4", linestyle=":", linewidth=1.4),
+    ]
+    labels = [f"mitigation: {name}" for name in series] + [
+        "non-finite trial, drawn at the loss at initialisation",
+        "loss at initialisation",
+    ]
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+
+
+# --- sensitivity against width -----------------------------------------------------------------------------------
+
+
+def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
+    """LR sensitivity against width, a line a mitigation, with bootstrap intervals over seeds."""
+    table = metrics.lr_sensitivity(ds)
+    axes = metrics.group_axes(table)
+    table = table[table["sensitivity"].notna()].assign(series=lambda t: _series(t, axes[1:]))
+    if table.empty:
+        return Drawing(None, "No figure: no width has finished trials at two learning rates or more.")
+    series, widths = _in_order(table["series"]), sorted(table["width"].unique())
+    palette = _palette(series)
+    with _style():
+        figure = Figure(figsize=(6.6, 4.6), layout="constrained")
+        panel = figure.subplots()
+        panel.set_xscale("log", base=2)
+        for position, name in enumerate(series):
+            own = table[table["series"] == name].sort_values("width")
+            reach = np.array([own["sensitivity"] - own["low"], own["high"] - own["sensitivity"]]).clip(min=0)
+            panel.errorbar(
+                _dodged(own["width"], position, len(series)),
+                own["sensitivity"],
+                yerr=np.nan_to_num(reach),
+                color=palette[name],
+                marker=MARKERS[position % len(MARKERS)],
+                capsize=4,
+                label=name,
+            )
+        panel.xaxis.set_major_locator(FixedLocator(widths))
+        panel.xaxis.set_major_formatter(ScalarFormatter())
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.set_xlim(widths[0] / 1.4, widths[-1] * 1.4)
+        panel.set_ylim(bottom=min(0, *panel.get_ylim()))
+        panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
+        panel.set_ylabel("LR sensitivity [nat/token]")
+        figure.legend(title="mitigation", loc="outside right upper", frameon=False)
+    return Drawing(figure, _sensitivity_caption(table))
+
+
+def _sensitivity_caption(table: pd.DataFrame) -> str:
+    seeds = int(table["seeds"].max())
+    bars = f"bars are 95% bootstrap intervals over {seeds} seeds" if seeds > 1 else "one seed, so no intervals"
+    ranges = table[["lowest_rate", "highest_rate", "rates"]].drop_duplicates()
+    span = f"{table['lowest_rate'].min():g} to {table['highest_rate'].max():g}"
+    warning = "" if len(ranges) == 1 else "; groups cover different rates, so their values cannot be compared"
+    return f"How far the loss rises above its best over learning rates {span} (lower is steadier); {bars}{warning}."
+
+
+# --- faulty against golden ---------------------------------------------------------------------------------------
+
+
+def faulty_against_golden(ds: xr.Dataset, events: pd.DataFrame | None = None) -> Drawing:
+    """Loss of a faulty trial and of its golden twin, and their difference, with the strike marked.
+
+    A row a kind of fault, a column a mitigation. The one trial of each is chosen by rule: the middle width (the lower
+    of two), there the learning rate at which the golden twins' final loss is lowest, and of the trials left the one
+    that deviates most from its twin; then the first by id. With `events`, as `analysis.fault_events` gives them,
+    strikes are marked where they happened, otherwise where the config has them.
+    """
+    if not (ds["fault"].values != "none").any():
+        return Drawing(None, "No figure: the sweep has no faults.")
+    table = metrics.deviation_table(ds)
+    if table.empty:
+        return Drawing(None, "No figure: no faulty trial is finished and has a finished golden twin.")
+    golden_loss = pd.Series(metrics.final_loss(ds).values, index=ds["trial"].values)
+    table["golden_loss"] = golden_loss.reindex(table["golden"]).to_numpy()
+    kinds, mitigations = sorted(table["fault"].unique()), _in_order(table["mitigation"])
+    with _style():
+        figure = Figure(figsize=(4.2 * len(mitigations) + 0.8, 4.4 * len(kinds) + 1.0), layout="constrained")
+        shape, ratios = (2 * len(kinds), len(mitigations)), [2.2, 1] * len(kinds)
+        panels = figure.subplots(*shape, squeeze=False, height_ratios=ratios, sharex="col", sharey="row")
+        for row, kind in enumerate(kinds):
+            for column, mitigation in enumerate(mitigations):
+                pair = panels[2 * row, column], panels[2 * row + 1, column]
+                own = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
+                _draw_twins(pair, ds, representative(own), f"{kind}, mitigation: {mitigation}", events)
+            panels[2 * row, 0].set_ylabel("training loss\n[nat/token]")
+            panels[2 * row + 1, 0].set_ylabel("faulty - golden\n[nat/token]")
+        _twin_legend(figure)
+        figure.suptitle("Faulty against golden loss")
+    return Drawing(
+        figure,
+        "Training loss of a faulty trial and of its golden twin, which is the same trial without the fault, and below "
+        "it their difference; for each fault and mitigation the middle width, the rate with the lowest golden loss, "
+        "and there the trial that deviates most.",
+    )
+
+
+def representative(table: pd.DataFrame) -> pd.Series | None:
+    """The trial to show of one fault and mitigation: a row of `metrics.deviation_table` with `golden_loss`."""
+    if table.empty:
+        return None
+    widths = sorted(table["width"].unique())
+    table = table[table["width"] == widths[(len(widths) - 1) // 2]]
+    means = table.drop_duplicates("golden").groupby("lr")["golden_loss"].mean().fillna(np.inf)
+    table = table[table["lr"] == means.idxmin()]
+    return table.sort_values(["size", "trial"], ascending=[False, True]).iloc[0]
+
+
+def _draw_twins(
+    pair: tuple[Axes, Axes], ds: xr.Dataset, trial: pd.Series | None, title: str, events: pd.DataFrame | None
+) -> None:
+    upper, lower = pair
+    if trial is None:
+        upper.text(0.5, 0.5, "no such trial", ha="center", va="center", transform=upper.transAxes)
+        upper.set_title(f"{title}\n")
+        return
+    losses = ds["loss"].sel(trial=[trial["golden"], trial["trial"]]).isel(step=slice(0, int(trial["steps"])))
+    golden, faulty = losses.astype("float64").compute().values
+    steps = losses["step"].values
+    upper.plot(steps, golden, color=GOLDEN, linewidth=1.6)
+    upper.plot(steps, faulty, color=FAULTY, linewidth=1.4, linestyle="--")
+    lower.plot(steps, faulty - golden, color=FAULTY, linewidth=1.4)
+    lower.axhline(0, color="0.4", linewidth=1)
+    spans = strikes(trial, events)
+    for panel in pair:
+        for first, last in spans:
+            panel.axvspan(first, last, color=STRIKE, alpha=0.35, linewidth=0)
+            panel.axvline(first, color=STRIKE, linewidth=1.4, zorder=1)
+    _set_scales(upper, lower, golden, faulty)
+    _mark_end(upper, steps, faulty, trial["nonfinite_step"])
+    details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}, {_strike_words(spans)}"
+    upper.set_title(f"{title}\n")
+    upper.annotate(details, (0.5, 1), (0, 5), "axes fraction", "offset points", ha="center", fontsize="small")
+    lower.set_xlabel("step")
+    lower.tick_params(labelbottom=True)
+
+
+def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, int]]:
+    """(first, last) step of each stretch of strikes in a row; empty if events are given and the fault never fired."""
+    if events is None:
+        return [(int(trial["start"]), int(trial["start"] + trial["duration"] - 1))]
+    steps = np.unique(events.loc[events["trial"] == trial["trial"], "step"].dropna().astype(int))
+    groups = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1) if len(steps) else []
+    return [(int(group[0]), int(group[-1])) for group in groups]
+
+
+def _strike_words(spans: Sequence[tuple[int, int]]) -> str:
+    if not spans:
+        return "never fired"
+    first, last = spans[0]
+    words = f"strike at step {first}" if first == last else f"strike at steps {first} to {last}"
+    return words if len(spans) == 1 else f"{words} and {_count(len(spans) - 1, 'time')} more"
+
+
+def _set_scales(upper: Axes, lower: Axes, golden: np.ndarray, faulty: np.ndarray) -> None:
+    """Logarithmic where the fault drives the loss so high that nothing else could be seen."""
+    finite = np.concatenate([golden, faulty])
+    finite = finite[np.isfinite(finite)]
+    if len(finite) and finite.min() > 0 and finite.max() > 4 * golden[:1].max(initial=1):
+        upper.set_yscale("log")
+        lower.set_yscale("symlog", linthresh=0.1)
+
+
+def _mark_end(panel: Axes, steps: np.ndarray, faulty: np.ndarray, nonfinite_step: float) -> None:
+    finite = np.flatnonzero(np.isfinite(faulty))
+    if not np.isnan(nonfinite_step) and len(finite):
+        end = finite[-1]
+        panel.plot(steps[end], faulty[end], color=FAULTY, marker="x", markersize=9, markeredgewidth=2.2)
+
+
+def _twin_legend(figure: Figure) -> None:
+    handles = [
+        Line2D([], [], color=GOLDEN, linewidth=1.6),
+        Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
+        Patch(color=STRIKE, alpha=0.6),
+        Line2D([], [], color=FAULTY, marker="x", markersize=8, markeredgewidth=2.2, linestyle="none"),
+    ]
+    labels = ["golden", "faulty", "strike", "last finite loss before the trial became non-finite"]
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+
+
+def _seeds(table: pd.DataFrame) -> int:
+    return len(table.drop_duplicates([column for column in metrics.SEEDS if column in table]))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+# File name -> how to draw it, from the dataset and the fault events.
+FIGURES: dict[str, Callable[[xr.Dataset, pd.DataFrame], Drawing]] = {
+    "loss_against_rate": lambda ds, events: loss_against_rate(ds),
+    "sensitivity_against_width": lambda ds, events: sensitivity_against_width(ds),
+    "faulty_against_golden": faulty_against_golden,
+}

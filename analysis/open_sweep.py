@@ -1,0 +1,261 @@
+"""A sweep's results as one lazy dataset, trial by step by layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dask.array
+import numpy as np
+import pandas as pd
+import xarray as xr
+import zarr
+from zarr.storage import LocalStore, StorePath
+
+from harness.config import PARTS, Fault, Trial
+from harness.store import SIGNALS, PackInfo, read_packs, read_root
+
+ALWAYS = ("model.width", "model.depth", "optim.lr", "train.steps", "mitigation", "fault.kind", "seed")
+TAKEN = {"trial", "step", "layer", "golden", "outcome", "complete", "nonfinite_step", "pack", "fault", *SIGNALS}
+IN_STEPS = {"steps", "start", "duration", "warmup", "validate_every", "nonfinite_step"}
+UNFINISHED = "unfinished"
+EVENT_COLUMNS = ("trial", "pack", "site", "tensor", "index", "bit", "step", "before", "after", "changed")
+CHUNK_BYTES = 2 * 2**20
+
+
+def open_sweep(out: Path | str) -> xr.Dataset:
+    """The sweep in folder `out`, finished or not, as a dataset that reads its values when they are needed.
+
+    Dims are `trial` (all packs, in the order they were begun), `step` and `layer`; a trial with fewer steps or layers
+    than the longest and deepest is padded with NaN. Along `trial` lies a coordinate for each field of the config that
+    varies in this sweep, under its short name (`lr`, `beta2`, `bit`; `data_seed` where a part before it in the config
+    has that name already), with its full path in `attrs["path"]`. What a trial does not have, such as the bit of a
+    trial without a fault, is NaN or "". Also there: `golden` (the twin's trial id), `outcome` ("unfinished" until the
+    pack is complete), `complete`, `nonfinite_step` and `pack`. A trial in several packs is taken from the complete
+    one, else from the newest.
+
+    Raises harness.config.ConfigError, a ValueError, if `out` holds no store or one of another format.
+    """
+    attributes = read_root(Path(out))
+    packs = sorted(read_packs(Path(out)), key=lambda pack: (pack.attributes["created"], pack.id))
+    rows = _kept_rows(packs)
+    coordinates = _coordinates(packs, rows)
+    variables = _variables(packs, rows)
+    sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
+    for dim in ("step", "layer"):
+        coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
+    provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
+    return xr.Dataset(variables, coordinates, {**attributes, **provenance})
+
+
+def fault_events(out: Path | str) -> pd.DataFrame:
+    """What each fault of the sweep in `out` did, one row an event: the trial's id, its pack, and the event's fields.
+
+    Columns are at least site, tensor, index, bit, step, before, after and changed; `before` and `after` are floats
+    where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty trial without a row
+    never fired. Only finished packs have events. Raises as `open_sweep` does.
+    """
+    packs = list(read_packs(Path(out)))
+    events = []
+    for number, row in _kept_rows(packs):
+        pack = packs[number]
+        if pack.complete:
+            owner = {"trial": pack.attributes["ids"][row], "pack": pack.id}
+            events += [{**owner, **_with_numbers(event)} for event in pack.attributes["faults"][row]]
+    columns = list(dict.fromkeys([*EVENT_COLUMNS, *(name for event in events for name in event)]))
+    return pd.DataFrame(events, columns=columns)
+
+
+def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with numbers for those that are stored as text, since JSON has no word for NaN and infinity."""
+    return event | {name: _number(event[name]) for name in ("before", "after") if name in event}
+
+
+def _number(text: Any) -> Any:
+    try:
+        # A digest could be all digits, but no number is as long.
+        return float(text) if isinstance(text, str) and len(text) < 32 else text
+    except ValueError:
+        return text
+
+
+def _distinct(values: Any) -> str:
+    """The different ones of some JSON values, as the text of a JSON list: a netCDF file's attrs know no dicts."""
+    return json.dumps([json.loads(text) for text in dict.fromkeys(json.dumps(v, sort_keys=True) for v in values)])
+
+
+# --- which trials, and what is known of each ---------------------------------------------------------------------
+
+
+def _kept_rows(packs: Sequence[PackInfo]) -> list[tuple[int, int]]:
+    """(number of the pack, row in it) of every trial, each once."""
+    best: dict[str, tuple[tuple[bool, str, str], int, int]] = {}
+    for number, pack in enumerate(packs):
+        rank = (pack.complete, pack.attributes["created"], pack.id)
+        for row, trial in enumerate(pack.attributes["ids"]):
+            if trial not in best or best[trial][0] < rank:
+                best[trial] = (rank, number, row)
+    return sorted((number, row) for _, number, row in best.values())
+
+
+def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
+    owners = [(packs[number], packs[number].attributes, row) for number, row in rows]
+    fixed: dict[str, tuple[list[Any], type, str]] = {
+        "trial": ([a["ids"][row] for _, a, row in owners], str, "trial id"),
+        "golden": ([a["golden"][row] for _, a, row in owners], str, "trial id of the golden twin"),
+        "outcome": ([a["outcome"][row] if p.complete else UNFINISHED for p, a, row in owners], str, "outcome"),
+        "complete": ([p.complete for p, _, _ in owners], bool, "whether the trial's pack is finished"),
+        "nonfinite_step": (
+            [a["nonfinite_step"][row] if p.complete else None for p, a, row in owners],
+            float,
+            "first step with a non-finite value",
+        ),
+        "pack": ([p.id for p, _, _ in owners], str, "group in the store"),
+    }
+    coordinates = {
+        name: xr.Variable("trial", np.array(values, dtype=kind), {"long_name": text} | _units(name, kind))
+        for name, (values, kind, text) in fixed.items()
+    }
+    return coordinates | _config_coordinates([_flat(a["trials"][row]) for _, a, row in owners])
+
+
+def _config_coordinates(configs: Sequence[dict[str, Any]]) -> dict[str, xr.Variable]:
+    """A coordinate for each field that varies, and for those that every reader expects."""
+    paths = list(dict.fromkeys([*_described(), *(path for config in configs for path in config)]))
+    names = short_names(paths)
+    found = {}
+    for path in paths:
+        column = _column([config.get(path) for config in configs])
+        if path in ALWAYS or len(pd.unique(column)) > 1:
+            attributes = {"path": path, "long_name": _described().get(path, path.split(".")[-1].replace("_", " "))}
+            kind = float if column.dtype.kind in "if" else str
+            found[names[path]] = xr.Variable("trial", column, attributes | _units(names[path], kind))
+    return found
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Path -> name: its last part, or `part_name` if a path before it, or a variable, has that name already."""
+    names = {"fault.kind": "fault"}
+    for path in paths:
+        last = path.split(".")[-1]
+        is_taken = last in TAKEN or last in names.values()
+        names.setdefault(path, path.replace(".", "_") if is_taken else last)
+    return names
+
+
+@functools.cache
+def _described() -> dict[str, str]:
+    """Path -> what the field is, for all fields that do not belong to one injector, the trial's own first."""
+    parts = {"": Trial, **PARTS, "fault": Fault}
+    found = {"mitigation": "mitigation", "fault.kind": "fault"}
+    for part, cls in parts.items():
+        for field in dataclasses.fields(cls):
+            if "help" in field.metadata:
+                found[f"{part}.{field.name}" if part else field.name] = field.metadata["help"]
+    return found
+
+
+def _flat(trial: dict[str, Any]) -> dict[str, Any]:
+    """Path -> value. A trial without a fault has none of its fields but the kind."""
+    flat: dict[str, Any] = {}
+    for name, value in trial.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{key}": item for key, item in value.items()}
+        else:
+            flat[name] = value
+    if flat["fault.kind"] == "none":
+        flat = {path: value for path, value in flat.items() if path == "fault.kind" or not path.startswith("fault.")}
+    return flat
+
+
+def _column(values: Sequence[Any]) -> np.ndarray:
+    """One array for the values of a field; None is NaN among numbers and "" among words."""
+    present = [value for value in values if value is not None]
+    if any(not isinstance(value, (bool, int, float)) for value in present):
+        return np.array(["" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values], dtype=str)
+    if len(present) == len(values) and len({type(value) for value in present}) == 1:
+        return np.array(values)
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def _units(name: str, kind: type) -> dict[str, str]:
+    return {"units": "step" if name in IN_STEPS else "1"} if kind is float else {}
+
+
+# --- values, read when they are needed ---------------------------------------------------------------------------
+
+
+def _variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
+    owned: dict[int, list[int]] = {}
+    for number, row in rows:
+        owned.setdefault(number, []).append(row)
+    kept = [packs[number] for number in owned]
+    descriptions: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+        name: (signal.dims, {"units": signal.units, "long_name": signal.long_name}) for name, signal in SIGNALS.items()
+    }
+    sizes = {"trial": len(rows), "step": 0, "layer": 0}
+    for pack in kept:
+        for name, array in pack.arrays.items():
+            descriptions.setdefault(name, (tuple(array["dimension_names"]), array["attributes"]))
+            for dim, size in zip(array["dimension_names"], array["shape"], strict=True):
+                sizes[dim] = sizes[dim] if dim == "trial" else max(sizes[dim], size)
+    variables = {}
+    for name, (dims, attributes) in descriptions.items():
+        shape = tuple(sizes[dim] for dim in dims)
+        values = StoredVariable(name, shape, kept, [np.array(own) for own in owned.values()])
+        lazy = dask.array.from_array(values, chunks=values.chunks(), name=False, meta=np.empty((0,) * len(dims), "f4"))
+        variables[name] = xr.Variable(dims, lazy, attributes)
+    return variables
+
+
+class StoredVariable:
+    """One signal of all packs as one array [trials, steps(, layers)], of which only what is asked for is read."""
+
+    dtype = np.dtype("float32")
+
+    def __init__(self, name: str, shape: tuple[int, ...], packs: Sequence[PackInfo], rows: Sequence[np.ndarray]):
+        """`rows` holds, for each pack, which of its trials are wanted."""
+        self.name, self.shape, self.packs, self.rows = name, shape, packs, rows
+        self.ndim = len(shape)
+        self.ends = np.cumsum([len(own) for own in rows], dtype=int)
+
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Dask's chunks: whole packs and all steps, many packs in one where they are small."""
+        row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        lengths = [0]
+        for own in self.rows:
+            if lengths[-1] and (lengths[-1] + len(own)) * row_bytes > CHUNK_BYTES:
+                lengths.append(0)
+            lengths[-1] += len(own)
+        return tuple(lengths), *((size,) for size in self.shape[1:])
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        """Integers, slices and lists, each along its own axis."""
+        key = key if isinstance(key, tuple) else (key,)
+        key += (slice(None),) * (self.ndim - len(key))
+        wanted = [np.arange(size)[part] for size, part in zip(self.shape, key, strict=True)]
+        trials = np.atleast_1d(wanted[0])
+        spans = [slice(int(np.min(w)), int(np.max(w)) + 1) if np.size(w) else slice(0, 0) for w in wanted[1:]]
+        values = np.full((len(trials), *(span.stop - span.start for span in spans)), np.nan, self.dtype)
+        owners = np.searchsorted(self.ends, trials, side="right")
+        for number in np.unique(owners):
+            own = owners == number
+            first = self.ends[number] - len(self.rows[number])
+            part = self._read(self.packs[number], self.rows[number][trials[own] - first], spans)
+            inside = tuple(slice(0, size) for size in part.shape[1:])
+            values[(own, *inside)] = part
+        for axis in range(self.ndim - 1, 0, -1):
+            values = np.take(values, wanted[axis] - spans[axis - 1].start, axis)
+        return values[0] if np.ndim(wanted[0]) == 0 else values
+
+    def _read(self, pack: PackInfo, rows: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
+        if self.name not in pack.arrays:
+            return np.empty((len(rows), *(0 for _ in spans)), self.dtype)
+        place = StorePath(LocalStore(pack.path, read_only=True), self.name)
+        array = zarr.Array.from_dict(place, dict(pack.arrays[self.name]))
+        # A slice that ends beyond the pack's own steps or layers gives what there is, as in numpy.
+        return np.asarray(array[(slice(None), *spans)])[rows]

@@ -1,0 +1,238 @@
+"""The report of a sweep: figures, tables and a few sentences, in one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis import metrics
+from analysis.figures import FIGURES
+from analysis.open_sweep import UNFINISHED, fault_events, open_sweep
+
+DOTS_PER_INCH = 110
+KEPT_IN_MEMORY = 2**28  # bytes of losses; every figure and table reads them
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where the report is, and what it says in words."""
+
+    html: Path
+    figures: list[Path]
+    findings: list[str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure as a file and as text for the page; both None where the caption says why there is none."""
+
+    name: str
+    caption: str
+    path: Path | None = None
+    base64: str | None = None
+
+
+def write_report(out: Path | str) -> Report:
+    """Write `out`/figures/*.png and `out`/report.html from the results in `out`, finished or not.
+
+    Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
+    """
+    out = Path(out)
+    ds, events = open_sweep(out), fault_events(out)
+    if ds["loss"].nbytes <= KEPT_IN_MEMORY:
+        ds["loss"] = ds["loss"].load()
+    found = findings(ds, events)
+    pictures = _draw(ds, events, out / "figures")
+    page = _template().render(
+        study=ds.attrs["study"],
+        findings=found,
+        counts=outcome_counts(ds["outcome"].values),
+        trials=ds.sizes["trial"],
+        packs=len(np.unique(ds["pack"].values)),
+        pictures=pictures,
+        sensitivity=_sensitivity_rows(metrics.lr_sensitivity(ds)),
+        faults=_fault_rows(fault_table(ds, events)),
+        corpora=json.loads(ds.attrs["corpus"]),
+        environments=json.loads(ds.attrs["environment"]),
+    )
+    html = out / "report.html"
+    html.write_text(page, encoding="utf-8")
+    return Report(html, [picture.path for picture in pictures if picture.path], found)
+
+
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _draw(ds: xr.Dataset, events: pd.DataFrame, folder: Path) -> list[Picture]:
+    """Draw and save each figure; one that the sweep has no longer is removed, so that none is out of date."""
+    folder.mkdir(exist_ok=True)
+    pictures = []
+    for name, draw in FIGURES.items():
+        drawing, path = draw(ds, events), folder / f"{name}.png"
+        if drawing.figure is None:
+            path.unlink(missing_ok=True)
+            pictures.append(Picture(name, drawing.caption))
+        else:
+            drawing.figure.savefig(path, dpi=DOTS_PER_INCH)
+            pictures.append(Picture(name, drawing.caption, path, base64.b64encode(path.read_bytes()).decode()))
+    return pictures
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+def outcome_counts(outcomes: np.ndarray) -> dict[str, int]:
+    """Outcome -> number of trials, the most frequent first."""
+    counts = pd.Series(outcomes, dtype=object).value_counts()
+    return {str(name): int(count) for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))}
+
+
+def fault_table(ds: xr.Dataset, events: pd.DataFrame) -> pd.DataFrame:
+    """One row a fault and mitigation: what the faults did, counted over their finished trials.
+
+    Columns: fault, mitigation, `trials` (all of them), `outcomes` (outcome -> trials, unfinished ones too), `events`,
+    and of the finished trials how many `changed` a value, fired `without_effect` (every strike wrote what was there)
+    and `never_fired`; `with_twin`, those whose golden twin is finished too, of which `moved` have another loss than
+    the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest loss_t(faulty) -
+    loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
+    """
+    faulty = ds.isel(trial=np.flatnonzero(ds["fault"].values != "none"))
+    names = ("trial", "fault", "mitigation", "outcome", "complete")
+    trials = pd.DataFrame({name: faulty[name].values for name in names})
+    fired = events.groupby("trial")["changed"].agg(["size", "any"])
+    trials["events"] = trials["trial"].map(fired["size"]).fillna(0).astype(int)
+    trials["changed"] = trials["trial"].map(fired["any"]).eq(True)
+    deviations = metrics.deviation_table(ds).set_index("trial")
+    columns = "fault mitigation trials outcomes events changed without_effect never_fired with_twin moved lost".split()
+    rows = []
+    for (fault, mitigation), group in trials.groupby(["fault", "mitigation"], sort=True):
+        finished = group[group["complete"]]
+        own = deviations.reindex(finished["trial"]).dropna(subset=["size"])
+        worst = own["worst_deviation"].dropna()
+        has_fired = finished["events"] > 0
+        values = [fault, mitigation, len(group), outcome_counts(group["outcome"].to_numpy()), finished["events"].sum()]
+        values += [finished["changed"].sum(), (has_fired & ~finished["changed"]).sum(), (~has_fired).sum()]
+        values += [len(own), (own["size"] > 0).sum(), np.isinf(own["size"]).sum()]
+        worst_trial = worst.idxmax() if len(worst) else ""
+        rows.append([*values, worst.max() if len(worst) else np.nan, worst_trial])
+    return pd.DataFrame(rows, columns=[*columns, "worst_deviation", "worst_trial"])
+
+
+def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+    axes = metrics.group_axes(table)
+    heading = [*axes, "LR sensitivity [nat/token]", "95% interval", "seeds", "rates", "best rate"]
+    heading += ["best loss [nat/token]"]
+    rows = []
+    for _, row in table.iterrows():
+        interval = "none: one seed" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
+        is_defined = not np.isnan(row["sensitivity"])
+        numbers = [f"{row['sensitivity']:.3f}", interval] if is_defined else ["not defined", ""]
+        rates = f"{row['rates']}: {row['lowest_rate']:g} to {row['highest_rate']:g}"
+        best = [f"{row['best_rate']:g}", f"{row['best_loss']:.3f}"] if is_defined else ["", ""]
+        rows.append([*(row[axis] for axis in axes), *numbers, row["seeds"], rates, *best])
+    return {"heading": heading, "rows": rows}
+
+
+def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+    heading = ["fault", "mitigation", "trials", "outcomes", "events", "changed a value", "fired without effect"]
+    heading += ["never fired", "loss differs from golden", "non-finite, golden finite", "worst deviation [nat/token]"]
+    rows = []
+    for row in table.itertuples():
+        shares = ", ".join(f"{name} {count / row.trials:.0%}" for name, count in row.outcomes.items())
+        worst = "" if np.isnan(row.worst_deviation) else f"{row.worst_deviation:+.3f} (trial {row.worst_trial})"
+        counts = [row.events, row.changed, row.without_effect, row.never_fired, f"{row.moved} of {row.with_twin}"]
+        rows.append([row.fault, row.mitigation, row.trials, shares, *counts, row.lost, worst])
+    return {"heading": heading, "rows": rows}
+
+
+# --- what was found, in words ------------------------------------------------------------------------------------
+
+
+def findings(ds: xr.Dataset, events: pd.DataFrame) -> list[str]:
+    """A few sentences on a sweep: how its trials ended, what each mitigation did to LR sensitivity, what faults did."""
+    counts = ", ".join(f"{count} {name}" for name, count in outcome_counts(ds["outcome"].values).items())
+    lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
+    if ds.sizes["trial"]:
+        lines += _clean_lines(ds) + _sensitivity_lines(metrics.lr_sensitivity(ds))
+        lines += [_fault_line(row) for row in fault_table(ds, events).itertuples()]
+    return lines
+
+
+def _clean_lines(ds: xr.Dataset) -> list[str]:
+    """How the trials without a fault ended, for each mitigation, if they did not all end alike."""
+    clean = metrics.clean_trials(ds)
+    table = pd.DataFrame({name: clean[name].values for name in ("mitigation", "outcome")})
+    table = table[table["outcome"] != UNFINISHED]
+    if table["outcome"].nunique() < 2:
+        return []
+    words = []
+    for mitigation, group in table.groupby("mitigation", sort=True):
+        shares = outcome_counts(group["outcome"].to_numpy())
+        words.append(f"{mitigation}: {', '.join(f'{count} {name}' for name, count in shares.items())}")
+    return [f"Without a fault, by mitigation: {'; '.join(words)}."]
+
+
+def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
+    axes = metrics.group_axes(table)
+    table = table[table["sensitivity"].notna()]
+    if table.empty:
+        return ["LR sensitivity needs two learning rates or more, finished without a fault."]
+    widest = table[table["width"] == table["width"].max()]
+    others = [axis for axis in axes if axis != "mitigation"]
+    lines = []
+    for mitigation, group in widest[widest["mitigation"] != "none"].groupby("mitigation", sort=True):
+        pairs = group.merge(widest[widest["mitigation"] == "none"], on=others, suffixes=("", "_without"))
+        lines += [_comparison(mitigation, pair, others) for _, pair in pairs.head(1).iterrows()]
+    if not lines:
+        rows = [row for _, row in widest.iterrows()]
+        lines = [f"{row['mitigation']}: LR sensitivity {_place(row, others)} {_value(row)}." for row in rows]
+    return lines
+
+
+def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:
+    without = pair[["sensitivity_without", "low_without", "high_without"]]
+    without.index = ["sensitivity", "low", "high"]
+    text = f"{mitigation}: LR sensitivity {_place(pair, others)} {_value(pair)} against {_value(without)} without"
+    is_same_range = all(pair[name] == pair[f"{name}_without"] for name in ("lowest_rate", "highest_rate", "rates"))
+    if not is_same_range:
+        return f"{text}; their learning rates differ, so the two cannot be compared."
+    if np.isnan(pair["low"]) or np.isnan(without["low"]):
+        return f"{text}; one seed, so no interval."
+    is_apart = pair["high"] < without["low"] or pair["low"] > without["high"]
+    return f"{text}{'' if is_apart else '; the intervals overlap'}."
+
+
+def _place(row: pd.Series, axes: list[str]) -> str:
+    return "at " + ", ".join(f"{axis} {row[axis]}" for axis in axes)
+
+
+def _value(row: pd.Series) -> str:
+    interval = "" if np.isnan(row["low"]) else f" [{row['low']:.2f}, {row['high']:.2f}]"
+    return f"{row['sensitivity']:.2f}{interval}"
+
+
+def _fault_line(row: Any) -> str:
+    parts = [f"{row.moved} of {row.with_twin} trials moved away from their golden twin"]
+    if not np.isnan(row.worst_deviation):
+        parts.append(f"the worst by {row.worst_deviation:+.2f} nat/token (trial {row.worst_trial})")
+    others = {
+        "became non-finite, unlike the twin": row.lost,
+        "never fired": row.never_fired,
+        "fired without effect": row.without_effect,
+        "unfinished": row.outcomes.get(UNFINISHED, 0),
+    }
+    parts += [f"{number} {words}" for words, number in others.items() if number]
+    return f"Fault {row.fault}, mitigation {row.mitigation}: {'; '.join(parts)}."

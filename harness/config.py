@@ -1,0 +1,299 @@
+"""The configuration of one trial: frozen dataclasses in which every default is visible.
+
+Each field says whether it is *per-trial* (it may differ between the trials of one pack) or *structural*
+(it fixes the shape of the computation, so all trials of a pack share it), and what values it allows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+PER_TRIAL, STRUCTURAL = "per-trial", "structural"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run. Its message names the key, the value and what is allowed."""
+
+
+def _setting(
+    scope: str, default: Any, help: str, allowed: str, check: Callable[[Any], bool], choices: tuple[str, ...] = ()
+) -> Any:
+    metadata = {"scope": scope, "help": help, "allowed": allowed, "check": check, "choices": choices}
+    return field(default=default, metadata=metadata)
+
+
+def number(
+    scope: str,
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A number, bounded inclusively by `low` and `high`, exclusively by `above` and `below`."""
+    bounds = [(">=", low, lambda x: x >= low), (">", above, lambda x: x > above)]
+    bounds += [("<=", high, lambda x: x <= high), ("<", below, lambda x: x < below)]
+    held = [(f"{sign} {bound}", test) for sign, bound, test in bounds if bound is not None]
+    allowed = " and ".join(text for text, _ in held) or "any number"
+    return _setting(scope, default, help, allowed, lambda x: abs(x) < float("inf") and all(t(x) for _, t in held))
+
+
+def choice(scope: str, default: str, help: str, *choices: str) -> Any:
+    """One of a few words."""
+    return _setting(scope, default, help, ", ".join(choices), lambda x: x in choices, choices)
+
+
+def anything(scope: str, default: Any, help: str) -> Any:
+    """A value that its type alone constrains."""
+    return _setting(scope, default, help, "any value of its type", lambda x: True)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A GPT decoder: pre-LN blocks, no biases, untied head (Wortsman et al. 2023, arXiv 2309.14322, section 2)."""
+
+    width: int = number(STRUCTURAL, 64, "width d of the residual stream", low=1)
+    depth: int = number(STRUCTURAL, 2, "number of blocks", low=1)
+    head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1)
+    context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1)
+    feedforward: int | None = number(STRUCTURAL, None, "hidden size of the feed-forward part; null: 4 x width", low=1)
+    activation: str = choice(STRUCTURAL, "gelu", "non-linearity of the feed-forward part", "gelu", "swiglu")
+    positions: str = choice(STRUCTURAL, "rotary", "how positions enter", "rotary", "learned")
+    qk_norm: bool = anything(STRUCTURAL, False, "LayerNorm on each head's queries and keys")
+    attention: str = choice(
+        STRUCTURAL,
+        "auto",
+        "explicit: taps reach the scores; fused: torch's fused kernel; auto: explicit up to context 256",
+        "auto",
+        "explicit",
+        "fused",
+    )
+    norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every LayerNorm", above=0)
+    parametrization: str = choice(STRUCTURAL, "standard", "how sizes scale with width", "standard", "mup")
+    base_width: int = number(STRUCTURAL, 64, "width at which muP equals the standard parametrisation", low=1)
+    base_head_dim: int | None = number(
+        STRUCTURAL, None, "head size at which muP equals the standard one; null: this model's", low=1
+    )
+    seed: int | None = number(PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0)
+
+
+@dataclass(frozen=True)
+class Optim:
+    """AdamW (Loshchilov & Hutter 2019) as torch.optim.AdamW computes it, and clipping by global norm."""
+
+    lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
+    beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment", low=0, below=1)
+    beta2: float = number(PER_TRIAL, 0.999, "decay of the second moment", low=0, below=1)
+    eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", low=0)
+    weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices, times the learning rate", low=0)
+    clip: float | None = number(PER_TRIAL, None, "largest global gradient norm; null: no clipping", above=0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then decay to `final` of the peak rate at the last step."""
+
+    warmup: int = number(PER_TRIAL, 10, "steps of linear warm-up", low=0)
+    decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", "cosine", "linear", "constant")
+    final: float = number(PER_TRIAL, 0.0, "share of the peak rate at the end of the decay", low=0, high=1)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, on how much, in what precision."""
+
+    steps: int = number(STRUCTURAL, 200, "optimizer steps", low=1)
+    batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1)
+    precision: str = choice(
+        STRUCTURAL, "fp32", "fp32 anywhere, bf16 autocast on CUDA, fp64 for reference runs", "fp32", "bf16", "fp64"
+    )
+    validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
+    validate_batches: int = number(STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the tokens come from."""
+
+    source: str = choice(
+        STRUCTURAL,
+        "stdlib",
+        "stdlib: Python's own source; text: your files; tokens: uint16 shards; zipf: synthetic",
+        "stdlib",
+        "text",
+        "tokens",
+        "zipf",
+    )
+    path: str | None = anything(STRUCTURAL, None, "file or folder, for source text and tokens")
+    tokenizer: str = choice(STRUCTURAL, "bytes", "how text becomes tokens", "bytes", "bpe")
+    vocabulary: int = number(
+        STRUCTURAL, 256, "size of the vocabulary, for tokenizer bpe and source zipf and tokens", low=2, high=65536
+    )
+    exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0)
+    length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000)
+    validation: float = number(STRUCTURAL, 0.1, "share of the text that is held out", above=0, below=1)
+    seed: int | None = number(PER_TRIAL, None, "seed of the order of batches; null: the trial's seed", low=0)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What every fault has. Each injector adds its own fields in a subclass; this one alone is no fault at all."""
+
+    kind: str = "none"
+    start: int = number(PER_TRIAL, 0, "step of the (first) strike", low=0)
+    duration: int = number(PER_TRIAL, 1, "steps in a row at which it strikes", low=1)
+    seed: int | None = number(PER_TRIAL, None, "seed of whatever the fault draws; null: the trial's seed", low=0)
+
+
+NO_FAULT = Fault()
+PARTS: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule, "train": Train, "data": Data}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run. Its id is a hash of everything below, so equal configurations are the same trial."""
+
+    model: Model = Model()
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    train: Train = Train()
+    data: Data = Data()
+    fault: Fault = NO_FAULT
+    mitigation: str = "none"
+    seed: int = number(PER_TRIAL, 0, "seed of everything that has no seed of its own", low=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, as they are stored with the results."""
+        parts = {name: vars(getattr(self, name)) for name in (*PARTS, "fault")}
+        return {**{k: dict(v) for k, v in parts.items()}, "mitigation": self.mitigation, "seed": self.seed}
+
+    @cached_property
+    def id(self) -> str:
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def golden(self) -> Trial:
+        """The golden twin: the same trial without the fault."""
+        return self if self.fault == NO_FAULT else dataclasses.replace(self, fault=NO_FAULT)
+
+    @cached_property
+    def structure(self) -> tuple:
+        """The structural fields: trials with equal structure can share a pack."""
+        return tuple(
+            getattr(getattr(self, part), f.name)
+            for part, cls in PARTS.items()
+            for f in dataclasses.fields(cls)
+            if f.metadata["scope"] == STRUCTURAL
+        )
+
+    @property
+    def seeds(self) -> dict[str, int]:
+        """The three seeds in force: initial weights, data order, fault."""
+        own = {"init": self.model.seed, "data": self.data.seed, "fault": self.fault.seed}
+        return {name: self.seed if seed is None else seed for name, seed in own.items()}
+
+
+def trial_from_dict(values: Mapping[str, Any], fault_types: Mapping[str, type[Fault]]) -> Trial:
+    """The inverse of `Trial.to_dict`; `fault_types` maps a fault's kind to its dataclass."""
+    parts = {name: cls(**values[name]) for name, cls in PARTS.items()}
+    fault = fault_types[values["fault"]["kind"]](**values["fault"])
+    return Trial(**parts, fault=fault, mitigation=values["mitigation"], seed=values["seed"])
+
+
+# --- checking values against the schema --------------------------------------------------------------------------
+
+
+@lru_cache
+def field_types(cls: type) -> dict[str, tuple[type, bool]]:
+    """name -> (type, whether null is allowed) of a config dataclass."""
+    found = {}
+    for name, hint in get_type_hints(cls).items():
+        if get_origin(hint) in (Union, UnionType):
+            arguments = [a for a in get_args(hint) if a is not NoneType]
+            found[name] = (arguments[0], True)
+        else:
+            found[name] = (hint, False)
+    return found
+
+
+@lru_cache
+def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
+    return {f.name: f.metadata for f in dataclasses.fields(cls)}
+
+
+def _convert(value: Any, kind: type, optional: bool) -> Any:
+    if value is None and optional:
+        return None
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is str and isinstance(value, str):
+        return str(value)
+    if type(value) is kind:
+        return value
+    raise TypeError
+
+
+def checked(key: str, cls: type, name: str, value: Any) -> Any:
+    """`value` as field `name` of `cls` wants it.
+
+    Raises ConfigError, naming `key`, for a value of the wrong type or outside what the field allows.
+    """
+    kind, optional = field_types(cls)[name]
+    metadata = _metadata(cls)[name]
+    null = " or null" if optional else ""
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}[kind]
+    try:
+        value = _convert(value, kind, optional)
+    except TypeError:
+        allowed = f"{words}{null}" if kind is not str or not metadata["choices"] else metadata["allowed"]
+        raise ConfigError(f"{key}={value}: wrong type ({type(value).__name__}); allowed: {allowed}") from None
+    if value is not None and not metadata["check"](value):
+        raise ConfigError(f"{key}={value}: out of range; allowed: {metadata['allowed']}{null}")
+    return value
+
+
+def check_trial(trial: Trial) -> None:
+    """Refuse combinations of values that are each fine alone.
+
+    Raises ConfigError with every reason, a sentence each.
+    """
+    model, train, data, fault = trial.model, trial.train, trial.data, trial.fault
+    reasons = []
+    if model.width % model.head_dim:
+        reasons.append(
+            f"model.width={model.width}: not divisible by model.head_dim={model.head_dim}; allowed: a multiple of it"
+        )
+    if model.positions == "rotary" and model.head_dim % 2:
+        reasons.append(f"model.head_dim={model.head_dim}: odd; allowed with model.positions=rotary: an even number")
+    if trial.schedule.warmup > train.steps:
+        reasons.append(
+            f"schedule.warmup={trial.schedule.warmup}: longer than train.steps={train.steps}; "
+            f"allowed: 0 to {train.steps}"
+        )
+    if fault != NO_FAULT and fault.start >= train.steps:
+        reasons.append(
+            f"fault.start={fault.start}: after the last step of train.steps={train.steps}; "
+            f"allowed: 0 to {train.steps - 1}"
+        )
+    if data.source in ("text", "tokens") and not data.path:
+        reasons.append(f"data.path={data.path}: missing; data.source={data.source} needs a file or a folder")
+    if data.source == "tokens" and data.tokenizer != "bytes":
+        reasons.append(f"data.tokenizer={data.tokenizer}: data.source=tokens is tokenized already; leave it at bytes")
+    if data.tokenizer == "bytes" and data.source in ("stdlib", "text") and data.vocabulary != 256:
+        reasons.append(f"data.vocabulary={data.vocabulary}: data.tokenizer=bytes has 256 tokens; allowed: 256")
+    if data.tokenizer == "bpe" and data.vocabulary < 257:
+        reasons.append(f"data.vocabulary={data.vocabulary}: too small for data.tokenizer=bpe; allowed: 257 to 65536")
+    if reasons:
+        raise ConfigError("; ".join(reasons))

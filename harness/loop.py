@@ -1,0 +1,122 @@
+"""The training loop of a pack, on one screen: every site at which a fault can strike is in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.clipping import clip_by_global_norm, global_norm
+from harness.outcome import judge
+from harness.pack import Pack
+from harness.signals import Block, LayerReadings
+from harness.sites import Agenda, Event, Site
+
+SHRINK_SHARE = 0.25  # the pack drops its frozen trials once they are this share of it
+SMALLEST_PACK = 2  # a batch of one takes other kernels, so a trial's bits would change in mid-run
+
+
+@dataclass
+class Result:
+    """What a trained pack leaves beside its signals; one entry a planned trial."""
+
+    outcome: list[str] = field(default_factory=list)
+    nonfinite_step: list[int | None] = field(default_factory=list)
+    events: list[list[Event]] = field(default_factory=list)
+
+
+def train(
+    pack: Pack,
+    agenda: Agenda,
+    block: int,
+    write: Callable[[int, Mapping[str, np.ndarray]], None],
+    progress: Callable[[int, int], None] = lambda steps, frozen: None,
+    telemetry: bool = True,
+) -> Result:
+    """Train every trial of the pack to its last step, or until it is not finite.
+
+    `write(first_step, signals)` gets each block of steps, `progress(steps done, trials frozen)` follows it.
+    A trial whose loss or gradient is not finite freezes: that step and all later ones change none of its weights.
+    The host waits for the device once a block, and at the step of a strike.
+    """
+    train_config = pack.planned[0].train
+    readings = LayerReadings(pack) if telemetry else None
+    nonfinite: dict[int, int] = {}
+    losses: list[np.ndarray] = []
+    signals, started = Block(pack, 0, block), time.perf_counter()
+
+    def strike(site: Site, step: int, tensors: Callable[[int], Mapping[str, Tensor]]) -> None:
+        for planned in agenda.due(site, step):
+            row = pack.row_of(planned)
+            if row is not None:
+                agenda.strike(planned, tensors(row), step)
+
+    for step in range(pack.steps):
+        rate = pack.learning_rates[step].clone()
+        strike(Site.LEARNING_RATE, step, partial(_one, "learning_rate", rate))
+        batch = pack.batches(step)
+        strike(Site.BATCH, step, partial(_one, "batch", batch))
+        strike(Site.WEIGHT, step, partial(pack.tensors, pack.weights))
+
+        loss = pack.loss(batch)
+        loss.sum().backward()
+        strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))
+
+        norm = global_norm(pack.gradients)
+        measured = pack.active
+        pack.active = measured & torch.isfinite(loss) & torch.isfinite(norm)
+        if pack.clips:
+            clip_by_global_norm(pack.gradients, norm, pack.clip)
+        strike(Site.CLIPPED_GRADIENT, step, partial(pack.tensors, pack.gradients))
+        strike(Site.MOMENT_1, step, partial(pack.tensors, pack.optimizer.moment_1))
+        strike(Site.MOMENT_2, step, partial(pack.tensors, pack.optimizer.moment_2))
+        norms = pack.optimizer.step(rate, pack.active)
+
+        values = {"loss": loss.detach(), "grad_norm": norm, "learning_rate": rate, "param_norm": norms.weights}
+        values |= {"second_moment_norm": norms.second_moment, "update_rms": norms.update / pack.layout.elements**0.5}
+        if (step + 1) % train_config.validate_every == 0 or step + 1 == pack.steps:
+            values["validation_loss"] = pack.validation_loss(train_config.validate_batches)
+        signals.record(values, readings.take() if readings else None, measured)
+
+        if signals.filled == block or step + 1 == pack.steps:
+            arrays = signals.arrays()
+            tokens = signals.filled * train_config.batch * pack.planned[0].model.context
+            throughput = tokens / (time.perf_counter() - started)
+            measured_steps = np.isfinite(arrays["learning_rate"])
+            arrays["tokens_per_second"] = np.where(measured_steps, throughput, np.nan)
+            write(signals.first_step, arrays)
+            losses.append(arrays["loss"])
+            nonfinite |= signals.first_nonfinite()
+            progress(step + 1, len(nonfinite))
+            _shrink(pack)
+            if not bool(pack.active.any()):
+                break
+            signals, started = Block(pack, step + 1, block), time.perf_counter()
+
+    if readings:
+        readings.detach()
+    history = np.concatenate(losses, axis=1)
+    steps = [nonfinite.get(trial) for trial in range(len(pack.planned))]
+    outcome = [judge(history[trial], step) for trial, step in enumerate(steps)]
+    return Result(outcome, steps, agenda.events)
+
+
+def _one(name: str, values: Tensor, row: int) -> Mapping[str, Tensor]:
+    return {name: values[row]}
+
+
+def _shrink(pack: Pack) -> None:
+    """Drop the frozen trials when they are many, but keep the smallest pack whose bits are those of a larger one."""
+    active = pack.active.tolist()
+    frozen = [row for row, on in enumerate(active) if not on]
+    if len(frozen) < SHRINK_SHARE * len(active):
+        return
+    kept = [row for row, on in enumerate(active) if on]
+    kept += frozen[: max(0, min(SMALLEST_PACK, len(active)) - len(kept))]
+    if len(kept) < len(active):
+        pack.keep(sorted(kept))

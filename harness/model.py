@@ -1,0 +1,91 @@
+"""The GPT decoder of a pack: pre-LN blocks, trial first everywhere."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness import attention
+from harness.config import Model
+from harness.layers import add_positions, embedding, layer_norm, linear
+from harness.parameters import Layout, Leaf
+from harness.scaling import attention_multiplier, output_multiplier
+from harness.taps import Taps
+
+
+def tap_names(model: Model) -> list[str]:
+    """Every activation that a tap can reach, in the order of the forward pass."""
+    inside = ["attention.query", "attention.key", "attention.value", "attention.scores", "attention.projection"]
+    inside += ["feedforward.up", "feedforward.down", "residual"]
+    return ["embedding", *(f"blocks.{i}.{name}" for i in range(model.depth) for name in inside), "logits"]
+
+
+class GPT:
+    """Computes logits from flat weights, and leaves gradients in a flat array of the same layout.
+
+    `dtype` is the precision of matrix products; norms, the residual stream and the loss keep that of the weights.
+    """
+
+    def __init__(self, config: Model, layout: Layout, dtype: torch.dtype):
+        self.config, self.layout, self.dtype = config, layout, dtype
+        self.taps = Taps(tap_names(config))
+        self.explicit_attention = attention.is_explicit(config)
+
+    def bind(self, weights: Tensor, gradients: Tensor) -> None:
+        """Read these weights [R, P] from now on, and write gradients there [R, P]."""
+        self._weights, self._gradients = weights, gradients
+        self._leaves: dict[tuple[str, str | None], Leaf] = {}
+        self._root = torch.zeros((), dtype=weights.dtype, device=weights.device, requires_grad=True)
+
+    def _leaf(self, first: str, last: str | None = None) -> Leaf:
+        """The tensor, or the stack of neighbouring matrices, under its name."""
+        key = (first, last)
+        if key not in self._leaves:
+            views = (self.layout.view(flat, first, last) for flat in (self._weights, self._gradients))
+            self._leaves[key] = Leaf(*views)
+        return self._leaves[key]
+
+    def __call__(self, tokens_RxBxT: Tensor) -> Tensor:
+        """Logits [R, B x T, V]."""
+        trials, _, context = tokens_RxBxT.shape
+        x = embedding(tokens_RxBxT.reshape(trials, -1), self._leaf("embedding"), self._root)
+        if self.config.positions == "learned":
+            x = add_positions(x, self._leaf("positions"))
+        x = self.taps("embedding", x)
+        for i in range(self.config.depth):
+            x = x + self._attention(f"blocks.{i}", x, context)
+            x = x + self._feedforward(f"blocks.{i}", x)
+            x = self.taps(f"blocks.{i}.residual", x)
+        x = layer_norm(x, self._leaf("final_norm"), self.config.norm_epsilon)
+        logits = linear(x, self._leaf("head"), self.dtype).to(x.dtype)
+        multiplier = output_multiplier(self.config)
+        return self.taps("logits", logits if multiplier == 1 else logits * multiplier)
+
+    def _attention(self, block: str, x_RxNxD: Tensor, context: int) -> Tensor:
+        c, tap, name = self.config, self.taps, f"{block}.attention"
+        trials, tokens, width = x_RxNxD.shape
+        normed = layer_norm(x_RxNxD, self._leaf(f"{block}.attention_norm"), c.norm_epsilon)
+        qkv = linear(normed, self._leaf(f"{name}.query", f"{name}.value"), self.dtype)
+        q, k, v = qkv.view(trials, tokens, 3, width // c.head_dim, c.head_dim).unbind(2)
+        if c.qk_norm:
+            q = layer_norm(q, self._leaf(f"{name}.query_norm"), c.norm_epsilon).to(self.dtype)
+            k = layer_norm(k, self._leaf(f"{name}.key_norm"), c.norm_epsilon).to(self.dtype)
+        q, k, v = tap(f"{name}.query", q), tap(f"{name}.key", k), tap(f"{name}.value", v)
+        q, k, v = (part.unflatten(1, (-1, context)).flatten(0, 1) for part in (q, k, v))
+        if c.positions == "rotary":
+            q, k = attention.rotate(q, x_RxNxD.dtype), attention.rotate(k, x_RxNxD.dtype)
+        scale = attention_multiplier(c)
+        mixed = attention.attend(q, k, v, scale, self.explicit_attention, tap, name, trials)
+        projected = linear(mixed.reshape(trials, tokens, width), self._leaf(f"{name}.projection"), self.dtype)
+        return tap(f"{name}.projection", projected)
+
+    def _feedforward(self, block: str, x_RxNxD: Tensor) -> Tensor:
+        name = f"{block}.feedforward"
+        normed = layer_norm(x_RxNxD, self._leaf(f"{block}.feedforward_norm"), self.config.norm_epsilon)
+        if self.config.activation == "swiglu":
+            gate, up = linear(normed, self._leaf(f"{name}.gate", f"{name}.up"), self.dtype).chunk(2, -1)
+            hidden = F.silu(gate) * self.taps(f"{name}.up", up)
+        else:
+            hidden = F.gelu(self.taps(f"{name}.up", linear(normed, self._leaf(f"{name}.up"), self.dtype)))
+        return self.taps(f"{name}.down", linear(hidden, self._leaf(f"{name}.down"), self.dtype))

@@ -1,0 +1,104 @@
+"""AdamW, each trial with its own hyperparameters, over flat [R, P] state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.parameters import Layout, Segment
+
+CPU_PIECE = 65_536  # elements: five arrays of that size fit a 2 MiB L2 cache (tests/benchmarks/optimizer.py)
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Per trial, [R], float64: what stands after one step, and how far the step went."""
+
+    weights: Tensor
+    second_moment: Tensor
+    update: Tensor
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A block of the flat arrays that is updated while it is in the cache."""
+
+    segment: Segment
+    rows: range
+    arrays: tuple[Tensor, Tensor, Tensor, Tensor]  # weights, gradients and both moments, [rows, columns]
+    before: Tensor
+
+
+class AdamW:
+    """torch's own fused kernel, a call for each trial, so that a trial's bits cannot depend on its neighbours.
+
+    Weight decay is decoupled and multiplied by the learning rate (Loshchilov & Hutter 2019, algorithm 2).
+    A trial that is not active keeps its weights, its moments and its step count.
+    """
+
+    def __init__(self, trials: Sequence[Trial], layout: Layout, weights: Tensor, gradients: Tensor):
+        self.trials, self.layout, self.weights, self.gradients = list(trials), layout, weights, gradients
+        self.moment_1, self.moment_2 = torch.zeros_like(weights), torch.zeros_like(weights)
+        self.updates = torch.zeros(len(trials), dtype=torch.float32, device=weights.device)
+        self._cut()
+
+    def keep(self, rows: Sequence[int], weights: Tensor, gradients: Tensor) -> None:
+        """Go on with these trials only; `weights` and `gradients` are the already reduced arrays."""
+        self.trials, self.weights, self.gradients = [self.trials[r] for r in rows], weights, gradients
+        for name in ("moment_1", "moment_2", "updates"):
+            setattr(self, name, getattr(self, name)[list(rows)].contiguous())
+        self._cut()
+
+    def _cut(self) -> None:
+        self._pieces = []
+        trials = len(self.trials)
+        flat = (self.weights, self.gradients, self.moment_1, self.moment_2)
+        for segment in self.layout.segments:
+            length = segment.stop - segment.start
+            on_cpu = self.weights.device.type == "cpu"
+            height = max(1, CPU_PIECE // length) if on_cpu else trials
+            width = CPU_PIECE if on_cpu else length
+            before = torch.empty(min(height, trials), min(width, length), dtype=flat[0].dtype, device=flat[0].device)
+            for top in range(0, trials, height):
+                rows = range(top, min(top + height, trials))
+                for left in range(segment.start, segment.stop, width):
+                    right = min(left + width, segment.stop)
+                    w, g, m, v = (array[rows.start : rows.stop, left:right] for array in flat)
+                    self._pieces.append(_Piece(segment, rows, (w, g, m, v), before[: len(rows), : right - left]))
+
+    def step(self, learning_rate: Tensor, active: Tensor) -> Norms:
+        """One update of every active trial, from gradients that are already clipped. Both arguments are [R]."""
+        self.updates += active
+        rates = {s.learning_rate: (learning_rate * s.learning_rate).unbind() for s in self.layout.segments}
+        counts, skip = self.updates.unbind(), (~active).float().unbind()
+        sums = torch.zeros(3, len(self.trials), dtype=torch.float64, device=self.weights.device)
+        for piece in self._pieces:
+            piece.before.copy_(piece.arrays[0])
+            for row, w, g, m, v in zip(piece.rows, *piece.arrays, strict=True):
+                optim = self.trials[row].optim
+                torch._fused_adamw_(
+                    [w],
+                    [g],
+                    [m],
+                    [v],
+                    [],
+                    [counts[row]],
+                    lr=rates[piece.segment.learning_rate][row],
+                    beta1=optim.beta1,
+                    beta2=optim.beta2,
+                    weight_decay=optim.weight_decay if piece.segment.decay else 0.0,
+                    eps=optim.eps,
+                    amsgrad=False,
+                    maximize=False,
+                    grad_scale=None,
+                    found_inf=skip[row],
+                )
+            weights, _, _, second_moment = piece.arrays
+            change = torch.sub(weights, piece.before, out=piece.before)
+            norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (weights, second_moment, change)])
+            sums[:, piece.rows.start : piece.rows.stop] += norms.double().square_()
+        return Norms(*sums.sqrt_())

@@ -1,0 +1,110 @@
+"""The weights of a pack, flat: one [R, P] array, trial first, with a named view for each tensor.
+
+Flat, because clipping, the optimizer, norms, snapshots, forks and bit flips are then a line each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from harness.scaling import TensorRow
+
+ALIGNMENT = 16  # elements: BLAS may round differently when a matrix does not start on a cache line
+
+
+class Leaf(NamedTuple):
+    """A tensor of the model for all trials, and the place where its gradient goes; both [R, *shape]."""
+
+    weight: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring columns of the flat array that share their multipliers."""
+
+    start: int
+    stop: int
+    learning_rate: float
+    decay: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor stands in the flat array."""
+
+    rows: tuple[TensorRow, ...]
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        found, end = {}, 0
+        for row in self.rows:
+            found[row.name] = end
+            end += -(-row.size // ALIGNMENT) * ALIGNMENT
+        return found
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorRow]:
+        return {row.name: row for row in self.rows}
+
+    @cached_property
+    def size(self) -> int:
+        """P: all elements of one trial, with the padding between tensors (which is zero and stays zero)."""
+        last = self.rows[-1]
+        return self.offsets[last.name] + -(-last.size // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def elements(self) -> int:
+        """The parameters of one trial, without the padding."""
+        return sum(row.size for row in self.rows)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        found: list[Segment] = []
+        for i, row in enumerate(self.rows):
+            start = self.offsets[row.name]
+            stop = self.offsets[self.rows[i + 1].name] if i + 1 < len(self.rows) else self.size
+            if found and (found[-1].learning_rate, found[-1].decay) == (row.learning_rate, row.decay):
+                found[-1] = Segment(found[-1].start, stop, row.learning_rate, row.decay)
+            else:
+                found.append(Segment(start, stop, row.learning_rate, row.decay))
+        return tuple(found)
+
+    def view(self, flat: Tensor, first: str, last: str | None = None) -> Tensor:
+        """The tensor `first` of every trial, [R, *shape]; up to `last`: their matrices stacked along dim 1.
+
+        `flat` is any [R, P] array: weights, gradients, a moment.
+        """
+        row, end = self.by_name[first], self.by_name[last or first]
+        start, stop = self.offsets[first], self.offsets[end.name] + end.size
+        shape = (-1, *row.shape[1:]) if last else row.shape
+        return flat[:, start:stop].view(flat.shape[0], *shape)
+
+
+def new_weights(layout: Layout, seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Initial weights [R, P]: normal, cut at two standard deviations, with the table's std; gains are one.
+
+    A tensor's values depend on (seed, its name, its shape) alone: not on the pack, the device or other tensors.
+    """
+    flat = torch.zeros(len(seeds), layout.size)
+    for row in layout.rows:
+        view = layout.view(flat, row.name)
+        if row.std == 0:
+            view.fill_(1.0)
+            continue
+        for r, seed in enumerate(seeds):
+            digest = hashlib.sha256(f"{seed} {row.name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            torch.nn.init.trunc_normal_(view[r], std=1.0, a=-2.0, b=2.0, generator=generator)
+        view.mul_(row.std / TRUNCATED_STD)
+    return flat.to(device, dtype)
+
+
+TRUNCATED_STD = 0.8796256610342398  # standard deviation of a standard normal cut at +-2

@@ -1,0 +1,81 @@
+"""The parametrisation: one row per tensor with its shape, initial size and learning-rate multiplier.
+
+Rows come in the order in which the optimizer wants them: tensors with the same multipliers stand side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from harness.config import Model
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One named tensor of the model.
+
+    `shape` is [out, in] for matrices, as in torch.nn.Linear; `std` 0 means a gain, which starts at one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    std: float
+    learning_rate: float = 1.0
+    decay: bool = True
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def tensor_table(model: Model, vocabulary: int) -> list[TensorRow]:
+    """Every tensor of the model, embeddings first, then hidden matrices, head and gains.
+
+    Standard: embedding std 1/sqrt(d), matrices 1/sqrt(fan_in), one learning rate (Wortsman et al. 2023, section 2).
+    muP, with m = width / base_width (Yang et al. 2022, arXiv 2203.03466, table 8): embedding and head keep the
+    size they have at the base width, hidden matrices learn at lr / m, and the head's output is multiplied by 1/m
+    (`output_multiplier`). At width = base_width both are the same.
+    """
+    d, hidden = model.width, feedforward_size(model)
+    mup = model.parametrization == "mup"
+    vector_std = 1 / math.sqrt(model.base_width if mup else d)
+    hidden_rate = model.base_width / d if mup else 1.0
+
+    rows = [TensorRow("embedding", (vocabulary, d), vector_std)]
+    if model.positions == "learned":
+        rows.append(TensorRow("positions", (model.context, d), vector_std))
+    for i in range(model.depth):
+        block = f"blocks.{i}"
+        matrices = {"attention.query": (d, d), "attention.key": (d, d), "attention.value": (d, d)}
+        matrices["attention.projection"] = (d, d)
+        if model.activation == "swiglu":
+            matrices["feedforward.gate"] = (hidden, d)
+        matrices |= {"feedforward.up": (hidden, d), "feedforward.down": (d, hidden)}
+        for name, shape in matrices.items():
+            rows.append(TensorRow(f"{block}.{name}", shape, 1 / math.sqrt(shape[1]), hidden_rate))
+    rows.append(TensorRow("head", (vocabulary, d), vector_std))
+    for i in range(model.depth):
+        gains = {"attention_norm": d, "feedforward_norm": d}
+        if model.qk_norm:
+            gains |= {"attention.query_norm": model.head_dim, "attention.key_norm": model.head_dim}
+        rows += [TensorRow(f"blocks.{i}.{name}", (size,), 0.0, decay=False) for name, size in gains.items()]
+    rows.append(TensorRow("final_norm", (d,), 0.0, decay=False))
+    return rows
+
+
+def feedforward_size(model: Model) -> int:
+    """Hidden size of the feed-forward part."""
+    return model.feedforward or 4 * model.width
+
+
+def attention_multiplier(model: Model) -> float:
+    """What query-key products are multiplied by: 1/sqrt(head_dim), or for muP sqrt(base_head_dim)/head_dim."""
+    if model.parametrization == "standard":
+        return 1 / math.sqrt(model.head_dim)
+    return math.sqrt(model.base_head_dim or model.head_dim) / model.head_dim
+
+
+def output_multiplier(model: Model) -> float:
+    """What the head's output is multiplied by: 1, or for muP base_width/width."""
+    return model.base_width / model.width if model.parametrization == "mup" else 1.0

@@ -1,0 +1,32 @@
+"""Learning rates of every step, per trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+
+
+def learning_rate(trial: Trial, step: int) -> float:
+    """The rate of step 0, 1, ...: linear to the peak over `warmup` steps, then from the peak towards `final` x peak.
+
+    The first step already learns (rate lr / warmup), and the last has reached the end of the decay.
+    """
+    schedule, peak, steps = trial.schedule, trial.optim.lr, trial.train.steps
+    if step < schedule.warmup:
+        return peak * (step + 1) / schedule.warmup
+    if schedule.decay == "constant":
+        return peak
+    progress = (step + 1 - schedule.warmup) / max(1, steps - schedule.warmup)
+    falling = 0.5 * (1 + math.cos(math.pi * progress)) if schedule.decay == "cosine" else 1 - progress
+    return peak * (schedule.final + (1 - schedule.final) * falling)
+
+
+def learning_rates(trials: Sequence[Trial], dtype: torch.dtype) -> Tensor:
+    """[steps, R]."""
+    steps = trials[0].train.steps
+    return torch.tensor([[learning_rate(trial, step) for trial in trials] for step in range(steps)], dtype=dtype)

@@ -1,0 +1,192 @@
+"""Run a sweep: check everything, plan, train or submit, and say what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+import torch
+from pebble import ProcessPool
+from rich.console import Console
+
+from harness.config import ConfigError, Data, Model, Trial
+from harness.corpus import check_data
+from harness.precision import pick_device
+from harness.store import complete_trials, open_store, read_packs
+from sweeps.planner import PackPlan, Plan, make_plan, trial_bytes, wall_seconds
+from sweeps.progress import Display
+from sweeps.run import Failed, Finished, Job, corpus_of, record_failure, train_pack_safely, without_order
+from sweeps.settings import Run
+
+POLL_SECONDS = 0.5
+Results = Generator[Finished | Failed | None]
+Executor = Callable[[Sequence[Job]], Results]
+
+
+def available_cores() -> int:
+    """Cores that this process may use; fewer than the machine's inside a Slurm job or a container."""
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class LocalExecutor:
+    """Trains packs on this machine, in `workers` processes; one worker is this process itself."""
+
+    workers: int
+
+    def __call__(self, jobs: Sequence[Job]) -> Results:
+        workers = min(self.workers, len(jobs))
+        threads = max(1, available_cores() // max(1, workers))
+        if workers <= 1:
+            torch.set_num_threads(threads)
+            for job in jobs:
+                yield train_pack_safely(job)
+            return
+        # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["sweeps.run"])
+        pool = ProcessPool(max_workers=workers, context=context, initializer=_start_worker, initargs=(threads,))
+        try:
+            pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
+            while pending:
+                done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                yield None
+                for future in done:
+                    job = pending.pop(future)
+                    try:
+                        yield future.result()
+                    except Exception as error:  # the worker itself died: killed, out of memory
+                        yield record_failure(job, f"worker died: {error}", f"{type(error).__name__}: {error}")
+        finally:
+            pool.stop()
+            pool.join()
+
+
+def _start_worker(threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent alone decides
+    torch.set_num_threads(threads)
+
+
+def run_sweep(trials: Sequence[Trial], run: Run, workers: int, executor: Executor, console: Console) -> int:
+    """Check, plan and train. Returns the exit status: 0, or 1 if a pack failed, or 130 after Ctrl-C.
+
+    Raises ConfigError before anything is written if something about the run is wrong.
+    """
+    device = pick_device(run.device, trials[0].train.precision).type
+    for data, context in {(without_order(trial.data), trial.model.context) for trial in trials}:
+        check_data(data, context)
+    complete = complete_trials(run.out) if (run.out / "store.zarr" / "zarr.json").exists() else set()
+    plan = make_plan(trials, complete, run.pack_size, device, workers)
+    if run.plan:
+        print_plan(plan, device, workers, console)
+        return 0
+    open_store(run.out, run.study)
+    check_corpora(trials, run)
+    _say_what_is_planned(plan, run, console)
+    jobs = [Job(pack, run.out, run.device, run.block) for pack in plan.packs]
+    results: list[Finished | Failed] = []
+    interrupted = False
+    with Display(plan, run.out, console) as display, contextlib.closing(executor(jobs)) as stream:
+        try:
+            for result in stream:
+                if result is None:
+                    display.update()
+                else:
+                    results.append(result)
+                    display.finished(result)
+        except KeyboardInterrupt:
+            interrupted = True
+    return summarize(plan, run, results, interrupted, console)
+
+
+def check_corpora(trials: Sequence[Trial], run: Run) -> None:
+    """Refuse to mix results from different texts: the store's must be the one that this run would train on."""
+    stored: dict[Data, str] = {}
+    for pack in read_packs(run.out):
+        if pack.complete:
+            stored[without_order(Data(**pack.attributes["trials"][0]["data"]))] = pack.attributes["corpus"][
+                "fingerprint"
+            ]
+    for data, context in {(without_order(trial.data), trial.model.context) for trial in trials}:
+        now = corpus_of(data, context).fingerprint
+        before = stored.get(data, now)
+        if now != before:
+            raise ConfigError(
+                f"out={run.out}: its results come from another text (fingerprint {before}, now {now}, "
+                f"data.source={data.source}); allowed: a new folder"
+            )
+
+
+def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
+    """The trials, the packs by shape, memory and time."""
+    _say_counts(plan, console)
+    shapes: dict[tuple, list[PackPlan]] = {}
+    for pack in plan.packs:
+        shapes.setdefault(pack.trials[0].structure, []).append(pack)
+    for packs in shapes.values():
+        trial = packs[0].trials[0]
+        model, train = trial.model, trial.train
+        sizes = sorted({len(pack.trials) for pack in packs})
+        span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        changed = [
+            f"{k} {v}" for k, v in vars(model).items() if v != getattr(Model(), k) and k not in ("width", "depth")
+        ]
+        console.print(
+            f"  width {model.width}, depth {model.depth}{''.join(f', {words}' for words in changed)}: "
+            f"{len(packs)} packs of {span} trials, batch {train.batch} x {model.context} tokens, {train.steps} steps, "
+            f"{sizes[-1] * trial_bytes(trial) / 2**20:,.0f} MiB a pack",
+            highlight=False,
+            soft_wrap=True,
+        )
+    seconds = wall_seconds(plan, device, workers)
+    console.print(f"about {_duration(seconds)} with {workers} workers on {device} (rough)", highlight=False)
+
+
+def _say_counts(plan: Plan, console: Console) -> None:
+    words = f"{plan.asked} trials asked for, {plan.added_twins} golden twins added, {plan.complete} complete already: "
+    console.print(f"{words}{plan.trials} to train in {len(plan.packs)} packs", highlight=False, soft_wrap=True)
+
+
+def _say_what_is_planned(plan: Plan, run: Run, console: Console) -> None:
+    console.print(f"study {run.study} -> {run.out}", highlight=False, soft_wrap=True)
+    _say_counts(plan, console)
+
+
+def summarize(plan: Plan, run: Run, results: Sequence[Finished | Failed], interrupted: bool, console: Console) -> int:
+    """Say what came of it, and return the exit status."""
+    outcomes: dict[str, int] = {}
+    idle, failed = 0, []
+    for result in results:
+        if isinstance(result, Failed):
+            failed.append(result)
+        else:
+            idle += result.idle_faults
+            for outcome in result.outcome:
+                outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    words = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "none"
+    console.print(f"trained {sum(outcomes.values())} of {plan.trials} trials: {words}", highlight=False)
+    if idle:
+        console.print(f"{idle} faults never fired, or wrote the value that was there", highlight=False)
+    for failure in failed:
+        line = f"pack {failure.pack} failed: {failure.reason}; trace in {failure.trace}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"results in {run.out}", highlight=False, soft_wrap=True)
+    if interrupted:
+        console.print("interrupted; the same command goes on from here", highlight=False)
+        return 130
+    return 1 if failed else 0
+
+
+def _duration(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,454 @@
+"""The corpus: sources, the split into two parts, tokenizers, the cache, and every error line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import harness.tokenizer
+from harness.config import ConfigError, Data
+from harness.corpus import check_data, load_corpus
+from harness.tokenizer import encode_bpe
+
+CONTEXT = 16
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("STABILITY_HARNESS_CACHE", str(tmp_path / "own_cache"))
+
+
+def prose(seed: int, words: int = 120) -> str:
+    """Text that differs from seed to seed, in lines, with characters of one to four bytes."""
+    draw = random.Random(seed)
+    fixed = ["naïve", "größe", "数据", "🔥", "don't", "  x = 1", "\n", "\n\n"]
+    syllables = ["gra", "di", "ent", "mo", "men", "tum", "spi", "ke", "lo", "ss", "co", "sine"]
+    drawn = ("".join(draw.choices(syllables, k=3)) for _ in range(words))
+    return f"document {seed} " + " ".join(draw.choice([word, word, *fixed]) for word in drawn)
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def write_prose(folder: Path, count: int = 40, first: int = 0) -> Path:
+    return write(folder, {f"part{n % 3}/{n:03}.txt": prose(n, 60 + 7 * n) for n in range(first, first + count)})
+
+
+def text(path: Path, **values) -> Data:
+    return Data(source="text", path=str(path), **values)
+
+
+def shards(path: Path, vocabulary: int = 65536, **values) -> Data:
+    return Data(source="tokens", path=str(path), vocabulary=vocabulary, **values)
+
+
+def raw(tokens) -> bytes:
+    return np.asarray(tokens, "<u2").tobytes()
+
+
+def llmc(tokens, magic: int = 20240520, version: int = 1, count: int | None = None) -> bytes:
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(tokens) if count is None else count
+    return header.tobytes() + raw(tokens)
+
+
+def documents(tokens: np.ndarray) -> list[bytes]:
+    return bytes(tokens.astype(np.uint8)).split(b"\0")
+
+
+# --- Python's own source ----------------------------------------------------------------------------------------
+
+
+def test_stdlib_is_the_running_pythons_source():
+    corpus = load_corpus(Data(), CONTEXT)
+    assert corpus.vocabulary == 256 and corpus.train.dtype == corpus.validation.dtype == np.uint16
+    share = len(corpus.validation) / (len(corpus.train) + len(corpus.validation))
+    assert share == pytest.approx(0.1, abs=0.001)
+    source = Path(sysconfig.get_paths()["stdlib"], "json", "__init__.py").read_bytes()
+    assert [source in documents(part) for part in (corpus.train, corpus.validation)].count(True) == 1
+    assert not set(documents(corpus.train)) & set(documents(corpus.validation))
+    assert corpus.description["python"] == platform.python_version()
+    assert json.loads(json.dumps(corpus.description)) == corpus.description
+    assert np.array_equal(corpus.counts, np.bincount(corpus.train, minlength=256)) and corpus.counts.dtype == np.int64
+
+
+def test_stdlib_takes_source_alone_and_bad_encodings_as_bytes(tmp_path, monkeypatch):
+    wanted = {"a.py": prose(1), "b/c.py": b"# bad: \xff\xfe\n" * 40, "b/test/d.py": prose(2)}
+    others = ["site-packages/x.py", "dist-packages/x.py", "__pycache__/x.py", "_sysconfigdata_x.py", "config-3/x.py"]
+    unwanted = {name: prose(n) for n, name in enumerate([*others, "notes.txt"], 10)}
+    write(tmp_path, {**wanted, **unwanted})
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    corpus = load_corpus(Data(validation=0.3), CONTEXT)
+    found = documents(corpus.train) + documents(corpus.validation)
+    assert sorted(found) == sorted(x if isinstance(x, bytes) else x.encode() for x in wanted.values())
+    encoded = load_corpus(Data(validation=0.3, tokenizer="bpe", vocabulary=300), CONTEXT, tmp_path / "cache")
+    assert encoded.train.max() < 300
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_document_is_in_exactly_one_part(tmp_path):
+    corpus = load_corpus(text(write_prose(tmp_path), validation=0.25), CONTEXT)
+    train, validation = documents(corpus.train), documents(corpus.validation)
+    assert sorted(train + validation) == sorted(path.read_bytes() for path in tmp_path.rglob("*.txt"))
+    assert not set(train) & set(validation)
+    assert sum(map(len, validation)) / sum(map(len, train + validation)) == pytest.approx(0.25, abs=0.03)
+    assert corpus.description["files"] == {"train": len(train), "validation": len(validation), "repeated": 0}
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_copies_of_a_file_are_never_in_both_parts(tmp_path, share):
+    names = {f"{copy}/{n}.txt": prose(n) for n in range(8) for copy in "abc"}
+    corpus = load_corpus(text(write(tmp_path, names), validation=share), CONTEXT)
+    assert not set(documents(corpus.train)) & set(documents(corpus.validation))
+    assert corpus.description["files"]["repeated"] == 16
+
+
+def test_copies_of_one_file_alone_are_cut_like_one_file(tmp_path):
+    write(tmp_path, {"a.txt": prose(3), "b.txt": prose(3)})
+    corpus = load_corpus(text(tmp_path), CONTEXT)
+    assert bytes(np.concatenate([corpus.train, corpus.validation]).astype(np.uint8)) == prose(3).encode()
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.999])
+def test_both_parts_get_a_document_whatever_the_share(tmp_path, share):
+    corpus = load_corpus(text(write_prose(tmp_path, count=2), validation=share), CONTEXT)
+    assert len(documents(corpus.train)) == len(documents(corpus.validation)) == 1
+
+
+def test_one_file_is_cut_between_characters(tmp_path):
+    whole = "数据" * 500
+    write(tmp_path, {"a.txt": whole})
+    for share in (0.1, 0.1004, 0.1008):
+        corpus = load_corpus(text(tmp_path / "a.txt", validation=share), CONTEXT)
+        train, validation = (bytes(part.astype(np.uint8)).decode() for part in (corpus.train, corpus.validation))
+        assert train + validation == whole
+        assert len(validation) == pytest.approx(share * len(whole), abs=1)
+
+
+def test_the_corpus_depends_on_contents_and_names_but_not_on_where_or_when_files_were_written(tmp_path):
+    files = {f"{n}.txt": prose(n) for n in range(12)}
+    write(tmp_path / "one", files)
+    write(tmp_path / "two", dict(reversed(files.items())))
+    one, two = (load_corpus(text(tmp_path / name), CONTEXT) for name in ("one", "two"))
+    assert one.fingerprint == two.fingerprint and np.array_equal(one.train, two.train)
+    write(tmp_path / "two", {"3.txt": prose(3) + "!"})
+    assert load_corpus(text(tmp_path / "two"), CONTEXT).fingerprint != one.fingerprint
+
+
+def test_only_visible_text_files_are_read(tmp_path):
+    write(tmp_path, {"a.txt": prose(1), "b": prose(2)})
+    hidden = {".c.txt": prose(3), ".git/d.txt": prose(4), "__pycache__/e.txt": prose(5)}
+    write(tmp_path, {**hidden, "f.bin": b"\xff" * 99, "g.bin": b"a\0b", "h.bin": b"x" * 9000 + b"\0", "i.txt": ""})
+    os.mkfifo(tmp_path / "pipe.txt")
+    corpus = load_corpus(text(tmp_path, validation=0.5), CONTEXT)
+    found = documents(corpus.train) + documents(corpus.validation)
+    assert sorted(found) == sorted([prose(1).encode(), prose(2).encode()])
+
+
+def test_tokens_cannot_be_changed(tmp_path):
+    corpus = load_corpus(text(write_prose(tmp_path)), CONTEXT)
+    for part in (corpus.train, corpus.validation):
+        with pytest.raises(ValueError, match="read-only"):
+            part[0] = 1
+
+
+# --- byte-pair encoding and its cache -------------------------------------------------------------------------------
+
+
+def bpe(path: Path, vocabulary: int = 400) -> Data:
+    return text(path, tokenizer="bpe", vocabulary=vocabulary, validation=0.2)
+
+
+@pytest.mark.parametrize("piece", [1_000_000, 50])
+def test_bpe_decodes_to_the_documents(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr(harness.tokenizer, "PIECE", piece)
+    folder = write_prose(tmp_path / "text")
+    corpus = load_corpus(bpe(folder), CONTEXT, tmp_path / "cache")
+    plain = load_corpus(text(folder, validation=0.2), CONTEXT)
+    tokenizer = Tokenizer.from_str(corpus.tokenizer)
+    for tokens, expected in ((corpus.train, plain.train), (corpus.validation, plain.validation)):
+        decoded = tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
+        assert decoded.split("<|endoftext|>") == [document.decode() for document in documents(expected)]
+        assert len(tokens) < 0.6 * len(expected)
+    assert corpus.vocabulary == 400 and corpus.train.max() == 399
+
+
+def test_bpe_learns_from_the_training_text_alone(tmp_path):
+    train = [prose(n).encode() for n in range(5)]
+    one, two = (encode_bpe(train, [word * 200], 400, tmp_path) for word in (b"zyzzyva ", b"training "))
+    assert one.tokenizer == two.tokenizer
+    assert "zyz" not in one.tokenizer
+
+
+def test_bpe_vocabulary_larger_than_the_text_can_fill(tmp_path):
+    corpus = load_corpus(bpe(write_prose(tmp_path / "text"), 60_000), CONTEXT, tmp_path / "cache")
+    assert corpus.vocabulary == len(corpus.counts) == 60_000
+    assert corpus.train.max() < corpus.description["bpe"]["tokens"] < 60_000
+
+
+def entries(cache: Path) -> list[Path]:
+    return sorted(cache.iterdir())
+
+
+def forbid_training(monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(harness.tokenizer, "_train", fail)
+
+
+def test_cache_is_used_again_wherever_the_text_lies(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    first = load_corpus(bpe(write_prose(tmp_path / "one")), CONTEXT, cache)
+    assert len(entries(cache)) == 1
+    write_prose(tmp_path / "two")
+    forbid_training(monkeypatch)
+    second = load_corpus(bpe(tmp_path / "two"), CONTEXT + 1, cache)
+    assert np.array_equal(first.train, second.train) and np.array_equal(first.validation, second.validation)
+    assert first.fingerprint == second.fingerprint and first.tokenizer == second.tokenizer
+    assert {**second.description, "path": str(tmp_path / "one")} == first.description
+    with pytest.raises(ValueError, match="read-only"):
+        second.train[0] = 1
+
+
+def test_cache_knows_what_matters(tmp_path):
+    cache, folder = tmp_path / "cache", write_prose(tmp_path / "text")
+    small = load_corpus(bpe(folder, 300), CONTEXT, cache)
+    assert load_corpus(bpe(folder, 301), CONTEXT, cache).train.max() == 300 > small.train.max()
+    load_corpus(text(folder, tokenizer="bpe", vocabulary=300, validation=0.5), CONTEXT, cache)
+    path = next(folder.rglob("*.txt"))
+    stat = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"d", b"D", 1))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert load_corpus(bpe(folder, 300), CONTEXT, cache).fingerprint != small.fingerprint
+    assert len(entries(cache)) == 4
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-2],
+        lambda content: content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+        lambda content: content.replace(b"endoftext", b"endoftexT", 1),
+        lambda content: content[:10],
+        lambda content: b"",
+    ],
+    ids=["short", "bit", "tokenizer", "stub", "empty"],
+)
+def test_damaged_entry_is_built_again(tmp_path, damage):
+    cache, folder = tmp_path / "cache", write_prose(tmp_path / "text")
+    first = load_corpus(bpe(folder), CONTEXT, cache)
+    (entry,) = entries(cache)
+    intact = entry.read_bytes()
+    entry.write_bytes(damage(intact))
+    with pytest.warns(RuntimeWarning, match="damaged cache entry"):
+        second = load_corpus(bpe(folder), CONTEXT, cache)
+    assert second.fingerprint == first.fingerprint and second.tokenizer == first.tokenizer
+    assert entries(cache) == [entry] and entry.read_bytes() == intact
+
+
+def test_cache_that_cannot_be_written_only_warns(tmp_path):
+    folder = write_prose(tmp_path / "text")
+    expected = load_corpus(bpe(folder), CONTEXT, tmp_path / "cache")
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(RuntimeWarning, match="cannot write the cache.*STABILITY_HARNESS_CACHE"):
+        found = load_corpus(bpe(folder), CONTEXT, tmp_path / "file" / "cache")
+    assert found.fingerprint == expected.fingerprint
+
+
+def test_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        corpus = load_corpus(bpe(write_prose(tmp_path / "text")), CONTEXT, tmp_path / "cache")
+    assert len(corpus.train) and entries(tmp_path / "cache") == []
+
+
+def test_environment_names_the_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("STABILITY_HARNESS_CACHE", str(tmp_path / "chosen"))
+    load_corpus(bpe(write_prose(tmp_path / "text")), CONTEXT)
+    assert len(entries(tmp_path / "chosen")) == 1
+
+
+def test_two_processes_build_at_once(tmp_path):
+    cache, folder = tmp_path / "cache", write_prose(tmp_path / "text", count=120)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from harness.config import Data; from harness.corpus import load_corpus\n"
+        "data = Data(source='text', path=sys.argv[1], tokenizer='bpe', vocabulary=2000, validation=0.2)\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "print(load_corpus(data, 16, Path(sys.argv[2])).fingerprint)\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", code, str(folder), str(cache)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(harness.tokenizer.__file__).parents[1])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(2)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    found = [process.communicate()[0].strip() for process in processes]
+    data = text(folder, tokenizer="bpe", vocabulary=2000, validation=0.2)
+    assert found == [load_corpus(data, CONTEXT, tmp_path / "other").fingerprint] * 2
+    assert [entry.name for entry in entries(cache)] == [entry.name for entry in entries(tmp_path / "other")]
+
+
+# --- token shards ---------------------------------------------------------------------------------------------------
+
+COUNT = np.arange(1000, dtype=np.uint16) * 65
+
+
+def test_nanogpt_layout(tmp_path):
+    write(tmp_path, {"train.bin": raw(COUNT), "val.bin": raw(COUNT[:100] + 1), "meta.txt": "no shard"})
+    corpus = load_corpus(shards(tmp_path), CONTEXT)
+    assert np.array_equal(corpus.train, COUNT) and np.array_equal(corpus.validation, COUNT[:100] + 1)
+    assert corpus.vocabulary == 65536 and corpus.counts[65] == 1 and corpus.counts[66] == 0
+
+
+def test_llmc_layout(tmp_path):
+    parts = {f"fineweb_train_{n:06}.bin": llmc(COUNT + n) for n in (2, 0, 1)}
+    write(tmp_path, {**parts, "fineweb_val_000000.bin": llmc(COUNT[::-1])})
+    corpus = load_corpus(shards(tmp_path), CONTEXT)
+    assert np.array_equal(corpus.train, np.concatenate([COUNT, COUNT + 1, COUNT + 2]))
+    assert np.array_equal(corpus.validation, COUNT[::-1])
+
+
+def test_shards_without_a_validation_name_are_cut_at_the_end(tmp_path):
+    write(tmp_path, {"a/0.bin": raw(COUNT), "a/1.bin": llmc(COUNT + 1), "interval.bin": raw(COUNT + 2)})
+    corpus = load_corpus(shards(tmp_path, validation=0.4), CONTEXT)
+    assert len(corpus.validation) == 1200
+    expected = np.concatenate([COUNT, COUNT + 1, COUNT + 2])
+    assert np.array_equal(np.concatenate([corpus.train, corpus.validation]), expected)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokens"])
+def test_one_shard_is_cut_at_the_end(tmp_path, name):
+    write(tmp_path, {name: raw(COUNT)})
+    corpus = load_corpus(shards(tmp_path / name), CONTEXT)
+    assert np.array_equal(corpus.train, COUNT[:900]) and np.array_equal(corpus.validation, COUNT[900:])
+
+
+def test_copies_of_a_shard_count_once(tmp_path):
+    write(tmp_path, {"0.bin": raw(COUNT), "1.bin": llmc(COUNT)})
+    corpus = load_corpus(shards(tmp_path), CONTEXT)
+    assert np.array_equal(np.concatenate([corpus.train, corpus.validation]), COUNT)
+    assert corpus.description["files"]["repeated"] == 1
+
+
+def test_fingerprint_depends_on_tokens_parts_and_vocabulary_but_not_on_files(tmp_path):
+    one, three = write(tmp_path, {"0.bin": raw(COUNT)}) / "0.bin", tmp_path / "three"
+    write(three, {f"{n}.bin": llmc(COUNT[n * 100 : n * 100 + 500 * n + 100]) for n in (0,)})
+    write(three, {"1.bin": raw(COUNT[100:700]), "2.bin": raw(COUNT[700:])})
+    same = load_corpus(shards(one), CONTEXT).fingerprint
+    assert load_corpus(shards(three), CONTEXT).fingerprint == same
+    others = [shards(one, vocabulary=65535), shards(one, validation=0.2)]
+    assert len({same, *(load_corpus(data, CONTEXT).fingerprint for data in others)}) == 3
+
+
+# --- Zipf's law -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 1.5])
+def test_zipf_frequencies(exponent):
+    data = Data(source="zipf", vocabulary=50, exponent=exponent, length=200_000, validation=0.25)
+    corpus = load_corpus(data, CONTEXT)
+    assert (len(corpus.train), len(corpus.validation)) == (150_000, 50_000)
+    weights = np.arange(1, 51) ** -exponent
+    expected = 150_000 * weights / weights.sum()
+    # Chi-square with 49 degrees of freedom stays below 95 but once in 10,000 draws; the draw is fixed.
+    assert (np.square(corpus.counts - expected) / expected).sum() < 95
+    pairs = np.bincount(50 * corpus.train[0::2].astype(int) + corpus.train[1::2], minlength=2500)
+    both = 75_000 * np.outer(weights, weights).ravel() / weights.sum() ** 2
+    likely = both > 5
+    chi_square = (np.square(pairs - both) / both)[likely].sum()
+    assert abs(chi_square - likely.sum()) < 4 * np.sqrt(2 * likely.sum())
+    assert load_corpus(data, CONTEXT).fingerprint == corpus.fingerprint
+
+
+def test_zipf_reaches_the_largest_vocabulary():
+    corpus = load_corpus(Data(source="zipf", vocabulary=65536, exponent=0.0, length=400_000), CONTEXT)
+    assert corpus.train.max() == 65535 and len(corpus.counts) == 65536
+
+
+# --- errors: one line that names the key, the value and what is allowed ---------------------------------------------
+
+LONG, SHORT = "text " * 100, "x" * 170
+
+ERRORS = [
+    ("text", {}, "missing", {}, r"data.path=.*missing: no such file or folder; allowed: a file or a folder"),
+    ("tokens", {}, "missing", {}, r"data.path=.*missing: no such file or folder; allowed: a file or a folder"),
+    ("text", {}, None, {}, r"data.path=None: no such file or folder; allowed: a file or a folder"),
+    ("text", {"a": b"\xff"}, "", {}, r"data.path=.*: no UTF-8 text in this folder; allowed: UTF-8 text"),
+    ("text", {".a": LONG}, "", {}, r"data.path=.*: no UTF-8 text in this folder; allowed: UTF-8 text"),
+    ("text", {"a": LONG.encode("utf-16")}, "a", {}, r"data.path=.*a: no UTF-8 text in this file; allowed: UTF-8 text"),
+    ("text", {"a": ""}, "a", {}, r"data.path=.*a: empty text; allowed: text of at least two windows"),
+    ("text", {"a": "", "b": ""}, "", {}, r"data.path=.*: empty text; allowed: text of at least two windows"),
+    ("text", {"a": "x"}, "a", {}, r"data.path=.*a: 1 tokens for training .* model.context=16; allowed: at least 17"),
+    ("text", {"a": SHORT[:160]}, "a", {}, r"16 tokens for validation at data.validation=0.1.* allowed: at least 17"),
+    ("text", {"a": LONG, "b": "short"}, "", {}, r"5 tokens for validation at data.validation=0.1"),
+    ("text", {"a": SHORT}, "a", {"validation": 0.95}, r"a: 9 tokens for training at data.validation=0.95"),
+    ("text", {"a": SHORT[:160]}, "a", {"tokenizer": "bpe", "vocabulary": 300}, r"16 tokens for validation"),
+    ("tokens", {"a.txt": LONG}, "", {}, r"data.path=.*: no \*.bin file in this folder; allowed: .*uint16"),
+    ("tokens", {"a.bin": raw(COUNT), "b.bin": b"odd"}, "", {}, r"b.bin is 3 bytes long, an odd .*; allowed: uint16"),
+    ("tokens", {"a.bin": raw(COUNT[:20] % 9)}, "", {}, r"data.path=.*: 2 tokens for validation .* at least 17"),
+    ("tokens", {"a.bin": b""}, "", {}, r"data.path=.*: 0 tokens for training .*; allowed: at least 17"),
+    ("tokens", {"a.bin": llmc(COUNT)[:-2]}, "", {}, r"a.bin has a header .* for 1000 tokens, but is 3022 bytes long"),
+    ("tokens", {"a.bin": llmc(COUNT, version=2)}, "", {}, r"a.bin has a header of version 2 .*; allowed: version 1"),
+    ("tokens", {"a.bin": llmc(COUNT, 20240801, 7)}, "", {}, r"a.bin holds 32-bit tokens; allowed: uint16"),
+    ("tokens", {"train.bin": raw(COUNT), "val.bin": llmc(COUNT)}, "", {}, r"train.bin and val.bin are equal; allowed"),
+    ("zipf", {}, None, {"length": 1000, "validation": 0.01}, r"data.length=1000: 10 tokens for validation at .*=0.01"),
+]
+
+
+@pytest.mark.parametrize(("source", "files", "path", "values", "line"), ERRORS)
+@pytest.mark.parametrize("act", [check_data, load_corpus])
+def test_error_lines(tmp_path, source, files, path, values, line, act):
+    write(tmp_path, files)
+    data = Data(source=source, path=None if path is None else str(tmp_path / path), **values)
+    with pytest.raises(ConfigError, match=line) as caught:
+        act(data, CONTEXT)
+    assert not (tmp_path / "own_cache").exists()
+    assert "\n" not in str(caught.value)
+
+
+def test_token_beyond_the_vocabulary_names_the_shard(tmp_path):
+    write(tmp_path, {"0.bin": raw(COUNT % 200), "1.bin": raw(COUNT % 201)})
+    line = r"data.vocabulary=200: too small for token 200 in 1.bin of .*; allowed: above the largest token"
+    with pytest.raises(ConfigError, match=line):
+        load_corpus(shards(tmp_path, vocabulary=200), CONTEXT)
+    assert load_corpus(shards(tmp_path, vocabulary=201), CONTEXT).vocabulary == 201
+
+
+def test_text_that_only_tokenizing_makes_too_short(tmp_path):
+    data = text(write(tmp_path, {"a": LONG}) / "a", tokenizer="bpe", vocabulary=300)
+    check_data(data, CONTEXT)
+    with pytest.raises(ConfigError, match=r"data.path=.*a: \d+ tokens for validation .*; allowed: at least 17"):
+        load_corpus(data, CONTEXT, tmp_path / "cache")
+
+
+def test_good_data_pass_the_check(tmp_path):
+    write(tmp_path / "tokens", {"train.bin": raw(COUNT), "val.bin": raw(COUNT[:17])})
+    for data in (text(write_prose(tmp_path / "text")), shards(tmp_path / "tokens"), Data(), Data(source="zipf")):
+        check_data(data, CONTEXT)
+    with pytest.raises(ConfigError, match="17 tokens for validation .* model.context=17"):
+        check_data(shards(tmp_path / "tokens"), 17)

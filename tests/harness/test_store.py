@@ -1,0 +1,360 @@
+"""The store: what is written is what any Zarr reader finds, at any moment, and nothing is ever overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from harness.config import ConfigError, Optim, Trial
+from harness.store import (
+    FORMAT_VERSION,
+    SIGNALS,
+    STORE,
+    PackStore,
+    complete_trials,
+    open_store,
+    read_pack_attrs,
+    read_packs,
+)
+
+TRIALS = [Trial(optim=Optim(lr=rate)) for rate in (1e-3, 1e-2, 1e-1)]
+STEPS, LAYERS, BLOCK = 25, 2, 10
+
+
+def make_pack(out: Path, pack: str = "ab12", trials: list[Trial] = TRIALS, steps: int = STEPS) -> PackStore:
+    open_store(out, "study")
+    return PackStore.create(out, pack, trials, steps, LAYERS, {"fingerprint": "f"}, {"torch": "2"}, BLOCK)
+
+
+def values_for(store: PackStore) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=store.shape(name)).astype("f4") for name in SIGNALS}
+
+
+def write_blocks(store: PackStore, values: dict[str, np.ndarray]) -> None:
+    for first in range(0, store.steps, store.block):
+        store.write(first, {name: array[:, first : first + store.block] for name, array in values.items()})
+
+
+def finish(store: PackStore) -> None:
+    store.finish(["trained"] * store.trials, [None] * store.trials, [[]] * store.trials)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- what is written is what is read -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_xarray_reads_what_was_written(tmp_path: Path, consolidated: bool) -> None:
+    store = make_pack(tmp_path)
+    values = values_for(store)
+    write_blocks(store, values)
+    ds = xr.open_zarr(tmp_path / STORE / "ab12", consolidated=consolidated)
+    assert set(ds.data_vars) == set(SIGNALS)
+    for name, signal in SIGNALS.items():
+        np.testing.assert_array_equal(ds[name].values, values[name])
+        assert ds[name].dims == signal.dims
+        assert ds[name].attrs == {"units": signal.units, "long_name": signal.long_name}
+        assert ds[name].encoding["chunks"][:2] == (len(TRIALS), BLOCK)
+
+
+def test_zarr_opens_the_whole_store(tmp_path: Path) -> None:
+    finish(make_pack(tmp_path))
+    root = zarr.open_group(tmp_path / STORE, mode="r")
+    assert dict(root.attrs) == {"format": FORMAT_VERSION, "study": "study"}
+    assert sorted(root.group_keys()) == ["ab12"]
+    assert root["ab12"].attrs["ids"] == [trial.id for trial in TRIALS]
+
+
+def test_steps_not_written_are_nan(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    values = values_for(store)
+    store.write(0, {name: array[:, :13] for name, array in values.items()})
+    loss = xr.open_zarr(tmp_path / STORE / "ab12")["loss"].values
+    np.testing.assert_array_equal(loss[:, :13], values["loss"][:, :13])
+    assert loss.shape == (len(TRIALS), STEPS) and np.isnan(loss[:, 13:]).all()
+    assert read_pack_attrs(tmp_path, "ab12")["steps_done"] == 13
+
+
+def test_a_block_can_be_written_again_longer(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    values = values_for(store)["loss"]
+    store.write(10, {"loss": values[:, 10:12]})
+    store.write(10, {"loss": values[:, 10:20]})
+    loss = xr.open_zarr(tmp_path / STORE / "ab12")["loss"].values
+    np.testing.assert_array_equal(loss[:, 10:20], values[:, 10:20])
+
+
+def test_double_precision_becomes_single_and_too_large_becomes_infinite(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    store.write(0, {"loss": np.full((3, 10), [[0.1], [1e300], [np.nan]])})
+    loss = xr.open_zarr(tmp_path / STORE / "ab12")["loss"].values[:, 0]
+    np.testing.assert_array_equal(loss, np.array([0.1, np.inf, np.nan], "f4"))
+
+
+def test_a_pack_has_few_files(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    values = values_for(store)
+    values["validation_loss"][:, : STEPS - 1] = np.nan
+    write_blocks(store, values)
+    finish(store)
+    files = [path for path in tree(tmp_path / STORE / "ab12")]
+    blocks = -(-STEPS // BLOCK)
+    assert len(files) == 1 + len(SIGNALS) * (1 + blocks) - (blocks - 1), "one chunk a block, none where all is NaN"
+
+
+@pytest.mark.parametrize(
+    ("first", "signals", "message"),
+    [
+        (0, {"losss": np.ones((3, 10))}, "losss: unknown"),
+        (0, {"loss": np.ones((2, 10))}, r"shape \(2, 10\); expected \(3, 10\)"),
+        (0, {"activation_rms": np.ones((3, 10, 3))}, r"expected \(3, 10, 2\)"),
+        (0, {"loss": np.ones((3, 10)), "grad_norm": np.ones((3, 9))}, "expected one length"),
+        (5, {"loss": np.ones((3, 10))}, "from a multiple of 10"),
+        (20, {"loss": np.ones((3, 6))}, r"expected \(3, 5\)"),
+        (0, {}, "expected one length"),
+    ],
+)
+def test_write_refuses_what_does_not_fit(tmp_path: Path, first: int, signals: dict, message: str) -> None:
+    store = make_pack(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        store.write(first, signals)
+    assert read_pack_attrs(tmp_path, "ab12")["steps_done"] == 0
+
+
+# --- attributes --------------------------------------------------------------------------------------------------
+
+
+def test_attributes_are_strict_json(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    events = [{"before": np.float32(0.5), "after": float("nan"), "index": np.int64(3), "changed": np.bool_(True)}]
+    store.finish(["trained"] * 3, [None, np.int64(4), None], [events, [], [{"after": float("-inf")}]])
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    for path in tmp_path.rglob("zarr.json"):
+        json.loads(path.read_text(), parse_constant=refuse)
+    attributes = read_pack_attrs(tmp_path, "ab12")
+    assert attributes["faults"] == [
+        [{"before": 0.5, "after": "NaN", "index": 3, "changed": True}],
+        [],
+        [{"after": "-Infinity"}],
+    ]
+    assert attributes["nonfinite_step"] == [None, 4, None]
+
+
+def test_attributes_say_what_was_trained(tmp_path: Path) -> None:
+    make_pack(tmp_path)
+    attributes = read_pack_attrs(tmp_path, "ab12")
+    assert attributes["trials"] == [json.loads(json.dumps(trial.to_dict())) for trial in TRIALS]
+    assert attributes["golden"] == [trial.golden.id for trial in TRIALS]
+    assert attributes["corpus"] == {"fingerprint": "f"} and attributes["environment"] == {"torch": "2"}
+    assert attributes["complete"] is False and attributes["steps_done"] == 0
+    with pytest.raises(KeyError):
+        read_pack_attrs(tmp_path, "cd34")
+
+
+def test_only_finished_packs_are_complete(tmp_path: Path) -> None:
+    first, second = make_pack(tmp_path, "aa", TRIALS[:2]), make_pack(tmp_path, "bb", TRIALS[2:])
+    write_blocks(first, values_for(first))
+    write_blocks(second, values_for(second))
+    assert complete_trials(tmp_path) == set()
+    finish(first)
+    assert complete_trials(tmp_path) == {trial.id for trial in TRIALS[:2]}
+
+
+def test_finish_wants_one_of_each_for_every_trial(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    with pytest.raises(ValueError, match="outcome: 1 values; expected one for each of 3 trials"):
+        store.finish(["trained"], [None] * 3, [[]] * 3)
+    assert complete_trials(tmp_path) == set()
+
+
+def test_an_unfinished_pack_is_replaced_and_a_complete_one_is_not(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    store.write(0, {"loss": np.ones((3, 10))})
+    again = make_pack(tmp_path)
+    assert np.isnan(xr.open_zarr(tmp_path / STORE / "ab12")["loss"].values).all()
+    finish(again)
+    before = tree(tmp_path)
+    with pytest.raises(ValueError, match="complete already"):
+        make_pack(tmp_path)
+    assert tree(tmp_path) == before
+
+
+def test_what_a_killed_writer_left_is_no_pack_and_goes_away(tmp_path: Path) -> None:
+    make_pack(tmp_path)
+    stray = tmp_path / STORE / ".ab12.0123"
+    (stray / "loss").mkdir(parents=True)
+    assert [pack.id for pack in read_packs(tmp_path)] == ["ab12"]
+    make_pack(tmp_path)
+    assert sorted(path.name for path in (tmp_path / STORE).iterdir()) == ["ab12", "zarr.json"]
+
+
+def test_a_pack_that_cannot_be_read_is_named_and_left_out(tmp_path: Path) -> None:
+    make_pack(tmp_path, "aa")
+    make_pack(tmp_path, "bb")
+    (tmp_path / STORE / "aa" / "zarr.json").write_text('{"attributes": ')
+    (tmp_path / STORE / "being_created").mkdir()
+    with pytest.warns(UserWarning, match="aa: not a pack, left out"):
+        assert [pack.id for pack in read_packs(tmp_path)] == ["bb"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_pack(tmp_path)
+    before = tree(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        store.write(0, {"loss": np.ones((3, 10))})
+    assert tree(tmp_path) == before
+
+
+# --- a reader beside the writer ----------------------------------------------------------------------------------
+
+
+def test_a_reader_never_sees_half_of_anything(tmp_path: Path) -> None:
+    open_store(tmp_path, "study")
+    done = threading.Event()
+    failures: list[BaseException] = []
+    seen: set[tuple[bool, int]] = set()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                for pack in read_packs(tmp_path):
+                    steps_done = pack.attributes["steps_done"]
+                    loss = zarr.open_array(pack.path / "loss", mode="r")[:]
+                    assert np.isfinite(loss[:, :steps_done]).all() and loss.shape == (3, STEPS)
+                    assert len(pack.arrays) == len(SIGNALS)
+                    seen.add((pack.complete, steps_done))
+        except (FileNotFoundError, zarr.errors.ArrayNotFoundError):
+            failures.append(AssertionError("a pack was listed before its arrays were there"))
+        except BaseException as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reader.start()
+        for number in range(60):
+            store = make_pack(tmp_path, f"{number:04x}")
+            write_blocks(store, values_for(store))
+            finish(store)
+        while reader.is_alive() and (True, STEPS) not in seen:
+            reader.join(0.01)
+        done.set()
+        reader.join()
+    assert not failures, failures
+    assert (True, STEPS) in seen
+
+
+# --- the folder --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_other_files_is_accepted_and_they_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    open_store(tmp_path, "study")
+    open_store(tmp_path, "study")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert list(read_packs(tmp_path)) == []
+
+
+def other_study(out: Path) -> Path:
+    open_store(out, "other")
+    return out
+
+
+def other_version(out: Path) -> Path:
+    open_store(out, "study")
+    (out / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 99, "study": "study"}}))
+    return out
+
+
+def a_file(out: Path) -> Path:
+    (out / "file").write_text("")
+    return out / "file"
+
+
+def below_a_file(out: Path) -> Path:
+    return a_file(out) / "results"
+
+
+def foreign_store(out: Path) -> Path:
+    zarr.open_group(out / STORE, mode="w")
+    return out
+
+
+def broken_store(out: Path) -> Path:
+    (out / STORE).mkdir()
+    (out / STORE / "zarr.json").write_text("{")
+    return out
+
+
+def unknown_store(out: Path) -> Path:
+    (out / STORE / "stuff").mkdir(parents=True)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("prepare", "got", "allowed"),
+    [
+        (other_study, "holds results of study other", "an empty or new folder, or study=other"),
+        (other_version, "holds a store of format 99", "format 1, or an empty or new folder"),
+        (a_file, "is a file", "a folder"),
+        (below_a_file, "no write permission", "a writable folder"),
+        (foreign_store, "cannot be read", "another folder"),
+        (broken_store, "cannot be read", "another folder"),
+        (unknown_store, "was not written by a sweep", "an empty or new folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, prepare, got: str, allowed: str) -> None:
+    out = prepare(tmp_path)
+    before = sorted(map(str, tmp_path.rglob("*"))), tree(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        open_store(out, "study")
+    message = str(caught.value)
+    assert message.startswith(f"out={out}: ") and got in message and f"; allowed: {allowed}" in message
+    assert "\n" not in message
+    assert (sorted(map(str, tmp_path.rglob("*"))), tree(tmp_path)) == before
+
+
+def test_no_write_permission_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(
+        ConfigError, match=r"out=.*no write permission \(Permission denied\); allowed: a writable folder"
+    ):
+        open_store(tmp_path / "new" / "deeper", "study")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that even root cannot write to")
+def test_root_too_may_lack_the_permission() -> None:
+    with pytest.raises(ConfigError, match="no write permission"):
+        open_store(Path("/proc/self"), "study")
+
+
+def test_a_folder_without_results_is_no_store(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no results"):
+        list(read_packs(tmp_path))
+    with pytest.raises(ConfigError, match="holds no results"):
+        complete_trials(tmp_path / "missing")
