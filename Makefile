@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart test lint benchmark slurm browser
+.PHONY: install quickstart picture test lint benchmark slurm browser
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -20,6 +20,10 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: install
 	$(BIN)/python -m sweeps study=quickstart
 	$(BIN)/python -m analysis report results/quickstart
+
+# The README's picture, from the quickstart's results.
+picture: quickstart
+	$(BIN)/python -m analysis figure loss_against_rate results/quickstart docs/quickstart.svg
 
 test: install
 	$(BIN)/python -m pytest tests --ignore=tests/benchmarks

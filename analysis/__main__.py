@@ -1,11 +1,16 @@
-"""`python -m analysis report OUT`: figures and an HTML report from the results in OUT."""
+"""`python -m analysis report OUT`: figures and an HTML report; `python -m analysis figure NAME OUT FILE`: one figure."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import matplotlib
+
+from analysis.figures import FIGURES
+from analysis.open_sweep import fault_events, open_sweep
 from analysis.report import write_report
 from harness.config import ConfigError
 
@@ -15,21 +20,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis", description="Figures and reports from stored results.")
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="write OUT/figures/*.png and OUT/report.html, and say what was found")
-    report.add_argument("out", metavar="OUT", help="results folder of a sweep")
-    out = parser.parse_args(arguments).out
+    figure = commands.add_parser("figure", help="write one figure to FILE (.svg, .pdf, .png)")
+    figure.add_argument("name", metavar="NAME", choices=FIGURES, help=", ".join(FIGURES))
+    for command in (report, figure):
+        command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+    figure.add_argument("file", metavar="FILE", type=Path)
+    options = parser.parse_args(arguments)
     try:
-        written = write_report(out)
+        if options.command == "report":
+            _report(options.out)
+        else:
+            _figure(options.name, options.out, options.file)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
+        target = f"out={options.out}" if options.command == "report" else f"FILE={options.file}"
         reason = f"{error.strerror}: {error.filename}"
-        print(f"error: out={out}: cannot be written ({reason}); allowed: a folder you may write to", file=sys.stderr)
+        print(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to", file=sys.stderr)
         return 2
+    return 0
+
+
+def _report(out: Path) -> None:
+    written = write_report(out)
     print(*written.findings, sep="\n")
     print(f"Report: {written.html}")
     print("Figures:", ", ".join(str(path) for path in written.figures) or "none; the report says why")
-    return 0
+
+
+def _figure(name: str, out: Path, file: Path) -> None:
+    drawing = FIGURES[name](open_sweep(out), fault_events(out))
+    if drawing.figure is None:
+        raise ConfigError(f"figure {name}: {drawing.caption}")
+    allowed = drawing.figure.canvas.get_supported_filetypes()
+    if file.suffix[1:] not in allowed:
+        raise ConfigError(f"{file}: unknown kind of file; allowed: {', '.join(f'.{kind}' for kind in allowed)}")
+    # The same results give the same file, byte for byte.
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from analysis import metrics
 
 DODGE = 1.06  # neighbouring series stand this factor apart on a log axis, so that their markers do not hide each other
 MARKERS = "osD^vPX*<>"
+TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
 GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
 
 
@@ -71,7 +72,8 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     """Final loss of the clean trials against the learning rate: a panel a width, a line a mitigation (mean of seeds).
 
     What is drawn is min(final loss, loss at initialisation), the quantity that LR sensitivity averages; trials that
-    became non-finite are crosses at the loss at initialisation. Points are seeds.
+    became non-finite are crosses at the loss at initialisation. Points are seeds. The loss at initialisation is marked
+    if any trial comes near it, for it would squeeze all others into the bottom.
     """
     table = metrics.trial_table(metrics.clean_trials(ds))
     axes = metrics.swept_axes(table, ("width", "mitigation"))
@@ -81,24 +83,29 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     widths, series = sorted(table["width"].unique()), _in_order(table["series"])
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
     rows = math.ceil(len(widths) / columns)
+    lost = int(table["nonfinite_step"].notna().sum())
+    middle = (table["capped_loss"].min() + table["initial_loss"].mean()) / 2
+    is_near_initial = lost > 0 or table["capped_loss"].max() > middle
     with _style():
         figure = Figure(figsize=(3.9 * columns + 0.6, 3.4 * rows + 1.2), layout="constrained")
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for number, (panel, width) in enumerate(zip(panels, widths, strict=False)):
             _draw_rates(panel, table[table["width"] == width], series)
+            if is_near_initial:
+                level = table.loc[table["width"] == width, "initial_loss"].mean()
+                panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
             is_lowest = number + columns >= len(widths)
             panel.set(title=f"width {width}", xlabel="peak learning rate" if is_lowest else "")
             panel.set_ylabel("" if number % columns else "final training loss [nat/token]")
             panel.tick_params(labelbottom=is_lowest)
         for panel in panels[len(widths) :]:
             panel.set_axis_off()
-        _rate_legend(figure, series)
+        _rate_legend(figure, series, lost > 0, is_near_initial)
         figure.suptitle("Final loss against learning rate")
-    crosses = int(table["nonfinite_step"].notna().sum())
+    crosses = f"crosses are the {_count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
         "Final training loss of the trials without a fault against the peak learning rate, at most the loss at "
-        f"initialisation; lines are means over {_count(_seeds(table), 'seed')}, dots single trials, and crosses the "
-        f"{_count(crosses, 'trial')} that became non-finite."
+        f"initialisation; lines are means over {_count(_seeds(table), 'seed')}, dots are single trials, and {crosses}."
     )
     return Drawing(figure, caption)
 
@@ -114,23 +121,21 @@ def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None
         marker, colour = MARKERS[position % len(MARKERS)], palette[name]
         panel.scatter(finite["lr"], finite["capped_loss"], s=16, marker=marker, color=colour, zorder=3, alpha=0.8)
         panel.scatter(lost["lr"], lost["capped_loss"], s=55, marker="x", color=colour, zorder=4, linewidth=1.8)
-    panel.axhline(table["initial_loss"].mean(), color="0.4", linestyle=":", linewidth=1.4, zorder=1)
 
 
-def _rate_legend(figure: Figure, series: Sequence[str]) -> None:
+def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_initial: bool) -> None:
     palette = _palette(series)
     handles = [
         Line2D([], [], color=palette[name], linewidth=1.8, marker=MARKERS[position % len(MARKERS)], markersize=4)
         for position, name in enumerate(series)
     ]
-    handles += [
-        Line2D([], [], color="0.35", marker="x", markersize=7, markeredgewidth=1.8, linestyle="none"),
-        Line2D([], [], color="0.4", linestyle=":", linewidth=1.4),
-    ]
-    labels = [f"mitigation: {name}" for name in series] + [
-        "non-finite trial, drawn at the loss at initialisation",
-        "loss at initialisation",
-    ]
+    labels = [f"mitigation: {name}" for name in series]
+    if has_crosses:
+        handles.append(Line2D([], [], color="0.35", marker="x", markersize=7, markeredgewidth=1.8, linestyle="none"))
+        labels.append("non-finite trial, drawn at the loss at initialisation")
+    if has_initial:
+        handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.4))
+        labels.append("loss at initialisation")
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
 
 
@@ -156,7 +161,7 @@ def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
             panel.errorbar(
                 _dodged(own["width"], position, len(series)),
                 own["sensitivity"],
-                yerr=np.nan_to_num(reach),
+                yerr=reach,
                 color=palette[name],
                 marker=MARKERS[position % len(MARKERS)],
                 capsize=4,
@@ -239,7 +244,7 @@ def _draw_twins(
     upper, lower = pair
     if trial is None:
         upper.text(0.5, 0.5, "no such trial", ha="center", va="center", transform=upper.transAxes)
-        upper.set_title(f"{title}\n")
+        upper.set_title(title, pad=TITLE_PAD)
         return
     losses = ds["loss"].sel(trial=[trial["golden"], trial["trial"]]).isel(step=slice(0, int(trial["steps"])))
     golden, faulty = losses.astype("float64").compute().values
@@ -255,8 +260,10 @@ def _draw_twins(
             panel.axvline(first, color=STRIKE, linewidth=1.4, zorder=1)
     _set_scales(upper, lower, golden, faulty)
     _mark_end(upper, steps, faulty, trial["nonfinite_step"])
-    details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}, {_strike_words(spans)}"
-    upper.set_title(f"{title}\n")
+    details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}\n{_strike_words(spans)}"
+    if not np.isnan(trial["nonfinite_step"]):
+        details += f", non-finite from step {trial['nonfinite_step']:.0f}"
+    upper.set_title(title, pad=TITLE_PAD)
     upper.annotate(details, (0.5, 1), (0, 5), "axes fraction", "offset points", ha="center", fontsize="small")
     lower.set_xlabel("step")
     lower.tick_params(labelbottom=True)

@@ -31,7 +31,8 @@ def final_loss(ds: xr.Dataset) -> xr.DataArray:
 
 def initial_loss(ds: xr.Dataset) -> xr.DataArray:
     """Training loss of the first step, which no update has touched: [trial]. NaN if it is not finite."""
-    first = ds["loss"].isel(step=0, drop=True).astype("float64").compute()
+    # A slice, because a sweep that has no trials yet has no first step either.
+    first = ds["loss"].isel(step=slice(0, 1)).astype("float64").mean("step", skipna=False).compute()
     return (
         first.where(np.isfinite(first))
         .rename("initial_loss")

@@ -116,7 +116,8 @@ def fault_table(ds: xr.Dataset, events: pd.DataFrame) -> pd.DataFrame:
     trials["events"] = trials["trial"].map(fired["size"]).fillna(0).astype(int)
     trials["changed"] = trials["trial"].map(fired["any"]).eq(True)
     deviations = metrics.deviation_table(ds).set_index("trial")
-    columns = "fault mitigation trials outcomes events changed without_effect never_fired with_twin moved lost".split()
+    columns = ["fault", "mitigation", "trials", "outcomes", "events", "changed", "without_effect", "never_fired"]
+    columns += ["with_twin", "moved", "lost"]
     rows = []
     for (fault, mitigation), group in trials.groupby(["fault", "mitigation"], sort=True):
         finished = group[group["complete"]]

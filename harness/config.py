@@ -6,20 +6,46 @@ Each field says whether it is *per-trial* (it may differ between the trials of o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 PER_TRIAL, STRUCTURAL = "per-trial", "structural"
+LARGEST_SEED = 2**63 - 1  # what an int64 coordinate of the results can hold
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run. Its message names the key, the value and what is allowed."""
+    """A configuration that cannot be run. Each of its reasons names the key, the value and what is allowed."""
+
+    def __init__(self, *reasons: str):
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+class Problems:
+    """Collects the reasons of ConfigErrors, each once, so that all of them are reported and not the first alone."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, None] = {}
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep the reasons of a ConfigError that ends the block."""
+        try:
+            yield
+        except ConfigError as error:
+            self.reasons.update(dict.fromkeys(error.reasons))
+
+    def check(self) -> None:
+        """Raises one ConfigError with all reasons, if there are any."""
+        if self.reasons:
+            raise ConfigError(*self.reasons)
 
 
 def _setting(
@@ -83,7 +109,9 @@ class Model:
     base_head_dim: int | None = number(
         STRUCTURAL, None, "head size at which muP equals the standard one; null: this model's", low=1
     )
-    seed: int | None = number(PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0)
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
+    )
 
 
 @dataclass(frozen=True)
@@ -102,7 +130,7 @@ class Optim:
 class Schedule:
     """Linear warm-up, then decay to `final` of the peak rate at the last step."""
 
-    warmup: int = number(PER_TRIAL, 10, "steps of linear warm-up", low=0)
+    warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: 5% of train.steps", low=0)
     decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", "cosine", "linear", "constant")
     final: float = number(PER_TRIAL, 0.0, "share of the peak rate at the end of the decay", low=0, high=1)
 
@@ -141,7 +169,9 @@ class Data:
     exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0)
     length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000)
     validation: float = number(STRUCTURAL, 0.1, "share of the text that is held out", above=0, below=1)
-    seed: int | None = number(PER_TRIAL, None, "seed of the order of batches; null: the trial's seed", low=0)
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of the order of batches; null: the trial's seed", low=0, high=LARGEST_SEED
+    )
 
 
 @dataclass(frozen=True)
@@ -151,7 +181,9 @@ class Fault:
     kind: str = "none"
     start: int = number(PER_TRIAL, 0, "step of the (first) strike", low=0)
     duration: int = number(PER_TRIAL, 1, "steps in a row at which it strikes", low=1)
-    seed: int | None = number(PER_TRIAL, None, "seed of whatever the fault draws; null: the trial's seed", low=0)
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of whatever the fault draws; null: the trial's seed", low=0, high=LARGEST_SEED
+    )
 
 
 NO_FAULT = Fault()
@@ -169,7 +201,7 @@ class Trial:
     data: Data = Data()
     fault: Fault = NO_FAULT
     mitigation: str = "none"
-    seed: int = number(PER_TRIAL, 0, "seed of everything that has no seed of its own", low=0)
+    seed: int = number(PER_TRIAL, 0, "seed of everything that has no seed of its own", low=0, high=LARGEST_SEED)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as they are stored with the results."""
@@ -190,10 +222,9 @@ class Trial:
     def structure(self) -> tuple:
         """The structural fields: trials with equal structure can share a pack."""
         return tuple(
-            getattr(getattr(self, part), f.name)
-            for part, cls in PARTS.items()
-            for f in dataclasses.fields(cls)
-            if f.metadata["scope"] == STRUCTURAL
+            getattr(values, name)
+            for values, cls in ((getattr(self, part), cls) for part, cls in PARTS.items())
+            for name in _structural(cls)
         )
 
     @property
@@ -213,7 +244,7 @@ def trial_from_dict(values: Mapping[str, Any], fault_types: Mapping[str, type[Fa
 # --- checking values against the schema --------------------------------------------------------------------------
 
 
-@lru_cache
+@cache
 def field_types(cls: type) -> dict[str, tuple[type, bool]]:
     """name -> (type, whether null is allowed) of a config dataclass."""
     found = {}
@@ -226,16 +257,21 @@ def field_types(cls: type) -> dict[str, tuple[type, bool]]:
     return found
 
 
-@lru_cache
+@cache
 def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
     return {f.name: f.metadata for f in dataclasses.fields(cls)}
+
+
+@cache
+def _structural(cls: type) -> tuple[str, ...]:
+    return tuple(name for name, metadata in _metadata(cls).items() if metadata["scope"] == STRUCTURAL)
 
 
 def _convert(value: Any, kind: type, optional: bool) -> Any:
     if value is None and optional:
         return None
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        return float(value) + 0.0  # -0.0 is the same configuration as 0.0
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if kind is str and isinstance(value, str):
@@ -243,6 +279,11 @@ def _convert(value: Any, kind: type, optional: bool) -> Any:
     if type(value) is kind:
         return value
     raise TypeError
+
+
+def _shown(value: Any) -> str:
+    """As it stands on a command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def checked(key: str, cls: type, name: str, value: Any) -> Any:
@@ -256,9 +297,9 @@ def checked(key: str, cls: type, name: str, value: Any) -> Any:
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}[kind]
     try:
         value = _convert(value, kind, optional)
-    except TypeError:
+    except (TypeError, OverflowError):
         allowed = f"{words}{null}" if kind is not str or not metadata["choices"] else metadata["allowed"]
-        raise ConfigError(f"{key}={value}: wrong type ({type(value).__name__}); allowed: {allowed}") from None
+        raise ConfigError(f"{key}={_shown(value)}: wrong type ({type(value).__name__}); allowed: {allowed}") from None
     if value is not None and not metadata["check"](value):
         raise ConfigError(f"{key}={value}: out of range; allowed: {metadata['allowed']}{null}")
     return value
@@ -277,7 +318,7 @@ def check_trial(trial: Trial) -> None:
         )
     if model.positions == "rotary" and model.head_dim % 2:
         reasons.append(f"model.head_dim={model.head_dim}: odd; allowed with model.positions=rotary: an even number")
-    if trial.schedule.warmup > train.steps:
+    if trial.schedule.warmup is not None and trial.schedule.warmup > train.steps:
         reasons.append(
             f"schedule.warmup={trial.schedule.warmup}: longer than train.steps={train.steps}; "
             f"allowed: 0 to {train.steps}"
@@ -288,7 +329,7 @@ def check_trial(trial: Trial) -> None:
             f"allowed: 0 to {train.steps - 1}"
         )
     if data.source in ("text", "tokens") and not data.path:
-        reasons.append(f"data.path={data.path}: missing; data.source={data.source} needs a file or a folder")
+        reasons.append(f"data.path={_shown(data.path)}: missing; data.source={data.source} needs a file or a folder")
     if data.source == "tokens" and data.tokenizer != "bytes":
         reasons.append(f"data.tokenizer={data.tokenizer}: data.source=tokens is tokenized already; leave it at bytes")
     if data.tokenizer == "bytes" and data.source in ("stdlib", "text") and data.vocabulary != 256:
@@ -296,4 +337,4 @@ def check_trial(trial: Trial) -> None:
     if data.tokenizer == "bpe" and data.vocabulary < 257:
         reasons.append(f"data.vocabulary={data.vocabulary}: too small for data.tokenizer=bpe; allowed: 257 to 65536")
     if reasons:
-        raise ConfigError("; ".join(reasons))
+        raise ConfigError(*reasons)

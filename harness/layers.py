@@ -109,3 +109,31 @@ class _LayerNorm(torch.autograd.Function):
 def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
     """LayerNorm over the last dim with each trial's own gain and no bias, in the precision of the gain."""
     return _LayerNorm.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient, epsilon)
+
+
+class _SiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        for source, target in zip(x, y, strict=True):
+            torch.ops.aten.silu.out(source, out=target)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        for arrived, source, target in zip(dy, x, dx, strict=True):
+            torch.ops.aten.silu_backward.grad_input(arrived, source, grad_input=target)
+        return dx
+
+
+def silu(x_RxNxF: Tensor) -> Tensor:
+    """x * sigmoid(x).
+
+    A CPU rounds what is left over beside whole vectors at the end of a thread's share differently, and where that is
+    depends on the number of trials. So there each trial is shared out on its own.
+    """
+    return _SiLU.apply(x_RxNxF) if x_RxNxF.device.type == "cpu" else torch.nn.functional.silu(x_RxNxF)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harness import attention
 from harness.config import Model
-from harness.layers import add_positions, embedding, layer_norm, linear
+from harness.layers import add_positions, embedding, layer_norm, linear, silu
 from harness.parameters import Layout, Leaf
 from harness.scaling import attention_multiplier, output_multiplier
 from harness.taps import Taps
@@ -74,7 +74,7 @@ class GPT:
         q, k, v = tap(f"{name}.query", q), tap(f"{name}.key", k), tap(f"{name}.value", v)
         q, k, v = (part.unflatten(1, (-1, context)).flatten(0, 1) for part in (q, k, v))
         if c.positions == "rotary":
-            q, k = attention.rotate(q, x_RxNxD.dtype), attention.rotate(k, x_RxNxD.dtype)
+            q, k = (attention.rotate(part, x_RxNxD.dtype, trials) for part in (q, k))
         scale = attention_multiplier(c)
         mixed = attention.attend(q, k, v, scale, self.explicit_attention, tap, name, trials)
         projected = linear(mixed.reshape(trials, tokens, width), self._leaf(f"{name}.projection"), self.dtype)
@@ -85,7 +85,7 @@ class GPT:
         normed = layer_norm(x_RxNxD, self._leaf(f"{block}.feedforward_norm"), self.config.norm_epsilon)
         if self.config.activation == "swiglu":
             gate, up = linear(normed, self._leaf(f"{name}.gate", f"{name}.up"), self.dtype).chunk(2, -1)
-            hidden = F.silu(gate) * self.taps(f"{name}.up", up)
+            hidden = silu(gate) * self.taps(f"{name}.up", up)
         else:
             hidden = F.gelu(self.taps(f"{name}.up", linear(normed, self._leaf(f"{name}.up"), self.dtype)))
         return self.taps(f"{name}.down", linear(hidden, self._leaf(f"{name}.down"), self.dtype))

@@ -19,6 +19,10 @@ from harness.scaling import TensorRow
 ALIGNMENT = 16  # elements: BLAS may round differently when a matrix does not start on a cache line
 
 
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
 class Leaf(NamedTuple):
     """A tensor of the model for all trials, and the place where its gradient goes; both [R, *shape]."""
 
@@ -46,8 +50,8 @@ class Layout:
     def offsets(self) -> dict[str, int]:
         found, end = {}, 0
         for row in self.rows:
-            found[row.name] = end
-            end += -(-row.size // ALIGNMENT) * ALIGNMENT
+            start = end if row.stacked else _aligned(end)
+            found[row.name], end = start, start + row.size
         return found
 
     @cached_property
@@ -58,7 +62,7 @@ class Layout:
     def size(self) -> int:
         """P: all elements of one trial, with the padding between tensors (which is zero and stays zero)."""
         last = self.rows[-1]
-        return self.offsets[last.name] + -(-last.size // ALIGNMENT) * ALIGNMENT
+        return _aligned(self.offsets[last.name] + last.size)
 
     @cached_property
     def elements(self) -> int:

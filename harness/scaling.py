@@ -15,7 +15,8 @@ from harness.config import Model
 class TensorRow:
     """One named tensor of the model.
 
-    `shape` is [out, in] for matrices, as in torch.nn.Linear; `std` 0 means a gain, which starts at one.
+    `shape` is [out, in] for matrices, as in torch.nn.Linear; `std` 0 means a gain, which starts at one. A `stacked`
+    matrix stands right behind the one before it, because the model reads both as one.
     """
 
     name: str
@@ -23,6 +24,7 @@ class TensorRow:
     std: float
     learning_rate: float = 1.0
     decay: bool = True
+    stacked: bool = False
 
     @property
     def size(self) -> int:
@@ -49,11 +51,14 @@ def tensor_table(model: Model, vocabulary: int) -> list[TensorRow]:
         block = f"blocks.{i}"
         matrices = {"attention.query": (d, d), "attention.key": (d, d), "attention.value": (d, d)}
         matrices["attention.projection"] = (d, d)
+        stacked = {"attention.key", "attention.value"}
         if model.activation == "swiglu":
             matrices["feedforward.gate"] = (hidden, d)
+            stacked.add("feedforward.up")
         matrices |= {"feedforward.up": (hidden, d), "feedforward.down": (d, hidden)}
         for name, shape in matrices.items():
-            rows.append(TensorRow(f"{block}.{name}", shape, 1 / math.sqrt(shape[1]), hidden_rate))
+            std = 1 / math.sqrt(shape[1])
+            rows.append(TensorRow(f"{block}.{name}", shape, std, hidden_rate, stacked=name in stacked))
     rows.append(TensorRow("head", (vocabulary, d), vector_std))
     for i in range(model.depth):
         gains = {"attention_norm": d, "feedforward_norm": d}

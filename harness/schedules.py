@@ -10,6 +10,8 @@ from torch import Tensor
 
 from harness.config import Trial
 
+DEFAULT_WARMUP = 0.05  # of all steps, as in Wortsman et al. 2023
+
 
 def learning_rate(trial: Trial, step: int) -> float:
     """The rate of step 0, 1, ...: linear to the peak over `warmup` steps, then from the peak towards `final` x peak.
@@ -17,11 +19,12 @@ def learning_rate(trial: Trial, step: int) -> float:
     The first step already learns (rate lr / warmup), and the last has reached the end of the decay.
     """
     schedule, peak, steps = trial.schedule, trial.optim.lr, trial.train.steps
-    if step < schedule.warmup:
-        return peak * (step + 1) / schedule.warmup
+    warmup = round(DEFAULT_WARMUP * steps) if schedule.warmup is None else schedule.warmup
+    if step < warmup:
+        return peak * (step + 1) / warmup
     if schedule.decay == "constant":
         return peak
-    progress = (step + 1 - schedule.warmup) / max(1, steps - schedule.warmup)
+    progress = (step + 1 - warmup) / max(1, steps - warmup)
     falling = 0.5 * (1 + math.cos(math.pi * progress)) if schedule.decay == "cosine" else 1 - progress
     return peak * (schedule.final + (1 - schedule.final) * falling)
 

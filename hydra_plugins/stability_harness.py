@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -28,11 +27,10 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from sweeps.grid import expand
+        from sweeps.arguments import expand
 
-        params = [f"{key}={value}" for key, value in self.params.items()]
         assert self.launcher is not None
-        return self.launcher.launch(expand(params, arguments, self.loader), initial_job_idx=0)
+        return self.launcher.launch(expand(self.params, arguments, self.loader), initial_job_idx=0)
 
 
 class PackLauncher(Launcher):
@@ -44,18 +42,24 @@ class PackLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from rich.console import Console
 
+        from harness.config import Problems
         from sweeps.grid import Composer
         from sweeps.launch import run_sweep
         from sweeps.settings import run_from
 
         study = self.config.hydra.runtime.choices.study
-        run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
-        trials = Composer(self.loader, study).trials(job_overrides)
-        workers, executor = self.executor(run)
-        sys.exit(run_sweep(trials, run, workers, executor, Console()))
+        asked = frozenset(text.partition("=")[0] for text in self.config.hydra.overrides.task)
+        problems = Problems()
+        with problems.collect():
+            trials = Composer(self.loader, study, asked).trials(job_overrides)
+        with problems.collect():
+            run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
+            executor = self.executor(run)
+        problems.check()
+        sys.exit(run_sweep(trials, run, executor, Console()))
 
-    def executor(self, run: Any) -> tuple[int, Any]:
-        """How many packs run at once, and what runs them."""
+    def executor(self, run: Any) -> Any:
+        """What runs the packs."""
         raise NotImplementedError
 
 
@@ -65,7 +69,7 @@ class LocalLauncher(PackLauncher):
     def __init__(self, workers: Any = "auto"):
         self.workers = workers
 
-    def executor(self, run: Any) -> tuple[int, Any]:
+    def executor(self, run: Any) -> Any:
         from harness.config import ConfigError
         from harness.precision import pick_device
         from sweeps.launch import LocalExecutor, available_cores
@@ -74,8 +78,9 @@ class LocalLauncher(PackLauncher):
         if workers == "auto":
             workers = 1 if pick_device(run.device).type == "cuda" else available_cores()
         if type(workers) is not int or workers < 1:
-            raise ConfigError(f"hydra.launcher.workers={workers}: allowed: auto, or an integer from 1 up")
-        return workers, LocalExecutor(workers)
+            reason = "not a number of processes; allowed: auto, or an integer from 1 up"
+            raise ConfigError(f"hydra.launcher.workers={workers}: {reason}")
+        return LocalExecutor(workers)
 
 
 class SlurmLauncher(PackLauncher):
@@ -84,34 +89,17 @@ class SlurmLauncher(PackLauncher):
     def __init__(self, **options: Any):
         self.options = options
 
-    def executor(self, run: Any) -> tuple[int, Any]:
+    def executor(self, run: Any) -> Any:
+        from harness.config import ConfigError, Problems
         from sweeps.slurm import SlurmExecutor
 
-        SlurmExecutor.check()
+        problems = Problems()
+        for name in ("time", "cpus", "parallel"):
+            with problems.collect():
+                if self.options[name] < 1:
+                    raise ConfigError(f"hydra.launcher.{name}={self.options[name]}: out of range; allowed: >= 1")
+        with problems.collect():
+            SlurmExecutor.check()
+        problems.check()
         options = {key: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for key, v in self.options.items()}
-        return self.options["parallel"], SlurmExecutor(options, run.wait)
-
-
-def register() -> None:
-    """Tell Hydra of the sweeper and the launchers."""
-    here = "hydra_plugins.stability_harness"
-    store = ConfigStore.instance()
-    store.store(group="hydra/sweeper", name="grid", node={"_target_": f"{here}.GridSweeper", "params": {}})
-    store.store(group="hydra/launcher", name="local", node={"_target_": f"{here}.LocalLauncher", "workers": "auto"})
-    slurm: dict[str, Any] = {
-        "partition": None,
-        "account": None,
-        "qos": None,
-        "time": 60,  # minutes
-        "cpus": 1,
-        "gpus": None,
-        "memory": "4GB",
-        "constraint": None,
-        "extra": {},  # any further sbatch option by its long name: {nice: 100}
-        "setup": [],  # shell lines that run in the job before Python
-        "parallel": 256,  # jobs of the array that may run at the same time
-    }
-    store.store(group="hydra/launcher", name="slurm", node={"_target_": f"{here}.SlurmLauncher", **slurm})
-
-
-register()
+        return SlurmExecutor(options, run.wait)

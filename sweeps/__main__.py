@@ -6,13 +6,18 @@ import os
 import sys
 
 import hydra
+import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import ConfigError
-from sweeps.grid import explain, fault_schemas, schema
+from sweeps.arguments import CONFIG_NAME, FOLDER, check_command_line, explain, is_question
+from sweeps.grid import fault_schemas, schema
+from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
+
+MOST_REASONS = 20
 
 
 def register() -> None:
@@ -21,26 +26,44 @@ def register() -> None:
     store.store(name="schema", node=schema())
     for kind, node in fault_schemas().items():
         store.store(group="fault", name=kind, node=node)
+    store.store(group="hydra/sweeper", name="grid", node=GridOptions)
+    store.store(group="hydra/launcher", name="local", node=LocalOptions)
+    store.store(group="hydra/launcher", name="slurm", node=SlurmOptions)
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=CONFIG_NAME)
 def application(config: DictConfig) -> None:
     """Never reached by our launchers, which train packs and not single jobs."""
-    raise ConfigError("hydra/launcher: trains one job at a time; allowed: local, slurm")
+    raise ConfigError("hydra.mode=RUN: every call is a sweep; allowed: MULTIRUN")
 
 
 def main() -> None:
-    """Run a sweep. Wrong input is one line on standard error, and exit status 2."""
+    """Run a sweep. Wrong input is a line each on standard error, and exit status 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # otherwise Hydra prints and exits itself
     register()
+    arguments = sys.argv[1:]
     try:
+        if not is_question(arguments):
+            check_command_line(arguments)
+            if not {"--multirun", "-m"} & set(arguments):
+                sys.argv.insert(1, "--multirun")  # every call is a sweep, also one of a single trial
         application()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error, sys.argv[1:])}", file=sys.stderr)
-        sys.exit(2)
+        refuse(error)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        refuse(explain(error, arguments))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def refuse(error: ConfigError) -> None:
+    """Say what is wrong, and leave with status 2."""
+    for reason in error.reasons[:MOST_REASONS]:
+        print("error:", reason.replace("\n", "\\n"), file=sys.stderr)
+    if len(error.reasons) > MOST_REASONS:
+        print(f"error: and {len(error.reasons) - MOST_REASONS} more like these", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

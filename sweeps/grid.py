@@ -1,108 +1,42 @@
-"""From overrides to trials: expand the grid, compose group choices once, set scalars directly, check every trial.
+"""From overrides to trials: compose group choices once, set scalars directly, check every trial.
 
-Stock Hydra composes and checks a job in 170 ms. Here a job costs a few dictionary look-ups and the schema check.
+Stock Hydra composes and checks a job in 170 ms. Here a job costs a few dictionary look-ups.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, QuotedString, ValueType
-from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import NO_FAULT, PARTS, ConfigError, Fault, Trial, check_trial, checked
+from harness.config import NO_FAULT, PARTS, ConfigError, Fault, Problems, Trial, check_trial, checked, field_types
 from injectors import InjectableFault, fault_types
 from injectors.fault import shapes_of
 from sweeps import settings
-
-CONFIG_NAME = "config"
-GROUPS = ("study", "mitigation", "fault")
-RUN_KEYS = {
-    *settings.Settings.__dataclass_fields__,
-    *(f"{p}.{f}" for p, c in settings.PARTS.items() for f in vars(c())),
-}
+from sweeps.arguments import CONFIG_NAME, GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key, unknown_option
 
 
 def schema() -> dict[str, Any]:
-    """Every key of a sweep with its default: what Hydra knows as `schema`."""
+    """Every key of a sweep with its default: what Hydra knows as `schema`.
+
+    The fields of all faults are among them, without a value: they may stand beside any choice of `fault`.
+    """
     trial = {name: vars(cls()) for name, cls in PARTS.items()}
-    return {**trial, "seed": Trial().seed, **settings.schema()}
+    fault = {name: None for cls in fault_types().values() for name in vars(cls())}
+    return {**trial, "seed": Trial().seed, "fault": {**fault, "kind": "none"}, **settings.schema()}
 
 
 def fault_schemas() -> dict[str, dict[str, Any]]:
-    """Defaults of each kind of fault. `none` takes every kind's keys: they may stand beside a swept `fault`."""
-    kinds = {kind: dict(vars(cls())) for kind, cls in fault_types().items()}
-    anyones = {key: None for values in kinds.values() for key in values}
-    return {**kinds, "none": {**anyones, "kind": "none"}}
+    """Defaults of each kind of fault; `none` has no fields."""
+    return {kind: {"kind": kind} if kind == "none" else vars(cls()) for kind, cls in fault_types().items()}
 
 
-# --- overrides ---------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=100_000)
-def _parse(text: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException as error:
-        raise ConfigError(f"{text}: not an override ({str(error).splitlines()[0]}); allowed: key=value") from None
-
-
-def _words(override: Override, loader: ConfigLoader) -> list[str]:
-    """The values of an override, one or many, each as its own text."""
-    text = f"{override.input_line}"
-    if override.type is not OverrideType.CHANGE or override.package is not None:
-        raise ConfigError(f"{text}: keys cannot be added or removed; allowed: key=value")
-    key = override.get_key_element()
-    if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
-        parsed = OverridesParser.create(config_loader=loader).parse_override(text)
-        found = list(parsed.sweep_string_iterator())
-        if not found:
-            raise ConfigError(f"{text}: matches nothing; allowed: {', '.join(loader.get_group_options(key))}")
-        return found
-    if override.is_interval_sweep():
-        raise ConfigError(f"{text}: an interval has no grid; allowed: values with commas, or range()")
-    if override.is_sweep_override():
-        return list(override.sweep_string_iterator())
-    return [override.get_value_element_as_str()]
-
-
-def expand(params: Sequence[str], arguments: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
-    """Every combination of the study's axes and the command line's, as overrides, the last axis running fastest.
-
-    A key of the command line replaces that axis of the study. Raises ConfigError.
-    """
-    axes: dict[str, list[str]] = {}
-    for text in (*params, *arguments):
-        override = _parse(text)
-        key = override.get_key_element()
-        axes[key] = _words(override, loader)
-        if not axes[key]:
-            raise ConfigError(f"{text}: an empty range; allowed: at least one value")
-        if len(axes[key]) > 1 and (key in RUN_KEYS or key == "study"):
-            raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
-    return [
-        list(job) for job in itertools.product(*([f"{key}={word}" for word in words] for key, words in axes.items()))
-    ]
-
-
-# --- trials ------------------------------------------------------------------------------------------------------
-
-
-def _plain(value: Any) -> Any:
-    return value.text if isinstance(value, QuotedString) else value
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -112,122 +46,181 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _unknown(key: str, value: Any, known: Iterable[str], where: str = "") -> ConfigError:
-    known = list(known)
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    section = key.split(".")[0]
-    near = [k for k in known if k.split(".")[0] == section] or sorted({k.split(".")[0] for k in known})
-    return ConfigError(f"{key}={value}: unknown key{where}; {hint}allowed: {', '.join(near)}")
+@contextmanager
+def _told_of(where: str) -> Iterator[None]:
+    """Say of each reason where its key stands."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*(f"{where}: {reason}" for reason in error.reasons)) from None
 
 
 @dataclass
 class Composer:
-    """Turns the override lists of a sweep into trials. One sweep has one study, so its recipe is composed once."""
+    """Turns the override lists of a sweep into trials. One sweep has one study, so its recipe is composed once.
+
+    A value for a key in `required` must reach a trial; other values may be overruled everywhere.
+    """
 
     loader: ConfigLoader
     study: str
+    required: frozenset[str] = frozenset()
+    recipe: dict[str, Any] = field(init=False)
     _mitigations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _faults: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _kept: dict[str, bool] = field(default_factory=dict)
-    _rejected: dict[str, str] = field(default_factory=dict)
+    _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
+    _parts: dict[tuple, Any] = field(default_factory=dict)
     _shapes: dict[tuple, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    _reached: set[str] = field(default_factory=set)
+    _overruled: dict[str, str] = field(default_factory=dict)
 
-    @cached_property
-    def recipe(self) -> dict[str, Any]:
-        """Defaults and what the study changes in them, as flat keys; no mitigation, no fault."""
-        overrides = [f"study={self.study}", "mitigation=none", "fault=none"]
-        config = self.loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.RUN)
-        trial_keys = {key: config[key] for key in (*PARTS, "seed")}
-        return _flat(OmegaConf.to_container(OmegaConf.create(trial_keys)))  # type: ignore[arg-type]
+    def _compose(self, *overrides: str) -> DictConfig:
+        return self.loader.load_configuration(
+            CONFIG_NAME, [f"study={self.study}", *overrides], run_mode=RunMode.MULTIRUN
+        )
 
-    @cached_property
-    def known(self) -> set[str]:
-        faults = {
-            f"fault.{name}" for cls in fault_types().values() for name in cls.__dataclass_fields__ if name != "kind"
-        }
-        return {*self.recipe, *faults, *RUN_KEYS, *GROUPS}
+    def __post_init__(self) -> None:
+        self.recipe = self._compose_recipe()
 
-    def _option(self, group: str, name: Any) -> DictConfig:
+    def _compose_recipe(self) -> dict[str, Any]:
+        """Defaults and what the study changes in them, as flat keys; no mitigation, no fault. Raises ConfigError."""
+        config = self._compose()
+        recipe, problems = {}, Problems()
+        beside = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
+        for group in ("mitigation", "fault"):
+            if config.hydra.runtime.choices.get(group) != "none":
+                reason = f"study={self.study}: {group}={config.hydra.runtime.choices.get(group)}: {beside}"
+                problems.reasons[reason] = None
+        for key, value in _flat(OmegaConf.to_container(config)).items():  # type: ignore[arg-type]
+            if key in RUN_KEYS or key.startswith("hydra.") or (key.startswith("fault.") and value in (None, "none")):
+                continue
+            with problems.collect(), _told_of(f"study={self.study}"):
+                if key in trial_fields():
+                    recipe[key] = checked(key, *trial_fields()[key], value)
+                elif key.split(".")[0] in GROUPS:
+                    raise ConfigError(f"{key}={value}: {beside}")
+                else:
+                    raise unknown_key(key, value, [*trial_fields(), *RUN_KEYS])
+        problems.check()
+        return recipe
+
+    def _check_option(self, group: str, name: Any) -> None:
         options = self.loader.get_group_options(group)
         if name not in options:
-            close = difflib.get_close_matches(str(name), options, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ConfigError(f"{group}={name}: unknown {group}; {hint}allowed: {', '.join(options)}")
-        result = self.loader.repository.load_config(f"{group}/{name}")  # type: ignore[attr-defined]
-        return result.config
+            raise unknown_option(group, name, options)
 
-    def mitigation(self, name: Any) -> dict[str, Any]:
-        """The fields that a mitigation sets."""
+    def mitigation(self, name: str) -> dict[str, Any]:
+        """The fields that a mitigation sets. Raises ConfigError."""
         if name not in self._mitigations:
-            values = _flat(OmegaConf.to_container(self._option("mitigation", name)))  # type: ignore[arg-type]
-            for key, value in values.items():
-                if key not in self.recipe:
-                    raise _unknown(key, value, self.recipe, f" in mitigation={name}")
-            self._mitigations[name] = values
+            self._check_option("mitigation", name)
+            file = self.loader.repository.load_config(f"mitigation/{name}")  # type: ignore[attr-defined]
+            difference, problems = {}, Problems()
+            values = OmegaConf.to_container(file.config)
+            with _told_of(f"mitigation={name}"):
+                if file.defaults_list:
+                    raise ConfigError("defaults: a mitigation stands alone; allowed: fields of the trial")
+                for key, value in _flat(values if isinstance(values, dict) else {"": values}).items():
+                    with problems.collect():
+                        if key not in trial_fields():
+                            raise unknown_key(key, value, trial_fields())
+                        difference[key] = checked(key, *trial_fields()[key], value)
+                problems.check()
+            self._mitigations[name] = difference
         return self._mitigations[name]
 
-    def fault(self, name: Any) -> dict[str, Any]:
-        """The fields of a fault with their defaults, `kind` among them."""
-        if name not in self._faults:
-            values = OmegaConf.to_container(self._option("fault", name))
-            self._faults[name] = {"kind": "none"} if name == "none" else dict(values)  # type: ignore[arg-type]
-        return self._faults[name]
+    def preset(self, name: str) -> dict[str, Any]:
+        """The fields that a choice of `fault` sets, `kind` among them. Raises ConfigError."""
+        if name not in self._presets:
+            self._check_option("fault", name)
+            composed = {"kind": "none"} if name == "none" else self._compose(f"fault={name}").fault
+            values = _flat(OmegaConf.to_container(OmegaConf.create(composed)))  # type: ignore[arg-type]
+            kinds: Mapping[str, type] = fault_types()
+            kind = str(values.get("kind"))
+            with _told_of(f"fault={name}"):
+                if kind not in kinds:
+                    raise ConfigError(f"kind={kind}: unknown kind of fault; allowed: {', '.join(sorted(kinds))}")
+                own = field_types(kinds[kind]) if kind != "none" else {"kind": (str, False)}
+                for key, value in values.items():
+                    if key not in own and value is not None:
+                        raise unknown_key(key, value, own)
+            self._presets[name] = {key: value for key, value in values.items() if key in own and value is not None}
+        return self._presets[name]
 
     def trial(self, overrides: Sequence[str]) -> Trial:
-        """The trial that a list of overrides describes. Raises ConfigError."""
+        """The trial that a list of overrides describes. Raises ConfigError with everything that is wrong with it."""
+        problems = Problems()
         given: dict[str, Any] = {}
         for text in overrides:
-            override = _parse(text)
-            key = override.get_key_element()
-            if key not in self.known:
-                raise _unknown(key, override.get_value_element_as_str(), self.known)
-            given[key] = _plain(override.value())
+            with problems.collect():
+                key, value = assignment(text)
+                given[key] = value
         mitigation, fault_name = given.pop("mitigation", "none"), given.pop("fault", "none")
-        difference, fault_values = self.mitigation(mitigation), dict(self.fault(fault_name))
-        fault_type = fault_types()[fault_values["kind"]]
+        difference: dict[str, Any] = {}
+        with problems.collect():
+            difference = self.mitigation(mitigation)
+        fault = NO_FAULT
+        with problems.collect():
+            fault = self._fault(fault_name, given)
         values = dict(self.recipe)
         for key, value in given.items():
-            if key in RUN_KEYS or key in GROUPS:
-                continue
-            part, _, name = key.rpartition(".")
-            if part == "fault":
-                used = name in fault_type.__dataclass_fields__ and fault_type is not Fault
-                if used:
-                    fault_values[name] = value
-            else:
-                used = key not in difference
+            if key in values:
                 values[key] = value
-            self._note(key, value, used, mitigation, fault_name)
+                self._note(key, value, key not in difference, f"mitigation={mitigation} sets it")
+        problems.check()
         values |= difference
-        parts = {
-            part: cls(
-                **{f.name: checked(f"{part}.{f.name}", cls, f.name, values[f"{part}.{f.name}"]) for f in _fields(cls)}
-            )
-            for part, cls in PARTS.items()
-        }
-        fault = NO_FAULT
-        if fault_type is not Fault:
-            checked_fault = {k: checked(f"fault.{k}", fault_type, k, v) for k, v in fault_values.items() if k != "kind"}
-            fault = fault_type(kind=fault_values["kind"], **checked_fault)
-        trial = Trial(**parts, fault=fault, mitigation=mitigation, seed=checked("seed", Trial, "seed", values["seed"]))
-        self.check(trial)
+        parts = {part: self._part(part, cls, values) for part, cls in PARTS.items()}
+        trial = Trial(**parts, fault=fault, mitigation=mitigation, seed=values["seed"])
+        with problems.collect():
+            check_trial(trial)
+        if isinstance(fault, InjectableFault) and trial.model.width % trial.model.head_dim == 0:
+            with problems.collect():
+                self._check_fault(fault, trial)
+        problems.check()
         return trial
 
-    def check(self, trial: Trial) -> None:
-        """Refuse impossible combinations, the fault's own among them."""
-        check_trial(trial)
-        if isinstance(trial.fault, InjectableFault):
-            if trial.structure not in self._shapes:
-                self._shapes[trial.structure] = shapes_of(trial, trial.data.vocabulary)
-            trial.fault.check(trial, self._shapes[trial.structure])
+    def _fault(self, name: str, given: Mapping[str, Any]) -> Fault:
+        """The fault of that name with the given `fault.*` fields that it has."""
+        preset = self.preset(name)
+        cls: type = fault_types()[preset["kind"]]
+        own = field_types(cls) if cls is not Fault else {}
+        fields = dict(preset)
+        for key, value in given.items():
+            section, _, field_name = key.partition(".")
+            if section == "fault":
+                self._note(key, value, field_name in own, f"fault={name} has no such field")
+                if field_name in own:
+                    fields[field_name] = value
+        made = (name, *map(repr, fields.values()))
+        if made not in self._faults:
+            problems, checked_fields = Problems(), {}
+            for field_name, value in fields.items():
+                if field_name != "kind":
+                    with problems.collect():
+                        checked_fields[field_name] = checked(f"fault.{field_name}", cls, field_name, value)
+            problems.check()
+            self._faults[made] = cls(kind=preset["kind"], **checked_fields)
+        return self._faults[made]
 
-    def _note(self, key: str, value: Any, used: bool, mitigation: str, fault: str) -> None:
-        self._kept[key] = self._kept.get(key, False) or used
-        if not used:
-            why = f"fault={fault} has no such field" if key.startswith("fault.") else f"mitigation={mitigation} sets it"
-            self._rejected[key] = f"{key}={value}: reaches no trial, because {why}; allowed: leave it out, or another "
-            self._rejected[key] += key.split(".")[0] if key.startswith("fault.") else "mitigation"
+    def _part(self, part: str, cls: type, values: Mapping[str, Any]) -> Any:
+        """One dataclass of the trial; equal ones are the same object, so that many trials cost little memory."""
+        fields = tuple(values[f"{part}.{name}"] for name in field_types(cls))
+        if (part, fields) not in self._parts:
+            self._parts[part, fields] = cls(*fields)
+        return self._parts[part, fields]
+
+    def _check_fault(self, fault: InjectableFault, trial: Trial) -> None:
+        if trial.structure not in self._shapes:
+            self._shapes[trial.structure] = shapes_of(trial, trial.data.vocabulary)
+        fault.check(trial, self._shapes[trial.structure])
+
+    def _note(self, key: str, value: Any, used: bool, why: str) -> None:
+        if used:
+            self._reached.add(key)
+        elif key in self.required:
+            other = "fault" if key.startswith("fault.") else "mitigation"
+            self._overruled[key] = (
+                f"{key}={value}: reaches no trial, because {why}; allowed: leave it out, or another {other}"
+            )
 
     def trials(self, jobs: Sequence[Sequence[str]]) -> list[Trial]:
         """The trials of all jobs, equal ones once, in order.
@@ -236,37 +229,11 @@ class Composer:
         the mitigation sets in every trial.
         """
         found: dict[str, Trial] = {}
+        problems = Problems()
         for job in jobs:
-            trial = self.trial(job)
-            found.setdefault(trial.id, trial)
-        for key, kept in self._kept.items():
-            if not kept:
-                raise ConfigError(self._rejected[key])
+            with problems.collect():
+                trial = self.trial(job)
+                found.setdefault(trial.id, trial)
+        problems.reasons |= {reason: None for key, reason in self._overruled.items() if key not in self._reached}
+        problems.check()
         return list(found.values())
-
-
-def explain(error: Exception, arguments: Sequence[str]) -> str:
-    """One line for what Hydra refused before the sweeper saw it: an unknown option of a group, or an unknown key."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        close = difflib.get_close_matches(name, error.options, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        return f"{group}={name}: unknown {group}; {hint}allowed: {', '.join(error.options)}"
-    known = {*_flat(schema()), *(f"fault.{k}" for values in fault_schemas().values() for k in values), *GROUPS}
-    for text in arguments:
-        if "=" in text and not text.startswith("-"):
-            try:
-                override = _parse(text)
-            except ConfigError as problem:
-                return str(problem)
-            key = override.get_key_element()
-            if key not in known and not key.startswith("hydra"):
-                return str(_unknown(key, override.get_value_element_as_str(), sorted(known)))
-    return " ".join(str(error).split())
-
-
-def _fields(cls: type) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(cls)
-
-
-__all__ = ["Composer", "expand", "explain", "fault_schemas", "schema"]

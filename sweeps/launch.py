@@ -6,15 +6,19 @@ import contextlib
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Generator, Sequence
+import threading
+from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import NoReturn, Protocol
 
 import torch
 from pebble import ProcessPool
 from rich.console import Console
 
-from harness.config import ConfigError, Data, Model, Trial
+from harness.config import ConfigError, Data, Model, Problems, Trial
 from harness.corpus import check_data
 from harness.precision import pick_device
 from harness.store import complete_trials, open_store, read_packs
@@ -25,7 +29,28 @@ from sweeps.settings import Run
 
 POLL_SECONDS = 0.5
 Results = Generator[Finished | Failed | None]
-Executor = Callable[[Sequence[Job]], Results]
+
+
+class Executor(Protocol):
+    """Trains packs somewhere."""
+
+    @property
+    def workers(self) -> int:
+        """Packs that run at the same time."""
+        ...
+
+    @property
+    def splits_over(self) -> int:
+        """How many workers are worth cutting packs smaller for, so that none is idle."""
+        ...
+
+    def running(self, out: Path) -> list[Job]:
+        """The packs that an earlier call has started and that still go on."""
+        ...
+
+    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
+        """Train `jobs`. Yield what became of each of them and of `running`, and None while there is nothing to tell."""
+        ...
 
 
 def available_cores() -> int:
@@ -39,7 +64,14 @@ class LocalExecutor:
 
     workers: int
 
-    def __call__(self, jobs: Sequence[Job]) -> Results:
+    @property
+    def splits_over(self) -> int:
+        return self.workers
+
+    def running(self, out: Path) -> list[Job]:
+        return []
+
+    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
         workers = min(self.workers, len(jobs))
         threads = max(1, available_cores() // max(1, workers))
         if workers <= 1:
@@ -50,6 +82,13 @@ class LocalExecutor:
         # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sweeps.run"])
+        # Ctrl-C reaches the whole group, and the parent alone decides: workers have this mask from their first moment.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         pool = ProcessPool(max_workers=workers, context=context, initializer=_start_worker, initargs=(threads,))
         try:
             pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
@@ -68,30 +107,71 @@ class LocalExecutor:
 
 
 def _start_worker(threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent alone decides
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
 
 
-def run_sweep(trials: Sequence[Trial], run: Run, workers: int, executor: Executor, console: Console) -> int:
-    """Check, plan and train. Returns the exit status: 0, or 1 if a pack failed, or 130 after Ctrl-C.
+def _die_with_parent() -> None:
+    """A killed sweep leaves no worker behind that trains on unseen."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Generator[None]:
+    """SIGTERM ends the sweep as Ctrl-C does; only the exit status differs."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come."""
+
+
+def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Console) -> int:
+    """Check, plan and train. Returns the exit status: 0, 1 if a pack failed, 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises ConfigError before anything is written if something about the run is wrong.
     """
-    device = pick_device(run.device, trials[0].train.precision).type
-    for data, context in {(without_order(trial.data), trial.model.context) for trial in trials}:
-        check_data(data, context)
-    complete = complete_trials(run.out) if (run.out / "store.zarr" / "zarr.json").exists() else set()
-    plan = make_plan(trials, complete, run.pack_size, device, workers)
+    has_results = (run.out / "store.zarr" / "zarr.json").exists()
+    problems = Problems()
+    for precision in {trial.train.precision for trial in trials}:
+        with problems.collect():
+            device = pick_device(run.device, precision).type
+    for data, context in _corpora(trials):
+        with problems.collect():
+            check_data(data, context)
+    if has_results:
+        with problems.collect():
+            open_store(run.out, run.study)  # checks it, and changes nothing
+    problems.check()
+    complete = complete_trials(run.out) if has_results else set()
+    running = executor.running(run.out)
+    taken = {trial.id for job in running for trial in job.pack.recorded}
+    plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over)
     if run.plan:
-        print_plan(plan, device, workers, console)
+        print_plan(plan, device, executor.workers, console)
         return 0
+    check_corpora(trials, run, has_results)
     open_store(run.out, run.study)
-    check_corpora(trials, run)
     _say_what_is_planned(plan, run, console)
     jobs = [Job(pack, run.out, run.device, run.block) for pack in plan.packs]
     results: list[Finished | Failed] = []
-    interrupted = False
-    with Display(plan, run.out, console) as display, contextlib.closing(executor(jobs)) as stream:
+    stopped: KeyboardInterrupt | None = None
+    with (
+        _stopped_by_sigterm(),
+        Display([*plan.packs, *(job.pack for job in running)], run.out, console) as display,
+        contextlib.closing(executor(jobs, running)) as stream,
+    ):
         try:
             for result in stream:
                 if result is None:
@@ -99,20 +179,27 @@ def run_sweep(trials: Sequence[Trial], run: Run, workers: int, executor: Executo
                 else:
                     results.append(result)
                     display.finished(result)
-        except KeyboardInterrupt:
-            interrupted = True
-    return summarize(plan, run, results, interrupted, console)
+        except KeyboardInterrupt as interrupt:
+            stopped = interrupt
+    return summarize(plan, run, results, stopped, console)
 
 
-def check_corpora(trials: Sequence[Trial], run: Run) -> None:
+def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:
+    """What is to be read, and the longest window of it."""
+    longest: dict[Data, int] = {}
+    for data, context in {(trial.data, trial.model.context) for trial in trials}:
+        longest[without_order(data)] = max(context, longest.get(without_order(data), 0))
+    return set(longest.items())
+
+
+def check_corpora(trials: Sequence[Trial], run: Run, has_results: bool) -> None:
     """Refuse to mix results from different texts: the store's must be the one that this run would train on."""
     stored: dict[Data, str] = {}
-    for pack in read_packs(run.out):
+    for pack in read_packs(run.out) if has_results else ():
         if pack.complete:
-            stored[without_order(Data(**pack.attributes["trials"][0]["data"]))] = pack.attributes["corpus"][
-                "fingerprint"
-            ]
-    for data, context in {(without_order(trial.data), trial.model.context) for trial in trials}:
+            data = without_order(Data(**pack.attributes["trials"][0]["data"]))
+            stored[data] = pack.attributes["corpus"]["fingerprint"]
+    for data, context in _corpora(trials):
         now = corpus_of(data, context).fingerprint
         before = stored.get(data, now)
         if now != before:
@@ -157,7 +244,9 @@ def _say_what_is_planned(plan: Plan, run: Run, console: Console) -> None:
     _say_counts(plan, console)
 
 
-def summarize(plan: Plan, run: Run, results: Sequence[Finished | Failed], interrupted: bool, console: Console) -> int:
+def summarize(
+    plan: Plan, run: Run, results: Sequence[Finished | Failed], stopped: KeyboardInterrupt | None, console: Console
+) -> int:
     """Say what came of it, and return the exit status."""
     outcomes: dict[str, int] = {}
     idle, failed = 0, []
@@ -176,9 +265,9 @@ def summarize(plan: Plan, run: Run, results: Sequence[Finished | Failed], interr
         line = f"pack {failure.pack} failed: {failure.reason}; trace in {failure.trace}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"results in {run.out}", highlight=False, soft_wrap=True)
-    if interrupted:
+    if stopped:
         console.print("interrupted; the same command goes on from here", highlight=False)
-        return 130
+        return 143 if isinstance(stopped, Terminated) else 130
     return 1 if failed else 0
 
 

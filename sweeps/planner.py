@@ -46,8 +46,9 @@ class Plan:
 def make_plan(trials: Sequence[Trial], complete: Iterable[str], size: int | None, device: str, workers: int) -> Plan:
     """Packs for every trial that is not complete, and for the golden twin of every faulty one.
 
-    `size` None takes `best_pack_size`. A pack holds the golden twin of each of its faulty trials, so it may be larger
-    than `size` by one; a lone trial joins the pack before it. Largest packs come first.
+    `size` None takes `best_pack_size`, or less where that would leave some of `workers` idle. A pack holds the golden
+    twin of each of its faulty trials, and a lone trial joins another pack, so one may be larger than `size` by one.
+    Largest packs come first. `complete` are the ids of trials to leave alone: stored, or in training elsewhere.
     """
     complete = set(complete)
     wanted = {trial.id: trial for trial in trials}
@@ -65,32 +66,56 @@ def make_plan(trials: Sequence[Trial], complete: Iterable[str], size: int | None
         model, train = members[0][0].model, members[0][0].train
         pending = sum(len(family) for family in members)
         limit = size or min(best_pack_size(model, train.batch, device), max(2, math.ceil(pending / workers)))
-        packs += [_pack(chunk, complete) for chunk in _fill(members, limit)]
+        packs += _fill([piece for family in members for piece in _pieces(family, limit)], limit)
     packs.sort(key=lambda pack: -pack_seconds(pack, device))
     return Plan(tuple(packs), len(wanted), len(twins), len(everything.keys() & complete))
 
 
-def _fill(families: Sequence[Sequence[Trial]], limit: int) -> list[list[Trial]]:
-    """Cut families (a golden trial and its faulty ones) into packs of about equal size, none split without need."""
-    pieces: list[list[Trial]] = []
-    for family in families:
-        pieces += [list(family[i : i + limit]) for i in range(0, len(family), limit)]
-    total = sum(len(piece) for piece in pieces)
+def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
+    """What has to stay together of a golden trial and its faulty ones: some of those, with their golden twin.
+
+    The golden trial is recorded once; where it is there again, or stored already (`family` lacks it then), it is a
+    witness.
+    """
+    golden = family[0].golden
+    faulty = [trial for trial in family if trial.id != golden.id]
+    is_witness = len(faulty) == len(family)
+    if not faulty:
+        return [PackPlan((golden,), frozenset())]
+    pieces = []
+    step = max(1, limit - 1)
+    for start in range(0, len(faulty), step):
+        pieces.append(PackPlan((golden, *faulty[start : start + step]), frozenset([golden.id] if is_witness else [])))
+        is_witness = True
+    return pieces
+
+
+def _fill(pieces: Sequence[PackPlan], limit: int) -> list[PackPlan]:
+    """Packs of about equal size: each piece, largest first, goes where it leaves the least room."""
+    total = sum(len(piece.trials) for piece in pieces)
     target = math.ceil(total / math.ceil(total / limit))
-    packs: list[list[Trial]] = [[]]
-    for piece in pieces:
-        if packs[-1] and len(packs[-1]) + len(piece) > target:
-            packs.append([])
-        packs[-1] += piece
-    if len(packs) > 1 and len(packs[-1]) == 1:
-        packs[-2] += packs.pop()
-    return packs
+    packs: list[list[PackPlan]] = []
+    with_room: list[list[list[PackPlan]]] = [[] for _ in range(target + 1)]
+    for piece in sorted(pieces, key=lambda piece: -len(piece.trials)):
+        length = len(piece.trials)
+        room = next((room for room in range(length, target + 1) if with_room[room]), None)
+        if room is None:
+            pack: list[PackPlan] = []
+            packs.append(pack)
+        else:
+            pack = with_room[room].pop()
+        pack.append(piece)
+        with_room[max(0, (target if room is None else room) - length)].append(pack)
+    lone = next((pack for pack in packs if len(pack) == len(pack[0].trials) == 1), None)
+    if lone and len(packs) > 1 and limit > 1:  # a pack of one has other bits than a larger one
+        packs.remove(lone)
+        packs[-1] += lone
+    return [_join(pack) for pack in packs]
 
 
-def _pack(trials: Sequence[Trial], complete: set[str]) -> PackPlan:
-    present = {trial.id for trial in trials}
-    missing = {trial.golden.id: trial.golden for trial in trials if trial.golden.id not in present}
-    return PackPlan((*trials, *missing.values()), frozenset(missing))
+def _join(pieces: Sequence[PackPlan]) -> PackPlan:
+    trials = tuple(trial for piece in pieces for trial in piece.trials)
+    return PackPlan(trials, frozenset().union(*(piece.witnesses for piece in pieces)))
 
 
 # --- what a pack costs -------------------------------------------------------------------------------------------
@@ -130,7 +155,8 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
 
 def pack_seconds(pack: PackPlan, device: str) -> float:
     """A rough time for a pack on one worker."""
-    return sum(trial.train.steps * trial_step_seconds(trial, device) for trial in pack.trials)
+    trial = pack.trials[0]
+    return len(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
 
 
 def wall_seconds(plan: Plan, device: str, workers: int) -> float:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from harness.outcome import TRAINED
-from sweeps.planner import Plan
+from sweeps.planner import PackPlan
 from sweeps.run import PROGRESS, Failed, Finished
 
 PLAIN_SECONDS = 10.0  # between lines where there is no terminal
@@ -21,11 +21,11 @@ PLAIN_SECONDS = 10.0  # between lines where there is no terminal
 class Display:
     """Follows a sweep. Counts finished packs as they are told, running ones from their progress files."""
 
-    def __init__(self, plan: Plan, out: Path, console: Console):
+    def __init__(self, packs: Sequence[PackPlan], out: Path, console: Console):
         self.out, self.console = out, console
-        self.packs = {pack.id: pack for pack in plan.packs}
-        self.total = plan.trials
-        self.total_steps = sum(len(pack.trials) * pack.trials[0].train.steps for pack in plan.packs)
+        self.packs = {pack.id: pack for pack in packs}
+        self.total = sum(len(pack.recorded) for pack in packs)
+        self.total_steps = sum(len(pack.trials) * pack.trials[0].train.steps for pack in packs)
         self.done_trials = self.bad_trials = self.failed_packs = 0
         self.done_steps, self.skipped_steps = 0, 0
         self.started = self.last_line = time.monotonic()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.config import STRUCTURAL, ConfigError, anything, checked, choice, number
+from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,43 @@ class TelemetrySettings:
     block: int = number(STRUCTURAL, 50, "steps between writes to the store", low=1)
 
 
+PLUGINS = "hydra_plugins.stability_harness"
+
+
+@dataclass
+class GridOptions:
+    """`hydra.sweeper.*`: the axes of a study, each as on the command line."""
+
+    _target_: str = f"{PLUGINS}.GridSweeper"
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class LocalOptions:
+    """`hydra.launcher.*` of `hydra/launcher=local`."""
+
+    _target_: str = f"{PLUGINS}.LocalLauncher"
+    workers: Any = "auto"  # processes, each with its share of the cores; auto: one a core, or one in all on CUDA
+
+
+@dataclass
+class SlurmOptions:
+    """`hydra.launcher.*` of `hydra/launcher=slurm`: what is asked of Slurm for each pack."""
+
+    _target_: str = f"{PLUGINS}.SlurmLauncher"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: int = 60  # minutes
+    cpus: int = 1
+    gpus: int | None = None
+    memory: str = "4GB"
+    constraint: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # any other sbatch option: +hydra.launcher.extra.nice=100
+    setup: list[str] = field(default_factory=list)  # shell lines that run in the job before Python
+    parallel: int = 256  # jobs of the array that may run at the same time
+
+
 PARTS: dict[str, type] = {"pack": PackSettings, "telemetry": TelemetrySettings}
 
 
@@ -58,12 +95,36 @@ def schema() -> dict[str, Any]:
     return {**root, **{part: vars(cls()) for part, cls in PARTS.items()}}
 
 
+def keys() -> list[str]:
+    """Every key of the run."""
+    return [*Settings.__dataclass_fields__, *(f"{part}.{name}" for part, cls in PARTS.items() for name in vars(cls()))]
+
+
+def check_key(key: str, value: Any) -> Any:
+    """`value` as the key of the run wants it. Raises ConfigError."""
+    if key == "pack.size":
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ConfigError(f"pack.size={value}: not a size; allowed: auto, or an integer from 1 up")
+        return value
+    part, _, name = key.rpartition(".")
+    return checked(key, PARTS[part] if part else Settings, name, value)
+
+
 def run_from(study: str, values: Mapping[str, Any]) -> Run:
     """Check the run's keys. Raises ConfigError."""
-    root = {name: checked(name, Settings, name, values[name]) for name in Settings.__dataclass_fields__}
-    block = checked("telemetry.block", TelemetrySettings, "block", values["telemetry"]["block"])
-    out = Path(root["out"] or f"results/{study}").absolute()
-    size = values["pack"]["size"]
-    if size != "auto" and (type(size) is not int or size < 1):
-        raise ConfigError(f"pack.size={size}: allowed: auto, or an integer from 1 up")
-    return Run(study, out, root["device"], root["plan"], root["wait"], None if size == "auto" else size, block)
+    problems, found = Problems(), {}
+    for key in keys():
+        part, _, name = key.rpartition(".")
+        with problems.collect():
+            found[key] = check_key(key, (values[part] if part else values)[name])
+    problems.check()
+    size = found["pack.size"]
+    return Run(
+        study,
+        Path(found["out"] or f"results/{study}").absolute(),
+        found["device"],
+        found["plan"],
+        found["wait"],
+        None if size == "auto" else size,
+        found["telemetry.block"],
+    )

@@ -1,7 +1,7 @@
 """Packs as one Slurm array through submitit.
 
 Each job writes into the shared store, so the store is the only thing that says whether a pack is done: nothing that
-submitit pickled is ever read back here. Which job works at which pack stands in `<out>/slurm/jobs.json`.
+submitit pickled is ever read back here. Which job works at which pack stands in `<out>/slurm/packs/<pack>.json`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import submitit
-from submitit.slurm.slurm import SlurmInfoWatcher
 
-from harness.config import ConfigError
+from harness.config import ConfigError, trial_from_dict
 from harness.store import read_pack_attrs
+from injectors import fault_types
 from sweeps.launch import Results, available_cores
-from sweeps.run import Failed, Finished, Job, record_failure, train_pack
+from sweeps.planner import PackPlan
+from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
 
-FOLDER = "slurm"
+FOLDER, PACKS = "slurm", "packs"
 POLL_SECONDS = 2.0
-ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "SUSPENDED", "READY", "UNKNOWN")
+LOST_SECONDS = 15.0  # a job has left the queue, and a network file system may still hide what it wrote
 
 
 def train_on_node(job: Job) -> None:
@@ -33,7 +35,9 @@ def train_on_node(job: Job) -> None:
     import torch
 
     torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", available_cores())))
-    train_pack(job)
+    result = train_pack_safely(job)
+    if isinstance(result, Failed):
+        raise RuntimeError(f"{result.reason}; trace in {result.trace}")  # so that Slurm calls the job failed, too
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,11 @@ class SlurmExecutor:
 
     options: Mapping[str, Any]
     wait: bool
+    splits_over: int = 1  # a job takes seconds to start, so packs are as large as is fastest
+
+    @property
+    def workers(self) -> int:
+        return self.options["parallel"]
 
     @staticmethod
     def check() -> None:
@@ -49,25 +58,33 @@ class SlurmExecutor:
         if shutil.which("sbatch") is None:
             raise ConfigError("hydra/launcher=slurm: no sbatch on PATH; allowed here: local")
 
-    def __call__(self, jobs: Sequence[Job]) -> Results:
-        if not jobs:
-            return
-        folder = jobs[0].out / FOLDER
-        running = {job: number for job in jobs if (number := _recorded(folder, job)) and _is_alive(number)}
-        waiting = [job for job in jobs if job not in running]
-        if waiting:
-            running |= self._submit(folder, waiting)
-        if not self.wait:
-            return
-        yield from _follow(running)
+    def running(self, out: Path) -> list[Job]:
+        """Packs that stand in Slurm's queue for this store. Raises ConfigError if Slurm does not answer."""
+        submitted = _submitted(out)
+        queued = _queued(submitted.values())
+        if queued is None:
+            raise ConfigError("hydra/launcher=slurm: squeue does not answer; allowed: a running Slurm, or local")
+        return [job for job, number in submitted.items() if number in queued]
 
-    def _submit(self, folder: Path, jobs: Sequence[Job]) -> dict[Job, str]:
+    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
+        submitted = _submitted(running[0].out) if running else {}
+        numbers = {job: submitted[job] for job in running}
+        if jobs:
+            numbers |= self._submit(jobs)
+        if self.wait:
+            yield from _follow(numbers)
+
+    def _submit(self, jobs: Sequence[Job]) -> dict[Job, str]:
+        folder = jobs[0].out / FOLDER
+        for job in jobs:
+            job.error_file.unlink(missing_ok=True)
         executor = submitit.SlurmExecutor(folder=folder / "%A", max_num_timeout=0)
         executor.update_parameters(**self._parameters())
         with executor.batch():
-            submitted = [executor.submit(train_on_node, job) for job in jobs]
-        numbers = {job: handle.job_id for job, handle in zip(jobs, submitted, strict=True)}
-        _record(folder, numbers)
+            handles = [executor.submit(train_on_node, job) for job in jobs]
+        numbers = {job: handle.job_id for job, handle in zip(jobs, handles, strict=True)}
+        for job, number in numbers.items():
+            _write_down(job, number)
         return numbers
 
     def _parameters(self) -> dict[str, Any]:
@@ -83,46 +100,67 @@ class SlurmExecutor:
         return found
 
 
-def _jobs_file(folder: Path) -> Path:
-    return folder / "jobs.json"
-
-
-def _record(folder: Path, numbers: Mapping[Job, str]) -> None:
-    file = _jobs_file(folder)
-    known = json.loads(file.read_text()) if file.exists() else {}
-    known |= {job.pack.id: number for job, number in numbers.items()}
+def _write_down(job: Job, number: str) -> None:
+    """Keep which Slurm job trains this pack, and the pack itself, as JSON."""
+    record = {
+        "job": number,
+        "device": job.device,
+        "block": job.block,
+        "trials": [trial.to_dict() for trial in job.pack.trials],
+        "witnesses": sorted(job.pack.witnesses),
+    }
+    file = job.out / FOLDER / PACKS / f"{job.pack.id}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(known, indent=1))
+    temporary.write_text(json.dumps(record))
     os.replace(temporary, file)
 
 
-def _recorded(folder: Path, job: Job) -> str | None:
-    file = _jobs_file(folder)
-    return json.loads(file.read_text()).get(job.pack.id) if file.exists() else None
+def _submitted(out: Path) -> dict[Job, str]:
+    """Every pack that was submitted for this store, with the Slurm job that was the last to train it."""
+    found = {}
+    for file in sorted((out / FOLDER / PACKS).glob("*.json")):
+        record = json.loads(file.read_text())
+        trials = tuple(trial_from_dict(values, fault_types()) for values in record["trials"])
+        pack = PackPlan(trials, frozenset(record["witnesses"]))
+        found[Job(pack, out, record["device"], record["block"])] = record["job"]
+    return found
 
 
-def _is_alive(number: str) -> bool:
-    return _state(number) in ALIVE
+def _queued(numbers: Iterable[str]) -> set[str] | None:
+    """Which of these jobs are pending or running; None if Slurm does not answer just now.
+
+    From squeue, which is exact: sacct hears of a job seconds later, and of some cancelled array tasks never.
+    """
+    arrays = sorted({number.split("_")[0] for number in numbers})
+    if not arrays:
+        return set()
+    command = ["squeue", "--noheader", "--array", "--format=%i", f"--jobs={','.join(arrays)}"]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    if answer.returncode and "Invalid job id" not in answer.stderr:
+        return None
+    return set(answer.stdout.split())
 
 
-_WATCHER = SlurmInfoWatcher(delay_s=10)
-
-
-def _state(number: str) -> str:
-    """Slurm's word for the job's state; UNKNOWN while sacct has not heard of it."""
-    _WATCHER.register_job(number)
-    return str(_WATCHER.get_state(number, mode="force")).split()[0]
+def _last_state(number: str) -> str:
+    """Slurm's last word on a job that has left the queue."""
+    command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}"]
+    words = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
+    return words or "no longer known to Slurm"
 
 
 def _follow(running: dict[Job, str]) -> Results:
     """Yield each pack as it ends, and None in between."""
+    left_at: dict[Job, float] = {}
     while running:
         time.sleep(POLL_SECONDS)
         yield None
+        queued = _queued(running.values())
         for job, number in list(running.items()):
             ended: Finished | Failed | None = _finished(job)
-            if ended is None and not _is_alive(number):
-                ended = _finished(job) or _lost(job, number)
+            if ended is None and queued is not None and number not in queued:
+                waited = time.monotonic() - left_at.setdefault(job, time.monotonic())
+                ended = _lost(job, number) if waited > LOST_SECONDS else None
             if ended is not None:
                 del running[job]
                 yield ended
@@ -143,7 +181,10 @@ def _finished(job: Job) -> Finished | None:
 
 
 def _lost(job: Job, number: str) -> Failed:
+    """What is known of a job that has left the queue without finishing its pack."""
+    if job.error_file.exists():
+        return Failed(job.pack.id, job.error_file.read_text().splitlines()[0], job.error_file)
     log = job.out / FOLDER / number.split("_")[0] / f"{number}_0_log.out"
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:]) if log.exists() else "(no log)"
     last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
-    return record_failure(job, f"Slurm job {number} ended as {_state(number)}: {last}", f"{log}\n{tail}")
+    return record_failure(job, f"Slurm job {number} ended ({_last_state(number)}): {last}", f"{log}\n{tail}")

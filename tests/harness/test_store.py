@@ -110,7 +110,7 @@ def test_a_pack_has_few_files(tmp_path: Path) -> None:
     values["validation_loss"][:, : STEPS - 1] = np.nan
     write_blocks(store, values)
     finish(store)
-    files = [path for path in tree(tmp_path / STORE / "ab12")]
+    files = tree(tmp_path / STORE / "ab12")
     blocks = -(-STEPS // BLOCK)
     assert len(files) == 1 + len(SIGNALS) * (1 + blocks) - (blocks - 1), "one chunk a block, none where all is NaN"
 
@@ -237,7 +237,9 @@ def test_a_reader_never_sees_half_of_anything(tmp_path: Path) -> None:
 
     def read() -> None:
         try:
-            while not done.is_set():
+            is_last = False
+            while not is_last:
+                is_last = done.is_set()
                 for pack in read_packs(tmp_path):
                     steps_done = pack.attributes["steps_done"]
                     loss = zarr.open_array(pack.path / "loss", mode="r")[:]
@@ -257,8 +259,6 @@ def test_a_reader_never_sees_half_of_anything(tmp_path: Path) -> None:
             store = make_pack(tmp_path, f"{number:04x}")
             write_blocks(store, values_for(store))
             finish(store)
-        while reader.is_alive() and (True, STEPS) not in seen:
-            reader.join(0.01)
         done.set()
         reader.join()
     assert not failures, failures

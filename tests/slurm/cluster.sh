@@ -28,9 +28,9 @@ fail() {  # DAEMON REASON
 
 live_pid() {  # DAEMON: print its pid if the daemon from our pid file is running
   local pid
-  pid=$(cat "$RUN/$1.pid" 2>/dev/null) && [[ -n $pid ]] || return 1
+  pid=$(cat "$RUN/$1.pid") && [[ -n $pid ]] || return 1
   # The command line tells apart a reused pid and, being empty, a zombie.
-  [[ $(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline") == *"${1/-/ -N }"* ]] && echo "$pid"
+  [[ $(tr '\0' ' ' <"/proc/$pid/cmdline") == *"${1/-/ -N }"* ]] && echo "$pid"
 } 2>/dev/null
 
 alive() { live_pid "$1" >/dev/null; }
@@ -64,12 +64,12 @@ wait_for() {  # DAEMON COMMAND...: poll until COMMAND succeeds
 stop() {  # DAEMON
   local pid i
   if pid=$(live_pid "$1"); then
-    kill "$pid"
+    kill "$pid" || true  # it may end by itself meanwhile
     for ((i = 0; i < 300; i++)); do
       alive "$1" || break
       sleep 0.1
     done
-    alive "$1" && kill -9 "$pid"
+    alive "$1" && kill -9 "$pid" || true
   fi
   rm -f "$RUN/$1.pid"
 }
@@ -82,7 +82,7 @@ install_packages() {
   command -v apt-get >/dev/null || die "apt-get not found; this needs Debian"
   # Packages start their own services where they can; ours are started below.
   if [[ ! -e $policy ]]; then
-    trap "rm -f $policy" EXIT
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' >"$policy"
     chmod 755 "$policy"
   fi
@@ -109,8 +109,12 @@ put() {  # FILE MODE: write stdin to FILE; remember in `changed` that it differs
 }
 
 configure() {
-  local host name changed=''
+  local host bind='' name changed=''
   host=$(uname -n)
+  # These bind every socket to the host name's address, so only a loopback one will do.
+  if [[ $(getent ahostsv4 "$host") == 127.* ]]; then
+    bind=CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+  fi
   host=${host%%.*}
   getent passwd slurm >/dev/null || useradd --system --user-group --no-create-home slurm
   install -d "$ETC"
@@ -123,7 +127,7 @@ DbdAddr=127.0.0.1
 DbdPort=6819
 SlurmUser=slurm
 AuthType=auth/munge
-CommunicationParameters=NoInAddrAny
+${bind%,*}
 # The socket is named by MYSQL_UNIX_PORT, and its peer is the password.
 StorageType=accounting_storage/mysql
 StorageHost=localhost
@@ -141,7 +145,7 @@ SlurmUser=slurm
 AuthType=auth/munge
 # A requeued job waits this long before it may start again; the default is 120 s.
 AuthInfo=cred_expire=5
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+$bind
 
 SlurmctldPidFile=$RUN/slurmctld.pid
 SlurmdPidFile=$RUN/slurmd-%n.pid
@@ -169,11 +173,13 @@ MaxJobCount=100000
 MinJobAge=3600
 JobRequeue=1
 KillWait=2
+# An srun that was killed would otherwise keep its allocation for ever.
 InactiveLimit=60
 MessageTimeout=20
 SlurmdTimeout=20
 ReturnToService=2
 
+# The sizes below count, whatever the machine has.
 SlurmdParameters=config_overrides
 NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=6821 CPUs=1 RealMemory=8000
 NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=6822 CPUs=1 RealMemory=8000
@@ -215,19 +221,19 @@ start_mariadbd() {
                          GRANT ALL ON slurm_acct_db.* TO slurm@localhost;"
 }
 
-acct() { timeout 10 sacctmgr --quiet --noheader --parsable2 --immediate "$@"; }
+acct() { timeout 10 sacctmgr --noheader --parsable2 --immediate "$@"; }
 
 start_slurmdbd() {
   if ! alive slurmdbd; then
     (MYSQL_UNIX_PORT=$DB_SOCKET detach slurmdbd slurmdbd) || fail slurmdbd "cannot start"
     wait_for slurmdbd acct show cluster
   fi
-  [[ $(acct show cluster format=cluster) == *tests* ]] || acct add cluster tests
-  [[ $(acct show qos format=name) == *high* ]] || acct add qos high
+  [[ $(acct show cluster format=cluster) == *tests* ]] || acct add cluster tests >/dev/null
+  [[ $(acct show qos format=name) == *high* ]] || acct add qos high >/dev/null
   [[ $(acct show account format=account) == *research* ]] ||
-    acct add account research cluster=tests qos=normal,high
+    acct add account research cluster=tests qos=normal,high >/dev/null
   [[ $(acct show assoc user=root format=account) == *research* ]] ||
-    acct add user root account=research qos=normal,high
+    acct add user root account=research qos=normal,high >/dev/null
 }
 
 ctld_up() { timeout 10 scontrol ping | grep -q 'is UP'; }

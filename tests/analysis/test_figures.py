@@ -1,0 +1,273 @@
+"""The figures: that they hold what they should, say what they are, and that nothing in them overlaps."""
+
+from __future__ import annotations
+
+import io
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from analysis import fault_events, figures, metrics, open_sweep
+from analysis.figures import FIGURES
+
+
+def settings() -> dict[str, object]:
+    return {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
+
+
+SETTINGS = settings()  # as they were before anything was drawn
+
+
+@pytest.fixture(scope="module")
+def sweep(realistic: Path) -> tuple[xr.Dataset, pd.DataFrame]:
+    return open_sweep(realistic), fault_events(realistic)
+
+
+@pytest.fixture(scope="module")
+def drawn(sweep) -> dict[str, Figure]:
+    return {name: draw(*sweep).figure for name, draw in FIGURES.items()}
+
+
+def png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=50)
+    return buffer.getvalue()
+
+
+def legend_texts(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+# --- every figure ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_panel_has_data_and_every_axis_a_label(drawn, name: str) -> None:
+    figure = drawn[name]
+    assert figure.axes
+    for panel in figure.axes:
+        assert any(np.isfinite(np.asarray(line.get_ydata(), float)).any() for line in panel.lines)
+    assert any(panel.get_title() for panel in figure.axes)
+    assert any("[nat/token]" in panel.get_ylabel() for panel in figure.axes)
+    assert any(panel.get_xlabel() for panel in figure.axes)
+    assert legend_texts(figure)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_lies_on_another_or_outside(drawn, name: str) -> None:
+    figure = drawn[name]
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in drawn_texts(figure)]
+    assert len(boxes) > 10
+    page = figure.bbox
+    for words, box in boxes:
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, words
+    for (first, box), (second, other) in combinations(boxes, 2):
+        assert not box.overlaps(other), (first, second)
+
+
+def drawn_texts(figure: Figure) -> list[Text]:
+    texts = [*figure.texts, *(text for legend in figure.legends for text in [legend.get_title(), *legend.get_texts()])]
+    for panel in figure.axes:
+        texts += [panel.title, panel.xaxis.label, panel.yaxis.label, *panel.texts]
+        for axis in (panel.xaxis, panel.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            texts += [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [text for text in texts if text.get_visible() and text.get_text().strip()]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_drawing_again_gives_the_same_picture_and_changes_no_global_setting(sweep, drawn, name: str) -> None:
+    backend = matplotlib.get_backend()
+    assert png(FIGURES[name](*sweep).figure) == png(drawn[name])
+    assert settings() == SETTINGS and matplotlib.get_backend() == backend
+    assert matplotlib.pyplot.get_fignums() == []
+
+
+# --- loss against learning rate ----------------------------------------------------------------------------------
+
+
+def test_rates_have_a_panel_a_width_and_a_line_a_mitigation(sweep, drawn) -> None:
+    figure, (ds, _) = drawn["loss_against_rate"], sweep
+    assert [panel.get_title() for panel in figure.axes] == ["width 32", "width 64", "width 128"]
+    assert all(panel.get_xscale() == "log" for panel in figure.axes)
+    texts = legend_texts(figure)
+    assert texts[:2] == ["mitigation: none", "mitigation: qk_norm"]
+    assert "non-finite trial, drawn at the loss at initialisation" in texts
+    plain, normed = figure.axes[0].lines[:2]
+    table = metrics.trial_table(metrics.clean_trials(ds))
+    means = table[(table["width"] == 32) & (table["mitigation"] == "qk_norm")].groupby("lr")["capped_loss"].mean()
+    np.testing.assert_allclose(normed.get_ydata(), means, rtol=1e-6)
+    assert plain.get_ydata()[-1] > normed.get_ydata()[-1] + 1
+
+
+def test_nonfinite_trials_are_crosses_at_the_loss_at_initialisation(tmp_path: Path, synthetic) -> None:
+    trials = [synthetic.make_trial(lr=lr, seed=seed) for lr in (1e-3, 1e-2, 1e-1) for seed in (0, 1)]
+
+    def loss(trial) -> np.ndarray:
+        values = synthetic.flat_loss(trial)
+        if trial.optim.lr == 1e-1 and trial.seed == 0:
+            values[9:] = np.nan
+        return values
+
+    synthetic.write_pack(tmp_path, trials, loss)
+    drawing = figures.loss_against_rate(open_sweep(tmp_path))
+    dots, crosses = drawing.figure.axes[0].collections
+    assert len(dots.get_offsets()) == 5
+    np.testing.assert_allclose(crosses.get_offsets(), [[1e-1, synthetic.INITIAL]])
+    assert "the 1 trial that became non-finite" in drawing.caption and "2 seeds" in drawing.caption
+    assert len(drawing.figure.axes[0].lines) == 2, "the mean, and the loss at initialisation"
+    np.testing.assert_allclose(drawing.figure.axes[0].lines[0].get_ydata(), [3, 2, (3 + 5) / 2])
+
+
+def test_the_loss_at_initialisation_is_left_out_where_nothing_comes_near_it(tmp_path: Path, synthetic) -> None:
+    trials = [synthetic.make_trial(lr=lr) for lr in (1e-3, 1e-2)]
+    synthetic.write_pack(tmp_path, trials)
+    drawing = figures.loss_against_rate(open_sweep(tmp_path))
+    assert legend_texts(drawing.figure) == ["mitigation: none"] and "none became non-finite" in drawing.caption
+    assert drawing.figure.axes[0].get_ylim()[1] < 4 < synthetic.INITIAL
+
+
+def test_other_axes_of_the_sweep_make_lines_of_their_own(tmp_path: Path, synthetic) -> None:
+    for depth in (1, 2):
+        trials = [synthetic.make_trial(lr=lr, depth=depth) for lr in (1e-3, 1e-2)]
+        synthetic.write_pack(tmp_path, trials)
+    figure = figures.loss_against_rate(open_sweep(tmp_path)).figure
+    assert legend_texts(figure)[:2] == ["mitigation: none, depth = 1", "mitigation: none, depth = 2"]
+
+
+# --- sensitivity -------------------------------------------------------------------------------------------------
+
+
+def test_sensitivity_shows_the_table(sweep, drawn) -> None:
+    panel = drawn["sensitivity_against_width"].axes[0]
+    table = metrics.lr_sensitivity(sweep[0])
+    assert panel.get_xscale() == "log" and panel.xaxis.get_transform().base == 2
+    assert list(panel.get_xticks()) == [32, 64, 128]
+    assert legend_texts(drawn["sensitivity_against_width"]) == ["none", "qk_norm"]
+    for container, mitigation in zip(panel.containers, ("none", "qk_norm"), strict=True):
+        own = table[table["mitigation"] == mitigation]
+        line, _, (bars,) = container
+        np.testing.assert_allclose(line.get_ydata().astype(float), own["sensitivity"])
+        reach = [(low, high) for (_, low), (_, high) in bars.get_segments()]
+        np.testing.assert_allclose(reach, own[["low", "high"]], atol=1e-12)
+
+
+def test_different_ranges_of_rates_are_said_in_the_caption(tmp_path: Path, synthetic) -> None:
+    for mitigation, rates in (("none", (1e-3, 1e-2)), ("qk_norm", (1e-3, 1e-1))):
+        synthetic.write_pack(tmp_path, [synthetic.make_trial(lr=lr, mitigation=mitigation) for lr in rates])
+    caption = figures.sensitivity_against_width(open_sweep(tmp_path)).caption
+    assert "cannot be compared" in caption and "one seed, so no intervals" in caption
+
+
+# --- faulty against golden ---------------------------------------------------------------------------------------
+
+
+def test_a_row_a_fault_and_a_column_a_mitigation_with_the_strike_marked(drawn) -> None:
+    figure = drawn["faulty_against_golden"]
+    titles = [panel.get_title().strip() for panel in figure.axes if panel.get_title()]
+    assert titles == [
+        f"{fault}, mitigation: {mitigation}"
+        for fault in ("rare_tokens", "weight_bit")
+        for mitigation in ("none", "qk_norm")
+    ]
+    notes = [text.get_text() for panel in figure.axes for text in panel.texts]
+    assert "strike at steps 60 to 67" in notes[0] and "strike at step 60" in notes[2]
+    assert all("width 64, lr 0.01, seed 1" in note for note in notes)
+    for panel in figure.axes:
+        assert any(line.get_xdata()[0] == 60 == line.get_xdata()[-1] for line in panel.lines), "the strike"
+        assert panel.patches, "its span"
+    for left, right in zip(figure.axes[::2], figure.axes[1::2], strict=True):
+        assert left.get_ylim() == right.get_ylim(), "mitigations are compared on one scale"
+
+
+def test_the_curves_are_those_of_the_twins(sweep, drawn) -> None:
+    ds, _ = sweep
+    golden, faulty = drawn["faulty_against_golden"].axes[0].lines[:2]
+    chosen = ds.isel(trial=np.flatnonzero((ds.fault == "rare_tokens") & (ds.mitigation == "none") & (ds.width == 64)))
+    chosen = chosen.isel(trial=np.flatnonzero((chosen.lr == 1e-2) & (chosen.seed == 1)))
+    np.testing.assert_allclose(faulty.get_ydata(), chosen["loss"].values[0])
+    np.testing.assert_allclose(golden.get_ydata(), ds["loss"].sel(trial=chosen["golden"].values[0]).values)
+    np.testing.assert_array_equal(golden.get_ydata()[:60], faulty.get_ydata()[:60])
+
+
+def test_which_trial_is_shown() -> None:
+    rows = [
+        # width, rate, golden's id, its loss, size, id
+        (32, 1e-2, "g0", 1.0, 99, "a"),
+        (64, 1e-3, "g1", 2.0, 9, "b"),
+        (64, 1e-2, "g2", 1.4, 1, "c"),
+        (64, 1e-2, "g3", 1.8, np.inf, "e"),
+        (64, 1e-2, "g3", 1.8, np.inf, "d"),
+        (64, 1e-1, "g4", np.nan, 99, "f"),
+        (128, 1e-2, "g5", 1.0, 99, "g"),
+    ]
+    table = pd.DataFrame(rows, columns=["width", "lr", "golden", "golden_loss", "size", "trial"])
+    assert figures.representative(table)["trial"] == "d"
+    assert figures.representative(table[table["width"] > 32])["trial"] == "d", "the lower of two widths"
+    assert figures.representative(table.iloc[:0]) is None
+
+
+def test_strikes_are_where_the_events_say() -> None:
+    trial = pd.Series({"trial": "x", "start": 5, "duration": 3})
+    assert figures.strikes(trial, None) == [(5, 7)]
+    events = pd.DataFrame({"trial": ["x"] * 4 + ["y"], "step": [9, 5, 6, 6, 30]})
+    assert figures.strikes(trial, events) == [(5, 6), (9, 9)]
+    assert figures.strikes(trial, events[events["trial"] == "y"]) == []
+
+
+def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path, synthetic) -> None:
+    idle = synthetic.make_trial(fault=synthetic.RareTokens(start=20))
+    lost = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
+
+    def loss(trial) -> np.ndarray:
+        values = synthetic.flat_loss(trial)
+        if trial.fault.kind == "weight_bit":
+            values[20:30], values[30:] = 1e6, np.nan
+        return values
+
+    synthetic.write_pack(
+        tmp_path,
+        synthetic.with_golden([idle, lost]),
+        loss,
+        faults=lambda t: synthetic.strike_events(t) if t is lost else [],
+    )
+    figure = figures.faulty_against_golden(open_sweep(tmp_path), fault_events(tmp_path)).figure
+    never, _, blown, _ = figure.axes
+    assert "never fired" in never.texts[0].get_text() and not never.patches
+    assert blown.get_yscale() == "log" and never.get_yscale() == "linear"
+    crosses = [line for line in blown.lines if line.get_marker() == "x"]
+    assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(29, 1e6)]
+    assert "strike at step 20, non-finite from step 30" in blown.texts[0].get_text()
+
+
+# --- nothing to draw ---------------------------------------------------------------------------------------------
+
+
+def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path, synthetic) -> None:
+    synthetic.write_pack(tmp_path, [synthetic.make_trial()])
+    ds, events = open_sweep(tmp_path), fault_events(tmp_path)
+    reasons = {name: draw(ds, events) for name, draw in FIGURES.items()}
+    assert all(drawing.figure is None for drawing in reasons.values())
+    assert "1 learning rate" in reasons["loss_against_rate"].caption
+    assert "two learning rates" in reasons["sensitivity_against_width"].caption
+    assert "no faults" in reasons["faulty_against_golden"].caption
+
+
+def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path, synthetic) -> None:
+    faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
+    synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), steps_done=10, finish=False)
+    ds, events = open_sweep(tmp_path), fault_events(tmp_path)
+    drawings = [draw(ds, events) for draw in FIGURES.values()]
+    assert all(drawing.figure is None and drawing.caption.startswith("No figure: ") for drawing in drawings)

@@ -1,0 +1,180 @@
+"""Metrics against values worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from analysis import metrics, open_sweep
+
+
+def one_value(values: xr.DataArray, trial) -> float:
+    return float(values.sel(trial=trial.id))
+
+
+# --- single trials -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "window"), [(200, 10), (101, 6), (40, 5), (3, 3)])
+def test_final_loss_is_the_mean_over_the_last_steps(tmp_path: Path, synthetic, steps: int, window: int) -> None:
+    trial, longer = synthetic.make_trial(steps=steps), synthetic.make_trial(steps=steps + 50)
+    for each in (trial, longer):
+        synthetic.write_pack(tmp_path, [each], lambda t: np.arange(t.train.steps, dtype=float))
+    ds = open_sweep(tmp_path)
+    assert one_value(metrics.final_loss(ds), trial) == np.arange(steps)[-window:].mean()
+    assert metrics.final_loss(ds).attrs["units"] == "nat/token"
+
+
+def test_final_loss_is_nan_where_there_is_none(tmp_path: Path, synthetic) -> None:
+    trials = [synthetic.make_trial(seed=seed) for seed in range(4)]
+    lost = {trials[1].id: 10, trials[2].id: 39}
+
+    def loss(trial) -> np.ndarray:
+        values = np.ones(40)
+        values[lost.get(trial.id, 40) :] = np.nan
+        return values
+
+    synthetic.write_pack(tmp_path, trials[:3], loss)
+    synthetic.write_pack(tmp_path, trials[3:], loss, steps_done=38, finish=False)
+    final = metrics.final_loss(open_sweep(tmp_path))
+    assert [one_value(final, trial) for trial in trials[:1]] == [1]
+    assert all(np.isnan(one_value(final, trial)) for trial in trials[1:])
+
+
+def test_initial_loss_is_that_of_the_first_step(tmp_path: Path, synthetic) -> None:
+    trials = [synthetic.make_trial(seed=seed) for seed in range(2)]
+    synthetic.write_pack(tmp_path, trials, lambda t: np.where(np.arange(40) == 0, [5, np.inf][t.seed], 1))
+    np.testing.assert_array_equal(metrics.initial_loss(open_sweep(tmp_path)).values, [5, np.nan])
+
+
+# --- LR sensitivity ----------------------------------------------------------------------------------------------
+
+
+def final_losses(synthetic, table: dict) -> dict:
+    """Trial -> loss curve that starts at 5 and ends at a given value."""
+    return {
+        trial.id: np.where(np.arange(trial.train.steps) == 0, synthetic.INITIAL, value)
+        for trial, value in table.items()
+    }
+
+
+def sensitivity_of(tmp_path: Path, synthetic, losses: dict[float, list[float]], **fields):
+    """`losses`: rate -> final loss of each seed."""
+    values = {
+        synthetic.make_trial(lr=lr, seed=seed, **fields): loss
+        for lr, own in losses.items()
+        for seed, loss in enumerate(own)
+    }
+    curves = final_losses(synthetic, values)
+    synthetic.write_pack(tmp_path, list(values), lambda trial: curves[trial.id])
+    return metrics.lr_sensitivity(open_sweep(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({1e-3: [3], 1e-2: [2], 1e-1: [4]}, (3 + 2 + 4) / 3 - 2),
+        ({1e-3: [3], 1e-2: [2], 1e-1: [np.nan]}, (3 + 2 + 5) / 3 - 2),
+        ({1e-3: [3], 1e-2: [2], 1e-1: [90]}, (3 + 2 + 5) / 3 - 2),
+        ({1e-3: [5], 1e-2: [5], 1e-1: [np.nan]}, 0),
+        ({1e-3: [2], 1e-2: [2], 1e-1: [2]}, 0),
+    ],
+    ids=["plain", "non-finite counts as no learning", "worse than no learning too", "at chance everywhere", "flat"],
+)
+def test_lr_sensitivity_by_hand(tmp_path: Path, synthetic, losses: dict, expected: float) -> None:
+    table = sensitivity_of(tmp_path, synthetic, losses)
+    assert len(table) == 1
+    row = table.iloc[0]
+    assert row["sensitivity"] == pytest.approx(expected, abs=1e-6)  # losses are stored in single precision
+    assert (row["width"], row["mitigation"], row["seeds"], row["rates"]) == (32, "none", 1, 3)
+    assert (row["lowest_rate"], row["highest_rate"]) == (1e-3, 1e-1)
+    assert np.isnan(row["low"]) and np.isnan(row["high"])
+
+
+def test_each_seed_has_its_own_sensitivity_and_the_interval_spans_them(tmp_path: Path, synthetic) -> None:
+    row = sensitivity_of(tmp_path, synthetic, {1e-3: [3, 2], 1e-2: [2, 4]}).iloc[0]
+    assert row["sensitivity"] == pytest.approx((0.5 + 1.0) / 2)
+    assert (row["low"], row["high"], row["seeds"]) == (pytest.approx(0.5), pytest.approx(1.0), 2)
+    assert (row["best_rate"], row["best_loss"]) == (1e-3, pytest.approx(2.5))
+
+
+def test_faulty_and_unfinished_trials_do_not_count(tmp_path: Path, synthetic) -> None:
+    faulty = synthetic.make_trial(lr=1e-2, fault=synthetic.WeightBit(start=1))
+    running = synthetic.make_trial(lr=1e-2, seed=1)
+    synthetic.write_pack(tmp_path, [faulty], lambda t: np.full(40, 0.1))
+    synthetic.write_pack(tmp_path, [running], steps_done=10, finish=False)
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(lr=1e-3, seed=1)])
+    row = sensitivity_of(tmp_path, synthetic, {1e-3: [3], 1e-2: [2]}).iloc[0]
+    assert row["sensitivity"] == pytest.approx(0.5) and row["seeds"] == 1, "seed 1 has one rate of two so far"
+
+
+def test_one_rate_has_no_sensitivity(tmp_path: Path, synthetic) -> None:
+    row = sensitivity_of(tmp_path, synthetic, {1e-2: [3, 2]}).iloc[0]
+    assert np.isnan(row["sensitivity"]) and row["rates"] == 1
+
+
+def test_groups_are_width_mitigation_and_other_axes(tmp_path: Path, synthetic) -> None:
+    for width, depth, mitigation in [(32, 1, "none"), (32, 1, "qk_norm"), (64, 1, "none"), (64, 3, "none")]:
+        trials = [synthetic.make_trial(width, lr, depth=depth, mitigation=mitigation) for lr in (1e-3, 1e-1)]
+        synthetic.write_pack(tmp_path, trials)
+    ds = open_sweep(tmp_path)
+    table = metrics.lr_sensitivity(ds)
+    assert metrics.group_axes(table) == ["width", "mitigation", "depth"], "qk_norm follows from the mitigation"
+    found = list(table[["width", "mitigation", "depth"]].itertuples(index=False, name=None))
+    assert found == [(32, "none", 1), (32, "qk_norm", 1), (64, "none", 1), (64, "none", 3)]
+    assert len(metrics.lr_sensitivity(ds, over=["width"])) == 2
+
+
+def test_no_finished_trials_is_an_empty_table(tmp_path: Path, synthetic) -> None:
+    synthetic.write_pack(tmp_path, [synthetic.make_trial()], steps_done=0, finish=False)
+    table = metrics.lr_sensitivity(open_sweep(tmp_path))
+    assert table.empty and metrics.group_axes(table) == ["width", "mitigation"]
+
+
+def test_bootstrap_is_seeded_and_agrees_with_the_normal_interval() -> None:
+    values = np.random.default_rng(1).normal(3, 2, 400)
+    low, high = metrics.bootstrap_interval(values)
+    assert (low, high) == metrics.bootstrap_interval(values) != metrics.bootstrap_interval(values, seed=1)
+    error = values.std() / 20
+    # 2,000 resamples give each end of the interval to about 5% of the standard error.
+    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.2 * error)
+    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.2 * error)
+
+
+# --- deviation from golden ---------------------------------------------------------------------------------------
+
+
+def test_deviation_from_the_golden_twin(tmp_path: Path, synthetic) -> None:
+    faults = {
+        kind: synthetic.WeightBit(start=20, bit=bit) for bit, kind in enumerate(["spike", "masked", "lost", "dip"])
+    }
+    trials = {kind: synthetic.make_trial(fault=fault) for kind, fault in faults.items()}
+    curves = {trial.id: np.full(40, 2.0) for trial in [*trials.values(), trials["dip"].golden]}
+    curves[trials["spike"].id][20:25] = [6, 5, 4, 1, 3]
+    curves[trials["lost"].id][25:] = np.nan
+    curves[trials["dip"].id][20:] = 1.5
+    synthetic.write_pack(tmp_path, synthetic.with_golden(trials.values()), lambda t: curves[t.id])
+    orphan = synthetic.make_trial(seed=9, fault=faults["spike"])
+    synthetic.write_pack(tmp_path, [orphan])
+    ds = open_sweep(tmp_path)
+
+    spike = metrics.deviation(ds).sel(trial=trials["spike"].id).values
+    np.testing.assert_array_equal(spike[18:26], [0, 0, 4, 3, 2, -1, 1, 0])
+    table = metrics.deviation_table(ds).set_index("trial")
+    assert orphan.id not in table.index and len(table) == 4
+    expected = {"spike": (4, 0, 4, False), "masked": (0, 0, 0, True), "dip": (0, -0.5, 0.5, False)}
+    for kind, values in expected.items():
+        row = table.loc[trials[kind].id]
+        assert tuple(row[["worst_deviation", "final_deviation", "size", "is_equal"]]) == values, kind
+    lost = table.loc[trials["lost"].id]
+    assert lost["worst_deviation"] == 0 and np.isnan(lost["final_deviation"]) and np.isinf(lost["size"])
+
+
+def test_a_twin_that_is_not_finished_is_no_yardstick(tmp_path: Path, synthetic) -> None:
+    faulty = synthetic.make_trial(fault=synthetic.WeightBit(start=1))
+    synthetic.write_pack(tmp_path, [faulty])
+    synthetic.write_pack(tmp_path, [faulty.golden], steps_done=10, finish=False)
+    assert metrics.deviation_table(open_sweep(tmp_path)).empty

@@ -1,0 +1,324 @@
+"""`open_sweep` on stores whose contents are known: what is read, what is padded, what is left unread."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from analysis import fault_events, open_sweep
+from analysis.open_sweep import short_names
+from harness.config import ConfigError, Data, Model, Train, Trial
+from harness.store import SIGNALS, STORE, open_store
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are read from here on, and those that are not there."""
+    read: list[Path] = []
+    read_bytes, read_text = Path.read_bytes, Path.read_text
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    monkeypatch.setattr(Path, "read_text", lambda path, *a, **k: read.append(path) or read_text(path, *a, **k))
+    return read
+
+
+# --- values and coordinates --------------------------------------------------------------------------------------
+
+
+def test_values_of_several_packs(tmp_path: Path, synthetic) -> None:
+    packs = [[synthetic.make_trial(32, lr) for lr in (1e-3, 1e-2)], [synthetic.make_trial(64, lr) for lr in (1e-3, 1)]]
+    for trials in packs:
+        synthetic.write_pack(tmp_path, trials)
+    ds = open_sweep(str(tmp_path))
+    assert dict(ds.sizes) == {"trial": 4, "step": 40, "layer": 2}
+    assert set(ds.data_vars) == set(SIGNALS)
+    for trial in packs[0] + packs[1]:
+        one = ds.sel(trial=trial.id)
+        np.testing.assert_array_equal(one["loss"].values, synthetic.flat_loss(trial).astype("f4"))
+        assert (int(one["width"]), float(one["lr"])) == (trial.model.width, trial.optim.lr)
+        assert one["golden"] == trial.id and one["outcome"] == "trained" and bool(one["complete"])
+    assert ds.attrs["study"] == "test" and json.loads(ds.attrs["corpus"]) == [synthetic.CORPUS]
+    assert json.loads(ds.attrs["environment"]) == [synthetic.ENVIRONMENT]
+
+
+def test_units_and_long_names_everywhere(realistic: Path) -> None:
+    ds = open_sweep(realistic)
+    for name, variable in ds.variables.items():
+        assert variable.attrs["long_name"], name
+        if variable.dtype.kind in "if":
+            assert variable.attrs["units"], name
+    assert ds["loss"].attrs == {"units": "nat/token", "long_name": "training loss"}
+    assert ds["lr"].attrs["path"] == "optim.lr" and ds["start"].attrs == {
+        "path": "fault.start",
+        "long_name": "step of the (first) strike",
+        "units": "step",
+    }
+
+
+def test_shorter_and_shallower_packs_are_padded(tmp_path: Path, synthetic) -> None:
+    long, deep = synthetic.make_trial(steps=50), synthetic.make_trial(steps=20, depth=4)
+    synthetic.write_pack(tmp_path, [long])
+    synthetic.write_pack(tmp_path, [deep])
+    ds = open_sweep(tmp_path)
+    assert dict(ds.sizes) == {"trial": 2, "step": 50, "layer": 4}
+    rms = ds["activation_rms"].load()
+    written = {long.id: (50, 2), deep.id: (20, 4)}
+    for trial, (steps, layers) in written.items():
+        values = rms.sel(trial=trial).values
+        assert (values[:steps, :layers] == 1).all()
+        assert np.isnan(values[steps:]).all() and np.isnan(values[:, layers:]).all()
+    assert np.isnan(ds["loss"].sel(trial=deep.id).isel(step=slice(30, 40)).values).all()
+    assert list(ds["steps"].sel(trial=[long.id, deep.id]).values) == [50, 20]
+
+
+def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> None:
+    trials = [
+        synthetic.make_trial(beta2=0.95, clip=1.0),
+        synthetic.make_trial(beta2=0.999, fault=synthetic.WeightBit(start=3, bit=7, tensor="head")),
+        synthetic.make_trial(beta2=0.999, mitigation="qk_norm"),
+    ]
+    synthetic.write_pack(tmp_path, trials)
+    ds = open_sweep(tmp_path)
+    expected = {
+        "beta2": [0.95, 0.999, 0.999],
+        "clip": [1.0, np.nan, np.nan],
+        "bit": [np.nan, 7, np.nan],
+        "start": [np.nan, 3, np.nan],
+        "tensor": ["", "head", ""],
+        "fault": ["none", "weight_bit", "none"],
+        "mitigation": ["none", "none", "qk_norm"],
+        "qk_norm": [False, False, True],
+        "seed": [0, 0, 0],
+        "nonfinite_step": [np.nan] * 3,
+    }
+    for name, values in expected.items():
+        np.testing.assert_array_equal(ds[name].values, np.array(values), err_msg=name)
+    assert ds["width"].dtype.kind == "i" and ds["qk_norm"].dtype == bool
+    assert not {"weight_decay", "batch", "source", "path"} & set(ds.coords), "these do not vary"
+    assert ds["golden"].values[1] == trials[1].golden.id != trials[1].id
+
+
+def test_fields_of_one_name_are_told_apart(tmp_path: Path, synthetic) -> None:
+    faults = [synthetic.RareTokens(seed=seed) for seed in (5, 6)]
+    trials = [
+        Trial(model=Model(seed=n), data=Data(seed=n + 2), train=Train(steps=10), fault=faults[n], seed=n + 8)
+        for n in (0, 1)
+    ]
+    synthetic.write_pack(tmp_path, trials)
+    ds = open_sweep(tmp_path)
+    found = {name: (list(ds[name].values), ds[name].attrs["path"]) for name in ds.coords if "seed" in name}
+    assert found == {
+        "seed": ([8, 9], "seed"),
+        "model_seed": ([0, 1], "model.seed"),
+        "data_seed": ([2, 3], "data.seed"),
+        "fault_seed": ([5, 6], "fault.seed"),
+    }
+
+
+def test_a_fault_cannot_hide_a_name_that_is_taken(synthetic) -> None:
+    names = short_names(
+        ["model.width", "mitigation", "fault.kind", "fault.width", "fault.step", "fault.loss", "fault.x"]
+    )
+    assert names == {
+        "model.width": "width",
+        "mitigation": "mitigation",
+        "fault.kind": "fault",
+        "fault.width": "fault_width",
+        "fault.step": "fault_step",
+        "fault.loss": "fault_loss",
+        "fault.x": "x",
+    }
+
+
+# --- trials in several packs, and sweeps that are not done -------------------------------------------------------
+
+
+def test_of_a_trial_in_several_packs_the_complete_one_is_taken(tmp_path: Path, synthetic) -> None:
+    trial, other = synthetic.make_trial(), synthetic.make_trial(seed=1)
+
+    def constant(value: float):
+        return lambda _: np.full(40, value)
+
+    synthetic.write_pack(tmp_path, [trial], constant(1), pack="a0", finish=False)
+    synthetic.write_pack(tmp_path, [trial, other], constant(2), pack="b0", finish=True)
+    synthetic.write_pack(tmp_path, [trial], constant(3), pack="c0", finish=False)
+    ds = open_sweep(tmp_path)
+    assert sorted(ds["trial"].values) == sorted([trial.id, other.id])
+    assert float(ds["loss"].sel(trial=trial.id)[0]) == 2 and ds["pack"].sel(trial=trial.id) == "b0"
+
+
+def test_of_unfinished_packs_the_newest_is_taken(tmp_path: Path, synthetic) -> None:
+    trial = synthetic.make_trial()
+    for pack, value in (("c0", 1), ("a0", 2), ("b0", 3)):
+        synthetic.write_pack(tmp_path, [trial], lambda _, v=value: np.full(40, v), pack=pack, finish=False)
+    ds = open_sweep(tmp_path)
+    assert ds["pack"].values.tolist() == ["b0"] and float(ds["loss"][0, 0]) == 3
+
+
+def test_a_live_sweep(tmp_path: Path, synthetic) -> None:
+    done, running, begun = (synthetic.make_trial(seed=seed) for seed in range(3))
+    synthetic.write_pack(tmp_path, [done])
+    synthetic.write_pack(tmp_path, [running], steps_done=20, finish=False)
+    synthetic.write_pack(tmp_path, [begun], steps_done=0, finish=False)
+    ds = open_sweep(tmp_path).sel(trial=[done.id, running.id, begun.id])
+    assert ds["outcome"].values.tolist() == ["trained", "unfinished", "unfinished"]
+    assert ds["complete"].values.tolist() == [True, False, False]
+    np.testing.assert_array_equal(np.isfinite(ds["loss"].values).sum(axis=1), [40, 20, 0])
+
+
+def test_a_sweep_without_packs_yet(tmp_path: Path) -> None:
+    open_store(tmp_path, "study")
+    ds = open_sweep(tmp_path)
+    assert dict(ds.sizes) == {"trial": 0, "step": 0, "layer": 0} and set(ds.data_vars) == set(SIGNALS)
+    assert ds["loss"].values.shape == (0, 0)
+    assert {"width", "lr", "fault", "outcome"} <= set(ds.coords)
+    assert len(fault_events(tmp_path)) == 0
+
+
+def test_a_nonfinite_trial(tmp_path: Path, synthetic) -> None:
+    trial = synthetic.make_trial()
+    loss = synthetic.flat_loss(trial)
+    loss[7:] = np.nan
+    synthetic.write_pack(tmp_path, [trial, synthetic.make_trial(seed=1)], lambda t: loss if t is trial else loss * 0)
+    ds = open_sweep(tmp_path)
+    assert ds["outcome"].values.tolist()[0] == "non-finite"
+    assert ds["nonfinite_step"].values[0] == 7
+
+
+# --- laziness ----------------------------------------------------------------------------------------------------
+
+
+def test_opening_reads_one_file_a_pack_and_no_values(
+    tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(4):
+        synthetic.write_pack(tmp_path, [synthetic.make_trial(seed=seed)])
+    read = count_reads(monkeypatch)
+    ds = open_sweep(tmp_path)
+    assert {path.name for path in read} == {"zarr.json"}
+    assert sum(path.parent.parent == tmp_path / STORE for path in read) == len(read) - 2 == 4, "the root's twice"
+    read.clear()
+    ds["loss"].isel(trial=0, step=slice(0, 12)).compute()
+    assert [path.name for path in read] == ["c.0.0", "c.0.1"], "two of the four blocks of one of the four packs"
+
+
+def test_a_thousand_trials_in_many_packs(tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [synthetic.make_trial(lr=1e-3 * (1 + n), steps=10) for n in range(1000)]
+    packs = [trials[begin : begin + 8] for begin in range(0, 1000, 8)]
+    for pack in packs:
+        synthetic.write_pack(tmp_path, pack)
+    read = count_reads(monkeypatch)
+    ds = open_sweep(tmp_path)
+    assert len(read) == len(packs) + 2
+    assert ds.sizes["trial"] == 1000 and len(np.unique(ds["pack"])) == len(packs)
+    expected = np.array([synthetic.flat_loss(trial) for trial in trials], "f4")
+    np.testing.assert_array_equal(ds["loss"].sel(trial=[trial.id for trial in trials]).values, expected)
+    np.testing.assert_allclose(ds["lr"].values, [trial.optim.lr for trial in trials])
+
+
+KEYS = [
+    {"trial": 3},
+    {"trial": slice(1, 6), "step": 7},
+    {"trial": [5, 0, 5], "step": slice(3, 38, 5)},
+    {"step": [30, 2]},
+    {"trial": slice(None, None, -1), "step": slice(25, 5, -3)},
+    {"trial": [], "step": slice(4, 4)},
+    {"trial": -1, "step": -1},
+]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+@pytest.mark.parametrize("chunk_bytes", [1, 2**20])
+def test_a_part_read_lazily_is_that_part(
+    tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch, key: dict, chunk_bytes: int
+) -> None:
+    # The function open_sweep hides the module of that name.
+    monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", chunk_bytes)
+    rng = np.random.default_rng(0)
+    for number, (steps, depth) in enumerate([(40, 2), (20, 3), (30, 1)]):
+        pair = [synthetic.make_trial(seed=2 * number + n, steps=steps, depth=depth) for n in (0, 1)]
+        synthetic.write_pack(tmp_path, pair, lambda t: rng.normal(size=t.train.steps))
+    ds = open_sweep(tmp_path)
+    whole = ds.compute()
+    xr.testing.assert_identical(ds.isel(key).compute(), whole.isel(key))
+    layer = {**key, "layer": [2, 0]}
+    xr.testing.assert_identical(ds["activation_rms"].isel(layer).compute(), whole["activation_rms"].isel(layer))
+
+
+# --- selecting, and the grid -------------------------------------------------------------------------------------
+
+
+def test_unstacks_into_a_grid_and_selects_by_coordinate(tmp_path: Path, synthetic) -> None:
+    axes = {"width": [32, 64], "lr": [1e-3, 1e-2, 1e-1], "seed": [0, 1]}
+    for width in axes["width"]:
+        trials = [synthetic.make_trial(width, lr, seed) for lr in axes["lr"] for seed in axes["seed"]]
+        synthetic.write_pack(tmp_path, trials)
+    ds = open_sweep(tmp_path)[["loss", "activation_rms"]]
+    indexed = ds.set_index(trial=list(axes))
+    assert indexed.sel(width=64, lr=1e-2).sizes["seed"] == 2
+    grid = indexed.unstack("trial")
+    assert {name: grid[name].values.tolist() for name in axes} == axes
+    assert grid["activation_rms"].sizes == {"step": 40, "layer": 2, "width": 2, "lr": 3, "seed": 2}
+    one = synthetic.make_trial(32, 1e-1, 1)
+    np.testing.assert_array_equal(
+        grid["loss"].sel(width=32, lr=1e-1, seed=1).values, synthetic.flat_loss(one).astype("f4")
+    )
+    np.testing.assert_array_equal(ds["loss"].isel(trial=(ds["width"] == 64).values).sizes["trial"], 6)
+
+
+# --- fault events ------------------------------------------------------------------------------------------------
+
+
+def test_fault_events_one_row_each(tmp_path: Path, synthetic) -> None:
+    clean = synthetic.make_trial()
+    flip = synthetic.make_trial(fault=synthetic.WeightBit(start=3))
+    rare = synthetic.make_trial(fault=synthetic.RareTokens(start=5))
+    digest = "1" * 64
+    events = {
+        flip.id: [
+            {"site": "weight", "tensor": "head", "index": [1, 2], "bit": 30, "step": 3}
+            | {"before": "0.5", "after": "inf", "changed": True},
+            {"site": "weight", "tensor": "head", "index": [1, 2], "bit": 30, "step": 4}
+            | {"before": float("nan"), "after": float("-inf"), "changed": False, "extra": "x"},
+        ],
+        rare.id: [
+            {"site": "batch", "tensor": "batch", "index": None, "bit": None, "step": 5}
+            | {"before": digest, "after": "ab" + digest[2:], "changed": True}
+        ],
+    }
+    synthetic.write_pack(tmp_path, [clean, flip, rare], faults=lambda trial: events.get(trial.id, []))
+    synthetic.write_pack(tmp_path, [flip], pack="ffff", finish=False)
+    table = fault_events(tmp_path)
+    assert table["trial"].tolist() == [flip.id, flip.id, rare.id]
+    np.testing.assert_array_equal(table["before"].tolist()[:2], [0.5, np.nan])
+    np.testing.assert_array_equal(table["after"].tolist()[:2], [np.inf, -np.inf])
+    assert table["before"][2] == digest, "no number, though it is all digits"
+    assert table["changed"].tolist() == [True, False, True] and table["extra"].tolist()[1] == "x"
+    assert set(table["pack"]) == set(open_sweep(tmp_path)["pack"].values)
+
+
+def test_no_events_is_a_table_with_columns(tmp_path: Path, synthetic) -> None:
+    synthetic.write_pack(tmp_path, [synthetic.make_trial()])
+    table = fault_events(tmp_path)
+    assert len(table) == 0
+    assert {"trial", "site", "tensor", "index", "bit", "step", "before", "after", "changed"} <= set(table.columns)
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [open_sweep, fault_events])
+def test_a_folder_without_a_store(tmp_path: Path, function) -> None:
+    with pytest.raises(ConfigError, match="holds no results") as caught:
+        function(tmp_path / "missing")
+    assert "\n" not in str(caught.value) and str(tmp_path / "missing") in str(caught.value)
+
+
+def test_a_store_of_another_version(tmp_path: Path) -> None:
+    (tmp_path / STORE).mkdir()
+    (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 2, "study": "s"}}))
+    with pytest.raises(ValueError, match="format 2; allowed: format 1"):
+        open_sweep(tmp_path)

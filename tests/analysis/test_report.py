@@ -1,0 +1,269 @@
+"""The report: what it says is what the store holds, whatever text that is, and a browser shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis import fault_events, open_sweep, report
+from analysis.__main__ import main
+from harness.store import PackStore, open_store
+
+HOSTILE = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
+
+
+@pytest.fixture(scope="module")
+def written(realistic: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[report.Report, str]:
+    out = tmp_path_factory.mktemp("report") / "sweep"
+    shutil.copytree(realistic, out)
+    made = report.write_report(out)
+    return made, made.html.read_text(encoding="utf-8")
+
+
+def findings_of(out: Path) -> list[str]:
+    return report.findings(open_sweep(out), fault_events(out))
+
+
+# --- the whole report --------------------------------------------------------------------------------------------
+
+
+def test_the_report_holds_figures_tables_and_origins(written) -> None:
+    made, page = written
+    assert [path.name for path in made.figures] == [
+        "loss_against_rate.png",
+        "sensitivity_against_width.png",
+        "faulty_against_golden.png",
+    ]
+    for path in made.figures:
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert page.count("data:image/png;base64,") == 3 == page.count("<figcaption>")
+    for text in ("<h1>synthetic</h1>", "c0ffee", "<td>cpu</td>", "all, in 18 packs", "<th>180</th>"):
+        assert text in page
+    for heading in ("LR sensitivity [nat/token]", "never fired", "fired without effect", "worst deviation [nat/token]"):
+        assert f"<th>{heading}</th>" in page
+    assert all(html.escape(line, quote=True).replace("&#x27;", "&#39;") in page for line in made.findings)
+
+
+def test_the_page_needs_nothing_beside_it(written) -> None:
+    _, page = written
+    links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]{1,30})""", page)
+    assert len(links) == 3 and all(link.startswith("data:image/png;base64,") for link in links)
+    assert "<script" not in page
+
+
+def test_findings_compare_with_and_without(written) -> None:
+    lines = written[0].findings
+    assert lines[0] == "180 trials: 171 trained, 9 non-finite."
+    assert lines[1] == "Without a fault, by mitigation: none: 27 trained, 3 non-finite; qk_norm: 30 trained."
+    pattern = r"qk_norm: LR sensitivity at width 128 0\.22 \[.*\] against 1\.09 \[1\.08, 1\.10\] without\."
+    assert re.fullmatch(pattern, lines[2])
+    assert lines[3].startswith("Fault rare_tokens, mitigation none: 27 of 30 trials moved away from their golden twin")
+    assert len(lines) == 7
+
+
+def test_hostile_text_stays_text(tmp_path: Path, synthetic) -> None:
+    trials = [
+        dataclasses.replace(synthetic.make_trial(lr=lr, fault=fault), mitigation=HOSTILE)
+        for lr in (1e-3, 1e-2)
+        for fault in (None, synthetic.WeightBit(kind=HOSTILE, start=1))
+    ]
+    open_store(tmp_path, HOSTILE)
+    store = PackStore.create(tmp_path, "ab", trials, 40, 2, {HOSTILE: HOSTILE}, {"device": HOSTILE}, 40)
+    store.write(0, {"loss": np.ones((4, 40))})
+    store.finish([HOSTILE] * 4, [None] * 4, [[]] * 4)
+    page = report.write_report(tmp_path).html.read_text(encoding="utf-8")
+    assert "<script" not in page and "alert('x')" not in page and "49" not in page.split("<h2>Figures")[0]
+    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;{{ 7 * 7 }}") >= 8
+
+
+def test_the_same_results_give_the_same_page(written, tmp_path: Path) -> None:
+    made, page = written
+    assert report.write_report(made.html.parent).html.read_text(encoding="utf-8") == page
+
+
+def test_a_figure_that_is_out_of_date_goes(tmp_path: Path, synthetic) -> None:
+    synthetic.write_pack(tmp_path, [synthetic.make_trial()])
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "faulty_against_golden.png").write_bytes(b"old")
+    (tmp_path / "figures" / "mine.png").write_bytes(b"mine")
+    made = report.write_report(tmp_path)
+    assert made.figures == [] and [path.name for path in (tmp_path / "figures").iterdir()] == ["mine.png"]
+    assert "No figure: the sweep has no faults." in made.html.read_text(encoding="utf-8")
+
+
+def test_sweeps_that_are_not_done(tmp_path: Path, synthetic) -> None:
+    open_store(tmp_path, "test")
+    assert report.write_report(tmp_path).findings == ["No trials yet."]
+    faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
+    synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), steps_done=10, finish=False)
+    lines = report.write_report(tmp_path).findings
+    assert lines[0] == "4 trials: 4 unfinished."
+    assert (
+        lines[-1] == "Fault weight_bit, mitigation none: 0 of 0 trials moved away from their golden twin; 2 unfinished."
+    )
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+
+def test_faults_are_counted_by_what_they_did(tmp_path: Path, synthetic) -> None:
+    kinds = ["moved", "masked", "no_effect", "idle", "lost"]
+    faulty = {kind: synthetic.make_trial(fault=synthetic.WeightBit(start=20, bit=b)) for b, kind in enumerate(kinds)}
+
+    def loss(trial) -> np.ndarray:
+        values = np.full(40, 2.0)
+        if trial is faulty["moved"]:
+            values[22] = 5.5
+        if trial is faulty["lost"]:
+            values[30:] = np.nan
+        return values
+
+    def events(trial) -> list[dict]:
+        if trial.fault.kind == "none" or trial is faulty["idle"]:
+            return []
+        return [event | {"changed": trial is not faulty["no_effect"]} for event in synthetic.strike_events(trial)]
+
+    synthetic.write_pack(tmp_path, synthetic.with_golden(faulty.values()), loss, faults=events)
+    ds, happened = open_sweep(tmp_path), fault_events(tmp_path)
+    row = report.fault_table(ds, happened).iloc[0].to_dict()
+    assert row == {
+        "fault": "weight_bit",
+        "mitigation": "none",
+        "trials": 5,
+        "outcomes": {"trained": 4, "non-finite": 1},
+        "events": 4,
+        "changed": 3,
+        "without_effect": 1,
+        "never_fired": 1,
+        "with_twin": 5,
+        "moved": 2,
+        "lost": 1,
+        "worst_deviation": 3.5,
+        "worst_trial": faulty["moved"].id,
+    }
+    assert report.findings(ds, happened)[-1] == (
+        f"Fault weight_bit, mitigation none: 2 of 5 trials moved away from their golden twin; the worst by +3.50 "
+        f"nat/token (trial {faulty['moved'].id}); 1 became non-finite, unlike the twin; 1 never fired; "
+        "1 fired without effect."
+    )
+
+
+def write_sensitivities(out: Path, synthetic, final: dict[str, list[float]], rates=(1e-3, 1e-2)) -> None:
+    """A mitigation's trials end at 2 for the first rate, and for the last at what `final` says for each seed."""
+    for mitigation, values in final.items():
+        trials = [
+            synthetic.make_trial(lr=lr, seed=seed, mitigation=mitigation) for seed in range(len(values)) for lr in rates
+        ]
+        curves = {
+            trial.id: np.where(np.arange(40) == 0, 5, 2 if trial.optim.lr == rates[0] else values[trial.seed])
+            for trial in trials
+        }
+        synthetic.write_pack(out, trials, lambda trial, curves=curves: curves[trial.id])
+
+
+@pytest.mark.parametrize(
+    ("final", "expected"),
+    [
+        (
+            {"none": [4, 4.2], "qk_norm": [2.2, 2.4]},
+            "qk_norm: LR sensitivity at width 32 0.15 [0.10, 0.20] against 1.05 [1.00, 1.10] without.",
+        ),
+        (
+            {"none": [4, 5], "qk_norm": [4.5, 4.7]},
+            "qk_norm: LR sensitivity at width 32 1.30 [1.25, 1.35] against 1.25 [1.00, 1.50] without; "
+            "the intervals overlap.",
+        ),
+        (
+            {"none": [4], "qk_norm": [3]},
+            "qk_norm: LR sensitivity at width 32 0.50 against 1.00 without; one seed, so no interval.",
+        ),
+        ({"qk_norm": [3]}, "qk_norm: LR sensitivity at width 32 0.50."),
+    ],
+    ids=["apart", "overlap", "one seed", "nothing to compare with"],
+)
+def test_findings_say_how_sure_they_are(tmp_path: Path, synthetic, final: dict, expected: str) -> None:
+    write_sensitivities(tmp_path, synthetic, final)
+    assert findings_of(tmp_path)[1:] == [expected]
+
+
+def test_different_rates_are_not_compared(tmp_path: Path, synthetic) -> None:
+    write_sensitivities(tmp_path, synthetic, {"none": [4]})
+    write_sensitivities(tmp_path, synthetic, {"qk_norm": [3]}, rates=(1e-3, 1e-1))
+    assert findings_of(tmp_path)[1].endswith("without; their learning rates differ, so the two cannot be compared.")
+
+
+# --- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_was_found_and_where_to_look(tmp_path: Path, realistic: Path) -> None:
+    out = tmp_path / "sweep"
+    shutil.copytree(realistic, out)
+    command = [sys.executable, "-m", "analysis", "report", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert any("LR sensitivity at width 128" in line for line in lines)
+    assert lines[-2] == f"Report: {out / 'report.html'}" and str(out / "figures" / "loss_against_rate.png") in lines[-1]
+
+
+def test_errors_are_one_line_and_status_2(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "missing")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith(f"error: out={tmp_path / 'missing'}: holds no results; allowed: ")
+
+    synthetic.write_pack(tmp_path, [synthetic.make_trial()])
+    (tmp_path / "report.html").mkdir()
+    assert main(["report", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and f"error: out={tmp_path}: cannot be written" in captured.err
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["nonsense"])
+    assert stopped.value.code == 2
+
+
+# --- in a browser ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> str:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        message = f"no browser: none of {', '.join(names)} is installed"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    return found
+
+
+def dump_dom(browser: str, page: Path, profile: Path) -> str:
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom"]
+    return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_a_browser_shows_the_page(written, browser: str, tmp_path: Path) -> None:
+    measure = """<script>
+    addEventListener("load", () => {
+      const images = [...document.images].map(i => i.complete ? i.naturalWidth : 0);
+      const wide = document.documentElement.scrollWidth > innerWidth;
+      document.title = JSON.stringify({images, wide, tables: document.querySelectorAll("tbody tr").length});
+    });
+    </script></body>"""
+    page = tmp_path / "page.html"
+    page.write_text(written[1].replace("</body>", measure), encoding="utf-8")
+    title = re.search(r"<title>(.*?)</title>", dump_dom(browser, page, tmp_path / "profile"))
+    assert title, "no page"
+    found = json.loads(html.unescape(title[1]))
+    assert len(found["images"]) == 3 and all(width > 400 for width in found["images"])
+    assert not found["wide"], "the page scrolls sideways"
+    assert found["tables"] > 10

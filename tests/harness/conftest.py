@@ -1,0 +1,164 @@
+"""Trains small packs through the real loop and keeps every bit that they leave.
+
+Tests reach what is defined here through the fixture `engine`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.config import PARTS, Data, Trial
+from harness.corpus import Corpus, load_corpus
+from harness.loop import Result, train
+from harness.pack import Pack
+from harness.sites import Agenda, Injector
+from injectors import FaultContext, InjectableFault
+from injectors.fault import shapes_of
+
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {
+    "width": 16,
+    "head_dim": 8,
+    "depth": 2,
+    "context": 8,
+    "steps": 8,
+    "batch": 2,
+    "validate_every": 4,
+    "validate_batches": 1,
+    "source": "zipf",
+    "vocabulary": 64,
+    "length": 20_000,
+    "warmup": 2,
+}
+"""One-hundredth of a second a step, and still a whole GPT: two blocks, two heads."""
+
+
+@pytest.fixture(scope="session")
+def engine() -> ModuleType:
+    return sys.modules[__name__]
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads until the end of the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def trial(**fields: Any) -> Trial:
+    """A small trial, with fields by their short names: `lr=1e-2`, `width=32`; `init` and `order` are the two seeds."""
+    fields = {**SMALL, **fields}
+    own = {key: fields.pop(key) for key in ("fault", "seed") if key in fields}
+    parts: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
+    for short, (part, field) in {"init": ("model", "seed"), "order": ("data", "seed")}.items():
+        if short in fields:
+            parts[part][field] = fields.pop(short)
+    for name, value in fields.items():
+        (part,) = [p for p, cls in PARTS.items() if name in cls.__dataclass_fields__]
+        parts[part][name] = value
+    return Trial(**{name: cls(**parts[name]) for name, cls in PARTS.items()}, **own)
+
+
+def different(count: int, **fields: Any) -> list[Trial]:
+    """Trials of one structure that differ in every per-trial field."""
+    return [
+        trial(
+            seed=r,
+            lr=3e-3 * (1 + r),
+            beta1=0.9 - 0.02 * r,
+            beta2=0.999 - 0.01 * r,
+            eps=1e-8 * 10**r,
+            weight_decay=1e-3 * r,
+            clip=None if r % 3 == 2 else 0.5 + 0.1 * r,
+            warmup=r % 3,
+            decay=("cosine", "linear", "constant")[r % 3],
+            **fields,
+        )
+        for r in range(count)
+    ]
+
+
+def corpus_of(a_trial: Trial) -> Corpus:
+    return _corpus(replace(a_trial.data, seed=None))
+
+
+@lru_cache
+def _corpus(data: Data) -> Corpus:
+    return load_corpus(data, context=256)
+
+
+def injector_of(a_trial: Trial) -> Injector | None:
+    """The trial's fault, armed, as a sweep arms it."""
+    if not isinstance(a_trial.fault, InjectableFault):
+        return None
+    corpus = corpus_of(a_trial)
+    return a_trial.fault.arm(FaultContext(shapes_of(a_trial, corpus.vocabulary), corpus.counts, a_trial.seeds["fault"]))
+
+
+def pack_of(trials: Sequence[Trial]) -> Pack:
+    return Pack(trials, corpus_of(trials[0]), CPU)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a pack left, by planned trial.
+
+    `signals` are [R, steps] or [R, steps, layers]; `weights[block][trial]` is a copy of the flat weights after that
+    block of steps, for the trials that were still in the pack.
+    """
+
+    pack: Pack
+    result: Result
+    signals: dict[str, np.ndarray]
+    weights: list[dict[int, Tensor]]
+
+    def __getitem__(self, planned: int) -> dict[str, Tensor]:
+        """Whatever the trial left, apart from how long it took: for comparison with `same_bits`."""
+        signals = {name: torch.from_numpy(values[planned]) for name, values in self.signals.items()}
+        del signals["tokens_per_second"]
+        return {**signals, "weights": self.weights[-1].get(planned, torch.empty(0))}
+
+
+def run(
+    trials: Sequence[Trial],
+    injectors: Mapping[int, Injector | None] | None = None,
+    prepare: Callable[[Pack], Any] = lambda pack: None,
+    block: int = 1,
+    telemetry: bool = True,
+) -> Run:
+    """Train a pack. `injectors` adds to the faults of the trials, `prepare(pack)` may change it before it starts."""
+    pack = pack_of(trials)
+    prepare(pack)
+    blocks: list[Mapping[str, np.ndarray]] = []
+    weights: list[dict[int, Tensor]] = []
+
+    def write(first_step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        blocks.append(arrays)
+        weights.append({planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)})
+
+    armed = [(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)]
+    result = train(pack, Agenda(armed), block, write, telemetry=telemetry)
+    signals = {name: np.concatenate([b[name] for b in blocks], axis=1) for name in blocks[0]}
+    return Run(pack, result, signals, weights)
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bits as integers: NaN equals itself, and zero differs from minus zero."""
+    return x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """The names under which the two differ in any bit; empty if all are equal."""
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(bits(left[name]), bits(right[name]))]

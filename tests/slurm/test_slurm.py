@@ -1,0 +1,154 @@
+"""Sweeps on a real two-node Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import analysis
+
+pytestmark = pytest.mark.slurm
+
+SMALL = ["model.depth=1", "model.head_dim=8", "model.context=16", "train.batch=2", "train.validate_every=5"]
+GRID = ["model.width=16,32", "train.steps=10", "fault=none,weight_bit", "fault.start=5", *SMALL]
+LAUNCH = ["hydra/launcher=slurm", "hydra.launcher.time=5", "hydra.launcher.memory=1GB"]
+
+
+def sweep(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(out, *arguments), capture_output=True, text=True)
+
+
+def command(out: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sweeps", f"out={out}", "device=cpu", *arguments]
+
+
+def slurm(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def eventually(condition: Callable[[], object], seconds: float = 60) -> object:
+    """The first true value of `condition`; sacct hears of jobs some seconds late."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        os.sched_yield()
+    return value
+
+
+def arrays(out: Path) -> list[str]:
+    """The Slurm arrays that were submitted for `out`."""
+    return sorted((path.name for path in (out / "slurm").iterdir() if path.name.isdigit()), key=int)
+
+
+def assert_equal_stores(one: Path, other: Path) -> None:
+    first, second = (analysis.open_sweep(out).sortby("trial").load() for out in (one, other))
+    assert list(first.trial.values) == list(second.trial.values)
+    for name in first.data_vars:
+        if name != "tokens_per_second":
+            np.testing.assert_array_equal(first[name].values, second[name].values, err_msg=str(name))
+    for name in ("outcome", "golden", "nonfinite_step"):
+        np.testing.assert_array_equal(first[name].values, second[name].values, err_msg=name)
+
+
+def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
+    grid = ["study=quickstart", "train.steps=12", "fault.start=6", "train.validate_every=6"]
+    local = sweep(tmp_path / "local", *grid)
+    assert local.returncode == 0, local.stderr
+    remote = sweep(tmp_path / "slurm", *grid, *LAUNCH)
+    assert remote.returncode == 0, remote.stdout + remote.stderr
+    assert "trained 90 of 90 trials" in remote.stdout
+    assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
+    (array,) = arrays(tmp_path / "slurm")
+    jobs = len(list((tmp_path / "slurm" / "slurm" / "packs").iterdir()))
+
+    def nodes_of_completed_jobs() -> list[str]:
+        rows = slurm("sacct", "-X", "-n", "-P", "-o", "State,NodeList", "-j", array).split()
+        nodes = [row.split("|")[1] for row in rows if row.startswith("COMPLETED|")]
+        return nodes if len(nodes) == jobs else []
+
+    assert set(eventually(nodes_of_completed_jobs)) == {"n1", "n2"}
+
+
+def test_wait_false_returns_at_once_and_the_same_command_picks_up(tmp_path: Path) -> None:
+    first = sweep(tmp_path, *GRID, *LAUNCH, "wait=false")
+    assert first.returncode == 0, first.stderr
+    again = sweep(tmp_path, *GRID, *LAUNCH, "wait=false")
+    assert again.returncode == 0, again.stderr
+    waited = sweep(tmp_path, *GRID, *LAUNCH)
+    assert waited.returncode == 0, waited.stderr
+    assert len(arrays(tmp_path)) == 1, "nothing may be submitted twice"
+    done = analysis.open_sweep(tmp_path)
+    assert done.sizes["trial"] == 4 and bool(done.complete.all())
+    assert "4 complete already" in sweep(tmp_path, *GRID, *LAUNCH).stdout
+
+
+def test_a_wider_grid_submits_only_what_is_neither_stored_nor_queued(tmp_path: Path) -> None:
+    assert sweep(tmp_path, *GRID, *LAUNCH, "wait=false").returncode == 0
+    wider = sweep(tmp_path, *GRID, *LAUNCH, "seed=0,1")
+    assert wider.returncode == 0, wider.stderr
+    packs = {path.parent.name: path for path in tmp_path.glob("store.zarr/*/zarr.json")}
+    done = analysis.open_sweep(tmp_path)
+    assert done.sizes["trial"] == 8 and bool(done.complete.all())
+    assert len(packs) == 4, "each trial stands in one pack"
+
+
+def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    options = ["partition=debug", "account=research", "qos=high", "cpus=1", f"setup=['touch {marker}']"]
+    done = sweep(
+        tmp_path / "out",
+        "model.width=16",
+        "train.steps=5",
+        *SMALL,
+        *LAUNCH,
+        *(f"hydra.launcher.{option}" for option in options),
+        "+hydra.launcher.extra.comment=stability",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert marker.exists()
+    (array,) = arrays(tmp_path / "out")
+    fields = "Partition,Account,QOS,TimelimitRaw,ReqCPUS,ReqMem,Comment"
+    wanted = "debug|research|high|5|1|1G|"
+
+    def as_wanted() -> bool:
+        return slurm("sacct", "-X", "-n", "-P", "-o", fields, "-j", array).startswith(wanted)
+
+    eventually(as_wanted)
+    script = (tmp_path / "out" / "slurm" / array / f"{array}_submission.sh").read_text()
+    assert "--comment=stability" in script
+
+
+def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_path: Path) -> None:
+    long = ["model.width=16", "train.steps=200000", *SMALL, *LAUNCH]
+    process = subprocess.Popen(command(tmp_path, *long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        array = eventually(lambda: (tmp_path / "slurm").exists() and arrays(tmp_path))[0]  # type: ignore[index]
+        eventually(lambda: "R" in slurm("squeue", "-h", "-j", array, "-o", "%t").split())
+        slurm("scancel", array)
+        output, error = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 1, error
+    (trace,) = (tmp_path / "errors").iterdir()
+    assert f"Slurm job {array}_0 ended" in trace.read_text()
+    assert str(trace) in output
+    assert "1 trials asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").stdout
+
+
+def test_control_c_leaves_the_jobs_to_slurm(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path, *GRID, *LAUNCH), stdout=subprocess.PIPE, text=True)
+    eventually(lambda: list(tmp_path.glob("slurm/packs/*.json")))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert sweep(tmp_path, *GRID, *LAUNCH).returncode == 0
+    assert len(arrays(tmp_path)) == 1
+    assert bool(analysis.open_sweep(tmp_path).complete.all())

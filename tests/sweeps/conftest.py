@@ -1,0 +1,193 @@
+"""Runs `python -m sweeps` as a user does, or in this process where a start of two seconds would be too long.
+
+Tests reach what is defined here through the fixture `command`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import xarray as xr
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import OmegaConf
+
+from analysis.open_sweep import open_sweep
+from harness.config import Trial
+from sweeps.__main__ import main, register
+from sweeps.arguments import config_loader, expand
+from sweeps.grid import Composer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLINE = 60.0  # seconds, for what takes about one
+TINY = {
+    "model.width": "16",
+    "model.depth": "1",
+    "model.head_dim": "8",
+    "model.context": "16",
+    "train.batch": "2",
+    "train.steps": "6",
+    "train.validate_batches": "1",
+    "schedule.warmup": "2",
+    "data.source": "zipf",
+    "data.vocabulary": "32",
+    "data.length": "2000",
+    "pack.size": "4",
+    "telemetry.block": "2",
+    "hydra.launcher.workers": "1",
+}
+"""A hundredth of a second a pack."""
+
+
+@pytest.fixture(scope="session")
+def command() -> ModuleType:
+    return sys.modules[__name__]
+
+
+@pytest.fixture(autouse=True)
+def unchanged_process() -> Iterator[None]:
+    """A sweep in this process sets the number of threads and Hydra's variable for itself alone."""
+    threads, before = torch.get_num_threads(), os.environ.get("HYDRA_FULL_ERROR")
+    yield
+    torch.set_num_threads(threads)
+    if before is None:
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def tiny(*arguments: str) -> list[str]:
+    """A command line for tiny models: flags first, then TINY, less what the arguments set or what their launcher lacks."""
+    flags = [text for text in arguments if text.startswith("-")]
+    rest = [text for text in arguments if not text.startswith("-")]
+    taken = {text.partition("=")[0].lstrip("+~") for text in rest}
+    if any(text.startswith("hydra/launcher=") for text in rest):
+        taken.add("hydra.launcher.workers")
+    return [*flags, *(f"{key}={value}" for key, value in TINY.items() if key not in taken), *rest]
+
+
+# --- running it --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int | None
+    out: str
+    err: str
+
+
+def call(*arguments: str) -> Ended:
+    """The command in this process."""
+    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["sweeps", *arguments]
+    status: Any = None
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as stop:
+        status = stop.code
+    finally:
+        sys.argv = argv
+    return Ended(status, out.getvalue(), err.getvalue())
+
+
+def start(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -> subprocess.Popen:
+    """The command in a process group of its own, as a shell starts it; `path` comes before this repository."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY)))}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options
+    return subprocess.Popen([sys.executable, "-m", "sweeps", *arguments], cwd=cwd, start_new_session=True, **options)
+
+
+def end(process: subprocess.Popen) -> Ended:
+    """Wait for it; nothing of its group is left behind, whatever happens."""
+    try:
+        out, err = process.communicate(timeout=DEADLINE)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return Ended(process.returncode, out, err)
+
+
+def run(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -> Ended:
+    return end(start(*arguments, cwd=cwd, path=path, **options))
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Poll until `condition` holds, and return its value; a deadline passed is a failure."""
+    last = time.monotonic() + DEADLINE
+    while not (value := condition()):
+        assert time.monotonic() < last, f"{what}: not within {DEADLINE} s"
+        time.sleep(0.01)
+    return value
+
+
+def is_group_gone(group: int) -> bool:
+    """Whether no process of this group is left; those that ended and wait for their parent are none."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                return False
+    return True
+
+
+# --- what it left ------------------------------------------------------------------------------------------------
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file and folder under `folder`: its digest and time of change, so that a rewrite shows too."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(folder))] = f"{hashlib.sha256(content).hexdigest()} {path.stat().st_mtime_ns}"
+    return found
+
+
+def results(out: Path) -> xr.Dataset:
+    """Everything that was measured, in the order of the trials' ids; without speed, which is never the same twice."""
+    dataset = open_sweep(out).drop_vars("tokens_per_second").load()
+    return dataset.sortby("trial")
+
+
+def differing(left: xr.Dataset, right: xr.Dataset) -> list[str]:
+    """Variables in which any bit differs between two sweeps of the same trials; `pack` may differ."""
+    assert left.trial.values.tolist() == right.trial.values.tolist()
+    names = [*left.data_vars, "outcome", "complete", "nonfinite_step", "golden"]
+    return [str(name) for name in names if left[name].values.tobytes() != right[name].values.tobytes()]
+
+
+# --- grids without running ---------------------------------------------------------------------------------------
+
+
+def loader(folder: Path | None = None) -> ConfigLoader:
+    """What composes configurations in the command; `folder` is its --config-dir."""
+    register()
+    return config_loader(folder)
+
+
+def trials(*overrides: str, study: str = "grid", folder: Path | None = None) -> list[Trial]:
+    """The trials that these overrides describe, as the command makes them."""
+    its_loader = loader(folder)
+    config = its_loader.load_configuration("config", [f"study={study}"], run_mode=None)  # type: ignore[arg-type]
+    params = {str(key): value for key, value in OmegaConf.to_container(config.hydra.sweeper.params).items()}  # type: ignore[union-attr]
+    keys = frozenset(text.partition("=")[0] for text in overrides)
+    return Composer(its_loader, study, keys).trials(expand(params, overrides, its_loader))
+
+
+def only(*overrides: str, **options: Any) -> Trial:
+    (trial,) = trials(*overrides, **options)
+    return trial
