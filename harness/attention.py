@@ -85,5 +85,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, explicit: bool, tap: T
     q, k, v = (x.reshape(sequences * heads, context, -1) for x in (q, k, v))
     scores = torch.baddbmm(mask, q, k.mT, alpha=scale)
     scores = tap(scores_name, scores.view(trials, -1, heads, context, context)).view_as(scores)
-    mixed = torch.bmm(torch.softmax(scores, -1), v)
+    # As torch.autocast does: a softmax of half-precision scores is taken in float32.
+    shares = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
+    mixed = torch.bmm(shares, v)
     return mixed.view(sequences, heads, context, -1).transpose(1, 2)

@@ -329,9 +329,11 @@ def check_trial(trial: Trial) -> None:
             f"allowed: 0 to {train.steps - 1}"
         )
     if data.source in ("text", "tokens") and not data.path:
-        reasons.append(f"data.path={_shown(data.path)}: missing; data.source={data.source} needs a file or a folder")
+        reasons.append(
+            f"data.path={_shown(data.path)}: missing for data.source={data.source}; allowed: a file or a folder"
+        )
     if data.source == "tokens" and data.tokenizer != "bytes":
-        reasons.append(f"data.tokenizer={data.tokenizer}: data.source=tokens is tokenized already; leave it at bytes")
+        reasons.append(f"data.tokenizer={data.tokenizer}: data.source=tokens is tokenized already; allowed: bytes")
     if data.tokenizer == "bytes" and data.source in ("stdlib", "text") and data.vocabulary != 256:
         reasons.append(f"data.vocabulary={data.vocabulary}: data.tokenizer=bytes has 256 tokens; allowed: 256")
     if data.tokenizer == "bpe" and data.vocabulary < 257:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from harness.clipping import clip_by_global_norm, global_norm
 from harness.outcome import judge
 from harness.pack import Pack
-from harness.signals import Block, LayerReadings
+from harness.signals import Recorder, Write
 from harness.sites import Agenda, Event, Site
 
 SHRINK_SHARE = 0.25  # the pack drops its frozen trials once they are this share of it
@@ -34,21 +32,19 @@ def train(
     pack: Pack,
     agenda: Agenda,
     block: int,
-    write: Callable[[int, Mapping[str, np.ndarray]], None],
+    write: Write,
     progress: Callable[[int, int], None] = lambda steps, frozen: None,
     telemetry: bool = True,
+    detection: bool = True,
 ) -> Result:
     """Train every trial of the pack to its last step, or until it is not finite.
 
     `write(first_step, signals)` gets each block of steps, `progress(steps done, trials frozen)` follows it.
     A trial whose loss or gradient is not finite freezes: that step and all later ones change none of its weights.
-    The host waits for the device once a block, and at the step of a strike.
+    The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
+    learning rate and validation are recorded; without `detection` nothing freezes. Neither changes a healthy trial.
     """
-    train_config = pack.planned[0].train
-    readings = LayerReadings(pack) if telemetry else None
-    nonfinite: dict[int, int] = {}
-    losses: list[np.ndarray] = []
-    signals, started = Block(pack, 0, block), time.perf_counter()
+    recorder = Recorder(pack, block, write, telemetry)
 
     def strike(site: Site, step: int, tensors: Callable[[int], Mapping[str, Tensor]]) -> None:
         for planned in agenda.due(site, step):
@@ -67,42 +63,27 @@ def train(
         loss.sum().backward()
         strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))
 
-        norm = global_norm(pack.gradients)
+        norm = global_norm(pack.gradients) if pack.clips or telemetry or detection else None
         measured = pack.active
-        pack.active = measured & torch.isfinite(loss) & torch.isfinite(norm)
-        if pack.clips:
+        if detection and norm is not None:
+            pack.active = measured & torch.isfinite(loss) & torch.isfinite(norm)
+        if pack.clips and norm is not None:
             clip_by_global_norm(pack.gradients, norm, pack.clip)
         strike(Site.CLIPPED_GRADIENT, step, partial(pack.tensors, pack.gradients))
         strike(Site.MOMENT_1, step, partial(pack.tensors, pack.optimizer.moment_1))
         strike(Site.MOMENT_2, step, partial(pack.tensors, pack.optimizer.moment_2))
-        norms = pack.optimizer.step(rate, pack.active)
+        norms = pack.optimizer.step(rate, pack.active, measure=telemetry)
 
-        values = {"loss": loss.detach(), "grad_norm": norm, "learning_rate": rate, "param_norm": norms.weights}
-        values |= {"second_moment_norm": norms.second_moment, "update_rms": norms.update / pack.layout.elements**0.5}
-        if (step + 1) % train_config.validate_every == 0 or step + 1 == pack.steps:
-            values["validation_loss"] = pack.validation_loss(train_config.validate_batches)
-        signals.record(values, readings.take() if readings else None, measured)
-
-        if signals.filled == block or step + 1 == pack.steps:
-            arrays = signals.arrays()
-            tokens = signals.filled * train_config.batch * pack.planned[0].model.context
-            throughput = tokens / (time.perf_counter() - started)
-            measured_steps = np.isfinite(arrays["learning_rate"])
-            arrays["tokens_per_second"] = np.where(measured_steps, throughput, np.nan)
-            write(signals.first_step, arrays)
-            losses.append(arrays["loss"])
-            nonfinite |= signals.first_nonfinite()
-            progress(step + 1, len(nonfinite))
+        recorder.record(step, loss, norm, rate, norms, measured)
+        if recorder.flush_if_due(step):
+            progress(step + 1, len(recorder.nonfinite))
             _shrink(pack)
             if not bool(pack.active.any()):
                 break
-            signals, started = Block(pack, step + 1, block), time.perf_counter()
 
-    if readings:
-        readings.detach()
-    history = np.concatenate(losses, axis=1)
-    steps = [nonfinite.get(trial) for trial in range(len(pack.planned))]
-    outcome = [judge(history[trial], step) for trial, step in enumerate(steps)]
+    recorder.close()
+    steps = [recorder.nonfinite.get(trial) for trial in range(len(pack.planned))]
+    outcome = [judge(loss, step) for loss, step in zip(recorder.losses(), steps, strict=True)]
     return Result(outcome, steps, agenda.events)
 
 
@@ -117,6 +98,8 @@ def _shrink(pack: Pack) -> None:
     if len(frozen) < SHRINK_SHARE * len(active):
         return
     kept = [row for row, on in enumerate(active) if on]
-    kept += frozen[: max(0, min(SMALLEST_PACK, len(active)) - len(kept))]
+    # With fewer trials than threads a CPU splits single matrices, and then rounds them differently.
+    smallest = max(SMALLEST_PACK, torch.get_num_threads()) if pack.device.type == "cpu" else SMALLEST_PACK
+    kept += frozen[: max(0, smallest - len(kept))]
     if len(kept) < len(active):
         pack.keep(sorted(kept))

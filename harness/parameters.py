@@ -93,7 +93,7 @@ class Layout:
 
 
 def new_weights(layout: Layout, seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Initial weights [R, P]: normal, cut at two standard deviations, with the table's std; gains are one.
+    """Initial weights [R, P]: normal, cut at two standard deviations, with the table's mean and std.
 
     A tensor's values depend on (seed, its name, its shape) alone: not on the pack, the device or other tensors.
     """
@@ -101,13 +101,13 @@ def new_weights(layout: Layout, seeds: Sequence[int], dtype: torch.dtype, device
     for row in layout.rows:
         view = layout.view(flat, row.name)
         if row.std == 0:
-            view.fill_(1.0)
+            view.fill_(row.mean)
             continue
         for r, seed in enumerate(seeds):
             digest = hashlib.sha256(f"{seed} {row.name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             torch.nn.init.trunc_normal_(view[r], std=1.0, a=-2.0, b=2.0, generator=generator)
-        view.mul_(row.std / TRUNCATED_STD)
+        view.mul_(row.std / TRUNCATED_STD).add_(row.mean)
     return flat.to(device, dtype)
 
 

@@ -15,13 +15,14 @@ from harness.config import Model
 class TensorRow:
     """One named tensor of the model.
 
-    `shape` is [out, in] for matrices, as in torch.nn.Linear; `std` 0 means a gain, which starts at one. A `stacked`
+    `shape` is [out, in] for matrices, as in torch.nn.Linear. It starts at `mean`, plus noise of size `std`. A `stacked`
     matrix stands right behind the one before it, because the model reads both as one.
     """
 
     name: str
     shape: tuple[int, ...]
     std: float
+    mean: float = 0.0
     learning_rate: float = 1.0
     decay: bool = True
     stacked: bool = False
@@ -35,9 +36,10 @@ def tensor_table(model: Model, vocabulary: int) -> list[TensorRow]:
     """Every tensor of the model, embeddings first, then hidden matrices, head and gains.
 
     Standard: embedding std 1/sqrt(d), matrices 1/sqrt(fan_in), one learning rate (Wortsman et al. 2023, section 2).
-    muP, with m = width / base_width (Yang et al. 2022, arXiv 2203.03466, table 8): embedding and head keep the
-    size they have at the base width, hidden matrices learn at lr / m, and the head's output is multiplied by 1/m
-    (`output_multiplier`). At width = base_width both are the same.
+    muP, with m = width / base_width (Yang et al. 2022, arXiv 2203.03466, table 8): the embedding keeps the size that
+    it has at the base width, hidden matrices learn at lr / m, and the head's output is multiplied by 1/m
+    (`output_multiplier`). At width = base_width that is the standard parametrisation but for the head, which starts at
+    zero in muP, as microsoft/mup recommends: random logits shrink as 1/sqrt(m) beside what training adds to them.
     """
     d, hidden = model.width, feedforward_size(model)
     mup = model.parametrization == "mup"
@@ -58,15 +60,19 @@ def tensor_table(model: Model, vocabulary: int) -> list[TensorRow]:
         matrices |= {"feedforward.up": (hidden, d), "feedforward.down": (d, hidden)}
         for name, shape in matrices.items():
             std = 1 / math.sqrt(shape[1])
-            rows.append(TensorRow(f"{block}.{name}", shape, std, hidden_rate, stacked=name in stacked))
-    rows.append(TensorRow("head", (vocabulary, d), vector_std))
+            rows.append(TensorRow(f"{block}.{name}", shape, std, 0.0, hidden_rate, stacked=name in stacked))
+    rows.append(TensorRow("head", (vocabulary, d), 0.0 if mup else vector_std))
     for i in range(model.depth):
         gains = {"attention_norm": d, "feedforward_norm": d}
         if model.qk_norm:
             gains |= {"attention.query_norm": model.head_dim, "attention.key_norm": model.head_dim}
-        rows += [TensorRow(f"blocks.{i}.{name}", (size,), 0.0, decay=False) for name, size in gains.items()]
-    rows.append(TensorRow("final_norm", (d,), 0.0, decay=False))
+        rows += [_gain(f"blocks.{i}.{name}", size) for name, size in gains.items()]
+    rows.append(_gain("final_norm", d))
     return rows
+
+
+def _gain(name: str, size: int) -> TensorRow:
+    return TensorRow(name, (size,), std=0.0, mean=1.0, decay=False)
 
 
 def feedforward_size(model: Model) -> int:

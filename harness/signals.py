@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from harness.optimizers.adamw import Norms
 from harness.pack import Pack
 
+Write = Callable[[int, Mapping[str, np.ndarray]], None]
 PER_STEP = (
     "loss",
     "validation_loss",
@@ -73,16 +76,19 @@ class Block:
         self._layers = torch.full(
             (length, len(PER_LAYER), layers, trials), nan, dtype=torch.float64, device=pack.device
         )
-        self._measured = torch.zeros((length, trials), dtype=torch.bool, device=pack.device)
+        self._froze = torch.zeros((length, trials), dtype=torch.bool, device=pack.device)
 
-    def record(self, values: dict[str, Tensor], layers: Tensor | None, measured: Tensor) -> None:
-        """One step: [R] per signal and [signals, layers, R]; NaN for the trials that were frozen before it."""
+    def record(self, values: Mapping[str, Tensor], layers: Tensor | None, measured: Tensor, active: Tensor) -> None:
+        """One step: [R] per signal and [signals, layers, R], of the trials that were active before it (`measured`).
+
+        `active` are those that still are, now that its loss and gradients are known.
+        """
         i, nan = self.filled, torch.full_like(values["loss"], float("nan"), dtype=torch.float64)
         stacked = torch.stack([values[name].double() if name in values else nan for name in PER_STEP])
         self._steps[i] = torch.where(measured, stacked, nan)
         if layers is not None:
             self._layers[i] = torch.where(measured, layers, nan)
-        self._measured[i] = measured
+        self._froze[i] = measured & ~active
         self.filled += 1
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -99,8 +105,60 @@ class Block:
         return found
 
     def first_nonfinite(self) -> dict[int, int]:
-        """planned trial -> the step of this block at which its loss or gradient was not finite."""
-        n = self.filled
-        signals = self._steps[:n, [PER_STEP.index("loss"), PER_STEP.index("grad_norm")]]
-        bad = (~torch.isfinite(signals).all(1) & self._measured[:n]).cpu().numpy()
+        """planned trial -> the step of this block at which it froze."""
+        bad = self._froze[: self.filled].cpu().numpy()
         return {self.rows[r]: self.first_step + int(bad[:, r].argmax()) for r in range(bad.shape[1]) if bad[:, r].any()}
+
+
+class Recorder:
+    """Fills blocks, and hands each to `write` when it is full. `telemetry` False records loss and rate alone."""
+
+    def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool):
+        self.pack, self.length, self.write = pack, length, write
+        self.nonfinite: dict[int, int] = {}  # planned trial -> step
+        self._readings = LayerReadings(pack) if telemetry else None
+        self._losses: list[np.ndarray] = []
+        self._block: Block | None = None
+        self._started = time.perf_counter()
+
+    def record(
+        self, step: int, loss: Tensor, norm: Tensor | None, rate: Tensor, norms: Norms | None, measured: Tensor
+    ) -> None:
+        """One step, [R] each, for the trials that were `measured`: those not frozen before it."""
+        if self._block is None:
+            self._block = Block(self.pack, step, self.length)
+        train = self.pack.planned[0].train
+        values = {"loss": loss.detach(), "learning_rate": rate}
+        if norm is not None:
+            values["grad_norm"] = norm
+        if norms is not None:
+            rms = norms.update / self.pack.layout.elements**0.5
+            values |= {"param_norm": norms.weights, "second_moment_norm": norms.second_moment, "update_rms": rms}
+        if (step + 1) % train.validate_every == 0 or step + 1 == self.pack.steps:
+            values["validation_loss"] = self.pack.validation_loss(train.validate_batches)
+        self._block.record(values, self._readings.take() if self._readings else None, measured, self.pack.active)
+
+    def flush_if_due(self, step: int) -> bool:
+        """Write the block if it is full or the last; only here does the host wait for the device."""
+        block = self._block
+        if block is None or (block.filled < self.length and step + 1 < self.pack.steps):
+            return False
+        arrays = block.arrays()
+        tokens = block.filled * self.pack.planned[0].train.batch * self.pack.planned[0].model.context
+        throughput = tokens / (time.perf_counter() - self._started)
+        arrays["tokens_per_second"] = np.where(np.isfinite(arrays["learning_rate"]), throughput, np.nan)
+        self.write(block.first_step, arrays)
+        self._losses.append(arrays["loss"])
+        self.nonfinite |= block.first_nonfinite()
+        self._block = None  # the pack may shrink before the next one
+        self._started = time.perf_counter()
+        return True
+
+    def losses(self) -> np.ndarray:
+        """[R, steps done] of all planned trials."""
+        return np.concatenate(self._losses, axis=1)
+
+    def close(self) -> None:
+        """Detach from the model's taps."""
+        if self._readings:
+            self._readings.detach()

@@ -56,7 +56,7 @@ class PackLauncher(Launcher):
             run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
             executor = self.executor(run)
         problems.check()
-        sys.exit(run_sweep(trials, run, executor, Console()))
+        sys.exit(run_sweep(trials, run, executor, Console(markup=False, highlight=False)))
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
@@ -24,7 +24,7 @@ from harness.precision import pick_device
 from harness.store import complete_trials, open_store, read_packs
 from sweeps.planner import PackPlan, Plan, make_plan, trial_bytes, wall_seconds
 from sweeps.progress import Display
-from sweeps.run import Failed, Finished, Job, corpus_of, record_failure, train_pack_safely, without_order
+from sweeps.run import PROGRESS, Failed, Finished, Job, corpus_of, record_failure, train_pack_safely, without_order
 from sweeps.settings import Run
 
 POLL_SECONDS = 0.5
@@ -163,6 +163,7 @@ def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Co
         return 0
     check_corpora(trials, run, has_results)
     open_store(run.out, run.study)
+    _remove_stale_progress(run.out, {job.pack.id for job in running})
     _say_what_is_planned(plan, run, console)
     jobs = [Job(pack, run.out, run.device, run.block) for pack in plan.packs]
     results: list[Finished | Failed] = []
@@ -182,6 +183,13 @@ def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Co
         except KeyboardInterrupt as interrupt:
             stopped = interrupt
     return summarize(plan, run, results, stopped, console)
+
+
+def _remove_stale_progress(out: Path, running: Set[str]) -> None:
+    """What a killed sweep has left of packs that do not run any more."""
+    for file in (out / PROGRESS).glob("*"):
+        if file.stem not in running:
+            file.unlink(missing_ok=True)
 
 
 def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:

@@ -110,8 +110,8 @@ def train_pack(job: Job) -> Finished:
     result = train(pack, agenda, job.block, write, progress)
     events = [[event.to_dict() for event in result.events[i]] for i in kept]
     outcome = [result.outcome[i] for i in kept]
+    job.error_file.unlink(missing_ok=True)  # before the pack counts as complete: a kill in between leaves no old trace
     store.finish(outcome, [result.nonfinite_step[i] for i in kept], events)
-    job.error_file.unlink(missing_ok=True)
     job.progress_file.unlink(missing_ok=True)
     return Finished(job.pack.id, tuple(outcome), _idle_faults(trials, result, kept))
 

@@ -70,14 +70,15 @@ class AdamW:
                     w, g, m, v = (array[rows.start : rows.stop, left:right] for array in flat)
                     self._pieces.append(_Piece(segment, rows, (w, g, m, v), before[: len(rows), : right - left]))
 
-    def step(self, learning_rate: Tensor, active: Tensor) -> Norms:
-        """One update of every active trial, from gradients that are already clipped. Both arguments are [R]."""
+    def step(self, learning_rate: Tensor, active: Tensor, measure: bool = True) -> Norms | None:
+        """One update of every active trial, from gradients that are already clipped. Both tensors are [R]."""
         self.updates += active
         rates = {s.learning_rate: (learning_rate * s.learning_rate).unbind() for s in self.layout.segments}
         counts, skip = self.updates.unbind(), (~active).float().unbind()
         sums = torch.zeros(3, len(self.trials), dtype=torch.float64, device=self.weights.device)
         for piece in self._pieces:
-            piece.before.copy_(piece.arrays[0])
+            if measure:
+                piece.before.copy_(piece.arrays[0])
             for row, w, g, m, v in zip(piece.rows, *piece.arrays, strict=True):
                 optim = self.trials[row].optim
                 torch._fused_adamw_(
@@ -97,8 +98,9 @@ class AdamW:
                     grad_scale=None,
                     found_inf=skip[row],
                 )
-            weights, _, _, second_moment = piece.arrays
-            change = torch.sub(weights, piece.before, out=piece.before)
-            norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (weights, second_moment, change)])
-            sums[:, piece.rows.start : piece.rows.stop] += norms.double().square_()
-        return Norms(*sums.sqrt_())
+            if measure:
+                weights, _, _, second_moment = piece.arrays
+                change = torch.sub(weights, piece.before, out=piece.before)
+                norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (weights, second_moment, change)])
+                sums[:, piece.rows.start : piece.rows.stop] += norms.double().square_()
+        return Norms(*sums.sqrt_()) if measure else None

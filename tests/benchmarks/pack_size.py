@@ -32,7 +32,9 @@ def seconds_of_trial_step(shape: tuple[int, int, int, int], size: int, device: s
     width, depth, context, batch = shape
     steps = max(4, min(40, int(2e11 / (6 * 12 * depth * width**2 * context * batch * size + 1e9 * size))))
     model = Model(width=width, depth=depth, context=context)
-    trials = [Trial(model=model, train=Train(steps=steps, batch=batch, validate_every=10**6), seed=i) for i in range(size)]
+    trials = [
+        Trial(model=model, train=Train(steps=steps, batch=batch, validate_every=10**6), seed=i) for i in range(size)
+    ]
     pack = Pack(trials, load_corpus(trials[0].data, context), torch.device(device))
     agenda = Agenda([None] * size)
     started = time.perf_counter()
@@ -68,7 +70,10 @@ def main() -> None:
         nearest = min(SIZES, key=lambda size: abs(size - rule))
         table = "  ".join(f"{size}: {seconds * 1e3:.2f}" for size, seconds in times.items())
         print(f"width {width}, depth {depth}, {batch} x {context} tokens, ms by R:  {table}")
-        print(f"    best R {best}, rule R {rule}: time at the rule / best = {times[nearest] / times[best]:.3f}", flush=True)
+        print(
+            f"    best R {best}, rule R {rule}: time at the rule / best = {times[nearest] / times[best]:.3f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

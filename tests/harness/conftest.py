@@ -43,16 +43,12 @@ SMALL: dict[str, Any] = {
 """One-hundredth of a second a step, and still a whole GPT: two blocks, two heads."""
 
 
-@pytest.fixture(scope="session")
-def engine() -> ModuleType:
-    return sys.modules[__name__]
-
-
 @pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    """Sets torch's number of threads until the end of the test."""
+def engine() -> Iterator[ModuleType]:
+    """This module, with one thread: packs this small do not repay two. A test may set more; they are restored."""
     before = torch.get_num_threads()
-    yield torch.set_num_threads
+    torch.set_num_threads(1)
+    yield sys.modules[__name__]
     torch.set_num_threads(before)
 
 
@@ -135,9 +131,9 @@ def run(
     injectors: Mapping[int, Injector | None] | None = None,
     prepare: Callable[[Pack], Any] = lambda pack: None,
     block: int = 1,
-    telemetry: bool = True,
+    **options: bool,
 ) -> Run:
-    """Train a pack. `injectors` adds to the faults of the trials, `prepare(pack)` may change it before it starts."""
+    """Train a pack. `injectors` take the place of the trials' faults; `prepare(pack)` may change it beforehand."""
     pack = pack_of(trials)
     prepare(pack)
     blocks: list[Mapping[str, np.ndarray]] = []
@@ -148,7 +144,7 @@ def run(
         weights.append({planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)})
 
     armed = [(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)]
-    result = train(pack, Agenda(armed), block, write, telemetry=telemetry)
+    result = train(pack, Agenda(armed), block, write, **options)
     signals = {name: np.concatenate([b[name] for b in blocks], axis=1) for name in blocks[0]}
     return Run(pack, result, signals, weights)
 

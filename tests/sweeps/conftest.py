@@ -23,6 +23,7 @@ import pytest
 import torch
 import xarray as xr
 from hydra.core.config_loader import ConfigLoader
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from analysis.open_sweep import open_sweep
@@ -30,6 +31,7 @@ from harness.config import Trial
 from sweeps.__main__ import main, register
 from sweeps.arguments import config_loader, expand
 from sweeps.grid import Composer
+from sweeps.run import corpus_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE = 60.0  # seconds, for what takes about one
@@ -68,7 +70,7 @@ def unchanged_process() -> Iterator[None]:
 
 
 def tiny(*arguments: str) -> list[str]:
-    """A command line for tiny models: flags first, then TINY, less what the arguments set or what their launcher lacks."""
+    """A command line for tiny models: flags first, then TINY less what the arguments set or their launcher lacks."""
     flags = [text for text in arguments if text.startswith("-")]
     rest = [text for text in arguments if not text.startswith("-")]
     taken = {text.partition("=")[0].lstrip("+~") for text in rest}
@@ -90,7 +92,8 @@ class Ended:
 
 
 def call(*arguments: str) -> Ended:
-    """The command in this process."""
+    """The command in this process, which remembers nothing of an earlier one."""
+    corpus_of.cache_clear()
     out, err, argv = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["sweeps", *arguments]
     status: Any = None
@@ -107,7 +110,8 @@ def call(*arguments: str) -> Ended:
 def start(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -> subprocess.Popen:
     """The command in a process group of its own, as a shell starts it; `path` comes before this repository."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY)))}
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment} | options
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options = {**pipes, "env": environment, **options}
     return subprocess.Popen([sys.executable, "-m", "sweeps", *arguments], cwd=cwd, start_new_session=True, **options)
 
 
@@ -135,14 +139,27 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return value
 
 
-def is_group_gone(group: int) -> bool:
-    """Whether no process of this group is left; those that ended and wait for their parent are none."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+def _group(group: int) -> Iterator[Path]:
+    """The /proc folder of each process of this group; those that ended and wait for their parent are none."""
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
+            state, _, its_group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
             if int(its_group) == group and state != "Z":
-                return False
-    return True
+                yield folder
+
+
+def is_group_gone(group: int) -> bool:
+    return not any(_group(group))
+
+
+def is_importing_torch(group: int) -> bool:
+    """Whether the process that is going to fork the workers of this group has loaded torch's largest library."""
+    for folder in _group(group):
+        with contextlib.suppress(OSError):
+            is_server = b"multiprocessing.forkserver" in (folder / "cmdline").read_bytes()
+            if is_server and "libtorch_cpu" in (folder / "maps").read_text():
+                return True
+    return False
 
 
 # --- what it left ------------------------------------------------------------------------------------------------
@@ -182,8 +199,8 @@ def loader(folder: Path | None = None) -> ConfigLoader:
 def trials(*overrides: str, study: str = "grid", folder: Path | None = None) -> list[Trial]:
     """The trials that these overrides describe, as the command makes them."""
     its_loader = loader(folder)
-    config = its_loader.load_configuration("config", [f"study={study}"], run_mode=None)  # type: ignore[arg-type]
-    params = {str(key): value for key, value in OmegaConf.to_container(config.hydra.sweeper.params).items()}  # type: ignore[union-attr]
+    config = its_loader.load_configuration("config", [f"study={study}"], run_mode=RunMode.MULTIRUN)
+    params = {str(key): value for key, value in OmegaConf.to_container(config.hydra.sweeper.params).items()}
     keys = frozenset(text.partition("=")[0] for text in overrides)
     return Composer(its_loader, study, keys).trials(expand(params, overrides, its_loader))
 

@@ -1,0 +1,52 @@
+"""What telemetry and the detection of non-finite trials cost: the time of a step with all signals over one with none.
+
+    python -m tests.benchmarks.telemetry [--rounds 7]
+
+One pack with and one without, trained alternately for a few steps at a time in one process with one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+
+from harness.config import Model, Train, Trial
+from harness.corpus import load_corpus
+from harness.loop import train
+from harness.pack import Pack
+from harness.sites import Agenda
+
+
+def seconds(width: int, depth: int, size: int, steps: int, telemetry: bool, device: str) -> float:
+    """Of one trial-step."""
+    settings = Train(steps=steps, validate_every=10**6)
+    trials = [Trial(model=Model(width=width, depth=depth), train=settings, seed=seed) for seed in range(size)]
+    pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
+    started = time.perf_counter()
+    train(pack, Agenda([None] * size), 50, lambda first, signals: None, telemetry=telemetry)
+    return (time.perf_counter() - started) / steps / size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for width, depth, size, steps in ((32, 2, 8, 40), (64, 4, 8, 12), (128, 4, 8, 6)):
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for i in range(2 * options.rounds):
+            telemetry = i % 2 == 0
+            times[telemetry].append(seconds(width, depth, size, steps, telemetry, options.device))
+        # The smallest time is the one that the machine's other work disturbed least.
+        ratio = min(times[True]) / min(times[False])
+        print(
+            f"width {width}, depth {depth}, {size} trials: step with telemetry / without = {ratio:.3f} (goal 1.05)",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The written criterion of how a run ended, at its edges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.outcome import DIVERGENT, NON_FINITE, TRAINED, judge
+
+
+def run(*stretches):
+    """A loss curve from (value, steps) pairs."""
+    return np.concatenate([np.full(steps, value, dtype=float) for value, steps in stretches])
+
+
+FALLING = np.linspace(5.0, 2.0, 100)
+
+CASES = [
+    ("falls", FALLING, TRAINED),
+    ("never moves", run((5.0, 100)), TRAINED),
+    ("one step", run((5.0, 1)), TRAINED),
+    ("two steps, up", np.array([5.0, 5.5]), DIVERGENT),
+    ("rises from the start", np.linspace(5.0, 6.0, 100), DIVERGENT),
+    ("never learns, ends a little above its start", run((5.0, 95), (5.001, 5)), DIVERGENT),
+    # Learned 5 -> 1, so at the end 3 is half of it lost.
+    ("loses a little less than half", run((5.0, 10), (1.0, 85), (2.999, 5)), TRAINED),
+    ("loses exactly half", run((5.0, 3), (1.0, 16), (3.0, 1)), TRAINED),
+    ("loses a little more than half", run((5.0, 10), (1.0, 85), (3.001, 5)), DIVERGENT),
+    ("blows up and comes back", run((5.0, 10), (1.0, 40), (50.0, 45), (1.5, 5)), TRAINED),
+    ("a spike of one step before the end", run((5.0, 10), (1.0, 89), (10.0, 1)), TRAINED),  # 0.8 x 1 + 0.2 x 10 = 2.8
+    ("a larger spike at the end", run((5.0, 10), (1.0, 89), (11.1, 1)), DIVERGENT),  # the window's mean is 3.02
+    ("a dip of one step is not the best", run((5.0, 50), (-95.0, 1), (4.0, 44), (4.8, 5)), DIVERGENT),
+    ("the window is one step in a short run", run((5.0, 3), (1.0, 6), (3.1, 1)), DIVERGENT),
+    ("huge but finite", run((5.0, 50), (1e38, 50)), DIVERGENT),
+]
+
+
+@pytest.mark.parametrize(("loss", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_outcome(loss, expected):
+    assert judge(loss, None) == expected
+
+
+@pytest.mark.parametrize("loss", [FALLING, np.array([np.nan]), np.append(FALLING, [np.inf, np.nan])])
+def test_a_run_that_stopped_being_finite(loss):
+    assert judge(loss, 3) == NON_FINITE
+
+
+def test_the_window_is_a_twentieth_of_the_run():
+    """20 steps: the last one alone. 60 steps: the mean of the last three."""
+    tail = [3.0, 3.0, 9.0]
+    assert judge(np.concatenate([[9.0], np.full(16, 1.0), tail]), None) == DIVERGENT
+    assert judge(np.concatenate([[9.0], np.full(56, 1.0), tail]), None) == TRAINED

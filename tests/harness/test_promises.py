@@ -1,0 +1,411 @@
+"""The promises of docs/architecture.md that the engine itself keeps, in bits: nothing here has a tolerance but one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.clipping import clip_by_global_norm, global_norm
+from harness.config import NO_FAULT
+from harness.outcome import NON_FINITE
+from harness.parameters import ALIGNMENT, Layout
+from harness.scaling import tensor_table
+from harness.sites import Event, Site
+from injectors import fault_types
+from injectors.weight_bit import WeightBit
+
+FAULTS = {kind: cls for kind, cls in fault_types().items() if kind != "none"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """An injector that calls `change(tensors)` at a site."""
+
+    site: Site
+    steps: range
+    change: Callable[[Mapping[str, Tensor]], object]
+
+    def strike(self, tensors: Mapping[str, Tensor], step: int) -> list[Event]:
+        self.change(tensors)
+        return [Event(self.site, "", None, None, step, "", "", None, None, True)]
+
+
+def ruin(tensors: Mapping[str, Tensor]) -> None:
+    for x in tensors.values():
+        x.fill_(0)
+
+
+# --- 1: control equals nothing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("site", Site)
+def test_an_injector_that_is_never_due_changes_no_bit(engine, site):
+    trials = engine.different(3)
+    never = {0: Change(site, range(0), ruin), 1: Change(site, range(trials[0].train.steps, 10**4), ruin)}
+    plain, controlled = engine.run(trials), engine.run(trials, never)
+    assert [engine.same_bits(plain[i], controlled[i]) for i in range(3)] == [[], [], []]
+    assert controlled.result.events == [[], [], []]
+    due = engine.run(trials, {0: Change(site, range(3, 4), ruin)})
+    assert engine.same_bits(plain[0], due[0]), "the same injector does change something once it is due"
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_that_lasts_past_the_end_is_one_that_lasts_to_the_end(engine, kind):
+    steps = engine.SMALL["steps"]
+    short, long, none = (
+        engine.run([engine.trial(fault=fault), engine.trial()])
+        for fault in (FAULTS[kind](start=steps - 2, duration=2), FAULTS[kind](start=steps - 2, duration=999), NO_FAULT)
+    )
+    assert engine.same_bits(short[0], long[0]) == [] and engine.same_bits(short[1], long[1]) == []
+    assert engine.same_bits(long[0], none[0])
+    late = engine.run([engine.trial(fault=FAULTS[kind](start=steps)), engine.trial()])
+    assert engine.same_bits(late[0], none[0]) == [] and late.result.events == [[], []]
+
+
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+def test_taps_change_no_bit_unless_they_return_something(engine, attention):
+    trials = engine.different(3, attention=attention, qk_norm=True)
+    plain = engine.run(trials)
+
+    def attach_and_detach(pack):
+        detach = pack.model.taps.attach("*", lambda name, x: x * 0)
+        detach()
+
+    read = []
+    prepared = {
+        "detached": attach_and_detach,
+        "reading": lambda pack: pack.model.taps.attach("*", lambda name, x: read.append(x.detach().sum())),
+        "returning what it got": lambda pack: pack.model.taps.attach("*", lambda name, x: x),
+    }
+    for how, prepare in prepared.items():
+        tapped = engine.run(trials, prepare=prepare)
+        assert [engine.same_bits(plain[i], tapped[i]) for i in range(3)] == [[], [], []], how
+    assert read
+    changed = engine.run(trials, prepare=lambda pack: pack.model.taps.attach("*.down", lambda name, x: x * 0))
+    assert engine.same_bits(plain[0], changed[0])
+
+
+@pytest.mark.parametrize("attention", ["explicit", "fused"])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_measuring_changes_no_bit(engine, attention, clip):
+    """Telemetry, the search for non-finite values, and how often results leave the device."""
+    trials = [engine.trial(seed=r, attention=attention, clip=clip) for r in range(3)]
+    full = engine.run(trials)
+    ways = [
+        {"telemetry": False},
+        {"telemetry": False, "detection": False},
+        {"detection": False},
+        {"block": 3},
+        {"block": 1000},
+    ]
+    for way in ways:
+        other = engine.run(trials, **way)
+        for i in range(3):
+            kept = [name for name in full[i] if not np.isnan(other.signals.get(name, np.zeros(1))).all()]
+            assert {"loss", "validation_loss", "learning_rate", "weights"} <= set(kept)
+            assert ("activation_rms" in kept) == way.get("telemetry", True)
+            left, right = ({name: run[i][name] for name in kept} for run in (full, other))
+            assert engine.same_bits(left, right) == [], way
+
+
+# --- 2: twins -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("start", [0, 4])
+def test_twins_are_equal_up_to_the_strike_and_differ_after_it(engine, kind, start):
+    faulty = engine.trial(seed=7, fault=FAULTS[kind](start=start))
+    trials = [engine.trial(seed=1), faulty, faulty.golden, engine.trial(seed=2)]
+    run = engine.run(trials)
+    (event, *_) = run.result.events[1]
+    assert event.step == start and event.changed
+    before, after = [], []
+    for planned in (1, 2):
+        signals = {name: values for name, values in run[planned].items() if name != "weights"}
+        before.append({name: values[:start] for name, values in signals.items()})
+        after.append({name: values[start:] for name, values in signals.items()})
+    assert engine.same_bits(*before) == []
+    assert "loss" in engine.same_bits(*after)
+    for weights in run.weights[:start]:
+        assert torch.equal(engine.bits(weights[1]), engine.bits(weights[2]))
+    assert not torch.equal(engine.bits(run.weights[start][1]), engine.bits(run.weights[start][2]))
+    healthy = engine.run([trials[0], trials[2], trials[2], trials[3]])
+    assert [engine.same_bits(run[i], healthy[i]) for i in (0, 2, 3)] == [[], [], []]
+
+
+# --- 3: isolation ---------------------------------------------------------------------------------------------------
+
+VICTIM = 2
+
+
+def fill(value):
+    def prepare(pack):
+        pack.weights[VICTIM] = value
+
+    return prepare
+
+
+def one_weight(value):
+    def prepare(pack):
+        pack.tensors(pack.weights, VICTIM)["blocks.0.feedforward.up"][3, 5] = value
+
+    return prepare
+
+
+POISONS = {
+    "learning rate": {"victim": {"lr": 1e30, "warmup": 0}},
+    "bit of the embedding": {"victim": {"fault": WeightBit(start=3, tensor="embedding", element=0, bit=30)}},
+    "bit of a hidden weight": {"victim": {"fault": WeightBit(start=3, tensor="blocks.1.feedforward.up", bit=30)}},
+    "weights infinite": {"prepare": fill(math.inf)},
+    "weights NaN": {"prepare": fill(math.nan)},
+    "weights huge": {"prepare": fill(3e38)},
+    "one weight infinite": {"prepare": one_weight(math.inf)},
+    "one weight NaN": {"prepare": one_weight(math.nan)},
+    "gradient NaN": {
+        "injectors": {VICTIM: Change(Site.REDUCED_GRADIENT, range(3, 4), lambda t: t["head"].fill_(math.nan))}
+    },
+    "moment infinite": {"injectors": {VICTIM: Change(Site.MOMENT_1, range(3, 4), lambda t: t["head"].fill_(math.inf))}},
+    "rate NaN": {
+        "injectors": {VICTIM: Change(Site.LEARNING_RATE, range(3, 4), lambda t: t["learning_rate"].fill_(math.nan))}
+    },
+}
+SHAPES = {
+    "explicit": {},
+    "fused": {"attention": "fused"},
+    "learned, swiglu, qk_norm": {"positions": "learned", "activation": "swiglu", "qk_norm": True},
+    "clipped": {"clip": 0.5},
+}
+
+
+@pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, poison, shape):
+    healthy = [engine.trial(seed=r, **shape) for r in range(5)]  # one in five frozen: the pack does not shrink
+    trials = list(healthy)
+    trials[VICTIM] = engine.trial(seed=VICTIM, **shape, **poison.get("victim", {}))
+    run = engine.run(trials, poison.get("injectors"), poison.get("prepare", lambda pack: None))
+    assert run.result.outcome[VICTIM] == NON_FINITE and len(run.pack) == 5
+    reference = engine.run(healthy)
+    for i in {0, 1, 3, 4}:
+        assert engine.same_bits(run[i], reference[i]) == []
+        assert run.result.outcome[i] == reference.result.outcome[i] != NON_FINITE
+    froze = run.result.nonfinite_step[VICTIM]
+    frozen = [engine.bits(weights[VICTIM]) for weights in run.weights[froze:]]
+    assert len(frozen) > 1 and all(torch.equal(weights, frozen[0]) for weights in frozen)
+    if froze:
+        by_this_step = (frozen[0] != engine.bits(run.weights[froze - 1][VICTIM])).sum()
+        assert by_this_step == sum(event.step == froze for event in run.result.events[VICTIM] if event.bit is not None)
+    for name in ("loss", "grad_norm", "learning_rate", "activation_rms"):
+        assert np.isnan(run.signals[name][VICTIM, froze + 1 :]).all()
+
+
+def test_weights_of_a_trial_that_starts_infinite_stay_as_they_were(engine):
+    run = engine.run([engine.trial(seed=r) for r in range(5)], prepare=fill(math.inf))
+    assert run.result.nonfinite_step[VICTIM] == 0
+    assert torch.isinf(run.weights[-1][VICTIM]).all()
+
+
+# --- 4: pack independence -------------------------------------------------------------------------------------------
+
+INDEPENDENT = {
+    "width 16": {"width": 16, "head_dim": 8},
+    "width 32, deep": {"width": 32, "head_dim": 16, "depth": 4},
+    "width 48": {"width": 48, "head_dim": 16, "context": 32},
+    "width 64": {"width": 64, "head_dim": 16, "context": 64, "depth": 1, "vocabulary": 256},
+    "width 96": {"width": 96, "head_dim": 32, "context": 33, "depth": 1},
+    "odd context": {"context": 33, "batch": 3},
+    "qk_norm": {"width": 64, "head_dim": 32, "qk_norm": True, "context": 33, "depth": 1},
+    "learned positions": {"positions": "learned", "context": 33},
+    "fused": {"attention": "fused", "width": 48, "head_dim": 16, "context": 33},
+    "muP": {"parametrization": "mup", "width": 128, "head_dim": 16, "depth": 1, "vocabulary": 256},
+    # Sizes at which a thread's share of a whole pack ends inside a row of features: these need the trial-wise
+    # rotary positions and SiLU of the harness.
+    "rotary, odd share": {"width": 48, "head_dim": 16, "context": 85, "batch": 5, "depth": 1, "attention": "fused"},
+    "swiglu, odd share": {"activation": "swiglu", "width": 24, "head_dim": 8, "batch": 5, "context": 65, "depth": 1},
+    "nothing even": {
+        "width": 30,
+        "head_dim": 10,
+        "feedforward": 101,
+        "context": 65,
+        "batch": 3,
+        "vocabulary": 257,
+        "activation": "swiglu",
+        "qk_norm": True,
+        "depth": 1,
+    },
+    "one token": {"context": 1, "batch": 1, "depth": 1},
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", INDEPENDENT.values(), ids=INDEPENDENT)
+def test_a_trial_does_not_depend_on_its_pack(engine, shape, threads):
+    torch.set_num_threads(threads)
+    trials = engine.different(7, **{"steps": 2, "validate_every": 2, **shape})
+    together = engine.run(trials)
+    for members in ([5, 3], [6, 2, 4]):
+        apart = engine.run([trials[i] for i in members])
+        for row, i in enumerate(members):
+            assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_equal_trials_stay_equal(engine, threads):
+    torch.set_num_threads(threads)
+    run = engine.run([engine.trial(width=48, head_dim=16, context=33, batch=3, steps=3)] * 5)
+    assert [engine.same_bits(run[0], run[i]) for i in range(5)] == [[]] * 5
+
+
+@pytest.mark.parametrize("shape", [{}, {"width": 32, "context": 16}, {"width": 64, "head_dim": 16, "context": 64}])
+def test_one_and_two_threads_give_the_same_bits(engine, shape):
+    """Where rows of attention scores fill whole vectors; torch's softmax sums other rows in another order."""
+    trials = engine.different(3, **shape, steps=4)
+    one = engine.run(trials)
+    torch.set_num_threads(2)
+    two = engine.run(trials)
+    assert [engine.same_bits(one[i], two[i]) for i in range(3)] == [[], [], []]
+
+
+def test_a_pack_of_one_agrees_to_rounding(engine):
+    """A batch of one takes other kernels. In 8 steps of Adam rounding errors of 1e-7 grow at most a hundredfold."""
+    for trial in engine.different(3, width=32, head_dim=16, context=16):
+        alone, in_a_pack = engine.run([trial]), engine.run([trial, trial])
+        for name in ("loss", "grad_norm", "param_norm"):
+            np.testing.assert_allclose(alone.signals[name][0], in_a_pack.signals[name][0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("width", [6, 10, 16])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_every_matrix_that_is_read_starts_on_a_cache_line(engine, width, activation):
+    """And stacked ones follow each other without a gap, at any size."""
+    model = engine.trial(width=width, head_dim=width, feedforward=7, activation=activation).model
+    layout = Layout(tuple(tensor_table(model, 61)))
+    flat = torch.arange(layout.size).expand(2, -1)
+    assert layout.size % ALIGNMENT == 0
+    end = 0
+    for row in layout.rows:
+        start = layout.offsets[row.name]
+        assert start == end if row.stacked else start % ALIGNMENT == 0 and 0 <= start - end < ALIGNMENT
+        end = start + row.size
+    names = ["query", "key", "value"]
+    stack = layout.view(flat, "blocks.1.attention.query", "blocks.1.attention.value")
+    parts = [layout.view(flat, f"blocks.1.attention.{name}") for name in names]
+    assert torch.equal(stack, torch.cat(parts, 1)) and stack.shape == (2, 3 * width, width)
+
+
+# --- 5: shrinking ---------------------------------------------------------------------------------------------------
+
+
+def blow_up(trial):
+    return dataclasses.replace(trial, optim=dataclasses.replace(trial.optim, lr=1e30))
+
+
+@pytest.mark.parametrize(
+    ("size", "victims", "left"),
+    [(8, [5], 8), (8, [0, 5], 6), (8, [0, 1, 2, 3, 4], 3), (3, [0, 1], 2), (2, [1], 2), (7, [0, 2, 4, 5, 6], 2)],
+)
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_pack_that_shrinks_leaves_the_others_as_they_were(engine, size, victims, left, block):
+    healthy = engine.different(size, steps=12)
+    survivors = [i for i in range(size) if i not in victims]
+    fault = WeightBit(start=10, tensor="blocks.0.feedforward.up", bit=20)
+    healthy[survivors[-1]] = dataclasses.replace(healthy[survivors[-1]], fault=fault)
+    trials = [blow_up(trial) if i in victims else trial for i, trial in enumerate(healthy)]
+    run, reference = engine.run(trials, block=block), engine.run(healthy, block=block)
+    assert len(run.pack) == left and len(reference.pack) == size
+    assert [name for name, outcome in enumerate(run.result.outcome) if outcome == NON_FINITE] == victims
+    for i in survivors:
+        assert engine.same_bits(run[i], reference[i]) == []
+    assert run.result.events[survivors[-1]] == reference.result.events[survivors[-1]] != []
+    for i in victims:
+        froze = run.result.nonfinite_step[i]
+        for name, values in run.signals.items():
+            measured = np.isfinite(values[i]) | (np.arange(12) <= froze if values.ndim == 2 else True)
+            assert name == "validation_loss" or not np.isfinite(values[i, froze + 1 :]).any(), name
+            assert name != "learning_rate" or measured[: froze + 1].all()
+        assert np.isfinite(run.signals["learning_rate"][i, : froze + 1]).all()
+
+
+def test_a_pack_keeps_as_many_trials_as_there_are_threads(engine):
+    """A CPU's batched products split single matrices once there are fewer of them than threads."""
+    trials = [engine.trial(seed=r, lr=1e30 if r else 1e-3, warmup=0) for r in range(8)]
+    for threads, left in ((1, 2), (2, 2), (4, 4)):
+        torch.set_num_threads(threads)
+        assert len(engine.run(trials).pack) == left
+
+
+def test_a_pack_that_is_frozen_altogether_ends_early(engine):
+    trials = [engine.trial(seed=r, lr=1e30, warmup=0, steps=50) for r in range(3)]
+    run = engine.run(trials)
+    assert run.result.outcome == [NON_FINITE] * 3
+    assert run.signals["loss"].shape[1] == max(run.result.nonfinite_step) + 1 < 50
+
+
+# --- 6: what is not finite ------------------------------------------------------------------------------------------
+
+
+def fill_first(name: str, value: float) -> Callable[[Mapping[str, Tensor]], object]:
+    return lambda tensors: tensors[name].view(-1)[:1].fill_(value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("block", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("site", "name", "later"),
+    [
+        (Site.WEIGHT, "head", 0),
+        (Site.REDUCED_GRADIENT, "head", 0),
+        (Site.LEARNING_RATE, "learning_rate", 1),  # the weights are ruined by this step and read by the next
+        (Site.CLIPPED_GRADIENT, "head", 1),
+    ],
+)
+def test_the_step_at_which_a_trial_was_not_finite(engine, site, name, later, value, block):
+    trials = [engine.trial(seed=r) for r in range(5)]
+    run = engine.run(trials, {3: Change(site, range(4, 5), fill_first(name, value))}, block=block)
+    assert run.result.nonfinite_step == [None, None, None, 4 + later, None]
+    assert run.result.outcome[3] == NON_FINITE and run.result.outcome.count(NON_FINITE) == 1
+    finite = np.isfinite(run.signals["loss"]) & np.isfinite(run.signals["grad_norm"])
+    assert finite[3].tolist() == [step < 4 + later for step in range(8)]
+
+
+def test_a_fault_that_is_due_after_its_trial_froze_never_fires(engine):
+    for kind, fault in FAULTS.items():
+        for size in (2, 3, 5):  # with and without a pack that shrinks
+            doomed = engine.trial(lr=1e30, warmup=0, fault=fault(start=6))
+            run = engine.run([engine.trial(seed=1 + r) for r in range(size - 1)] + [doomed])
+            assert run.result.nonfinite_step[-1] < 6
+            assert run.result.events == [[]] * size, kind
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_large_gradient_is_not_an_infinite_one(engine, clip):
+    """Squares of 1e25 overflow float32, so the norm must not be taken in it."""
+    trials = [engine.trial(seed=r, clip=clip) for r in range(3)]
+    run = engine.run(trials, {1: Change(Site.REDUCED_GRADIENT, range(3, 4), lambda t: t["head"].fill_(1e25))})
+    assert run.result.nonfinite_step == [None] * 3 and NON_FINITE not in run.result.outcome
+    assert run.signals["grad_norm"][1, 3] == pytest.approx(1e25 * math.sqrt(64 * 16), rel=1e-6)
+    assert np.isfinite(run.signals["loss"]).all() and torch.isfinite(run.weights[-1][1]).all()
+
+
+def test_norm_and_clipping_of_extreme_gradients():
+    gradients = torch.tensor(
+        [[3e38] * 100, [1e-30] * 100, [0.0] * 100, [math.inf] + [0.0] * 99, [3.0, 4.0] + [0.0] * 98]
+    )
+    norm = global_norm(gradients)
+    assert norm.dtype == torch.float64
+    torch.testing.assert_close(
+        norm[[0, 1, 2, 4]], torch.tensor([3e39, 1e-29, 0.0, 5.0], dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    assert norm[3] == math.inf
+    clipped = gradients.clone()
+    clip_by_global_norm(clipped, norm, torch.tensor([1.0, 1.0, 1.0, 1.0, 2.5], dtype=torch.float64))
+    torch.testing.assert_close(clipped[0], torch.full((100,), 0.1))
+    assert torch.equal(clipped[1:3], gradients[1:3])
+    torch.testing.assert_close(clipped[4, :2], torch.tensor([1.5, 2.0]))

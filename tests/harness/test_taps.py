@@ -1,0 +1,156 @@
+"""Taps: every activation by its name, read without a trace, changed only by what a reader returns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.config import Model
+from harness.model import tap_names
+from harness.taps import Taps
+
+VARIANTS = [
+    {},
+    {"activation": "swiglu", "qk_norm": True},
+    {"positions": "learned", "attention": "fused", "depth": 3},
+    {"parametrization": "mup", "base_width": 8},
+]
+
+
+def forward(pack, step=0):
+    batch = pack.batches(step)
+    with torch.no_grad():
+        return pack.loss(batch)
+
+
+@pytest.mark.parametrize("fields", VARIANTS)
+def test_each_point_is_passed_once_in_the_order_of_its_name(engine, fields):
+    trials = engine.different(3, **fields)
+    model, pack = trials[0].model, engine.pack_of(trials)
+    seen = []
+    pack.model.taps.attach("*", lambda name, x: seen.append((name, tuple(x.shape))))
+    forward(pack)
+    assert [name for name, _ in seen] == tap_names(model)
+    batch, context, heads, hidden = 2, 8, model.width // model.head_dim, 4 * model.width
+    per_head = (3, batch * context, heads, model.head_dim)
+    expected = {
+        "embedding": (3, batch * context, model.width),
+        "blocks.0.attention.query": per_head,
+        "blocks.0.attention.key": per_head,
+        "blocks.0.attention.value": per_head,
+        "blocks.0.attention.scores": (3, batch, heads, context, context),
+        "blocks.0.attention.projection": (3, batch * context, model.width),
+        "blocks.0.feedforward.up": (3, batch * context, hidden),
+        "blocks.0.feedforward.down": (3, batch * context, model.width),
+        "blocks.0.residual": (3, batch * context, model.width),
+        "logits": (3, batch * context, 64),
+    }
+    assert {name: shape for name, shape in seen if name in expected} == expected
+
+
+def test_values_are_those_of_the_forward_pass(engine):
+    pack = engine.pack_of(engine.different(2))
+    values = {}
+    pack.model.taps.attach("*", lambda name, x: values.update({name: x.clone()}))
+    batch = pack.batches(0)
+    loss = forward(pack)
+    table = pack.layout.view(pack.weights, "embedding")
+    for r in range(2):
+        assert torch.equal(values["embedding"][r], table[r][batch[r, :, :-1].flatten()])
+    block = [values[f"blocks.0.{part}"] for part in ("attention.projection", "feedforward.down", "residual")]
+    torch.testing.assert_close(values["embedding"] + block[0] + block[1], block[2])
+    logits = values["logits"].flatten(0, 1)
+    each = torch.nn.functional.cross_entropy(logits, batch[:, :, 1:].flatten(), reduction="none")
+    torch.testing.assert_close(each.view(2, -1).mean(1), loss)
+
+
+def test_scores_are_the_same_with_both_kernels(engine):
+    """And both show the future as -inf. Rounding: products of 8 numbers near one."""
+    found = {}
+    for kernel in ("explicit", "fused"):
+        pack = engine.pack_of(engine.different(2, attention=kernel, qk_norm=True))
+        pack.model.taps.attach("*.0.*.scores", lambda name, x, k=kernel: found.update({k: x.clone()}))
+        forward(pack)
+    torch.testing.assert_close(found["explicit"], found["fused"], rtol=1e-5, atol=1e-6)
+    future = torch.ones(8, 8, dtype=torch.bool).triu(1)
+    assert torch.isinf(found["explicit"][..., future]).all() and torch.isfinite(found["explicit"][..., ~future]).all()
+
+
+@pytest.mark.parametrize("name", tap_names(Model(depth=2)))
+def test_what_a_reader_returns_takes_effect_forward_and_backward(engine, name):
+    """Scaling one trial's features, each by its own factor, changes its loss and gradients, and not the other's."""
+    trials = engine.different(2, activation="swiglu")
+    plain, changed = engine.pack_of(trials), engine.pack_of(trials)
+
+    def scale_the_first(_, x):
+        scale = torch.ones(2, x.shape[-1])
+        scale[0] += torch.arange(x.shape[-1])
+        return x * scale.view(2, *[1] * (x.dim() - 2), -1)
+
+    changed.model.taps.attach(name, scale_the_first)
+    losses = []
+    for pack in (plain, changed):
+        loss = pack.loss(pack.batches(0))
+        loss.sum().backward()
+        losses.append(loss.detach())
+    assert losses[0][0] != losses[1][0] and losses[0][1] == losses[1][1]
+    assert not torch.equal(plain.gradients[0], changed.gradients[0])
+    assert torch.equal(plain.gradients[1], changed.gradients[1])
+
+
+def test_readers_are_called_in_order_and_each_gets_what_the_last_returned():
+    taps = Taps(["a", "b"])
+    calls = []
+    taps.attach("a", lambda name, x: calls.append(("first", x.item())))
+    taps.attach("*", lambda name, x: x + 1)
+    taps.attach("a", lambda name, x: calls.append(("third", x.item())))
+    assert taps("a", torch.tensor(5.0)) == 6 and taps("b", torch.tensor(1.0)) == 2
+    assert calls == [("first", 5.0), ("third", 6.0)]
+
+
+def test_nothing_attached_returns_the_very_tensor():
+    taps = Taps(["a"])
+    x = torch.ones(2)
+    assert taps("a", x) is x and "a" not in taps
+    detach = taps.attach("a", lambda name, x: x + 1)
+    assert "a" in taps and taps("a", x) is not x
+    detach()
+    assert "a" not in taps and taps("a", x) is x
+
+
+def test_detaching_takes_off_only_what_was_attached():
+    taps = Taps(["a.x", "a.y", "b"])
+    detach = taps.attach("a.*", lambda name, x: x + 1)
+    taps.attach("*", lambda name, x: x * 10)
+    one = torch.ones(())
+    assert [taps(name, one).item() for name in taps.names] == [20, 20, 10]
+    detach()
+    assert [taps(name, one).item() for name in taps.names] == [10, 10, 10]
+
+
+def test_a_pattern_that_matches_nothing_says_what_there_is():
+    with pytest.raises(KeyError, match=r"'blocks.\*'.*embedding, logits"):
+        Taps(["embedding", "logits"]).attach("blocks.*", lambda name, x: None)
+
+
+def test_validation_is_not_read(engine):
+    trials = engine.different(2, steps=4, validate_every=1, validate_batches=3)
+    seen = []
+    pack = engine.run(trials, prepare=lambda p: p.model.taps.attach("embedding", lambda name, x: seen.append(x))).pack
+    assert len(seen) == 4
+    forward(pack)
+    assert len(seen) == 5, "and the reader is still there afterwards"
+
+
+def test_muting_ends_with_an_error():
+    taps = Taps(["a"])
+    taps.attach("a", lambda name, x: x + 1)
+    with pytest.raises(ZeroDivisionError), taps.muted():
+        assert taps("a", torch.zeros(())) == 0
+        raise ZeroDivisionError
+    assert taps("a", torch.zeros(())) == 1
+
+
+def test_telemetry_leaves_nothing_attached(engine):
+    pack = engine.run(engine.different(2)).pack
+    assert not any(name in pack.model.taps for name in pack.model.taps.names)

@@ -1,0 +1,479 @@
+"""Wrong input is one line that names key, value and what is allowed, with status 2; nothing is trained or written."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from harness.store import open_store
+
+NAMES = "allowed: beta2_095, clip_1, mup, none, qk_norm"
+FAULTS = "none, rare_tokens, weight_bit"
+STRUCK = ("fault=weight_bit", "fault.start=2")
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+
+# (overrides, how the line begins after "error: ", how it ends or what it holds)
+CASES = {
+    "unknown key": (["model.widht=32"], "model.widht=32: unknown key; did you mean model.width", "model.context, "),
+    "unknown key, swept": (
+        ["model.widht=16,32"],
+        "model.widht=16,32: unknown key; did you mean model.width",
+        "allowed",
+    ),
+    "unknown section": (["modell.width=32"], "modell.width=32: unknown key; did you mean model.width", "optim"),
+    "section as a value": (["model=3"], "model=3: unknown key", "model.width"),
+    "a fault's kind": (["fault.kind=weight_bit"], "fault.kind=weight_bit: unknown key", "fault.bit"),
+    "wrong type": (["model.width=wide"], "model.width=wide: wrong type (str)", "allowed: an integer"),
+    "wrong type, swept": (["model.width=16,wide"], "model.width=wide: wrong type (str)", "allowed: an integer"),
+    "fraction for an integer": (["seed=1.5"], "seed=1.5: wrong type (float)", "allowed: an integer"),
+    "bool for an integer": (["seed=true"], "seed=true: wrong type (bool)", "allowed: an integer"),
+    "integer for a bool": (["model.qk_norm=1"], "model.qk_norm=1: wrong type (int)", "allowed: true or false"),
+    "null": (["model.width=null"], "model.width=null: wrong type", "allowed: an integer"),
+    "no value": (["optim.lr="], "optim.lr=: wrong type (str)", "allowed: a number"),
+    "list": (["optim.lr=[1,2]"], "optim.lr=[1, 2]: wrong type (list)", "allowed: a number"),
+    "dict": (["optim.lr={a:1}"], "optim.lr={'a': 1}: wrong type (dict)", "allowed: a number"),
+    "interpolation": (["optim.lr=${seed}"], "optim.lr=${seed}: wrong type (str)", "allowed: a number"),
+    "quoted number": (["optim.lr='1e-3'"], "optim.lr=1e-3: wrong type (str)", "allowed: a number"),
+    "number for a path": (["data.path=3"], "data.path=3: wrong type (int)", "allowed: a word or null"),
+    "not a number": (["optim.lr=nan"], "optim.lr=nan: out of range", "allowed: >= 0"),
+    "infinite": (["optim.lr=inf"], "optim.lr=inf: out of range", "allowed: >= 0"),
+    "infinite, swept": (["optim.lr=1e-3,-inf"], "optim.lr=-inf: out of range", "allowed: >= 0"),
+    "too large for a float": (["optim.lr=1e400"], "optim.lr=inf: out of range", "allowed: >= 0"),
+    "an integer too large for a float": ([f"optim.lr={10**400}"], "optim.lr=1000", "allowed: a number"),
+    "a seed that no int64 holds": (["seed=99999999999999999999"], "seed=99999999999999999999: out of range", "<= 92"),
+    "negative steps": (["train.steps=-3"], "train.steps=-3: out of range", "allowed: >= 1"),
+    "unknown word": (["train.precision=fp99"], "train.precision=fp99: out of range", "allowed: fp32, bf16, fp64"),
+    "unknown study": (["study=nope"], "study=nope: unknown study", "allowed: grid, quickstart"),
+    "studies": (["study=grid,quickstart"], "study=grid,quickstart: belongs to the run", "allowed: one value"),
+    "unknown fault": (["fault=weight_bits"], "fault=weight_bits: unknown fault; did you mean weight_bit?", FAULTS),
+    "unknown fault, swept": (["fault=none,bit"], "fault=bit: unknown fault", f"allowed: {FAULTS}"),
+    "fault as a list": (["fault=[none]"], "fault=[none]: unknown fault", f"allowed: {FAULTS}"),
+    "unknown mitigation": (
+        ["mitigation=qknorm"],
+        "mitigation=qknorm: unknown mitigation; did you mean qk_norm?",
+        NAMES,
+    ),
+    "unknown mitigation, swept": (["mitigation=none,qknorm"], "mitigation=qknorm: unknown mitigation; did you", NAMES),
+    "null for a group": (["mitigation=null"], "mitigation=null: unknown mitigation", NAMES),
+    "number for a group": (["mitigation=3"], "mitigation=3: unknown mitigation", NAMES),
+    "glob without a match": (["mitigation=glob(x*)"], "mitigation=glob(x*): matches nothing", NAMES),
+    "glob of numbers": (["model.width=glob(1*)"], "model.width=glob(1*): a glob needs names", "allowed: values"),
+    "width and head size": (
+        ["model.width=20"],
+        "model.width=20: not divisible by model.head_dim=8",
+        "allowed: a multiple of it",
+    ),
+    "width and head size, swept": (
+        ["model.width=16,20"],
+        "model.width=20: not divisible by model.head_dim=8",
+        "allowed",
+    ),
+    "odd head size": (["model.head_dim=1"], "model.head_dim=1: odd", "allowed with model.positions=rotary: an even"),
+    "bit 40": ([*STRUCK, "fault.bit=40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),
+    "bit 40, swept": ([*STRUCK, "fault.bit=3,40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),
+    "no such tensor": (
+        [*STRUCK, "fault.tensor=block*x"],
+        "fault.tensor=block*x: matches no tensor",
+        "blocks.0.attention",
+    ),
+    "element beyond the tensor": (
+        [*STRUCK, "fault.tensor=blocks.0.attention.query", "fault.element=256"],
+        "fault.element=256: beyond fault.tensor=blocks.0.attention.query",
+        "allowed: 0 to 255",
+    ),
+    "bits of fp64": ([*STRUCK, "train.precision=fp64"], "train.precision=fp64: weights are not fp32", "fp32, bf16"),
+    "strike after the end": (
+        ["fault=weight_bit", "fault.start=6"],
+        "fault.start=6: after the last step",
+        "allowed: 0 to 5",
+    ),
+    "fault's default after the end": (["fault=rare_tokens"], "fault.start=100: after the last step", "allowed: 0 to 5"),
+    "no poison": (["fault=rare_tokens", "fault.start=2", "fault.share=0"], "fault.share=0", "allowed: > 0 and <= 1"),
+    "field without a fault": (["fault.bit=3"], "fault.bit=3: reaches no trial, because fault=none", "another fault"),
+    "field of another fault": (
+        ["fault=rare_tokens", "fault.start=2", "fault.bit=3"],
+        "fault.bit=3: reaches no trial, because fault=rare_tokens",
+        "allowed: leave it out, or another fault",
+    ),
+    "value that the mitigation sets": (
+        ["mitigation=clip_1", "optim.clip=0.5"],
+        "optim.clip=0.5: reaches no trial, because mitigation=clip_1 sets it",
+        "allowed: leave it out, or another mitigation",
+    ),
+    "warm-up": (["schedule.warmup=9"], "schedule.warmup=9: longer than train.steps=6", "allowed: 0 to 6"),
+    "no path": (
+        ["data.source=text", "data.vocabulary=256"],
+        "data.path=null: missing for data.source=text",
+        "a file or a folder",
+    ),
+    "missing folder": (
+        ["data.source=text", "data.vocabulary=256", "data.path=nowhere"],
+        "data.path=nowhere: no such file or folder",
+        "allowed: a file or a folder, for data.source=text",
+    ),
+    "too little data": (
+        ["data.length=1000", "model.context=500"],
+        "data.length=1000: 100 tokens",
+        "allowed: at least 501",
+    ),
+    "bf16 on a CPU": (["train.precision=bf16", "device=cpu"], "train.precision=bf16: needs a CUDA", "CPU: fp32, fp64"),
+    "bf16 on a CPU, swept": (["train.precision=fp32,bf16", "device=cpu"], "train.precision=bf16: needs", "fp32, fp64"),
+    "unknown device": (["device=tpu"], "device=tpu: out of range", "allowed: auto, cpu, cuda"),
+    "devices": (["device=cpu,auto"], "device=cpu,auto: belongs to the run and cannot be swept", "allowed: one value"),
+    "pack sizes": (["pack.size=2,4"], "pack.size=2,4: belongs to the run and cannot be swept", "allowed: one value"),
+    "no pack": (["pack.size=0"], "pack.size=0: not a size", "allowed: auto, or an integer from 1 up"),
+    "word for a pack": (["pack.size=big"], "pack.size=big: not a size", "allowed: auto, or an integer from 1 up"),
+    "no block": (["telemetry.block=0"], "telemetry.block=0: out of range", "allowed: >= 1"),
+    "plan": (["plan=maybe"], "plan=maybe: wrong type (str)", "allowed: true or false"),
+    "no workers": (["hydra.launcher.workers=0"], "hydra.launcher.workers=0: not a number of", "auto, or an integer"),
+    "word for workers": (
+        ["hydra.launcher.workers=all"],
+        "hydra.launcher.workers=all: not a number",
+        "auto, or an integer",
+    ),
+    "workers, swept": (["hydra.launcher.workers=1,2"], "hydra.launcher.workers=1,2: belongs to", "allowed: one value"),
+    "unknown option of the launcher": (
+        ["hydra.launcher.threads=2"],
+        "hydra.launcher.threads=2: unknown key",
+        "workers",
+    ),
+    "unknown launcher": (["hydra/launcher=cloud"], "hydra/launcher=cloud: unknown hydra/launcher", "local, slurm"),
+    "stock launcher": (["hydra/launcher=basic"], "hydra/launcher=basic: trains no packs", "allowed: local, slurm"),
+    "stock sweeper": (["hydra/sweeper=basic"], "hydra/sweeper=basic: plans no packs", "allowed: grid"),
+    "stock mode": (["hydra.mode=RUN"], "hydra.mode=RUN: every call is a sweep", "allowed: MULTIRUN"),
+    "stock logging": (["hydra/job_logging=default"], "hydra.job_logging: not the silent one", "allowed: leave it out"),
+    "Slurm option of the wrong type": (
+        ["hydra/launcher=slurm", "hydra.launcher.time=long"],
+        "hydra.launcher.time=long: Value 'long' of type 'str'",
+        "allowed: int",
+    ),
+    "empty range": (["seed=range(0)"], "seed=range(0): an empty range", "allowed: at least one value"),
+    "range that runs backwards": (
+        ["seed=range(3,1)"],
+        "seed=range(3,1): an empty range",
+        "allowed: at least one value",
+    ),
+    "interval": (["optim.lr=interval(0,1)"], "optim.lr=interval(0,1): an interval has no grid", "or range()"),
+    "added key": (["+optim.lr=1"], "+optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
+    "forced key": (["++optim.lr=1"], "++optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
+    "removed key": (["~optim.lr"], "~optim.lr: keys cannot be added or removed", "allowed: key=value"),
+    "removed group": (["~mitigation"], "~mitigation: keys cannot be added or removed", "allowed: key=value"),
+    "open bracket": (["optim.lr=["], "optim.lr=[: not an override", "allowed: key=value"),
+    "open quote": (['optim.lr="1'], 'optim.lr="1: not an override', "allowed: key=value"),
+    "no key": (["=3"], "=3: unknown key", "allowed: data, device"),
+    "a word alone": (["quickstart"], "quickstart: not an override", "allowed: key=value"),
+    "a key alone": (["optim.lr"], "optim.lr: not an override", "allowed: key=value"),
+    "given twice": (["seed=1", "seed=2"], "seed=1 seed=2: seed is given 2 times", "allowed: once"),
+    "swept twice": (["seed=1,2", "seed=3,4"], "seed=1,2 seed=3,4: seed is given 2 times", "allowed: once"),
+    "no such folder of studies": (
+        ["--config-dir=nowhere"],
+        "--config-dir=nowhere: no such folder",
+        "allowed: a folder",
+    ),
+    "another configuration": (["--config-name=mine"], "--config-name=mine: not for sweeps", "allowed: --config-dir"),
+    "pickled configuration": (["--experimental-rerun=x"], "--experimental-rerun=x: not for sweeps", "allowed"),
+}
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the command runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(command: ModuleType, folder: Path, *arguments: str) -> list[str]:
+    """The lines with which the command refuses, checked for all that must not happen."""
+    before = command.tree(folder)
+    ended = command.call(*arguments)
+    assert (ended.status, ended.out) == (2, "")
+    assert command.tree(folder) == before
+    assert ended.err.endswith("\n")
+    return ended.err.splitlines()
+
+
+@pytest.mark.parametrize(("arguments", "start", "rest"), CASES.values(), ids=CASES)
+def test_one_line(
+    command: ModuleType, empty: Path, arguments: list[str], start: str, rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")  # even where there is a Slurm, none of these may reach it
+    (line,) = refused(command, empty, *command.tiny(*arguments))
+    assert line.startswith(f"error: {start}")
+    assert "allowed" in line
+    assert rest in line
+
+
+@no_cuda
+def test_no_cuda(command: ModuleType, empty: Path) -> None:
+    (line,) = refused(command, empty, *command.tiny("device=cuda"))
+    assert line == "error: device=cuda: torch finds no CUDA device on this machine; allowed: auto, cpu"
+
+
+def test_every_bad_value_is_reported(command: ModuleType, empty: Path) -> None:
+    arguments = [
+        "model.widht=3",
+        "optim.lr=fast",
+        "train.steps=-1",
+        "mitigation=qknorm",
+        "seed=1",
+        "seed=2",
+        "device=tpu",
+    ]
+    lines = refused(command, empty, *command.tiny(*arguments))
+    starts = [
+        "model.widht=3:",
+        "optim.lr=fast:",
+        "train.steps=-1:",
+        "mitigation=qknorm:",
+        "device=tpu:",
+        "seed=1 seed=2:",
+    ]
+    assert len(lines) == len(starts)
+    assert all(line.startswith(f"error: {start}") for line, start in zip(lines, starts, strict=True))
+
+
+def test_every_bad_combination_is_reported_once(command: ModuleType, empty: Path) -> None:
+    arguments = ["model.width=16,20,28", "schedule.warmup=7", "seed=range(10)", "hydra.launcher.workers=0"]
+    lines = refused(command, empty, *command.tiny(*arguments))
+    assert sorted(line.split(":")[1].strip() for line in lines) == [
+        "hydra.launcher.workers=0",
+        "model.width=20",
+        "model.width=28",
+        "schedule.warmup=7",
+    ]
+
+
+def test_hundreds_of_bad_combinations_are_cut_short(command: ModuleType, empty: Path) -> None:
+    lines = refused(command, empty, *command.tiny("schedule.warmup=range(7,507)"))
+    assert lines[0].startswith("error: schedule.warmup=7:")
+    assert len(lines) < 30
+    assert lines[-1] == f"error: and {500 - (len(lines) - 1)} more like these"
+
+
+# --- data --------------------------------------------------------------------------------------------------------
+
+
+def test_empty_text(command: ModuleType, empty: Path) -> None:
+    (empty / "text").mkdir()
+    (empty / "text" / "a.txt").touch()
+    arguments = command.tiny("data.source=text", "data.vocabulary=256", "data.path=text")
+    (line,) = refused(command, empty, *arguments)
+    assert line.startswith("error: data.path=text: empty text; allowed: ")
+
+
+def test_folder_without_text(command: ModuleType, empty: Path) -> None:
+    (empty / "text").mkdir()
+    arguments = command.tiny("data.source=text", "data.vocabulary=256", "data.path=text")
+    (line,) = refused(command, empty, *arguments)
+    assert line.startswith("error: data.path=text: no UTF-8 text in this folder; allowed: ")
+
+
+def test_token_shard_of_odd_length(command: ModuleType, empty: Path) -> None:
+    (empty / "shard.bin").write_bytes(b"\0" * 10_001)
+    (line,) = refused(command, empty, *command.tiny("data.source=tokens", "data.path=shard.bin"))
+    assert line.startswith("error: data.path=shard.bin: ")
+    assert "10001 bytes long, an odd number; allowed: uint16 tokens" in line
+
+
+def test_token_beyond_the_vocabulary(command: ModuleType, empty: Path) -> None:
+    (empty / "shard.bin").write_bytes(struct.pack("<5000H", *[7] * 4999, 32))
+    (line,) = refused(command, empty, *command.tiny("data.source=tokens", "data.path=shard.bin"))
+    assert line.startswith("error: data.vocabulary=32: too small for token 32 in shard.bin")
+    assert "; allowed: above the largest token, up to 65536" in line
+
+
+# --- where results go --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", ["plan=true", "plan=false"])
+def test_results_of_another_study(command: ModuleType, empty: Path, plan: str) -> None:
+    open_store(empty / "out", "quickstart")
+    (line,) = refused(command, empty, *command.tiny("out=out", plan))
+    assert line.startswith(f"error: out={empty}/out: holds results of study quickstart; allowed: ")
+
+
+@pytest.mark.parametrize("plan", ["plan=true", "plan=false"])
+def test_store_of_another_version(command: ModuleType, empty: Path, plan: str) -> None:
+    open_store(empty / "out", "grid")
+    file = empty / "out" / "store.zarr" / "zarr.json"
+    root = json.loads(file.read_text())
+    root["attributes"]["format"] = 99
+    file.write_text(json.dumps(root))
+    (line,) = refused(command, empty, *command.tiny("out=out", plan))
+    assert line.startswith(f"error: out={empty}/out: holds a store of format 99; allowed: format 1")
+
+
+def test_out_is_a_file(command: ModuleType, empty: Path) -> None:
+    (empty / "out").write_text("precious")
+    (line,) = refused(command, empty, *command.tiny("out=out"))
+    assert line.startswith(f"error: out={empty}/out: is a file; allowed: a folder")
+
+
+@pytest.mark.parametrize("out", ["/proc/sweep", "/proc/self/sweep"])
+def test_no_write_permission(command: ModuleType, empty: Path, out: str) -> None:
+    """Not even root can make a folder there."""
+    (line,) = refused(command, empty, *command.tiny(f"out={out}"))
+    assert line.startswith(f"error: out={out}: no write permission")
+    assert line.endswith("allowed: a writable folder")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_no_write_permission_for_a_user(command: ModuleType, empty: Path) -> None:
+    (empty / "locked").mkdir(mode=0o500)
+    (line,) = refused(command, empty, *command.tiny("out=locked/out"))
+    assert line.startswith(f"error: out={empty}/locked/out: no write permission")
+
+
+# --- Slurm -------------------------------------------------------------------------------------------------------
+
+
+def test_no_slurm(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(empty))
+    (line,) = refused(command, empty, *command.tiny("hydra/launcher=slurm"))
+    assert line == "error: hydra/launcher=slurm: no sbatch on PATH; allowed here: local"
+
+
+@pytest.mark.parametrize("option", ["time", "cpus", "parallel"])
+def test_slurm_options_out_of_range(
+    command: ModuleType, empty: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (empty / "sbatch").touch(mode=0o700)  # never called: the options are wrong
+    monkeypatch.setenv("PATH", str(empty))
+    (line,) = refused(command, empty, *command.tiny("hydra/launcher=slurm", f"hydra.launcher.{option}=0"))
+    assert line == f"error: hydra.launcher.{option}=0: out of range; allowed: >= 1"
+
+
+# --- the user's own files ----------------------------------------------------------------------------------------
+
+# file: (content, how the line begins, what it holds)
+FILES = {
+    "study/odd.yaml": (
+        "model: {widht: 32}",
+        "study=odd: model.widht=32: unknown key; did you mean model.width",
+        "allowed",
+    ),
+    "study/typed.yaml": ("model: {context: abc}", "study=typed: model.context=abc: wrong type (str)", "an integer"),
+    "study/range.yaml": ("optim: {beta2: 1.5}", "study=range: optim.beta2=1.5: out of range", "allowed: >= 0 and < 1"),
+    "study/flat.yaml": ("optim: 3", "study=flat: optim=3: unknown key", "allowed: "),
+    "study/device.yaml": ("device: tpu", "device=tpu: out of range", "allowed: auto, cpu, cuda"),
+    "study/axis.yaml": ("hydra: {sweeper: {params: {optim.rl: '1,2'}}}", "optim.rl=1,2: unknown key", "optim.lr"),
+    "study/value.yaml": ("hydra: {sweeper: {params: {optim.lr: '1,fast'}}}", "optim.lr=fast: wrong type", "a number"),
+    "study/run.yaml": ("hydra: {sweeper: {params: {device: cpu}}}", "device=cpu: belongs to the run", "allowed"),
+    "study/fault.yaml": ("fault: {bit: 3}", "study=fault: fault.bit=3: belongs under hydra.sweeper.params", "allowed"),
+    "study/named.yaml": ("mitigation: qk_norm", "study=named: mitigation=qk_norm: belongs under", "allowed"),
+    "study/chosen.yaml": ("defaults: [override /mitigation: qk_norm]", "study=chosen: mitigation=qk_norm: ", "params"),
+    "study/hydra.yaml": ("hydra: {nope: 3}", "hydra.nope: In 'study/hydra'", "allowed"),
+    "study/broken.yaml": ("model: [", "{folder}/study/broken.yaml: line", "allowed: YAML"),
+    "mitigation/odd.yaml": ("optim: {beta3: 1}", "mitigation=odd: optim.beta3=1: unknown key; did you", "optim.beta2"),
+    "mitigation/typed.yaml": ("optim: {beta2: high}", "mitigation=typed: optim.beta2=high: wrong type", "a number"),
+    "mitigation/range.yaml": ("optim: {beta2: 2}", "mitigation=range: optim.beta2=2.0: out of range", "allowed: >= 0"),
+    "mitigation/device.yaml": ("device: cpu", "mitigation=device: device=cpu: unknown key", "allowed: data, model"),
+    "mitigation/sum.yaml": ("defaults: [qk_norm]", "mitigation=sum: defaults: a mitigation stands alone", "allowed"),
+    "mitigation/broken.yaml": ("model: [", "{folder}/mitigation/broken.yaml: line", "allowed: YAML"),
+    "fault/odd.yaml": ("{kind: weight_bit, bits: 3}", "fault=odd: bits=3: unknown key; did you mean bit?", "element"),
+    "fault/kind.yaml": ("kind: gremlin", "fault=kind: kind=gremlin: unknown kind of fault", f"allowed: {FAULTS}"),
+    "fault/typed.yaml": ("{kind: weight_bit, start: 1, bit: high}", "fault.bit=high: wrong type (str)", "an integer"),
+}
+
+
+def write(folder: Path, name: str, content: str) -> None:
+    """A YAML below `folder`; those of faults are no difference to the whole configuration."""
+    package = "" if name.startswith("fault/") else "# @package _global_\n"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"{package}{content}\n")
+
+
+OPTIONS = [(name, *case, option) for name, case in FILES.items() for option in ("alone", "swept")]
+OPTIONS = [case for case in OPTIONS if case[-1] == "alone" or not case[0].startswith("study/")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "start", "rest", "how"), OPTIONS, ids=[f"{case[0]} {case[-1]}" for case in OPTIONS]
+)
+def test_users_file(command: ModuleType, empty: Path, name: str, content: str, start: str, rest: str, how: str) -> None:
+    write(empty / "mine", name, content)
+    group, _, option = name.removesuffix(".yaml").partition("/")
+    choice = f"{group}={'none,' if how == 'swept' else ''}{option}"
+    (line,) = refused(command, empty, "--config-dir=mine", choice, "schedule.warmup=2", "train.steps=6")
+    assert line.startswith(f"error: {start.format(folder=empty / 'mine')}")
+    assert "allowed" in line
+    assert rest in line
+
+
+def test_folder_with_a_configuration_of_its_own(command: ModuleType, empty: Path) -> None:
+    write(empty / "mine", "config.yaml", "model: {width: 8}")
+    (line,) = refused(command, empty, *command.tiny("--config-dir=mine"))
+    assert line.startswith("error: --config-dir=mine: its config.yaml would take the place of")
+
+
+TARGET = "{_target_: os.mkdir, path: called}"
+CALLS = {
+    "anywhere": f"model: {TARGET}",
+    "new key": f"recipe: {TARGET}",
+    "callback": f"hydra: {{callbacks: {{mine: {TARGET}}}}}",
+    "launcher": f"hydra: {{launcher: {TARGET}}}",
+    "option of the launcher": f"hydra: {{launcher: {{workers: {TARGET}}}}}",
+    "sweeper": "hydra: {sweeper: {_target_: os.mkdir, params: {path: called}}}",
+    "axis": f"hydra: {{sweeper: {{params: {{seed: {TARGET}}}}}}}",
+    "list": f"hydra: {{sweeper: {{params: {{seed: [{TARGET}]}}}}}}",
+    "logging": "hydra: {hydra_logging: {formatters: {mine: {'()': os.mkdir, path: called}}}}",
+    "job logging": "hydra: {job_logging: {handlers: {mine: {'()': os.mkdir, path: called}}}}",
+    "callback by its defaults": "defaults: [{override /hydra/callbacks: mine}]",
+}
+
+
+@pytest.mark.parametrize("content", CALLS.values(), ids=CALLS)
+def test_nothing_that_a_file_names_is_called(command: ModuleType, empty: Path, content: str) -> None:
+    write(empty / "mine", "study/evil.yaml", content)
+    write(empty / "mine", "hydra/callbacks/mine.yaml", f"hydra: {{callbacks: {{mine: {TARGET}}}}}")
+    (line,) = refused(command, empty, "--config-dir=mine", "study=evil")
+    assert line.startswith("error: ")
+    assert "allowed: " in line
+    assert not (empty / "called").exists()
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["+hydra.callbacks.mine={_target_:os.mkdir,path:called}", "hydra.launcher.workers={_target_:os.mkdir,path:called}"],
+)
+def test_nothing_that_an_argument_names_is_called(command: ModuleType, empty: Path, argument: str) -> None:
+    (line,) = refused(command, empty, *command.tiny(argument))
+    assert "_target_=os.mkdir: would be imported and called; allowed: no _target_" in line
+
+
+# --- as a user runs it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["-m", "model.width=16,20", "optim.lr=1e-3,1e-2"],
+            "error: model.width=20: not divisible by model.head_dim=8; allowed: a multiple of it\n",
+        ),
+        ([*STRUCK, "fault.bit=40"], "error: fault.bit=40: out of range; allowed: >= 0 and <= 31\n"),
+        (
+            ["hydra/launcher=slurm"],
+            "error: hydra/launcher=slurm: no sbatch on PATH; allowed here: local\n",
+        ),
+        (["study=evil", "--config-dir=mine"], "error: x._target_=os.mkdir: would be imported and called; allowed: no"),
+        (["out=old"], "error: out={folder}/old: holds results of study quickstart; allowed: "),
+    ],
+    ids=["combination", "bit", "no slurm", "target", "another study"],
+)
+def test_from_a_shell(command: ModuleType, tmp_path: Path, arguments: list[str], line: str) -> None:
+    write(tmp_path / "mine", "study/evil.yaml", "x: {_target_: os.mkdir, path: called}")
+    open_store(tmp_path / "old", "quickstart")
+    before = command.tree(tmp_path)
+    environment = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(command.REPOSITORY)}
+    ended = command.run(*command.tiny(*arguments), cwd=tmp_path, env=environment)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith(line.format(folder=tmp_path))
+    assert ended.err.count("\n") == 1
+    assert command.tree(tmp_path) == before

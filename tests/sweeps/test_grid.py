@@ -1,0 +1,317 @@
+"""A grid becomes the trials that Hydra's own composition would give, and a trial's id depends on its values alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from harness.config import NO_FAULT, ConfigError, Model, Optim, Trial, trial_from_dict
+from injectors import fault_types
+from injectors.rare_tokens import RareTokens
+from injectors.weight_bit import WeightBit
+from sweeps.arguments import FOLDER, expand
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    parts = {key: value for key, value in values.items() if isinstance(value, dict)}
+    return {
+        **{f"{part}.{name}": value for part, fields in parts.items() for name, value in fields.items()},
+        **{key: value for key, value in values.items() if key not in parts},
+    }
+
+
+# --- axes --------------------------------------------------------------------------------------------------------
+
+
+def test_no_axis_is_one_default_trial(command: ModuleType) -> None:
+    assert command.trials() == [Trial()]
+
+
+def test_last_axis_runs_fastest(command: ModuleType) -> None:
+    found = command.trials("model.width=32,64", "optim.lr=1e-3,1e-2", "seed=range(2)")
+    assert [(t.model.width, t.optim.lr, t.seed) for t in found] == [
+        (width, lr, seed) for width in (32, 64) for lr in (1e-3, 1e-2) for seed in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        ("optim.lr=choice(0.1,0.2)", [0.1, 0.2]),
+        ("optim.lr=range(1,2,0.5)", [1.0, 1.5]),
+        ("optim.lr=sort(0.3,0.1)", [0.1, 0.3]),
+        ("optim.lr=1,1.0,1e0,1e-1", [1.0, 0.1]),
+    ],
+)
+def test_hydras_sweeps(command: ModuleType, axis: str, values: list[float]) -> None:
+    assert [t.optim.lr for t in command.trials(axis)] == values
+
+
+def test_large_ranges_of_integers(command: ModuleType) -> None:
+    assert [t.seed for t in command.trials("seed=range(0,3000,3)")] == list(range(0, 3000, 3))
+
+
+def test_glob_over_mitigations(command: ModuleType) -> None:
+    shipped = sorted(path.stem for path in (FOLDER / "mitigation").glob("*.yaml"))
+    assert [t.mitigation for t in command.trials("mitigation=glob(*)")] == shipped
+    assert [t.mitigation for t in command.trials("mitigation=glob(*,exclude=[none,m*])")] == [
+        name for name in shipped if name != "none" and not name.startswith("m")
+    ]
+
+
+def test_equal_trials_are_one(command: ModuleType) -> None:
+    assert [t.optim.lr for t in command.trials("optim.lr=0.5,0.25,5e-1")] == [0.5, 0.25]
+    # A field that only the faulty trial has makes no second trial without it.
+    found = command.trials("fault=none,weight_bit", "fault.bit=3,4")
+    assert [getattr(t.fault, "bit", None) for t in found] == [None, 3, 4]
+
+
+def test_negative_zero_is_zero(command: ModuleType) -> None:
+    assert len(command.trials("optim.weight_decay=0.0,-0.0")) == 1
+
+
+def test_null_is_a_value(command: ModuleType) -> None:
+    assert [t.optim.clip for t in command.trials("optim.clip=null,0.5")] == [None, 0.5]
+
+
+def test_command_line_replaces_an_axis_of_the_study(command: ModuleType) -> None:
+    everything = command.trials(study="quickstart")
+    widths = sorted({t.model.width for t in everything})
+    narrow = command.trials("model.width=16", study="quickstart")
+    assert len(widths) > 1
+    assert len(narrow) * len(widths) == len(everything)
+    assert {t.model.width for t in narrow} == {16}
+    assert {t.optim.lr for t in narrow} == {t.optim.lr for t in everything}
+
+
+@pytest.mark.parametrize("fault", ["none", "rare_tokens", "weight_bit"])
+def test_axes_of_the_study_may_reach_no_trial(command: ModuleType, fault: str) -> None:
+    """The study sets fields of its faults; who asks for another fault is not to blame for them."""
+    assert {t.fault.kind for t in command.trials(f"fault={fault}", study="quickstart")} == {fault}
+
+
+# --- faults and mitigations --------------------------------------------------------------------------------------
+
+
+def test_fault_fields_apply_to_the_faults_that_have_them(command: ModuleType) -> None:
+    found = command.trials("fault=none,weight_bit,rare_tokens", "fault.start=7", "fault.bit=3", "fault.tokens=5")
+    assert [t.fault for t in found] == [NO_FAULT, WeightBit(start=7, bit=3), RareTokens(start=7, tokens=5)]
+
+
+def test_mitigation_goes_over_the_recipe(command: ModuleType) -> None:
+    found = command.trials("mitigation=none,clip_1,beta2_095", "optim.clip=0.5", "optim.beta2=0.9")
+    assert [(t.optim.clip, t.optim.beta2) for t in found] == [(0.5, 0.9), (1.0, 0.9), (0.5, 0.95)]
+
+
+def test_mitigation_that_changes_nothing_still_counts(command: ModuleType) -> None:
+    """It is another trial: its name is part of the configuration, so that it can be compared."""
+    without, given = command.trials("mitigation=none,clip_1", "optim.clip=1.0")
+    assert without.optim == given.optim
+    assert without.id != given.id
+    assert given.mitigation == "clip_1"
+
+
+def test_golden_twin_keeps_the_mitigation(command: ModuleType) -> None:
+    golden, faulty = command.trials("mitigation=qk_norm", "fault=none,weight_bit", "fault.start=3")
+    assert faulty.golden == golden
+    assert faulty.golden.id == golden.id != faulty.id
+
+
+def test_seeds(command: ModuleType) -> None:
+    alone = command.only("seed=3")
+    assert alone.seeds == {"init": 3, "data": 3, "fault": 3}
+    own = command.only("seed=3", "model.seed=4", "data.seed=5", "fault=weight_bit", "fault.seed=6")
+    assert own.seeds == {"init": 4, "data": 5, "fault": 6}
+
+
+# --- the user's own files ----------------------------------------------------------------------------------------
+
+
+def test_users_files(command: ModuleType, tmp_path: Path) -> None:
+    for group in ("study", "mitigation", "fault"):
+        (tmp_path / group).mkdir()
+    (tmp_path / "study" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "model: {width: 48}\n"
+        "hydra: {sweeper: {params: {optim.lr: '0.1,0.2', mitigation: 'none,mine', optim.clip: null}}}\n"
+    )
+    (tmp_path / "mitigation" / "mine.yaml").write_text("# @package _global_\noptim: {beta1: 0.8, beta2: 0.9}\n")
+    (tmp_path / "fault" / "mantissa.yaml").write_text("kind: weight_bit\nbit: 3\n")
+    (tmp_path / "fault" / "early.yaml").write_text("defaults: [weight_bit]\nstart: 5\n")
+
+    found = command.trials("fault=none,mantissa,early", "fault.element=2", study="mine", folder=tmp_path)
+    assert {t.model.width for t in found} == {48}
+    assert {(t.optim.lr, t.mitigation, t.optim.beta1, t.optim.beta2) for t in found} == {
+        (lr, *mitigation) for lr in (0.1, 0.2) for mitigation in (("none", 0.9, 0.999), ("mine", 0.8, 0.9))
+    }
+    assert {t.fault for t in found} == {NO_FAULT, WeightBit(bit=3, element=2), WeightBit(start=5, element=2)}
+
+
+# --- the same as stock Hydra -------------------------------------------------------------------------------------
+
+POOL = {
+    "model.width": ["16", "32", "128"],
+    "model.depth": ["1", "3"],
+    "model.activation": ["gelu", "swiglu"],
+    "model.qk_norm": ["true", "false"],
+    "model.feedforward": ["null", "40"],
+    "model.norm_epsilon": ["1e-5"],
+    "model.seed": ["null", "7"],
+    "optim.lr": ["1e-3", "0.3", "1"],
+    "optim.beta2": ["0.9", "0.99"],
+    "optim.clip": ["null", "0.5"],
+    "schedule.decay": ["linear", "constant"],
+    "train.steps": ["150", "1000"],
+    "data.source": ["zipf"],
+    "seed": ["0", "5"],
+    "mitigation": ["none", "qk_norm", "mup", "beta2_095", "clip_1"],
+    "fault": ["none", "weight_bit", "rare_tokens"],
+}
+FAULT_POOL = {
+    "weight_bit": {"fault.bit": ["3", "31"], "fault.tensor": ["head", "blocks.*"], "fault.start": ["9"]},
+    "rare_tokens": {"fault.tokens": ["4"], "fault.share": ["1", "0.5"], "fault.seed": ["null", "3"]},
+    "none": {},
+}
+
+
+def random_job(seed: int) -> list[str]:
+    draw = random.Random(seed)
+    job = {key: draw.choice(values) for key, values in POOL.items() if draw.random() < 0.6}
+    pool: dict[str, list[str]] = FAULT_POOL[job.get("fault", "none")]
+    job |= {key: draw.choice(values) for key, values in pool.items() if draw.random() < 0.7}
+    return [f"{key}={value}" for key, value in job.items()]
+
+
+def test_random_jobs_equal_stock_composition(command: ModuleType) -> None:
+    """Field by field, except that a mitigation goes over what the command line says, where stock Hydra has it under."""
+    its_loader = command.loader()
+    ruled = 0
+    for seed in range(20):
+        job = random_job(seed)
+        trial = command.Composer(its_loader, "grid").trial(job)
+        with hydra.initialize_config_dir(str(FOLDER), version_base="1.3"):
+            stock = hydra.compose("config", job)
+        mitigation = OmegaConf.load(FOLDER / "mitigation" / f"{trial.mitigation}.yaml")
+        for key, value in flat(trial.to_dict()).items():
+            if key == "mitigation":
+                assert f"mitigation={value}" in job or value == "none"
+            elif (fixed := OmegaConf.select(mitigation, key)) is not None:
+                assert value == fixed, (job, key)
+                ruled += 1
+            elif key.startswith("fault.") and trial.fault == NO_FAULT and key != "fault.kind":
+                assert value == getattr(NO_FAULT, key.removeprefix("fault."))
+            else:
+                assert value == OmegaConf.select(stock, key), (job, key)
+                assert type(value) in (type(OmegaConf.select(stock, key)), float), (job, key)
+    assert ruled  # some of the jobs had a mitigation
+
+
+def test_random_grids_are_the_product_of_their_axes(command: ModuleType) -> None:
+    """Stock Hydra's own sweeper expands to the same jobs; it alone knows nothing of a study's axes."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    its_loader = command.loader()
+    for seed in range(10):
+        draw = random.Random(seed)
+        axes = [f"{key}={','.join(values)}" for key, values in POOL.items() if draw.random() < 0.3]
+        axes += [f"optim.eps=range({draw.randint(1, 3)},{draw.randint(4, 6)})", "optim.beta1=choice(0.5,0.6)"]
+        parsed = OverridesParser.create(its_loader).parse_overrides(axes)
+        (stock,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+        assert expand({}, axes, its_loader) == [list(job) for job in stock]
+
+
+# --- identity ----------------------------------------------------------------------------------------------------
+
+STRUCK = Trial(
+    model=Model(width=96, qk_norm=True),
+    optim=Optim(lr=1e-2, clip=1.0),
+    fault=WeightBit(tensor="head", bit=30, start=50),
+    mitigation="qk_norm",
+    seed=3,
+)
+
+
+def test_ids_are_pinned() -> None:
+    """A trial's id names its results, so it may change only when a field is added, removed or gets a new default.
+
+    After such a change, put the new ids here, and raise FORMAT_VERSION in harness/store.py if old results can no
+    longer be told from new ones.
+    """
+    message = "ids have changed: stored results are no longer found; see this test's docstring"
+    assert (Trial().id, STRUCK.id, STRUCK.golden.id) == ("037c81a951ceb8be", "d7c7a434e9c9659a", "eb9b6ac05b53fded"), (
+        message
+    )
+
+
+def test_ids_are_the_same_in_another_process(command: ModuleType) -> None:
+    code = "from sweeps.arguments import config_loader as l; from sweeps.__main__ import register; register()\n"
+    code += "from sweeps.grid import Composer; print(Composer(l(), 'grid').trial(['model.width=96', 'seed=3']).id)"
+    environment = {"PYTHONPATH": str(command.REPOSITORY), "PYTHONHASHSEED": "12345"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert ended.stdout.strip() == command.only("model.width=96", "seed=3").id
+
+
+def test_ids_ignore_the_order_of_fields(command: ModuleType) -> None:
+    job = ["model.width=96", "fault=weight_bit", "seed=3", "fault.bit=4", "optim.lr=0.1", "mitigation=qk_norm"]
+    assert command.only(*job).id == command.only(*reversed(job)).id
+    backwards = json.loads(json.dumps(STRUCK.to_dict()), object_pairs_hook=lambda pairs: dict(reversed(pairs)))
+    assert list(backwards) == list(reversed(STRUCK.to_dict()))
+    assert trial_from_dict(backwards, fault_types()).id == STRUCK.id
+
+
+def test_every_field_changes_the_id() -> None:
+    """A field that the id forgets would make two different trials one."""
+    words = {
+        "gelu": "swiglu",
+        "standard": "mup",
+        "auto": "fused",
+        "fp32": "fp64",
+        "stdlib": "zipf",
+        "rotary": "learned",
+    }
+    words |= {"cosine": "linear", "bytes": "bpe", "none": "clip_1", "weight_bit": "rare_tokens"}
+    ids = {STRUCK.id}
+    for part, values in ((f.name, getattr(STRUCK, f.name)) for f in dataclasses.fields(Trial)):
+        if not dataclasses.is_dataclass(values):
+            ids.add(dataclasses.replace(STRUCK, **{part: words.get(values, 17)}).id)
+            continue
+        for field in dataclasses.fields(values):
+            old = getattr(values, field.name)
+            new = words.get(old, "x") if isinstance(old, str) else (not old) if isinstance(old, bool) else 17
+            changed = dataclasses.replace(values, **{field.name: new})
+            ids.add(dataclasses.replace(STRUCK, **{part: changed}).id)
+    fields = sum(len(v) if isinstance(v, dict) else 1 for v in STRUCK.to_dict().values())
+    assert len(ids) == 1 + fields
+
+
+@pytest.mark.parametrize("kind", fault_types())
+def test_round_trip_through_the_store(command: ModuleType, kind: str) -> None:
+    faulty = () if kind == "none" else ("fault.start=3", "fault.duration=2", "fault.seed=9")
+    trial = command.only(f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "mitigation=mup", *faulty)
+    again = trial_from_dict(json.loads(json.dumps(trial.to_dict())), fault_types())
+    assert again == trial
+    assert again.id == trial.id
+    assert type(again.fault) is fault_types()[kind]
+
+
+def test_trials_can_be_hashed_and_frozen(command: ModuleType) -> None:
+    trial = command.only("fault=weight_bit")
+    assert {trial: 1}[command.only("fault=weight_bit")] == 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        trial.seed = 4
+
+
+def test_a_problem_of_one_trial_refuses_the_grid(command: ModuleType) -> None:
+    with pytest.raises(ConfigError, match="model.width=40: not divisible by model.head_dim=16"):
+        command.trials("model.width=32,40,64")

@@ -1,0 +1,204 @@
+"""Plans hold for random grids what packs must: every trial once, every faulty one beside its golden twin."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness.config import Model, Optim, Train, Trial
+from injectors.rare_tokens import RareTokens
+from injectors.weight_bit import WeightBit
+from sweeps.planner import Plan, make_plan, pack_seconds, wall_seconds
+
+SEEDS = range(60)
+
+
+def random_trials(draw: random.Random) -> list[Trial]:
+    """Trials of some shapes, with and without faults, some of whose golden twins are among them."""
+    trials = []
+    for width in draw.sample([16, 32, 64], draw.randint(1, 3)):
+        for seed in range(draw.randint(1, 12)):
+            lr = draw.choice([0.1, 0.2])
+            golden = Trial(Model(width=width), Optim(lr=lr), train=Train(steps=draw.choice([50, 50, 90])), seed=seed)
+            faults = [WeightBit(bit=bit, start=5) for bit in range(draw.choice([0, 0, 1, 2, 7, 30]))]
+            faults += [RareTokens(start=9)] * draw.randint(0, 1)
+            family = [dataclasses.replace(golden, fault=fault) for fault in faults]
+            trials += family + ([golden] if draw.random() < 0.5 or not family else [])
+    draw.shuffle(trials)
+    return trials
+
+
+def random_plan(seed: int) -> tuple[list[Trial], set[str], int, Plan]:
+    """(trials asked for, ids complete already, pack size, plan)."""
+    draw = random.Random(seed)
+    trials = random_trials(draw)
+    everything = {t.id for t in trials} | {t.golden.id for t in trials}
+    share = draw.choice([0, 0, 0.3, 0.9])
+    complete = {trial for trial in sorted(everything) if draw.random() < share}
+    size = draw.randint(1, 9)
+    return trials, complete, size, make_plan(trials, complete, size, "cpu", workers=draw.randint(1, 4))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_trial_once(seed: int) -> None:
+    """Recorded: all that was asked for and all golden twins, less what is complete, each exactly once."""
+    trials, complete, _, plan = random_plan(seed)
+    recorded = Counter(trial.id for pack in plan.packs for trial in pack.recorded)
+    wanted = {t.id for t in trials}
+    twins = {t.golden.id for t in trials}
+    assert recorded == Counter((wanted | twins) - complete)
+    assert plan.asked == len(wanted)
+    assert plan.added_twins == len(twins - wanted)
+    assert plan.complete == len((wanted | twins) & complete)
+    assert plan.trials == recorded.total()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_packs(seed: int) -> None:
+    _, complete, size, plan = random_plan(seed)
+    lone = Counter()
+    shapes = Counter(pack.trials[0].structure for pack in plan.packs)
+    for pack in plan.packs:
+        inside = {trial.id for trial in pack.trials}
+        assert len(inside) == len(pack.trials)  # none twice
+        assert {trial.golden.id for trial in pack.trials} <= inside  # each beside its twin
+        assert len({trial.structure for trial in pack.trials}) == 1
+        assert len(pack.trials) <= size + 1
+        assert not {trial.id for trial in pack.recorded} & pack.witnesses
+        needed = {trial.golden.id for trial in pack.recorded if trial.golden != trial}
+        assert pack.witnesses <= needed  # no witness without someone to testify for
+        assert pack.recorded
+        assert not complete & {trial.id for trial in pack.recorded}
+        lone[pack.trials[0].structure] += len(pack.trials) == 1
+    if size > 1:
+        # A pack of one has other bits than a larger one, so only a trial without any companion is alone.
+        assert all(shapes[structure] == 1 for structure, count in lone.items() if count)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_finished_plan_leaves_nothing(seed: int) -> None:
+    trials, complete, size, plan = random_plan(seed)
+    done = complete | {trial.id for pack in plan.packs for trial in pack.recorded}
+    again = make_plan(trials, done, size, "cpu", workers=2)
+    assert (again.packs, again.trials) == ((), 0)
+    assert again.complete == len({t.id for t in trials} | {t.golden.id for t in trials})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_interrupted_plan_goes_on(seed: int) -> None:
+    """Whichever packs ended, the rest and nothing else is planned again."""
+    trials, complete, size, plan = random_plan(seed)
+    ended = random.Random(seed).sample(plan.packs, len(plan.packs) // 2)
+    done = complete | {trial.id for pack in ended for trial in pack.recorded}
+    rest = make_plan(trials, done, size, "cpu", workers=2)
+    assert {t.id for pack in rest.packs for t in pack.recorded} == {
+        t.id for pack in plan.packs for t in pack.recorded
+    } - done
+
+
+def test_families_stay_whole_where_they_fit() -> None:
+    """Golden trial and its faulty ones are trained once, together: no witness is needed."""
+    trials = [dataclasses.replace(Trial(seed=seed), fault=WeightBit(bit=bit)) for seed in range(12) for bit in range(3)]
+    plan = make_plan(trials, (), 8, "cpu", workers=2)
+    assert not any(pack.witnesses for pack in plan.packs)
+    assert [len(pack.trials) for pack in plan.packs] == [8] * 6
+
+
+def test_later_faults_bring_witnesses() -> None:
+    """A golden trial that is stored already is trained again beside new faults, and not recorded again."""
+    golden = [Trial(seed=seed) for seed in range(4)]
+    faulty = [dataclasses.replace(trial, fault=WeightBit(bit=3)) for trial in golden]
+    plan = make_plan(faulty, {trial.id for trial in golden}, 4, "cpu", workers=1)
+    assert [len(pack.trials) for pack in plan.packs] == [4, 4]
+    assert {trial.id for pack in plan.packs for trial in pack.recorded} == {trial.id for trial in faulty}
+    assert set.union(*(set(pack.witnesses) for pack in plan.packs)) == {trial.id for trial in golden}
+
+
+def test_a_fault_shared_by_many_has_one_twin() -> None:
+    trials = [dataclasses.replace(Trial(), fault=WeightBit(bit=bit)) for bit in range(7)]
+    plan = make_plan(trials, (), 8, "cpu", workers=1)
+    (pack,) = plan.packs
+    assert (plan.asked, plan.added_twins, len(pack.trials)) == (7, 1, 8)
+
+
+def test_largest_packs_first() -> None:
+    trials = [Trial(Model(width=width), seed=seed) for width in (32, 128, 64) for seed in range(6)]
+    plan = make_plan(trials, (), None, "cpu", workers=2)
+    seconds = [pack_seconds(pack, "cpu") for pack in plan.packs]
+    assert seconds == sorted(seconds, reverse=True)
+    assert wall_seconds(plan, "cpu", 1) == pytest.approx(sum(seconds))
+    assert max(seconds) <= wall_seconds(plan, "cpu", 2) < sum(seconds)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_auto_size_keeps_all_workers_busy(device: str, workers: int) -> None:
+    trials = [Trial(Model(width=32), seed=seed) for seed in range(10)]
+    plan = make_plan(trials, (), None, device, workers)
+    assert len(plan.packs) >= min(workers, 5)
+    assert min(len(pack.trials) for pack in plan.packs) >= 2
+
+
+def test_pack_ids_name_what_is_recorded() -> None:
+    golden, faulty = Trial(), dataclasses.replace(Trial(), fault=WeightBit())
+    (first,) = make_plan([golden, faulty], (), 4, "cpu", 1).packs
+    (same,) = make_plan([golden, faulty], (), 4, "cpu", 2).packs
+    (later,) = make_plan([golden, faulty], {golden.id}, 4, "cpu", 1).packs
+    assert first.id == same.id != later.id
+
+
+# --- ten thousand trials -----------------------------------------------------------------------------------------
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Function calls that `work` makes: its cost, the same on every machine."""
+    count = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_planning_grows_linearly(command: ModuleType) -> None:
+    """Ten times the trials may take ten times the calls, and a little: from overrides to packs."""
+
+    def plan(seeds: int) -> None:
+        axes = [f"seed=range({seeds})", "optim.lr=0.1,0.2", "mitigation=none,mup", "fault=none,weight_bit"]
+        trials = command.trials(*axes, "model.width=16,32")
+        assert len(make_plan(trials, (), 5, "cpu", 2).packs) == 4 * -(-seeds * 4 // 4)
+
+    plan(50)  # what is cached for good is cached now
+    few, many = calls_of(lambda: plan(50)), calls_of(lambda: plan(500))
+    assert many < 10.5 * few
+
+
+def test_ten_thousand_trials(command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The promise is 10 s and 1 GiB; see the figures with `pytest -s`."""
+    rates = ",".join(f"{10 ** (-4 + 3 * i / 19):.5g}" for i in range(20))
+    arguments = ["plan=true", "seed=range(250)", f"optim.lr={rates}", "fault=none,weight_bit", "out=out"]
+    with command.start(*arguments, cwd=tmp_path) as process:
+        out, err = process.stdout.read(), process.stderr.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("10000 trials asked for, 0 golden twins added, 0 complete already: 10000 to train in ")
+    assert not any(tmp_path.iterdir())
+    with capsys.disabled():
+        seconds, memory = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10
+        print(f" [10,000 trials planned in {seconds:.1f} s of one core and {memory:.0f} MiB] ", end="")
