@@ -1,4 +1,4 @@
-"""`python -m analysis report OUT`: figures and an HTML report; `python -m analysis figure NAME OUT FILE`: one figure."""
+"""`python -m analysis report OUT`: figures and a page; `python -m analysis figure NAME OUT FILE`: one figure."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, explicit: bool, tap: T
     """softmax(scale q k^T + causal mask) v.
 
     q, k, v: [M, T, H, D] with M = trials x batch. Returns [M, T, H, D]. The tap `<name>.scores` sees
-    [R, M/R, H, T, T], masked entries at -inf; with the fused kernel it sees a copy that it cannot change.
+    [R, M/R, H, T, T], masked entries at -inf; with the fused kernel it sees a copy that it cannot change, one sequence
+    of the batch after the other, because all of them would not fit.
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     sequences, heads, context, _ = q.shape
@@ -79,8 +80,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, explicit: bool, tap: T
     if not explicit:
         if scores_name in tap:
             with torch.no_grad():
-                scores = torch.matmul(q, k.mT).mul_(scale).add_(mask)
-                tap(scores_name, scores.view(trials, -1, heads, context, context))
+                by_sequence = (x.unflatten(0, (trials, -1)).split(1, dim=1) for x in (q, k))
+                for one_q, one_k in zip(*by_sequence, strict=True):
+                    tap(scores_name, torch.matmul(one_q, one_k.mT).mul_(scale).add_(mask))
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
     q, k, v = (x.reshape(sequences * heads, context, -1) for x in (q, k, v))
     scores = torch.baddbmm(mask, q, k.mT, alpha=scale)

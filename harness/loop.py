@@ -59,6 +59,7 @@ def train(
         strike(Site.BATCH, step, partial(_one, "batch", batch))
         strike(Site.WEIGHT, step, partial(pack.tensors, pack.weights))
 
+        recorder.begin(step)
         loss = pack.loss(batch)
         loss.sum().backward()
         strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,35 +23,51 @@ PER_STEP = (
     "update_rms",
     "learning_rate",
 )
+SCORES_EVERY = 10
 PER_LAYER = ("activation_rms", "attention_logit_max")
 
 
 class LayerReadings:
-    """Reads each block's output and attention scores through taps; [R] per layer and signal."""
+    """Reads each block's output and attention scores through taps; [R] per layer and signal.
+
+    Where attention is fused, scores cost a matrix product of their own: they are read every `SCORES_EVERY` steps.
+    """
 
     def __init__(self, pack: Pack):
-        self.layers = pack.planned[0].model.depth
-        self.values: dict[tuple[str, int], Tensor] = {}
-        taps = pack.model.taps
-        self._detach: list[Callable[[], None]] = []
-        for layer in range(self.layers):
-            self._detach.append(taps.attach(f"blocks.{layer}.residual", self._reader("activation_rms", layer, _rms)))
-            name = f"blocks.{layer}.attention.scores"
-            self._detach.append(taps.attach(name, self._reader("attention_logit_max", layer, _largest)))
+        self._taps, self._explicit = pack.model.taps, pack.model.explicit_attention
+        self._layers = pack.planned[0].model.depth
+        self._values: dict[tuple[str, int], Tensor] = {}
+        self._detach = self._attach("residual", "activation_rms", _rms)
+        self._detach_scores: list[Callable[[], None]] = []
 
-    def _reader(self, signal: str, layer: int, measure: Callable[[Tensor], Tensor]) -> Callable[[str, Tensor], None]:
-        def read(_: str, x: Tensor) -> None:
-            self.values[signal, layer] = measure(x.detach())
+    def _attach(self, tap: str, signal: str, measure: Callable[[Tensor], Tensor]) -> list[Callable[[], None]]:
+        def read(layer: int, _: str, x: Tensor) -> None:
+            found, before = measure(x.detach()), self._values.get((signal, layer))
+            self._values[signal, layer] = found if before is None else torch.maximum(before, found)
 
-        return read
+        return [self._taps.attach(f"blocks.{i}.{tap}", partial(read, i)) for i in range(self._layers)]
+
+    def listen(self, step: int) -> None:
+        """Be ready for the forward pass of this step."""
+        self._values.clear()
+        wanted = self._explicit or step % SCORES_EVERY == 0
+        if wanted and not self._detach_scores:
+            self._detach_scores = self._attach("attention.scores", "attention_logit_max", _largest)
+        elif not wanted:
+            self._stop_reading_scores()
+
+    def _stop_reading_scores(self) -> None:
+        while self._detach_scores:
+            self._detach_scores.pop()()
 
     def take(self) -> Tensor:
-        """[signals, layers, R] of the last forward pass."""
-        return torch.stack(
-            [torch.stack([self.values[signal, layer] for layer in range(self.layers)]) for signal in PER_LAYER]
-        )
+        """[signals, layers, R] of the last forward pass; NaN where nothing was read."""
+        missing = torch.full_like(self._values["activation_rms", 0], float("nan"))
+        rows = [[self._values.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
+        return torch.stack([torch.stack(row) for row in rows])
 
     def detach(self) -> None:
+        self._stop_reading_scores()
         for detach in self._detach:
             detach()
 
@@ -120,6 +137,11 @@ class Recorder:
         self._losses: list[np.ndarray] = []
         self._block: Block | None = None
         self._started = time.perf_counter()
+
+    def begin(self, step: int) -> None:
+        """Be ready for the forward pass of this step."""
+        if self._readings:
+            self._readings.listen(step)
 
     def record(
         self, step: int, loss: Tensor, norm: Tensor | None, rate: Tensor, norms: Norms | None, measured: Tensor

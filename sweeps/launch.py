@@ -10,7 +10,8 @@ import threading
 from collections.abc import Generator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -28,6 +29,7 @@ from sweeps.run import PROGRESS, Failed, Finished, Job, corpus_of, record_failur
 from sweeps.settings import Run
 
 POLL_SECONDS = 0.5
+START_SECONDS = 10.0  # for a worker to start; longer than this, Ctrl-C is not held back
 Results = Generator[Finished | Failed | None]
 
 
@@ -82,16 +84,13 @@ class LocalExecutor:
         # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sweeps.run"])
-        # Ctrl-C reaches the whole group, and the parent alone decides: workers have this mask from their first moment.
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        started = context.Semaphore(0)
+        pool = ProcessPool(workers, context=context, initializer=_start_worker, initargs=(threads, started))
         try:
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        pool = ProcessPool(max_workers=workers, context=context, initializer=_start_worker, initargs=(threads,))
-        try:
-            pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
+            with _signals_wait():
+                pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
+                for _ in range(workers):
+                    started.acquire(timeout=START_SECONDS)
             while pending:
                 done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                 yield None
@@ -106,7 +105,27 @@ class LocalExecutor:
             pool.join()
 
 
-def _start_worker(threads: int) -> None:
+@contextlib.contextmanager
+def _signals_wait() -> Generator[None]:
+    """Hold back Ctrl-C and SIGTERM, which would leave workers half started, until the end of the block.
+
+    Processes that start in it never hear of Ctrl-C: it reaches the whole group, and the parent alone decides.
+    """
+    resource_tracker.ensure_running()  # lets signals through again when it starts
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+def _start_worker(threads: int, started: Semaphore) -> None:
+    started.release()
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
 

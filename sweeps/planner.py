@@ -175,4 +175,4 @@ def best_pack_size(model: Model, batch: int, device: str) -> int:
     tokens = batch * model.context
     if device == "cuda":
         return max(2, min(64, 2**25 // (tokens * model.width)))
-    return max(2, min(8, 2**18 // (tokens * model.width // 4)))
+    return max(2, min(8, 2**18 // (tokens * model.width)))

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.throughput [--rounds 3] [--width 32 64 128 512]
 
-The peer is an ordinary nn.Module with fused AdamW and gradient clipping on all cores (tests/plain_gpt.py). Ours is the whole
-command, with its workers, telemetry, validation and store; it runs twice, with few and with many steps, and the
+The peer is an ordinary nn.Module with fused AdamW and gradient clipping on all cores (tests/plain_gpt.py). Ours is the
+whole command, with its workers, telemetry, validation and store; it runs twice, with few and with many steps, and the
 difference of the two leaves out the start-up. Both train on the same text, alternately in one run.
 """
 
@@ -98,7 +98,8 @@ def main() -> None:
         mine, theirs = (statistics.median(values) for values in zip(*rounds, strict=True))
         print(
             f"width {shape.width}, depth {shape.depth}: {mine:.1f} trial-steps/s against {theirs:.1f}, "
-            f"ratio {statistics.median(ratios):.2f} (rounds {', '.join(f'{r:.2f}' for r in ratios)}; goal {shape.wanted})",
+            f"ratio {statistics.median(ratios):.2f} "
+            f"(rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)}; goal {shape.wanted})",
             flush=True,
         )
 

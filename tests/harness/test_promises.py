@@ -202,6 +202,8 @@ def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, poison, sh
     if froze:
         by_this_step = (frozen[0] != engine.bits(run.weights[froze - 1][VICTIM])).sum()
         assert by_this_step == sum(event.step == froze for event in run.result.events[VICTIM] if event.bit is not None)
+    steps = trials[0].train.steps
+    assert run.pack.optimizer.updates.tolist() == [froze if i == VICTIM else steps for i in range(5)]
     for name in ("loss", "grad_norm", "learning_rate", "activation_rms"):
         assert np.isnan(run.signals[name][VICTIM, froze + 1 :]).all()
 

@@ -329,15 +329,19 @@ def test_a_stopped_sweep(
         goes_on(command, rigged, tmp_path, unsprung)
 
 
-def test_ctrl_c_while_workers_start(command: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("send", "number", "status"), [(group, signal.SIGINT, 130), (alone, signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_stopped_while_workers_start(
+    command: ModuleType, tmp_path: Path, send: Callable[[subprocess.Popen, int], None], number: int, status: int
+) -> None:
     """They take seconds to import torch, and say nothing if that is cut short."""
     process = command.start(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path)
     command.until(lambda: command.is_importing_torch(process.pid), "the workers' parent is in the midst of its imports")
-    group(process, signal.SIGINT)
+    send(process, number)
     stopped = command.end(process)
     command.until(lambda: command.is_group_gone(process.pid), "all processes of the sweep end")
-    assert (stopped.status, stopped.err) == (130, "")
-    assert "trained 0 of 8 trials: none\n" in stopped.out
+    assert (stopped.status, stopped.err) == (status, "")
     assert stopped.out.endswith("interrupted; the same command goes on from here\n")
 
 
