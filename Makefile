@@ -26,7 +26,7 @@ picture: quickstart
 	$(BIN)/python -m analysis figure loss_against_rate results/quickstart docs/quickstart.svg
 
 test: install
-	$(BIN)/python -m pytest tests --ignore=tests/benchmarks
+	$(BIN)/python -m pytest
 
 lint: install
 	$(BIN)/ruff check .
@@ -35,7 +35,9 @@ lint: install
 
 # Ratios against a plain PyTorch loop in the same run; see docs/benchmarks.md.
 benchmark: install
-	$(BIN)/python -m pytest tests/benchmarks -s
+	$(BIN)/python -m tests.benchmarks.throughput
+	$(BIN)/python -m tests.benchmarks.telemetry
+	$(BIN)/python -m tests.benchmarks.pack_size
 
 # A real two-node Slurm on this machine, from Debian's packages; needs root.
 slurm:

@@ -121,7 +121,7 @@ class Optim:
     lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
     beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment", low=0, below=1)
     beta2: float = number(PER_TRIAL, 0.999, "decay of the second moment", low=0, below=1)
-    eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", low=0)
+    eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", above=0)
     weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices, times the learning rate", low=0)
     clip: float | None = number(PER_TRIAL, None, "largest global gradient norm; null: no clipping", above=0)
 

@@ -57,12 +57,12 @@ def measure(widths: Sequence[int], steps: int, rate: float, seeds: int) -> pd.Da
     return pd.DataFrame(rows)
 
 
-def slopes(table: pd.DataFrame) -> pd.Series:
+def slopes(table: pd.DataFrame, of: str = "change") -> pd.Series:
     """Exponent k of change ~ width^k by parametrisation, activation and step, fitted to the mean over the seeds.
 
-    What did not move at all has none.
+    `of` "size" fits the activations themselves. What did not move at all has no exponent.
     """
-    means = table[table["change"] > 0].groupby(["parametrization", "activation", "step", "width"])["change"].mean()
+    means = table[table["change"] > 0].groupby(["parametrization", "activation", "step", "width"])[of].mean()
     grouped = means.groupby(["parametrization", "activation", "step"])
     return grouped.apply(lambda m: np.polyfit(np.log(m.index.get_level_values("width")), np.log(m.to_numpy()), 1)[0])
 
@@ -156,15 +156,21 @@ def _widths(text: str) -> list[int]:
     return widths
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: allowed: a whole number from 1 on")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m sweeps.coordinate_check", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("out", type=Path, help="the figure to write, a .png")
     parser.add_argument("--widths", type=_widths, default=list(WIDTHS), help=f"default {','.join(map(str, WIDTHS))}")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"training steps, default {STEPS}")
+    parser.add_argument("--steps", type=_count, default=STEPS, help=f"training steps, default {STEPS}")
     parser.add_argument("--rate", type=float, default=RATE, help=f"learning rate, the same everywhere, default {RATE}")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"trials in each pack, default {SEEDS}")
+    parser.add_argument("--seeds", type=_count, default=SEEDS, help=f"trials in each pack, default {SEEDS}")
     options = parser.parse_args()
     table = measure(options.widths, options.steps, options.rate, options.seeds)
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ from collections.abc import Generator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -29,7 +28,6 @@ from sweeps.run import PROGRESS, Failed, Finished, Job, corpus_of, record_failur
 from sweeps.settings import Run
 
 POLL_SECONDS = 0.5
-START_SECONDS = 10.0  # for a worker to start; longer than this, Ctrl-C is not held back
 Results = Generator[Finished | Failed | None]
 
 
@@ -84,13 +82,10 @@ class LocalExecutor:
         # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["sweeps.run"])
-        started = context.Semaphore(0)
-        pool = ProcessPool(workers, context=context, initializer=_start_worker, initargs=(threads, started))
+        pool = ProcessPool(workers, context=context, initializer=_start_worker, initargs=(threads,))
         try:
             with _signals_wait():
                 pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
-                for _ in range(workers):
-                    started.acquire(timeout=START_SECONDS)
             while pending:
                 done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                 yield None
@@ -111,21 +106,22 @@ def _signals_wait() -> Generator[None]:
 
     Processes that start in it never hear of Ctrl-C: it reaches the whole group, and the parent alone decides.
     """
-    resource_tracker.ensure_running()  # lets signals through again when it starts
     came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    resource_tracker.ensure_running()  # unblocks signals when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread's children; other threads still hear it
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for number in came[:1]:
-            signal.raise_signal(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
-def _start_worker(threads: int, started: Semaphore) -> None:
-    started.release()
+def _start_worker(threads: int) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
 
@@ -201,6 +197,10 @@ def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Co
                     display.finished(result)
         except KeyboardInterrupt as interrupt:
             stopped = interrupt
+    if not run.wait and not results and not stopped and (jobs or running):
+        words = f"{len(jobs)} packs submitted, {len(running)} were in the queue already"
+        console.print(f"{words}; the same command picks up what has finished", highlight=False, soft_wrap=True)
+        return 0
     return summarize(plan, run, results, stopped, console)
 
 

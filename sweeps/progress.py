@@ -73,8 +73,8 @@ class Display:
             self._bar.update(self._task, completed=steps + self.skipped_steps, description=words)
         elif time.monotonic() - self.last_line > PLAIN_SECONDS:
             self.last_line = time.monotonic()
-            left = (self.total_steps - self.skipped_steps - steps) / rate if rate else float("nan")
-            self.console.print(f"{words}, {left:,.0f} s left", highlight=False)
+            left = f"{(self.total_steps - self.skipped_steps - steps) / rate:,.0f} s left" if rate else "waiting"
+            self.console.print(f"{words}, {left}", highlight=False)
 
 
 def _read(out: Path, packs: Sequence[str] | dict) -> list[dict]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.parameters import Layout, Segment
 
-CPU_PIECE = 65_536  # elements: five arrays of that size fit a 2 MiB L2 cache (tests/benchmarks/optimizer.py)
+CPU_PIECE = 65_536  # elements: five arrays of that size fit a 2 MiB L2 cache
 
 
 @dataclass(frozen=True)

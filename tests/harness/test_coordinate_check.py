@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from sweeps.coordinate_check import ACTIVATIONS, measure, slopes
+from sweeps.coordinate_check import ACTIVATIONS, main, measure, slopes
 
 STEPS = 3
 FLAT = 0.15
@@ -19,12 +17,18 @@ WITHIN = [name for name in ACTIVATIONS if name not in ("embedding", "logits")]
 
 
 @pytest.fixture(scope="module")
-def exponents():
-    """By parametrisation, activation and step, over widths 64 to 1024."""
+def table():
+    """Widths 64 to 1024."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield slopes(measure((64, 128, 256, 1024), STEPS, rate=1e-2, seeds=2))
+    yield measure((64, 128, 256, 1024), STEPS, rate=1e-2, seeds=2)
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def exponents(table):
+    """By parametrisation, activation and step."""
+    return slopes(table)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -39,8 +43,11 @@ def test_the_standard_parametrisation_grows(exponents, activation):
     assert exponents["standard"][activation][STEPS] > GROWS
 
 
-def test_embeddings_move_by_the_learning_rate_in_both(exponents):
+def test_embeddings(table, exponents):
+    """They move by the learning rate in both; at initialisation they keep their size in muP alone."""
     assert abs(exponents["standard"]["embedding"][STEPS]) < FLAT
+    sizes = slopes(table, of="size")
+    assert abs(sizes["mup"]["embedding"][STEPS]) < FLAT < GROWS < -sizes["standard"]["embedding"][STEPS]
 
 
 def test_only_the_head_moves_in_the_first_step_of_mup(exponents):
@@ -57,10 +64,23 @@ def test_both_agree_at_the_base_width_but_for_the_head(engine):
     assert not mup.tensors(mup.weights, 0)["head"].any()
 
 
-def test_the_command_draws_a_figure(tmp_path: Path):
+def run_command(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["coordinate_check", *map(str, arguments)])
+    main()
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_command_draws_a_figure(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures" / "check.png"
-    command = [sys.executable, "-m", "sweeps.coordinate_check", str(out), "--steps", "2", "--seeds", "1"]
-    done = subprocess.run([*command, "--widths", "32,64"], capture_output=True, text=True, check=True)
-    assert out.read_bytes().startswith(b"\x89PNG") and "residual stream" in done.stdout
-    refused = subprocess.run([*command, "--widths", "64,65"], capture_output=True, text=True)
-    assert refused.returncode == 2 and "64,65: allowed: two or more multiples of 32" in refused.stderr
+    run_command(monkeypatch, out, "--steps", 2, "--seeds", 1, "--widths", "32,64")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert str(out) in printed and all(name in printed for name in ACTIVATIONS.values())
+
+
+@pytest.mark.parametrize("widths", ["64", "64,64", "64,65", "0,64"])
+def test_widths_that_it_refuses(tmp_path, monkeypatch, capsys, widths):
+    with pytest.raises(SystemExit) as end:
+        run_command(monkeypatch, tmp_path / "check.png", "--widths", widths)
+    assert end.value.code == 2
+    assert f"{widths}: allowed: two or more multiples of 32" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,15 +31,21 @@ def test_each_point_is_passed_once_in_the_order_of_its_name(engine, fields):
     seen = []
     pack.model.taps.attach("*", lambda name, x: seen.append((name, tuple(x.shape))))
     forward(pack)
-    assert [name for name, _ in seen] == tap_names(model)
     batch, context, heads, hidden = 2, 8, model.width // model.head_dim, 4 * model.width
+    if model.attention == "fused":  # scores come one sequence after the other
+        assert [name for name, _ in seen].count("blocks.0.attention.scores") == batch
+        at_once = (3, 1, heads, context, context)
+    else:
+        at_once = (3, batch, heads, context, context)
+    assert list(dict.fromkeys(name for name, _ in seen)) == tap_names(model)
+    assert len(seen) == len(tap_names(model)) + model.depth * (batch - 1) * (model.attention == "fused")
     per_head = (3, batch * context, heads, model.head_dim)
     expected = {
         "embedding": (3, batch * context, model.width),
         "blocks.0.attention.query": per_head,
         "blocks.0.attention.key": per_head,
         "blocks.0.attention.value": per_head,
-        "blocks.0.attention.scores": (3, batch, heads, context, context),
+        "blocks.0.attention.scores": at_once,
         "blocks.0.attention.projection": (3, batch * context, model.width),
         "blocks.0.feedforward.up": (3, batch * context, hidden),
         "blocks.0.feedforward.down": (3, batch * context, model.width),
@@ -66,14 +73,26 @@ def test_values_are_those_of_the_forward_pass(engine):
 
 def test_scores_are_the_same_with_both_kernels(engine):
     """And both show the future as -inf. Rounding: products of 8 numbers near one."""
-    found = {}
-    for kernel in ("explicit", "fused"):
-        pack = engine.pack_of(engine.different(2, attention=kernel, qk_norm=True))
-        pack.model.taps.attach("*.0.*.scores", lambda name, x, k=kernel: found.update({k: x.clone()}))
+    found = {"explicit": [], "fused": []}
+    for kernel, parts in found.items():
+        pack = engine.pack_of(engine.different(2, attention=kernel, qk_norm=True, batch=3))
+        pack.model.taps.attach("blocks.0.*.scores", lambda name, x, parts=parts: parts.append(x.clone()))
         forward(pack)
-    torch.testing.assert_close(found["explicit"], found["fused"], rtol=1e-5, atol=1e-6)
+    explicit, fused = (torch.cat(parts, 1) for parts in found.values())
+    torch.testing.assert_close(explicit, fused, rtol=1e-5, atol=1e-6)
     future = torch.ones(8, 8, dtype=torch.bool).triu(1)
-    assert torch.isinf(found["explicit"][..., future]).all() and torch.isfinite(found["explicit"][..., ~future]).all()
+    assert torch.isinf(explicit[..., future]).all() and torch.isfinite(explicit[..., ~future]).all()
+
+
+def test_the_largest_score_is_that_of_the_whole_batch(engine):
+    """Where attention is fused it is read at every tenth step."""
+    signals = {}
+    for kernel in ("explicit", "fused"):
+        run = engine.run(engine.different(2, attention=kernel, steps=12, batch=4), block=5)
+        signals[kernel] = run.signals["attention_logit_max"]
+    read = ~np.isnan(signals["fused"]).any((0, 2))
+    assert read.nonzero()[0].tolist() == [0, 10] and np.isfinite(signals["explicit"]).all()
+    np.testing.assert_allclose(signals["fused"][:, read], signals["explicit"][:, read], rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", tap_names(Model(depth=2)))

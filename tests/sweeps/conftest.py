@@ -61,9 +61,16 @@ def command() -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def unchanged_process() -> Iterator[None]:
-    """A sweep in this process sets the number of threads and Hydra's variable for itself alone."""
+    """A sweep in this process sets the number of threads and Hydra's variable for itself alone.
+
+    What a failing test has started and not ended, ends with it.
+    """
     threads, before = torch.get_num_threads(), os.environ.get("HYDRA_FULL_ERROR")
     yield
+    while _started:
+        group = _started.pop().pid
+        if not is_group_gone(group):
+            os.killpg(group, signal.SIGKILL)
     torch.set_num_threads(threads)
     if before is None:
         os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -77,6 +84,9 @@ def tiny(*arguments: str) -> list[str]:
     if any(text.startswith("hydra/launcher=") for text in rest):
         taken.add("hydra.launcher.workers")
     return [*flags, *(f"{key}={value}" for key, value in TINY.items() if key not in taken), *rest]
+
+
+_started: list[subprocess.Popen] = []
 
 
 # --- running it --------------------------------------------------------------------------------------------------
@@ -112,7 +122,9 @@ def start(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY)))}
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     options = {**pipes, "env": environment, **options}
-    return subprocess.Popen([sys.executable, "-m", "sweeps", *arguments], cwd=cwd, start_new_session=True, **options)
+    command = [sys.executable, "-m", "sweeps", *arguments]
+    _started.append(subprocess.Popen(command, cwd=cwd, start_new_session=True, **options))
+    return _started[-1]
 
 
 def end(process: subprocess.Popen) -> Ended:
