@@ -3,8 +3,8 @@
     python -m tests.benchmarks.pack_size [--repeats 3]
 
 As many workers as cores measure side by side, as in a sweep, one thread each; sizes are interleaved, and each repeat
-visits all of them; the smallest time is the one that the machine's other work disturbed least. Prints, for each shape, the
-time at the rule's R over the best time. The rule promises 1.15.
+visits all of them. The smallest time is the one that the machine's other work disturbed least. Prints, for each shape,
+the time at the rule's R over the best time; the rule promises 1.15.
 """
 
 from __future__ import annotations
