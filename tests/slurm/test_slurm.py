@@ -138,7 +138,7 @@ def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_pa
         process.kill()
     assert process.returncode == 1, error
     (trace,) = (tmp_path / "errors").iterdir()
-    assert f"Slurm job {array}_0 ended" in trace.read_text()
+    assert trace.read_text().startswith(f"Slurm job {array} ended (CANCELLED")
     assert str(trace) in output
     assert "1 trials asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").stdout
 
