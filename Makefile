@@ -38,6 +38,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.telemetry
 	$(BIN)/python -m tests.benchmarks.pack_size
+	$(BIN)/python -m tests.benchmarks.planning
 
 # A real two-node Slurm on this machine, from Debian's packages; needs root.
 slurm:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from omegaconf import OmegaConf
 
 from analysis.open_sweep import open_sweep
 from harness.config import Trial
+from sweeps import launch
 from sweeps.__main__ import main, register
 from sweeps.arguments import config_loader, expand
 from sweeps.grid import Composer
@@ -108,7 +110,12 @@ def call(*arguments: str) -> Ended:
     sys.argv = ["sweeps", *arguments]
     status: Any = None
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        # One thread: such small models gain nothing by two, which wait for each other on a busy machine.
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            mock.patch.object(launch, "available_cores", lambda: 1),
+        ):
             main()
     except SystemExit as stop:
         status = stop.code

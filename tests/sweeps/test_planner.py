@@ -183,13 +183,13 @@ def test_planning_grows_linearly(command: ModuleType) -> None:
         trials = command.trials(*axes, "model.width=16,32")
         assert len(make_plan(trials, (), 5, "cpu", 2).packs) == 4 * -(-seeds * 4 // 4)
 
-    plan(50)  # what is cached for good is cached now
-    few, many = calls_of(lambda: plan(50)), calls_of(lambda: plan(500))
+    plan(30)  # what is cached for good is cached now
+    few, many = calls_of(lambda: plan(30)), calls_of(lambda: plan(300))
     assert many < 10.5 * few
 
 
 def test_ten_thousand_trials(command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """The promise is 10 s and 1 GiB; see the figures with `pytest -s`."""
+    """What it costs, memory included, is measured by tests/benchmarks/planning.py."""
     rates = ",".join(f"{10 ** (-4 + 3 * i / 19):.5g}" for i in range(20))
     arguments = ["plan=true", "seed=range(250)", f"optim.lr={rates}", "fault=none,weight_bit", "out=out"]
     with command.start(*arguments, cwd=tmp_path) as process:
@@ -200,5 +200,4 @@ def test_ten_thousand_trials(command: ModuleType, tmp_path: Path, capsys: pytest
     assert out.startswith("10000 trials asked for, 0 golden twins added, 0 complete already: 10000 to train in ")
     assert not any(tmp_path.iterdir())
     with capsys.disabled():
-        seconds, memory = used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10
-        print(f" [10,000 trials planned in {seconds:.1f} s of one core and {memory:.0f} MiB] ", end="")
+        print(f" [10,000 trials planned in {used.ru_utime + used.ru_stime:.1f} s of one core] ", end="")
