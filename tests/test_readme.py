@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
 SWEEPS = [line for line in COMMANDS if line.startswith("python -m sweeps")]
-QUICK = ["train.steps=8", "fault.start=4", "train.validate_every=4", "model.depth=1"]
+QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4", "model.depth=1"]
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def assert_equal_stores(one: Path, other: Path) -> None:
 
 
 def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
-    grid = ["study=quickstart", "train.steps=12", "fault.start=6", "train.validate_every=6"]
+    grid = ["study=quickstart", "train.steps=12", "schedule.warmup=2", "fault.start=6", "train.validate_every=6"]
     local = sweep(tmp_path / "local", *grid)
     assert local.returncode == 0, local.stderr
     remote = sweep(tmp_path / "slurm", *grid, *LAUNCH)
