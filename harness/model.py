@@ -67,16 +67,14 @@ class GPT:
         trials, tokens, width = x_RxNxD.shape
         normed = layer_norm(x_RxNxD, self._leaf(f"{block}.attention_norm"), c.norm_epsilon)
         qkv = linear(normed, self._leaf(f"{name}.query", f"{name}.value"), self.dtype)
-        q, k, v = qkv.view(trials, tokens, 3, width // c.head_dim, c.head_dim).unbind(2)
+        q, k, v = attention.split_heads(qkv, context, width // c.head_dim)
         if c.qk_norm:
             q = layer_norm(q, self._leaf(f"{name}.query_norm"), c.norm_epsilon).to(self.dtype)
             k = layer_norm(k, self._leaf(f"{name}.key_norm"), c.norm_epsilon).to(self.dtype)
         q, k, v = tap(f"{name}.query", q), tap(f"{name}.key", k), tap(f"{name}.value", v)
-        q, k, v = (part.unflatten(1, (-1, context)).flatten(0, 1) for part in (q, k, v))
         if c.positions == "rotary":
-            q, k = (attention.rotate(part, x_RxNxD.dtype, trials) for part in (q, k))
-        scale = attention_multiplier(c)
-        mixed = attention.attend(q, k, v, scale, self.explicit_attention, tap, name, trials)
+            q, k = (attention.rotate(part, x_RxNxD.dtype) for part in (q, k))
+        mixed = attention.attend(q, k, v, attention_multiplier(c), self.explicit_attention, tap, name)
         projected = linear(mixed.reshape(trials, tokens, width), self._leaf(f"{name}.projection"), self.dtype)
         return tap(f"{name}.projection", projected)
 

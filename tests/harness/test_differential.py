@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.attention import attend, rotate
+from harness.attention import attend, rotate, split_heads
 from harness.layers import add_positions, embedding, layer_norm, linear, silu
 from harness.loss import cross_entropy
 from harness.parameters import Leaf
@@ -171,40 +171,49 @@ def test_silu(size):
 
 
 def rotated(x):
-    """[B, T, H, D], with sines and cosines."""
-    context, head_dim = x.shape[1], x.shape[3]
+    """[B, H, T, D], with sines and cosines."""
+    context, head_dim = x.shape[2:]
     angles = torch.tensor(
         [[t * 10000 ** (-2 * i / head_dim) for i in range(head_dim // 2)] for t in range(context)], dtype=x.dtype
     )
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    cos, sin = angles.cos(), angles.sin()
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
-@pytest.mark.parametrize("shape", [(2, 7, 3, 6), (1, 1, 1, 2), (3, 5, 1, 4)])
-def test_rotary_positions(shape):
-    def ours(x, _):
-        return rotate(x.flatten(0, 1), torch.float64, len(x)).view(x.shape)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 3, 7, 6), (1, 1, 1, 2), (3, 1, 5, 4)])
+def test_rotary_positions(engine, shape, threads):
+    torch.set_num_threads(threads)
+    assert_equal_to_torch(lambda x, _: rotate(x, torch.float64), lambda x, _: rotated(x), normal(3, *shape))
 
-    assert_equal_to_torch(ours, lambda x, _: rotated(x), normal(3, *shape))
+
+def test_heads():
+    def theirs(x, _):  # trial, B sequences of T tokens, three times H heads of D features
+        q, k, v = x.view(2, 5, 3, 4, 6).permute(2, 0, 3, 1, 4)
+        return torch.cat((q, 2 * k, 3 * v))
+
+    def ours(x, _):
+        q, k, v = split_heads(x, context=5, heads=4)
+        return torch.cat((q, 2 * k, 3 * v), 1)
+
+    assert_equal_to_torch(ours, theirs, normal(3, 10, 72))
 
 
 @pytest.mark.parametrize("explicit", [True, False])
 def test_attention(explicit):
     def ours(x, _):
-        q, k, v = x.flatten(0, 1).unbind(2)
-        mixed = attend(q, k, v, 0.3, explicit, Taps([]), "attention", len(x))
-        return mixed.unflatten(0, x.shape[:2])
+        return attend(*x.unbind(3), 0.3, explicit, Taps([]), "attention")
 
     def theirs(x, _):  # every token's own softmax over itself and those before it
         q, k, v = x.unbind(2)
         rows = []
-        for t in range(x.shape[1]):
-            weights = torch.softmax(0.3 * torch.einsum("bhd,bshd->bhs", q[:, t], k[:, : t + 1]), -1)
-            rows.append(torch.einsum("bhs,bshd->bhd", weights, v[:, : t + 1]))
+        for t in range(q.shape[2]):
+            weights = torch.softmax(0.3 * torch.einsum("bhd,bhsd->bhs", q[:, :, t], k[:, :, : t + 1]), -1)
+            rows.append(torch.einsum("bhs,bhsd->bhd", weights, v[:, :, : t + 1]))
         return torch.stack(rows, 1)
 
-    assert_equal_to_torch(ours, theirs, normal(3, 2, 5, 3, 4, 6))
+    assert_equal_to_torch(ours, theirs, normal(3, 2, 4, 3, 5, 6))
 
 
 @pytest.mark.parametrize("size", [1.0, 1e4])

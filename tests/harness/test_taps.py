@@ -39,7 +39,7 @@ def test_each_point_is_passed_once_in_the_order_of_its_name(engine, fields):
         at_once = (3, batch, heads, context, context)
     assert list(dict.fromkeys(name for name, _ in seen)) == tap_names(model)
     assert len(seen) == len(tap_names(model)) + model.depth * (batch - 1) * (model.attention == "fused")
-    per_head = (3, batch * context, heads, model.head_dim)
+    per_head = (3, batch, heads, context, model.head_dim)
     expected = {
         "embedding": (3, batch * context, model.width),
         "blocks.0.attention.query": per_head,
