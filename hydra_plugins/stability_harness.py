@@ -72,7 +72,7 @@ class LocalLauncher(PackLauncher):
     def executor(self, run: Any) -> Any:
         from harness.config import ConfigError
         from harness.precision import pick_device
-        from sweeps.launch import LocalExecutor, available_cores
+        from sweeps.local import LocalExecutor, available_cores
 
         workers = self.workers
         if workers == "auto":

@@ -21,7 +21,7 @@ import submitit
 from harness.config import ConfigError, trial_from_dict
 from harness.store import read_pack_attrs
 from injectors import fault_types
-from sweeps.launch import Results, available_cores
+from sweeps.local import Results, available_cores
 from sweeps.planner import PackPlan
 from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
 

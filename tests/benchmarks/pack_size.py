@@ -20,7 +20,7 @@ from harness.corpus import load_corpus
 from harness.loop import train
 from harness.pack import Pack
 from harness.sites import Agenda
-from sweeps.launch import available_cores
+from sweeps.local import available_cores
 from sweeps.planner import best_pack_size
 
 SHAPES = [(16, 2, 64, 8), (32, 2, 64, 8), (64, 4, 64, 8), (96, 2, 128, 4), (128, 4, 64, 8), (256, 4, 64, 8)]

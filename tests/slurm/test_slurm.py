@@ -140,7 +140,7 @@ def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_pa
     (trace,) = (tmp_path / "errors").iterdir()
     assert trace.read_text().startswith(f"Slurm job {array} ended (CANCELLED")
     assert str(trace) in output
-    assert "1 trials asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").stdout
+    assert "1 trial asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").stdout
 
 
 def test_control_c_leaves_the_jobs_to_slurm(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 
 from analysis.open_sweep import open_sweep
 from harness.config import Trial
-from sweeps import launch
+from sweeps import local
 from sweeps.__main__ import main, register
 from sweeps.arguments import config_loader, expand
 from sweeps.grid import Composer
@@ -114,7 +114,7 @@ def call(*arguments: str) -> Ended:
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            mock.patch.object(launch, "available_cores", lambda: 1),
+            mock.patch.object(local, "available_cores", lambda: 1),
         ):
             main()
     except SystemExit as stop:

@@ -145,7 +145,7 @@ def test_a_wider_grid_trains_what_is_new(command: ModuleType, copied: Path) -> N
     old = command.tree(copied / "store.zarr")
     ended = command.call(*command.tiny("seed=range(6)", "optim.lr=1e-2,1e-1", f"out={copied}"))
     assert (ended.status, ended.err) == (0, "")
-    assert "12 trials asked for, 0 golden twins added, 8 complete already: 4 to train in 1 packs" in ended.out
+    assert "12 trials asked for, 0 golden twins added, 8 complete already: 4 to train in 1 pack" in ended.out
     now = command.tree(copied / "store.zarr")
     assert {name: now[name] for name in old} == old
     assert len(recorded(copied)) == len(set(recorded(copied))) == 12
@@ -170,7 +170,7 @@ def test_faults_that_never_fired_are_reported(command: ModuleType, tmp_path: Pat
     fault = ("fault=weight_bit", "fault.start=5", "fault.tensor=head", "optim.weight_decay=0")
     ended = command.call(*command.tiny("optim.lr=1e30,1e-3", "schedule.warmup=0", *fault, f"out={tmp_path / 'out'}"))
     assert ended.status == 0
-    assert "1 faults never fired, or wrote the value that was there" in ended.out
+    assert "1 fault never fired, or wrote the value that was there" in ended.out
     assert "1 divergent, 3 non-finite" in ended.out  # the first and its twin, and the second by its fault
     assert len(fault_events(tmp_path / "out")) == 1
 
@@ -200,7 +200,7 @@ def test_a_plan_creates_nothing(command: ModuleType, tmp_path: Path, monkeypatch
         r"width 16, depth 1.*: 2 packs of 4 trials, batch 2 x 16 tokens, 6 steps, \d+ MiB a pack", ended.out
     )
     assert re.search(r"width 32, depth 1.*: 2 packs of 4 trials", ended.out)
-    assert "with 1 workers on cpu" in ended.out
+    assert "with 1 worker on cpu" in ended.out
     assert not any(tmp_path.iterdir())
 
 
@@ -257,7 +257,7 @@ def test_a_crash(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Pa
     assert sorted((trial["fault"]["kind"], trial["seed"]) for trial in trials) == [("none", 1), ("rigged", 1)]
 
     if workers == 1:  # what two leave is the same
-        assert "4 complete already: 2 to train in 1 packs" in goes_on(command, rigged, tmp_path, unsprung)
+        assert "4 complete already: 2 to train in 1 pack" in goes_on(command, rigged, tmp_path, unsprung)
 
 
 def test_a_killed_worker(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_plain_lines_where_there_is_no_terminal(command: ModuleType, tmp_path: P
     ended = command.call(*command.tiny("seed=10,11", "train.steps=40", f"out='{out}'"))
     assert ended.out.splitlines() == [
         f"study grid -> {out}",
-        "2 trials asked for, 0 golden twins added, 0 complete already: 2 to train in 1 packs",
+        "2 trials asked for, 0 golden twins added, 0 complete already: 2 to train in 1 pack",
         "trained 2 of 2 trials: 2 trained",
         f"results in {out}",
     ]

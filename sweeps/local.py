@@ -1,0 +1,126 @@
+"""Packs in processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from pebble import ProcessPool
+
+from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
+
+POLL_SECONDS = 0.5
+Results = Generator[Finished | Failed | None]
+
+
+class Executor(Protocol):
+    """Trains packs somewhere."""
+
+    @property
+    def workers(self) -> int:
+        """Packs that run at the same time."""
+        ...
+
+    @property
+    def splits_over(self) -> int:
+        """How many workers are worth cutting packs smaller for, so that none is idle."""
+        ...
+
+    def running(self, out: Path) -> list[Job]:
+        """The packs that an earlier call has started and that still go on."""
+        ...
+
+    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
+        """Train `jobs`. Yield what became of each of them and of `running`, and None while there is nothing to tell."""
+        ...
+
+
+def available_cores() -> int:
+    """Cores that this process may use; fewer than the machine's inside a Slurm job or a container."""
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class LocalExecutor:
+    """Trains packs on this machine, in `workers` processes; one worker is this process itself."""
+
+    workers: int
+
+    @property
+    def splits_over(self) -> int:
+        return self.workers
+
+    def running(self, out: Path) -> list[Job]:
+        return []
+
+    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
+        workers = min(self.workers, len(jobs))
+        threads = max(1, available_cores() // max(1, workers))
+        if workers <= 1:
+            torch.set_num_threads(threads)
+            for job in jobs:
+                yield train_pack_safely(job)
+            return
+        # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["sweeps.run"])
+        pool = ProcessPool(workers, context=context, initializer=_start_worker, initargs=(threads,))
+        try:
+            with _signals_wait():
+                pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
+            while pending:
+                done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                yield None
+                for future in done:
+                    job = pending.pop(future)
+                    try:
+                        yield future.result()
+                    except Exception as error:  # the worker itself died: killed, out of memory
+                        yield record_failure(job, f"worker died: {error}", f"{type(error).__name__}: {error}")
+        finally:
+            pool.stop()
+            pool.join()
+
+
+@contextlib.contextmanager
+def _signals_wait() -> Generator[None]:
+    """Hold back Ctrl-C and SIGTERM, which would leave workers half started, until the end of the block.
+
+    Processes that start in it never hear of Ctrl-C: it reaches the whole group, and the parent alone decides.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
+    resource_tracker.ensure_running()  # unblocks signals when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread's children; other threads still hear it
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def _start_worker(threads: int) -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+
+
+def _die_with_parent() -> None:
+    """A killed sweep leaves no worker behind that trains on unseen."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
