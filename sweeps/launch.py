@@ -61,6 +61,8 @@ def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Co
     running = executor.running(run.out)
     taken = {trial.id for job in running for trial in job.pack.recorded}
     plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over)
+    if device == "cpu":
+        executor = executor.fitting(plan.packs)
     if run.plan:
         print_plan(plan, device, executor.workers, console)
         return 0

@@ -17,7 +17,10 @@ from typing import Protocol
 import torch
 from pebble import ProcessPool
 
+from harness.config import ConfigError
+from sweeps.planner import PackPlan, pack_bytes
 from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
+from sweeps.summary import count
 
 POLL_SECONDS = 0.5
 Results = Generator[Finished | Failed | None]
@@ -36,6 +39,10 @@ class Executor(Protocol):
         """How many workers are worth cutting packs smaller for, so that none is idle."""
         ...
 
+    def fitting(self, packs: Sequence[PackPlan]) -> Executor:
+        """This one, or one with so few workers that the memory of its machine is enough for these packs."""
+        ...
+
     def running(self, out: Path) -> list[Job]:
         """The packs that an earlier call has started and that still go on."""
         ...
@@ -43,6 +50,11 @@ class Executor(Protocol):
     def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
         """Train `jobs`. Yield what became of each of them and of `running`, and None while there is nothing to tell."""
         ...
+
+
+def machine_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_cores() -> int:
@@ -55,6 +67,21 @@ class LocalExecutor:
     """Trains packs on this machine, in `workers` processes; one worker is this process itself."""
 
     workers: int
+
+    def fitting(self, packs: Sequence[PackPlan]) -> LocalExecutor:
+        """This one, or one with so few workers that their packs fit into main memory (the device is a CPU).
+
+        Raises ConfigError if the largest pack does not fit alone.
+        """
+        largest = max(packs, key=pack_bytes, default=None)
+        if largest is None:
+            return self
+        memory, needed = machine_memory(), pack_bytes(largest)
+        if needed > memory:
+            pack = f"a pack of {count(len(largest.trials), 'trial')} needs about {needed / 2**30:,.0f} GiB"
+            allowed = f"at most the {memory / 2**30:,.0f} GiB of this machine: a smaller pack.size, model or batch"
+            raise ConfigError(f"model.width={largest.trials[0].model.width}: {pack}; allowed: {allowed}")
+        return LocalExecutor(max(1, min(self.workers, memory // needed)))
 
     @property
     def splits_over(self) -> int:

@@ -52,6 +52,10 @@ class SlurmExecutor:
     def workers(self) -> int:
         return self.options["parallel"]
 
+    def fitting(self, packs: Sequence[PackPlan]) -> SlurmExecutor:
+        """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over."""
+        return self
+
     @staticmethod
     def check() -> None:
         """Raises ConfigError where there is no Slurm."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from harness.config import Model
-from sweeps.planner import PackPlan, Plan, trial_bytes, wall_seconds
+from sweeps.planner import PackPlan, Plan, pack_bytes, wall_seconds
 from sweeps.run import Failed, Finished
 from sweeps.settings import Run
 
@@ -34,7 +34,7 @@ def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
         console.print(
             f"  width {model.width}, depth {model.depth}{''.join(f', {words}' for words in changed)}: "
             f"{count(len(packs), 'pack')} of {span} trials, batch {train.batch} x {model.context} tokens, "
-            f"{train.steps} steps, {sizes[-1] * trial_bytes(trial) / 2**20:,.0f} MiB a pack",
+            f"{train.steps} steps, {max(map(pack_bytes, packs)) / 2**20:,.0f} MiB a pack",
             highlight=False,
             soft_wrap=True,
         )

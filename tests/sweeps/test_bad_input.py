@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import struct
 from pathlib import Path
 from types import ModuleType
@@ -336,6 +337,15 @@ def test_no_write_permission_for_a_user(command: ModuleType, empty: Path) -> Non
             os.seteuid(65534)
         (line,) = refused(command, empty, *command.tiny("out=locked/out"))
     assert line.startswith(f"error: out={empty}/locked/out: no write permission")
+
+
+@pytest.mark.parametrize("plan", ["plan=true", "plan=false"])
+def test_a_pack_larger_than_memory(command: ModuleType, empty: Path, plan: str) -> None:
+    """It would be killed after minutes, without a word."""
+    (line,) = refused(command, empty, *command.tiny("model.width=262144", "out=out", plan))
+    assert re.match(
+        r"error: model.width=262144: a pack of 1 trial needs about [\d,]+ GiB; allowed: at most the \d+", line
+    )
 
 
 # --- Slurm -------------------------------------------------------------------------------------------------------

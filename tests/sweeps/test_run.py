@@ -26,8 +26,9 @@ from rich.console import Console
 from analysis.open_sweep import fault_events
 from harness.config import Trial
 from harness.store import read_packs
-from sweeps import launch, progress
-from sweeps.planner import make_plan
+from sweeps import launch, local, progress
+from sweeps.local import LocalExecutor
+from sweeps.planner import make_plan, pack_bytes
 from sweeps.run import ERRORS, PROGRESS, Finished, Job, record_failure
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
@@ -371,6 +372,15 @@ def test_plain_lines_where_there_is_no_terminal(command: ModuleType, tmp_path: P
         "trained 2 of 2 trials: 2 trained",
         f"results in {out}",
     ]
+
+
+def test_no_more_workers_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan([Trial(seed=seed) for seed in range(6)], (), 2, "cpu", 1)
+    largest = max(pack_bytes(pack) for pack in plan.packs)
+    for times, workers in ((1.0, 1), (2.9, 2), (100.0, 4)):
+        monkeypatch.setattr(local, "machine_memory", lambda times=times: int(times * largest))
+        assert LocalExecutor(4).fitting(plan.packs) == LocalExecutor(workers)
+    assert LocalExecutor(4).fitting([]) == LocalExecutor(4)
 
 
 def test_a_bar_on_a_terminal(command: ModuleType, tmp_path: Path) -> None:
