@@ -103,7 +103,7 @@ class LocalExecutor:
         context.set_forkserver_preload(["sweeps.run"])
         pool = ProcessPool(workers, context=context, initializer=_start_worker, initargs=(threads,))
         try:
-            with _signals_wait():
+            with signals_wait():
                 pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
             while pending:
                 done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -120,8 +120,8 @@ class LocalExecutor:
 
 
 @contextlib.contextmanager
-def _signals_wait() -> Generator[None]:
-    """Hold back Ctrl-C and SIGTERM, which would leave workers half started, until the end of the block.
+def signals_wait() -> Generator[None]:
+    """Hold back Ctrl-C and SIGTERM, which would leave workers or jobs half started, until the end of the block.
 
     Processes that start in it never hear of Ctrl-C: it reaches the whole group, and the parent alone decides.
     """

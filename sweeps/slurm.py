@@ -21,7 +21,7 @@ import submitit
 from harness.config import ConfigError, trial_from_dict
 from harness.store import read_pack_attrs
 from injectors import fault_types
-from sweeps.local import Results, available_cores
+from sweeps.local import Results, available_cores, signals_wait
 from sweeps.planner import PackPlan
 from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
 
@@ -84,11 +84,12 @@ class SlurmExecutor:
             job.error_file.unlink(missing_ok=True)
         executor = submitit.SlurmExecutor(folder=folder / "%A", max_num_timeout=0)
         executor.update_parameters(**self._parameters())
-        with executor.batch():
-            handles = [executor.submit(train_on_node, job) for job in jobs]
-        numbers = {job: handle.job_id for job, handle in zip(jobs, handles, strict=True)}
-        for job, number in numbers.items():
-            _write_down(job, number)
+        with signals_wait():  # a job that runs but is not written down would be submitted again
+            with executor.batch():
+                handles = [executor.submit(train_on_node, job) for job in jobs]
+            numbers = {job: handle.job_id for job, handle in zip(jobs, handles, strict=True)}
+            for job, number in numbers.items():
+                _write_down(job, number)
         return numbers
 
     def _parameters(self) -> dict[str, Any]:

@@ -143,10 +143,29 @@ def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_pa
     assert "1 trial asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").stdout
 
 
-def test_control_c_leaves_the_jobs_to_slurm(tmp_path: Path) -> None:
-    process = subprocess.Popen(command(tmp_path, *GRID, *LAUNCH), stdout=subprocess.PIPE, text=True)
-    eventually(lambda: list(tmp_path.glob("slurm/packs/*.json")))
-    process.send_signal(signal.SIGINT)
+INTERRUPTED = """
+import os, signal
+from sweeps import slurm
+from sweeps.__main__ import main
+
+write_down = slurm._write_down
+def interrupted(job, number):
+    write_down(job, number)
+    os.kill(os.getpid(), signal.SIGINT)
+slurm._write_down = interrupted
+main()
+"""
+
+
+@pytest.mark.parametrize("when", ["while it writes down its jobs", "while it waits for them"])
+def test_control_c_leaves_the_jobs_to_slurm(tmp_path: Path, when: str) -> None:
+    line = command(tmp_path, *GRID, *LAUNCH)
+    if when == "while it writes down its jobs":
+        line = [sys.executable, "-c", INTERRUPTED, *line[3:]]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    eventually(lambda: len(list(tmp_path.glob("slurm/packs/*.json"))) == 2)
+    if when == "while it waits for them":
+        process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert sweep(tmp_path, *GRID, *LAUNCH).returncode == 0
