@@ -17,12 +17,16 @@ def global_norm(gradients_RxP: Tensor) -> Tensor:
     """
     if gradients_RxP.device.type != "cpu":
         return torch.linalg.vector_norm(gradients_RxP, dim=1, dtype=torch.float64)
-    pieces = [torch.linalg.vector_norm(g, dim=1) for g in gradients_RxP.split(CPU_COLUMNS, dim=1)]
-    norm = torch.linalg.vector_norm(torch.stack(pieces), dim=0, dtype=torch.float64)
-    safe = (norm > SAFE[0]) & (norm < SAFE[1])
-    if bool(safe.all()):
-        return norm
-    return torch.where(safe, norm, torch.linalg.vector_norm(gradients_RxP, dim=1, dtype=torch.float64))
+    pieces = gradients_RxP.split(CPU_COLUMNS, dim=1)
+    norm = _joined([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
+    unsafe = ~((norm > SAFE[0]) & (norm < SAFE[1]))
+    if bool(unsafe.any()):  # piece by piece, because the copy in float64 is twice as large as the gradients
+        norm[unsafe] = _joined([torch.linalg.vector_norm(piece[unsafe].double(), dim=1) for piece in pieces])
+    return norm
+
+
+def _joined(norms: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(norms), dim=0, dtype=torch.float64)
 
 
 def clip_by_global_norm(gradients_RxP: Tensor, norm_R: Tensor, threshold_R: Tensor) -> None:
