@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,6 +51,12 @@ def engine() -> Iterator[ModuleType]:
     torch.set_num_threads(1)
     yield sys.modules[__name__]
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenized text of other tests is not found."""
+    monkeypatch.setenv("STABILITY_HARNESS_CACHE", str(tmp_path / "own_cache"))
 
 
 def trial(**fields: Any) -> Trial:

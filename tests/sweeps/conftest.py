@@ -78,6 +78,20 @@ def unchanged_process() -> Iterator[None]:
         os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the command runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_yaml(folder: Path, name: str, content: str) -> None:
+    """A YAML below `folder`; those of faults are no difference to the whole configuration."""
+    package = "" if name.startswith("fault/") else "# @package _global_\n"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(f"{package}{content}\n")
+
+
 def tiny(*arguments: str) -> list[str]:
     """A command line for tiny models: flags first, then TINY less what the arguments set or their launcher lacks."""
     flags = [text for text in arguments if text.startswith("-")]
@@ -122,6 +136,16 @@ def call(*arguments: str) -> Ended:
     finally:
         sys.argv = argv
     return Ended(status, out.getvalue(), err.getvalue())
+
+
+def refused(folder: Path, *arguments: str) -> list[str]:
+    """The lines with which the command refuses, checked for all that must not happen."""
+    before = tree(folder)
+    ended = call(*arguments)
+    assert (ended.status, ended.out) == (2, "")
+    assert tree(folder) == before
+    assert ended.err.endswith("\n")
+    return ended.err.splitlines()
 
 
 def start(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -> subprocess.Popen:

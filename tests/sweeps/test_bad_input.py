@@ -183,29 +183,12 @@ CASES = {
 }
 
 
-@pytest.fixture
-def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which the command runs."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def refused(command: ModuleType, folder: Path, *arguments: str) -> list[str]:
-    """The lines with which the command refuses, checked for all that must not happen."""
-    before = command.tree(folder)
-    ended = command.call(*arguments)
-    assert (ended.status, ended.out) == (2, "")
-    assert command.tree(folder) == before
-    assert ended.err.endswith("\n")
-    return ended.err.splitlines()
-
-
 @pytest.mark.parametrize(("arguments", "start", "rest"), CASES.values(), ids=CASES)
 def test_one_line(
     command: ModuleType, empty: Path, arguments: list[str], start: str, rest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")  # even where there is a Slurm, none of these may reach it
-    (line,) = refused(command, empty, *command.tiny(*arguments))
+    (line,) = command.refused(empty, *command.tiny(*arguments))
     assert line.startswith(f"error: {start}")
     assert "allowed" in line
     assert rest in line
@@ -213,7 +196,7 @@ def test_one_line(
 
 @no_cuda
 def test_no_cuda(command: ModuleType, empty: Path) -> None:
-    (line,) = refused(command, empty, *command.tiny("device=cuda"))
+    (line,) = command.refused(empty, *command.tiny("device=cuda"))
     assert line == "error: device=cuda: torch finds no CUDA device on this machine; allowed: auto, cpu"
 
 
@@ -227,7 +210,7 @@ def test_every_bad_value_is_reported(command: ModuleType, empty: Path) -> None:
         "seed=2",
         "device=tpu",
     ]
-    lines = refused(command, empty, *command.tiny(*arguments))
+    lines = command.refused(empty, *command.tiny(*arguments))
     starts = [
         "model.widht=3:",
         "optim.lr=fast:",
@@ -242,7 +225,7 @@ def test_every_bad_value_is_reported(command: ModuleType, empty: Path) -> None:
 
 def test_every_bad_combination_is_reported_once(command: ModuleType, empty: Path) -> None:
     arguments = ["model.width=16,20,28", "schedule.warmup=7", "seed=range(10)", "hydra.launcher.workers=0"]
-    lines = refused(command, empty, *command.tiny(*arguments))
+    lines = command.refused(empty, *command.tiny(*arguments))
     assert sorted(line.split(":")[1].strip() for line in lines) == [
         "hydra.launcher.workers=0",
         "model.width=20",
@@ -252,7 +235,7 @@ def test_every_bad_combination_is_reported_once(command: ModuleType, empty: Path
 
 
 def test_hundreds_of_bad_combinations_are_cut_short(command: ModuleType, empty: Path) -> None:
-    lines = refused(command, empty, *command.tiny("schedule.warmup=range(7,507)"))
+    lines = command.refused(empty, *command.tiny("schedule.warmup=range(7,507)"))
     assert lines[0].startswith("error: schedule.warmup=7:")
     assert len(lines) < 30
     assert lines[-1] == f"error: and {500 - (len(lines) - 1)} more like these"
@@ -265,27 +248,27 @@ def test_empty_text(command: ModuleType, empty: Path) -> None:
     (empty / "text").mkdir()
     (empty / "text" / "a.txt").touch()
     arguments = command.tiny("data.source=text", "data.vocabulary=256", "data.path=text")
-    (line,) = refused(command, empty, *arguments)
+    (line,) = command.refused(empty, *arguments)
     assert line.startswith("error: data.path=text: empty text; allowed: ")
 
 
 def test_folder_without_text(command: ModuleType, empty: Path) -> None:
     (empty / "text").mkdir()
     arguments = command.tiny("data.source=text", "data.vocabulary=256", "data.path=text")
-    (line,) = refused(command, empty, *arguments)
+    (line,) = command.refused(empty, *arguments)
     assert line.startswith("error: data.path=text: no UTF-8 text in this folder; allowed: ")
 
 
 def test_token_shard_of_odd_length(command: ModuleType, empty: Path) -> None:
     (empty / "shard.bin").write_bytes(b"\0" * 10_001)
-    (line,) = refused(command, empty, *command.tiny("data.source=tokens", "data.path=shard.bin"))
+    (line,) = command.refused(empty, *command.tiny("data.source=tokens", "data.path=shard.bin"))
     assert line.startswith("error: data.path=shard.bin: ")
     assert "10001 bytes long, an odd number; allowed: uint16 tokens" in line
 
 
 def test_token_beyond_the_vocabulary(command: ModuleType, empty: Path) -> None:
     (empty / "shard.bin").write_bytes(struct.pack("<5000H", *[7] * 4999, 32))
-    (line,) = refused(command, empty, *command.tiny("data.source=tokens", "data.path=shard.bin"))
+    (line,) = command.refused(empty, *command.tiny("data.source=tokens", "data.path=shard.bin"))
     assert line.startswith("error: data.vocabulary=32: too small for token 32 in shard.bin")
     assert "; allowed: above the largest token, up to 65536" in line
 
@@ -296,7 +279,7 @@ def test_token_beyond_the_vocabulary(command: ModuleType, empty: Path) -> None:
 @pytest.mark.parametrize("plan", ["plan=true", "plan=false"])
 def test_results_of_another_study(command: ModuleType, empty: Path, plan: str) -> None:
     open_store(empty / "out", "quickstart")
-    (line,) = refused(command, empty, *command.tiny("out=out", plan))
+    (line,) = command.refused(empty, *command.tiny("out=out", plan))
     assert line.startswith(f"error: out={empty}/out: holds results of study quickstart; allowed: ")
 
 
@@ -307,20 +290,20 @@ def test_store_of_another_version(command: ModuleType, empty: Path, plan: str) -
     root = json.loads(file.read_text())
     root["attributes"]["format"] = 99
     file.write_text(json.dumps(root))
-    (line,) = refused(command, empty, *command.tiny("out=out", plan))
+    (line,) = command.refused(empty, *command.tiny("out=out", plan))
     assert line.startswith(f"error: out={empty}/out: holds a store of format 99; allowed: format 1")
 
 
 def test_out_is_a_file(command: ModuleType, empty: Path) -> None:
     (empty / "out").write_text("precious")
-    (line,) = refused(command, empty, *command.tiny("out=out"))
+    (line,) = command.refused(empty, *command.tiny("out=out"))
     assert line.startswith(f"error: out={empty}/out: is a file; allowed: a folder")
 
 
 @pytest.mark.parametrize("out", ["/proc/sweep", "/proc/self/sweep"])
 def test_no_write_permission(command: ModuleType, empty: Path, out: str) -> None:
     """Not even root can make a folder there."""
-    (line,) = refused(command, empty, *command.tiny(f"out={out}"))
+    (line,) = command.refused(empty, *command.tiny(f"out={out}"))
     assert line.startswith(f"error: out={out}: no write permission")
     assert line.endswith("allowed: a writable folder")
 
@@ -336,14 +319,14 @@ def test_no_write_permission_for_a_user(command: ModuleType, empty: Path) -> Non
                 folder.chmod(folder.stat().st_mode | 0o055)
             at_end.callback(os.seteuid, 0)
             os.seteuid(65534)
-        (line,) = refused(command, empty, *command.tiny("out=locked/out"))
+        (line,) = command.refused(empty, *command.tiny("out=locked/out"))
     assert line.startswith(f"error: out={empty}/locked/out: no write permission")
 
 
 @pytest.mark.parametrize("plan", ["plan=true", "plan=false"])
 def test_a_pack_larger_than_memory(command: ModuleType, empty: Path, plan: str) -> None:
     """It would be killed after minutes, without a word."""
-    (line,) = refused(command, empty, *command.tiny("model.width=262144", "out=out", plan))
+    (line,) = command.refused(empty, *command.tiny("model.width=262144", "out=out", plan))
     assert re.match(
         r"error: model.width=262144: a pack of 1 trial needs about [\d,]+ GiB; allowed: at most the \d+", line
     )
@@ -354,7 +337,7 @@ def test_a_pack_larger_than_memory(command: ModuleType, empty: Path, plan: str) 
 
 def test_no_slurm(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(empty))
-    (line,) = refused(command, empty, *command.tiny("hydra/launcher=slurm"))
+    (line,) = command.refused(empty, *command.tiny("hydra/launcher=slurm"))
     assert line == "error: hydra/launcher=slurm: no sbatch on PATH; allowed here: local"
 
 
@@ -364,106 +347,8 @@ def test_slurm_options_out_of_range(
 ) -> None:
     (empty / "sbatch").touch(mode=0o700)  # never called: the options are wrong
     monkeypatch.setenv("PATH", str(empty))
-    (line,) = refused(command, empty, *command.tiny("hydra/launcher=slurm", f"hydra.launcher.{option}=0"))
+    (line,) = command.refused(empty, *command.tiny("hydra/launcher=slurm", f"hydra.launcher.{option}=0"))
     assert line == f"error: hydra.launcher.{option}=0: out of range; allowed: >= 1"
-
-
-# --- the user's own files ----------------------------------------------------------------------------------------
-
-# file: (content, how the line begins, what it holds)
-FILES = {
-    "study/odd.yaml": (
-        "model: {widht: 32}",
-        "study=odd: model.widht=32: unknown key; did you mean model.width",
-        "allowed",
-    ),
-    "study/typed.yaml": ("model: {context: abc}", "study=typed: model.context=abc: wrong type (str)", "an integer"),
-    "study/range.yaml": ("optim: {beta2: 1.5}", "study=range: optim.beta2=1.5: out of range", "allowed: >= 0 and < 1"),
-    "study/flat.yaml": ("optim: 3", "study=flat: optim=3: unknown key", "allowed: "),
-    "study/device.yaml": ("device: tpu", "device=tpu: out of range", "allowed: auto, cpu, cuda"),
-    "study/axis.yaml": ("hydra: {sweeper: {params: {optim.rl: '1,2'}}}", "optim.rl=1,2: unknown key", "optim.lr"),
-    "study/value.yaml": ("hydra: {sweeper: {params: {optim.lr: '1,fast'}}}", "optim.lr=fast: wrong type", "a number"),
-    "study/run.yaml": ("hydra: {sweeper: {params: {device: cpu}}}", "device=cpu: belongs to the run", "allowed"),
-    "study/fault.yaml": ("fault: {bit: 3}", "study=fault: fault.bit=3: belongs under hydra.sweeper.params", "allowed"),
-    "study/named.yaml": ("mitigation: qk_norm", "study=named: mitigation=qk_norm: belongs under", "allowed"),
-    "study/chosen.yaml": ("defaults: [override /mitigation: qk_norm]", "study=chosen: mitigation=qk_norm: ", "params"),
-    "study/hydra.yaml": ("hydra: {nope: 3}", "hydra.nope: In 'study/hydra'", "allowed"),
-    "study/broken.yaml": ("model: [", "{folder}/study/broken.yaml: line", "allowed: YAML"),
-    "mitigation/odd.yaml": ("optim: {beta3: 1}", "mitigation=odd: optim.beta3=1: unknown key; did you", "optim.beta2"),
-    "mitigation/typed.yaml": ("optim: {beta2: high}", "mitigation=typed: optim.beta2=high: wrong type", "a number"),
-    "mitigation/range.yaml": ("optim: {beta2: 2}", "mitigation=range: optim.beta2=2.0: out of range", "allowed: >= 0"),
-    "mitigation/device.yaml": ("device: cpu", "mitigation=device: device=cpu: unknown key", "allowed: data, model"),
-    "mitigation/sum.yaml": ("defaults: [qk_norm]", "mitigation=sum: defaults: a mitigation stands alone", "allowed"),
-    "mitigation/broken.yaml": ("model: [", "{folder}/mitigation/broken.yaml: line", "allowed: YAML"),
-    "fault/odd.yaml": ("{kind: weight_bit, bits: 3}", "fault=odd: bits=3: unknown key; did you mean bit?", "element"),
-    "fault/kind.yaml": ("kind: gremlin", "fault=kind: kind=gremlin: unknown kind of fault", f"allowed: {FAULTS}"),
-    "fault/typed.yaml": ("{kind: weight_bit, start: 1, bit: high}", "fault.bit=high: wrong type (str)", "an integer"),
-}
-
-
-def write(folder: Path, name: str, content: str) -> None:
-    """A YAML below `folder`; those of faults are no difference to the whole configuration."""
-    package = "" if name.startswith("fault/") else "# @package _global_\n"
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(f"{package}{content}\n")
-
-
-OPTIONS = [(name, *case, option) for name, case in FILES.items() for option in ("alone", "swept")]
-OPTIONS = [case for case in OPTIONS if case[-1] == "alone" or not case[0].startswith("study/")]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "start", "rest", "how"), OPTIONS, ids=[f"{case[0]} {case[-1]}" for case in OPTIONS]
-)
-def test_users_file(command: ModuleType, empty: Path, name: str, content: str, start: str, rest: str, how: str) -> None:
-    write(empty / "mine", name, content)
-    group, _, option = name.removesuffix(".yaml").partition("/")
-    choice = f"{group}={'none,' if how == 'swept' else ''}{option}"
-    (line,) = refused(command, empty, "--config-dir=mine", choice, "schedule.warmup=2", "train.steps=6")
-    assert line.startswith(f"error: {start.format(folder=empty / 'mine')}")
-    assert "allowed" in line
-    assert rest in line
-
-
-def test_folder_with_a_configuration_of_its_own(command: ModuleType, empty: Path) -> None:
-    write(empty / "mine", "config.yaml", "model: {width: 8}")
-    (line,) = refused(command, empty, *command.tiny("--config-dir=mine"))
-    assert line.startswith("error: --config-dir=mine: its config.yaml would take the place of")
-
-
-TARGET = "{_target_: os.mkdir, path: called}"
-CALLS = {
-    "anywhere": f"model: {TARGET}",
-    "new key": f"recipe: {TARGET}",
-    "callback": f"hydra: {{callbacks: {{mine: {TARGET}}}}}",
-    "launcher": f"hydra: {{launcher: {TARGET}}}",
-    "option of the launcher": f"hydra: {{launcher: {{workers: {TARGET}}}}}",
-    "sweeper": "hydra: {sweeper: {_target_: os.mkdir, params: {path: called}}}",
-    "axis": f"hydra: {{sweeper: {{params: {{seed: {TARGET}}}}}}}",
-    "list": f"hydra: {{sweeper: {{params: {{seed: [{TARGET}]}}}}}}",
-    "logging": "hydra: {hydra_logging: {formatters: {mine: {'()': os.mkdir, path: called}}}}",
-    "job logging": "hydra: {job_logging: {handlers: {mine: {'()': os.mkdir, path: called}}}}",
-    "callback by its defaults": "defaults: [{override /hydra/callbacks: mine}]",
-}
-
-
-@pytest.mark.parametrize("content", CALLS.values(), ids=CALLS)
-def test_nothing_that_a_file_names_is_called(command: ModuleType, empty: Path, content: str) -> None:
-    write(empty / "mine", "study/evil.yaml", content)
-    write(empty / "mine", "hydra/callbacks/mine.yaml", f"hydra: {{callbacks: {{mine: {TARGET}}}}}")
-    (line,) = refused(command, empty, "--config-dir=mine", "study=evil")
-    assert line.startswith("error: ")
-    assert "allowed: " in line
-    assert not (empty / "called").exists()
-
-
-@pytest.mark.parametrize(
-    "argument",
-    ["+hydra.callbacks.mine={_target_:os.mkdir,path:called}", "hydra.launcher.workers={_target_:os.mkdir,path:called}"],
-)
-def test_nothing_that_an_argument_names_is_called(command: ModuleType, empty: Path, argument: str) -> None:
-    (line,) = refused(command, empty, *command.tiny(argument))
-    assert "_target_=os.mkdir: would be imported and called; allowed: no _target_" in line
 
 
 # --- as a user runs it -------------------------------------------------------------------------------------------
@@ -487,7 +372,7 @@ def test_nothing_that_an_argument_names_is_called(command: ModuleType, empty: Pa
     ids=["combination", "bit", "no slurm", "target", "another study"],
 )
 def test_from_a_shell(command: ModuleType, tmp_path: Path, arguments: list[str], line: str) -> None:
-    write(tmp_path / "mine", "study/evil.yaml", "x: {_target_: os.mkdir, path: called}")
+    command.write_yaml(tmp_path / "mine", "study/evil.yaml", "x: {_target_: os.mkdir, path: called}")
     open_store(tmp_path / "old", "quickstart")
     before = command.tree(tmp_path)
     environment = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(command.REPOSITORY)}
