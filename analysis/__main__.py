@@ -1,4 +1,4 @@
-"""`python -m analysis report OUT`: figures and a page; `python -m analysis figure NAME OUT FILE`: one figure."""
+"""`python -m analysis`: `report OUT` and `campaign OUT` write figures and a page, `figure NAME OUT FILE` one figure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import matplotlib
 
+from analysis.campaign import write_campaign
+from analysis.campaign_figures import CAMPAIGN_FIGURES
+from analysis.drawing import Drawing
 from analysis.figures import FIGURES
 from analysis.open_sweep import fault_events, open_sweep
+from analysis.outcomes import outcomes
 from analysis.report import write_report
 from harness.config import ConfigError
 
@@ -20,22 +24,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis", description="Figures and reports from stored results.")
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="write OUT/figures/*.png and OUT/report.html, and say what was found")
+    campaign = commands.add_parser(
+        "campaign", help="say what faults did; write OUT/figures/*.png and OUT/campaign.html"
+    )
     figure = commands.add_parser("figure", help="write one figure to FILE (.svg, .pdf, .png)")
-    figure.add_argument("name", metavar="NAME", choices=FIGURES, help=", ".join(FIGURES))
-    for command in (report, figure):
+    names = (*FIGURES, *CAMPAIGN_FIGURES)
+    figure.add_argument("name", metavar="NAME", choices=names, help=", ".join(names))
+    for command in (report, campaign, figure):
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     figure.add_argument("file", metavar="FILE", type=Path)
     options = parser.parse_args(arguments)
     try:
         if options.command == "report":
             _report(options.out)
+        elif options.command == "campaign":
+            _campaign(options.out)
         else:
             _figure(options.name, options.out, options.file)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        target = f"out={options.out}" if options.command == "report" else f"FILE={options.file}"
+        target = f"FILE={options.file}" if options.command == "figure" else f"out={options.out}"
         reason = f"{error.strerror}: {error.filename}"
         print(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to", file=sys.stderr)
         return 2
@@ -49,8 +59,24 @@ def _report(out: Path) -> None:
     print("Figures:", ", ".join(str(path) for path in written.figures) or "none; the report says why")
 
 
+def _campaign(out: Path) -> None:
+    written = write_campaign(out)
+    print(written.table.to_string(index=False))
+    print("Shares in percent with 95% Wilson intervals.")
+    for note in written.notes:
+        print(f"Note: {note}")
+    for picture in written.pictures:
+        print(f"{picture.name}: {picture.path or picture.caption}")
+    print(f"Page: {written.html}")
+
+
+def _drawing(name: str, out: Path) -> Drawing:
+    sweep = open_sweep(out)
+    return FIGURES[name](sweep, fault_events(out)) if name in FIGURES else CAMPAIGN_FIGURES[name](outcomes(sweep))
+
+
 def _figure(name: str, out: Path, file: Path) -> None:
-    drawing = FIGURES[name](open_sweep(out), fault_events(out))
+    drawing = _drawing(name, out)
     if drawing.figure is None:
         raise ConfigError(f"figure {name}: {drawing.caption}")
     allowed = drawing.figure.canvas.get_supported_filetypes()

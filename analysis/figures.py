@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -20,40 +16,17 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from analysis import metrics
+from analysis.drawing import MARKERS, Drawing, count, palette, short, style
 
 DODGE = 1.06  # neighbouring series stand this factor apart on a log axis, so that their markers do not hide each other
-MARKERS = "osD^vPX*<>"
 TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
 GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure and a sentence on what it shows; or no figure, and the reason why the sweep has none."""
-
-    figure: Figure | None
-    caption: str
-
-
-@contextmanager
-def _style() -> Iterator[None]:
-    with matplotlib.rc_context():
-        sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
-        yield
-
-
 def _series(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
     """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
-    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(_short) for axis in axes[1:]]
+    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short) for axis in axes[1:]]
     return pd.Series([", ".join(words) for words in zip(*parts, strict=True)], index=table.index, dtype=object)
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
-
-
-def _palette(series: Sequence[str]) -> dict[str, Any]:
-    return dict(zip(series, sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)), strict=True))
 
 
 def _in_order(series: Sequence[str]) -> list[str]:
@@ -79,14 +52,14 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     axes = metrics.swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: _series(t, axes[1:]))
     if table["lr"].nunique() < 2:
-        return Drawing(None, f"No figure: {_count(table['lr'].nunique(), 'learning rate')} among the finished trials.")
+        return Drawing(None, f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished trials.")
     widths, series = sorted(table["width"].unique()), _in_order(table["series"])
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
     rows = math.ceil(len(widths) / columns)
     lost = int(table["nonfinite_step"].notna().sum())
     middle = (table["capped_loss"].min() + table["initial_loss"].mean()) / 2
     is_near_initial = lost > 0 or table["capped_loss"].max() > middle
-    with _style():
+    with style():
         figure = Figure(figsize=(3.9 * columns + 0.6, 3.4 * rows + 1.2), layout="constrained")
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for number, (panel, width) in enumerate(zip(panels, widths, strict=False)):
@@ -102,31 +75,31 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
             panel.set_axis_off()
         _rate_legend(figure, series, lost > 0, is_near_initial)
         figure.suptitle("Final loss against learning rate")
-    crosses = f"crosses are the {_count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
+    crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
         "Final training loss of the trials without a fault against the peak learning rate, at most the loss at "
-        f"initialisation; lines are means over {_count(_seeds(table), 'seed')}, dots are single trials, and {crosses}."
+        f"initialisation; lines are means over {count(_seeds(table), 'seed')}, dots are single trials, and {crosses}."
     )
     return Drawing(figure, caption)
 
 
 def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None:
     panel.set_xscale("log")
-    palette = _palette(series)
+    colours = palette(series)
     for position, name in enumerate(series):
         own = table[table["series"] == name]
         own = own.assign(lr=_dodged(own["lr"], position, len(series)))
-        sns.lineplot(own, x="lr", y="capped_loss", color=palette[name], errorbar=None, ax=panel, linewidth=1.8)
+        sns.lineplot(own, x="lr", y="capped_loss", color=colours[name], errorbar=None, ax=panel, linewidth=1.8)
         finite, lost = own[own["nonfinite_step"].isna()], own[own["nonfinite_step"].notna()]
-        marker, colour = MARKERS[position % len(MARKERS)], palette[name]
+        marker, colour = MARKERS[position % len(MARKERS)], colours[name]
         panel.scatter(finite["lr"], finite["capped_loss"], s=16, marker=marker, color=colour, zorder=3, alpha=0.8)
         panel.scatter(lost["lr"], lost["capped_loss"], s=55, marker="x", color=colour, zorder=4, linewidth=1.8)
 
 
 def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_initial: bool) -> None:
-    palette = _palette(series)
+    colours = palette(series)
     handles = [
-        Line2D([], [], color=palette[name], linewidth=1.8, marker=MARKERS[position % len(MARKERS)], markersize=4)
+        Line2D([], [], color=colours[name], linewidth=1.8, marker=MARKERS[position % len(MARKERS)], markersize=4)
         for position, name in enumerate(series)
     ]
     labels = [f"mitigation: {name}" for name in series]
@@ -150,8 +123,8 @@ def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
     if table.empty:
         return Drawing(None, "No figure: no width has finished trials at two learning rates or more.")
     series, widths = _in_order(table["series"]), sorted(table["width"].unique())
-    palette = _palette(series)
-    with _style():
+    colours = palette(series)
+    with style():
         figure = Figure(figsize=(6.6, 4.6), layout="constrained")
         panel = figure.subplots()
         panel.set_xscale("log", base=2)
@@ -162,7 +135,7 @@ def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
                 _dodged(own["width"], position, len(series)),
                 own["sensitivity"],
                 yerr=reach,
-                color=palette[name],
+                color=colours[name],
                 marker=MARKERS[position % len(MARKERS)],
                 capsize=4,
                 label=name,
@@ -206,7 +179,7 @@ def faulty_against_golden(ds: xr.Dataset, events: pd.DataFrame | None = None) ->
     golden_loss = pd.Series(metrics.final_loss(ds).values, index=ds["trial"].values)
     table["golden_loss"] = golden_loss.reindex(table["golden"]).to_numpy()
     kinds, mitigations = sorted(table["fault"].unique()), _in_order(table["mitigation"])
-    with _style():
+    with style():
         figure = Figure(figsize=(4.2 * len(mitigations) + 0.8, 4.4 * len(kinds) + 1.0), layout="constrained")
         shape, ratios = (2 * len(kinds), len(mitigations)), [2.2, 1] * len(kinds)
         panels = figure.subplots(*shape, squeeze=False, height_ratios=ratios, sharex="col", sharey="row")
@@ -270,12 +243,29 @@ def _draw_twins(
 
 
 def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, int]]:
-    """(first, last) step of each stretch of strikes in a row; empty if events are given and the fault never fired."""
+    """(first, last) step of each stretch of strikes in a row; empty if events are given and the fault never fired.
+
+    The store keeps only the first events of a fault that strikes often (`trial["strikes"]` counts them all); the rest
+    is marked where the config has it.
+    """
+    planned = _planned_strikes(trial)
     if events is None:
-        return [(int(trial["start"]), int(trial["start"] + trial["duration"] - 1))]
-    steps = np.unique(events.loc[events["trial"] == trial["trial"], "step"].dropna().astype(int))
+        steps = planned
+    else:
+        own = events[events["trial"] == trial["trial"]]
+        steps = np.unique(own["step"].dropna().astype(int))
+        if 0 < len(own) < trial["strikes"]:
+            steps = np.union1d(steps, planned[planned > steps[-1]])
     groups = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1) if len(steps) else []
     return [(int(group[0]), int(group[-1])) for group in groups]
+
+
+def _planned_strikes(trial: pd.Series) -> np.ndarray:
+    """The steps at which the config has strikes, as far as the trial got. A fault without a duration is permanent."""
+    # A sweep in which no trial has a value of a field has no such coordinate.
+    duration, period = trial.get("duration", np.nan), trial.get("period", 1)
+    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, trial["start"] + duration])
+    return np.arange(trial["start"], end, 1 if np.isnan(period) else period, dtype=int)
 
 
 def _strike_words(spans: Sequence[tuple[int, int]]) -> str:
@@ -283,7 +273,7 @@ def _strike_words(spans: Sequence[tuple[int, int]]) -> str:
         return "never fired"
     first, last = spans[0]
     words = f"strike at step {first}" if first == last else f"strike at steps {first} to {last}"
-    return words if len(spans) == 1 else f"{words} and {_count(len(spans) - 1, 'time')} more"
+    return words if len(spans) == 1 else f"{words} and {count(len(spans) - 1, 'time')} more"
 
 
 def _set_scales(upper: Axes, lower: Axes, golden: np.ndarray, faulty: np.ndarray) -> None:
@@ -315,10 +305,6 @@ def _twin_legend(figure: Figure) -> None:
 
 def _seeds(table: pd.DataFrame) -> int:
     return len(table.drop_duplicates([column for column in metrics.SEEDS if column in table]))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # File name -> how to draw it, from the dataset and the fault events.

@@ -8,10 +8,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.open_sweep import RESULTS, STRUCK
+from analysis.outcomes import JUDGED, final_window
+
 SEEDS = ("seed", "model_seed", "data_seed")
 RESAMPLES, CONFIDENCE = 2000, 0.95
-# Coordinates along `trial` that no one chose: what came out, and what belongs to one fault.
-RESULTS = {"trial", "golden", "outcome", "complete", "nonfinite_step", "pack"}
 
 
 def final_loss(ds: xr.Dataset) -> xr.DataArray:
@@ -20,7 +21,7 @@ def final_loss(ds: xr.Dataset) -> xr.DataArray:
     One step's batch is too noisy to compare trials by. NaN if any of those losses is not finite, or not there yet.
     """
     steps = ds["steps"]
-    window = np.minimum(np.maximum(np.ceil(0.05 * steps), 5), steps)
+    window = final_window(steps)
     begin = int((steps - window).min()) if ds.sizes["trial"] else 0
     loss, step = ds["loss"].isel(step=slice(begin, None)), ds["step"].isel(step=slice(begin, None))
     inside = (step >= steps - window) & (step < steps)
@@ -63,7 +64,7 @@ def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
 
     A field that follows from the others, such as the one that a mitigation sets, is none. Nor are seeds and rates.
     """
-    known = {*RESULTS, *SEEDS, "fault", "lr", "initial_loss", "final_loss", "capped_loss"}
+    known = {*RESULTS, *STRUCK, *JUDGED, *SEEDS, "fault", "lr", "initial_loss", "final_loss", "capped_loss"}
     axes = list(among)
     for column in table.columns:
         if column in known or column in axes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,18 @@ import xarray as xr
 import zarr
 from zarr.storage import LocalStore, StorePath
 
-from harness.config import PARTS, Fault, Trial
+from harness.config import NO_FAULT, PARTS, Fault, Trial
 from harness.store import SIGNALS, PackInfo, read_packs, read_root
 
-ALWAYS = ("model.width", "model.depth", "optim.lr", "train.steps", "mitigation", "fault.kind", "seed")
-TAKEN = {"trial", "step", "layer", "golden", "outcome", "complete", "nonfinite_step", "pack", "fault", *SIGNALS}
-IN_STEPS = {"steps", "start", "duration", "warmup", "validate_every", "nonfinite_step"}
+ALWAYS = ("model.width", "model.depth", "optim.lr", "train.steps", "mitigation", "fault.name", "seed")
+RESULTS = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes", "changes", "pack")
+STRUCK = ("struck_site", "struck_tensor", "struck_bit")
+TAKEN = {*RESULTS, *STRUCK, "step", "layer", "fault", *SIGNALS}
+IN_STEPS = {"steps", "start", "duration", "period", "warmup", "validate_every", "nonfinite_step", "masked_step"}
+SEVERAL = "several"
 UNFINISHED = "unfinished"
-EVENT_COLUMNS = ("trial", "pack", "site", "tensor", "index", "bit", "step", "before", "after", "changed")
+ADDRESS = ("site", "tensor", "index", "bit", "mask", "step", "rank")
+EVENT_COLUMNS = ("trial", "pack", *ADDRESS, "before", "after", "changed")
 CHUNK_BYTES = 2 * 2**20
 
 
@@ -33,9 +37,14 @@ def open_sweep(out: Path | str) -> xr.Dataset:
     Dims are `trial` (all packs, in the order they were begun), `step` and `layer`; a trial with fewer steps or layers
     than the longest and deepest is padded with NaN. Along `trial` lies a coordinate for each field of the config that
     varies in this sweep, under its short name (`lr`, `beta2`, `bit`; `data_seed` where a part before it in the config
-    has that name already), with its full path in `attrs["path"]`. What a trial does not have, such as the bit of a
-    trial without a fault, is NaN or "". Also there: `golden` (the twin's trial id), `outcome` ("unfinished" until the
-    pack is complete), `complete`, `nonfinite_step` and `pack`. A trial in several packs is taken from the complete
+    has that name already), with its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `kind`.
+    What a trial does not have, such as the bit of a trial without a fault, is NaN or "".
+
+    Also there: `golden` (the twin's trial id), `outcome` ("unfinished" until the pack is complete), `complete`,
+    `nonfinite_step`, `masked_step` (the step after which a faulty trial was again its twin, bit for bit; both NaN where
+    there is none), `strikes` and `changes` (how often the fault struck, and how often that changed something; 0 until
+    the pack is complete), `struck_site`, `struck_tensor` and `struck_bit` (the address in the fault's events; "several"
+    or NaN if they differ, "" or NaN if it never fired), and `pack`. A trial in several packs is taken from the complete
     one, else from the newest.
 
     Raises harness.config.ConfigError, a ValueError, if `out` holds no store or one of another format.
@@ -55,9 +64,10 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 def fault_events(out: Path | str) -> pd.DataFrame:
     """What each fault of the sweep in `out` did, one row an event: the trial's id, its pack, and the event's fields.
 
-    Columns are at least site, tensor, index, bit, step, before, after and changed; `before` and `after` are floats
-    where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty trial without a row
-    never fired. Only finished packs have events. Raises as `open_sweep` does.
+    Columns are at least site, tensor, index, bit, mask, step, rank, before, after and changed; `before` and `after` are
+    floats where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty trial without a
+    row never fired; of one that struck often the store keeps the first events alone, and the coordinate `strikes` of
+    `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep` does.
     """
     packs = list(read_packs(Path(out)))
     events = []
@@ -104,16 +114,23 @@ def _kept_rows(packs: Sequence[PackInfo]) -> list[tuple[int, int]]:
 
 def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
     owners = [(packs[number], packs[number].attributes, row) for number, row in rows]
+    events = [a["faults"][row] if p.complete else [] for p, a, row in owners]
     fixed: dict[str, tuple[list[Any], type, str]] = {
         "trial": ([a["ids"][row] for _, a, row in owners], str, "trial id"),
         "golden": ([a["golden"][row] for _, a, row in owners], str, "trial id of the golden twin"),
-        "outcome": ([a["outcome"][row] if p.complete else UNFINISHED for p, a, row in owners], str, "outcome"),
+        "outcome": (_results(owners, "outcome", UNFINISHED), str, "outcome"),
         "complete": ([p.complete for p, _, _ in owners], bool, "whether the trial's pack is finished"),
-        "nonfinite_step": (
-            [a["nonfinite_step"][row] if p.complete else None for p, a, row in owners],
+        "nonfinite_step": (_results(owners, "nonfinite_step", None), float, "first step with a non-finite value"),
+        "masked_step": (
+            _results(owners, "masked_step", None),
             float,
-            "first step with a non-finite value",
+            "step after which it was its twin again",
         ),
+        "strikes": (_results(owners, "strikes", 0), int, "number of the fault's strikes"),
+        "changes": (_results(owners, "changes", 0), int, "number of strikes that changed something"),
+        "struck_site": ([_common(own, "site", "", SEVERAL) for own in events], str, "site that the fault struck"),
+        "struck_tensor": ([_common(own, "tensor", "", SEVERAL) for own in events], str, "tensor that the fault struck"),
+        "struck_bit": ([_common(own, "bit", None, None) for own in events], float, "bit that the fault struck"),
         "pack": ([p.id for p, _, _ in owners], str, "group in the store"),
     }
     coordinates = {
@@ -121,6 +138,17 @@ def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> 
         for name, (values, kind, text) in fixed.items()
     }
     return coordinates | _config_coordinates([_flat(a["trials"][row]) for _, a, row in owners])
+
+
+def _results(owners: Sequence[tuple[PackInfo, dict[str, Any], int]], name: str, missing: Any) -> list[Any]:
+    """What `PackStore.finish` left of each trial, and `missing` where the pack is not finished."""
+    return [attributes[name][row] if pack.complete else missing for pack, attributes, row in owners]
+
+
+def _common(events: Sequence[Mapping[str, Any]], field: str, none: Any, several: Any) -> Any:
+    """The one value that all events have in a field, or a word for there being none or several."""
+    found = {event.get(field) for event in events}
+    return none if not found else found.pop() if len(found) == 1 else several
 
 
 def _config_coordinates(configs: Sequence[dict[str, Any]]) -> dict[str, xr.Variable]:
@@ -139,7 +167,7 @@ def _config_coordinates(configs: Sequence[dict[str, Any]]) -> dict[str, xr.Varia
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Path -> name: its last part, or `part_name` if a path before it, or a variable, has that name already."""
-    names = {"fault.kind": "fault"}
+    names = {"fault.name": "fault"}
     for path in paths:
         last = path.split(".")[-1]
         is_taken = last in TAKEN or last in names.values()
@@ -151,7 +179,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 def _described() -> dict[str, str]:
     """Path -> what the field is, for all fields that do not belong to one injector, the trial's own first."""
     parts = {"": Trial, **PARTS, "fault": Fault}
-    found = {"mitigation": "mitigation", "fault.kind": "fault"}
+    found = {"mitigation": "mitigation", "fault.name": "fault", "fault.kind": "class of the fault"}
     for part, cls in parts.items():
         for field in dataclasses.fields(cls):
             if "help" in field.metadata:
@@ -160,15 +188,15 @@ def _described() -> dict[str, str]:
 
 
 def _flat(trial: dict[str, Any]) -> dict[str, Any]:
-    """Path -> value. A trial without a fault has none of its fields but the kind."""
+    """Path -> value. A trial without a fault has none of its fields but the name."""
     flat: dict[str, Any] = {}
     for name, value in trial.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{key}": item for key, item in value.items()}
         else:
             flat[name] = value
-    if flat["fault.kind"] == "none":
-        flat = {path: value for path, value in flat.items() if path == "fault.kind" or not path.startswith("fault.")}
+    if flat["fault.name"] == NO_FAULT.name:
+        flat = {path: value for path, value in flat.items() if path == "fault.name" or not path.startswith("fault.")}
     return flat
 
 
@@ -183,7 +211,7 @@ def _column(values: Sequence[Any]) -> np.ndarray:
 
 
 def _units(name: str, kind: type) -> dict[str, str]:
-    return {"units": "step" if name in IN_STEPS else "1"} if kind is float else {}
+    return {"units": "step" if name in IN_STEPS else "1"} if kind in (int, float) else {}
 
 
 # --- values, read when they are needed ---------------------------------------------------------------------------

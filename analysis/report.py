@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis import metrics
+from analysis.drawing import Drawing
 from analysis.figures import FIGURES
 from analysis.open_sweep import UNFINISHED, fault_events, open_sweep
 
@@ -49,9 +51,10 @@ def write_report(out: Path | str) -> Report:
     ds, events = open_sweep(out), fault_events(out)
     if ds["loss"].nbytes <= KEPT_IN_MEMORY:
         ds["loss"] = ds["loss"].load()
-    found = findings(ds, events)
-    pictures = _draw(ds, events, out / "figures")
-    page = _template().render(
+    found = findings(ds)
+    figures = {name: draw(ds, events) for name, draw in FIGURES.items()}
+    pictures = save_figures(figures, out / "figures")
+    page = template("report").render(
         study=ds.attrs["study"],
         findings=found,
         counts=outcome_counts(ds["outcome"].values),
@@ -59,7 +62,7 @@ def write_report(out: Path | str) -> Report:
         packs=len(np.unique(ds["pack"].values)),
         pictures=pictures,
         sensitivity=_sensitivity_rows(metrics.lr_sensitivity(ds)),
-        faults=_fault_rows(fault_table(ds, events)),
+        faults=_fault_rows(fault_table(ds)),
         corpora=json.loads(ds.attrs["corpus"]),
         environments=json.loads(ds.attrs["environment"]),
     )
@@ -68,20 +71,21 @@ def write_report(out: Path | str) -> Report:
     return Report(html, [picture.path for picture in pictures if picture.path], found)
 
 
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """The page `name`, into which text is put as text, whatever it holds."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(f"{name}.html.j2")
 
 
-def _draw(ds: xr.Dataset, events: pd.DataFrame, folder: Path) -> list[Picture]:
-    """Draw and save each figure; one that the sweep has no longer is removed, so that none is out of date."""
+def save_figures(drawings: Mapping[str, Drawing], folder: Path) -> list[Picture]:
+    """Save each figure; one that the sweep has no longer is removed, so that none is out of date."""
     folder.mkdir(exist_ok=True)
     pictures = []
-    for name, draw in FIGURES.items():
-        drawing, path = draw(ds, events), folder / f"{name}.png"
+    for name, drawing in drawings.items():
+        path = folder / f"{name}.png"
         if drawing.figure is None:
             path.unlink(missing_ok=True)
             pictures.append(Picture(name, drawing.caption))
@@ -100,32 +104,29 @@ def outcome_counts(outcomes: np.ndarray) -> dict[str, int]:
     return {str(name): int(count) for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))}
 
 
-def fault_table(ds: xr.Dataset, events: pd.DataFrame) -> pd.DataFrame:
+def fault_table(ds: xr.Dataset) -> pd.DataFrame:
     """One row a fault and mitigation: what the faults did, counted over their finished trials.
 
-    Columns: fault, mitigation, `trials` (all of them), `outcomes` (outcome -> trials, unfinished ones too), `events`,
-    and of the finished trials how many `changed` a value, fired `without_effect` (every strike wrote what was there)
-    and `never_fired`; `with_twin`, those whose golden twin is finished too, of which `moved` have another loss than
-    the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest loss_t(faulty) -
-    loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
+    Columns: fault, mitigation, `trials` (all of them), `outcomes` (outcome -> trials, unfinished ones too), and of the
+    finished trials the number of `strikes`, and how many `changed` a value, fired `without_effect` (every strike wrote
+    what was there) and `never_fired`; `with_twin`, those whose golden twin is finished too, of which `moved` have
+    another loss than the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest
+    loss_t(faulty) - loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
     """
     faulty = ds.isel(trial=np.flatnonzero(ds["fault"].values != "none"))
-    names = ("trial", "fault", "mitigation", "outcome", "complete")
+    names = ("trial", "fault", "mitigation", "outcome", "complete", "strikes", "changes")
     trials = pd.DataFrame({name: faulty[name].values for name in names})
-    fired = events.groupby("trial")["changed"].agg(["size", "any"])
-    trials["events"] = trials["trial"].map(fired["size"]).fillna(0).astype(int)
-    trials["changed"] = trials["trial"].map(fired["any"]).eq(True)
     deviations = metrics.deviation_table(ds).set_index("trial")
-    columns = ["fault", "mitigation", "trials", "outcomes", "events", "changed", "without_effect", "never_fired"]
+    columns = ["fault", "mitigation", "trials", "outcomes", "strikes", "changed", "without_effect", "never_fired"]
     columns += ["with_twin", "moved", "lost"]
     rows = []
     for (fault, mitigation), group in trials.groupby(["fault", "mitigation"], sort=True):
         finished = group[group["complete"]]
         own = deviations.reindex(finished["trial"]).dropna(subset=["size"])
         worst = own["worst_deviation"].dropna()
-        has_fired = finished["events"] > 0
-        values = [fault, mitigation, len(group), outcome_counts(group["outcome"].to_numpy()), finished["events"].sum()]
-        values += [finished["changed"].sum(), (has_fired & ~finished["changed"]).sum(), (~has_fired).sum()]
+        has_fired, has_changed = finished["strikes"] > 0, finished["changes"] > 0
+        values = [fault, mitigation, len(group), outcome_counts(group["outcome"].to_numpy()), finished["strikes"].sum()]
+        values += [has_changed.sum(), (has_fired & ~has_changed).sum(), (~has_fired).sum()]
         values += [len(own), (own["size"] > 0).sum(), np.isinf(own["size"]).sum()]
         worst_trial = worst.idxmax() if len(worst) else ""
         rows.append([*values, worst.max() if len(worst) else np.nan, worst_trial])
@@ -148,13 +149,13 @@ def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
-    heading = ["fault", "mitigation", "trials", "outcomes", "events", "changed a value", "fired without effect"]
+    heading = ["fault", "mitigation", "trials", "outcomes", "strikes", "changed a value", "fired without effect"]
     heading += ["never fired", "loss differs from golden", "non-finite, golden finite", "worst deviation [nat/token]"]
     rows = []
     for row in table.itertuples():
         shares = ", ".join(f"{name} {count / row.trials:.0%}" for name, count in row.outcomes.items())
         worst = "" if np.isnan(row.worst_deviation) else f"{row.worst_deviation:+.3f} (trial {row.worst_trial})"
-        counts = [row.events, row.changed, row.without_effect, row.never_fired, f"{row.moved} of {row.with_twin}"]
+        counts = [row.strikes, row.changed, row.without_effect, row.never_fired, f"{row.moved} of {row.with_twin}"]
         rows.append([row.fault, row.mitigation, row.trials, shares, *counts, row.lost, worst])
     return {"heading": heading, "rows": rows}
 
@@ -162,13 +163,13 @@ def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
 # --- what was found, in words ------------------------------------------------------------------------------------
 
 
-def findings(ds: xr.Dataset, events: pd.DataFrame) -> list[str]:
+def findings(ds: xr.Dataset) -> list[str]:
     """A few sentences on a sweep: how its trials ended, what each mitigation did to LR sensitivity, what faults did."""
     counts = ", ".join(f"{count} {name}" for name, count in outcome_counts(ds["outcome"].values).items())
     lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
     if ds.sizes["trial"]:
         lines += _clean_lines(ds) + _sensitivity_lines(metrics.lr_sensitivity(ds))
-        lines += [_fault_line(row) for row in fault_table(ds, events).itertuples()]
+        lines += [_fault_line(row) for row in fault_table(ds).itertuples()]
     return lines
 
 

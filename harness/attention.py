@@ -14,15 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harness.config import Model
 from harness.taps import Taps
-
-LONGEST_EXPLICIT = 256  # tokens; beyond it the score matrix costs more than the taps on it are worth
-
-
-def is_explicit(model: Model) -> bool:
-    """Whether scores are an ordinary tensor. A property of the shape, never of what is attached or of the device."""
-    return model.attention == "explicit" or (model.attention == "auto" and model.context <= LONGEST_EXPLICIT)
 
 
 class _SplitHeads(torch.autograd.Function):

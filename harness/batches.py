@@ -55,7 +55,8 @@ class Batches:
                 raise ValueError(f"{len(tokens)} {part} tokens; expected: {expected}")
         self._train = _windows(corpus.train, corpus.vocabulary, context, device)
         self._validation = _windows(corpus.validation, corpus.vocabulary, context, device)
-        self._keys = mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device) + 1)
+        self._all_keys = mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device) + 1)
+        self._keys = self._all_keys
         self._rows = torch.arange(1, batch + 1, device=device) * _signed(GOLDEN)
         self._first = -1
         self._starts = self._keys
@@ -76,9 +77,9 @@ class Batches:
         turns = self._rows + _signed(index * len(self._rows) * GOLDEN)
         return _gather(self._validation, _shift(turns, 33) * len(self._validation) >> 31)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Go on with the trials now at positions `rows`, in that order; a position may recur."""
-        self._keys = self._keys[list(rows)]
+    def select(self, trials: Sequence[int]) -> None:
+        """Batches from now on are those of these trials, by their place among `seeds`, in that order."""
+        self._keys = self._all_keys[list(trials)]
         self._first = -1
 
     def _starts_from(self, first: int) -> None:

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 PER_TRIAL, STRUCTURAL = "per-trial", "structural"
+LONGEST_EXPLICIT = 256  # tokens; beyond it the score matrix costs more than the taps on it are worth
 LARGEST_SEED = 2**63 - 1  # what an int64 coordinate of the results can hold
 
 
@@ -113,6 +114,11 @@ class Model:
         PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
     )
 
+    @property
+    def explicit_attention(self) -> bool:
+        """Whether scores are an ordinary tensor: a property of the shape, not of what is attached or of the device."""
+        return self.attention == "explicit" or (self.attention == "auto" and self.context <= LONGEST_EXPLICIT)
+
 
 @dataclass(frozen=True)
 class Optim:
@@ -143,6 +149,13 @@ class Train:
     batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1)
     precision: str = choice(
         STRUCTURAL, "fp32", "fp32 anywhere, bf16 autocast on CUDA, fp64 for reference runs", "fp32", "bf16", "fp64"
+    )
+    ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1)
+    reduction: str = choice(
+        STRUCTURAL, "sequential", "order in which gradients of ranks are added", "sequential", "reversed", "pairwise"
+    )
+    accumulation: str = choice(
+        STRUCTURAL, "fp32", "format of the running sum over ranks", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"
     )
     validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
     validate_batches: int = number(STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1)
@@ -179,14 +192,19 @@ class Fault:
     """What every fault has. Each injector adds its own fields in a subclass; this one alone is no fault at all."""
 
     kind: str = "none"
+    name: str = "none"  # the option `fault=name` that was chosen; several may share a kind
     start: int = number(PER_TRIAL, 0, "step of the (first) strike", low=0)
-    duration: int = number(PER_TRIAL, 1, "steps in a row at which it strikes", low=1)
+    duration: int | None = number(
+        PER_TRIAL, 1, "steps from the first strike to the last; null: permanent, to the end of the run", low=1
+    )
+    period: int = number(PER_TRIAL, 1, "steps from one strike to the next within the duration", low=1)
     seed: int | None = number(
         PER_TRIAL, None, "seed of whatever the fault draws; null: the trial's seed", low=0, high=LARGEST_SEED
     )
 
 
 NO_FAULT = Fault()
+IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
 PARTS: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule, "train": Train, "data": Data}
 
 
@@ -322,6 +340,10 @@ def check_trial(trial: Trial) -> None:
         reasons.append(
             f"schedule.warmup={trial.schedule.warmup}: longer than train.steps={train.steps}; "
             f"allowed: 0 to {train.steps}"
+        )
+    if train.batch % train.ranks:
+        reasons.append(
+            f"train.ranks={train.ranks}: does not divide train.batch={train.batch}; allowed: a divisor of it"
         )
     if fault != NO_FAULT and fault.start >= train.steps:
         reasons.append(

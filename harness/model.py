@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,14 +13,9 @@ from harness.config import Model
 from harness.layers import add_positions, embedding, layer_norm, linear, silu
 from harness.parameters import Layout, Leaf
 from harness.scaling import attention_multiplier, output_multiplier
-from harness.taps import Taps
+from harness.taps import Taps, tap_shapes
 
-
-def tap_names(model: Model) -> list[str]:
-    """Every activation that a tap can reach, in the order of the forward pass."""
-    inside = ["attention.query", "attention.key", "attention.value", "attention.scores", "attention.projection"]
-    inside += ["feedforward.up", "feedforward.down", "residual"]
-    return ["embedding", *(f"blocks.{i}.{name}" for i in range(model.depth) for name in inside), "logits"]
+_Leaves = dict[tuple[str, str | None], Leaf]
 
 
 class GPT:
@@ -29,14 +26,22 @@ class GPT:
 
     def __init__(self, config: Model, layout: Layout, dtype: torch.dtype):
         self.config, self.layout, self.dtype = config, layout, dtype
-        self.taps = Taps(tap_names(config))
-        self.explicit_attention = attention.is_explicit(config)
+        self.taps = Taps(list(tap_shapes(config, 1, 1)))
+        self.explicit_attention = config.explicit_attention
 
-    def bind(self, weights: Tensor, gradients: Tensor) -> None:
-        """Read these weights [R, P] from now on, and write gradients there [R, P]."""
-        self._weights, self._gradients = weights, gradients
-        self._leaves: dict[tuple[str, str | None], Leaf] = {}
+    def bind(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Read these weights [r, P] from now on, and write gradients there [r, P]: one or more parts of a pack's rows.
+
+        A call works on the part that was selected last, the first to begin with.
+        """
+        self._parts = [(weights, gradients, _Leaves()) for weights, gradients in parts]
+        weights = parts[0][0]
         self._root = torch.zeros((), dtype=weights.dtype, device=weights.device, requires_grad=True)
+        self.select(0)
+
+    def select(self, part: int) -> None:
+        """Go on with this part."""
+        self._weights, self._gradients, self._leaves = self._parts[part]
 
     def _leaf(self, first: str, last: str | None = None) -> Leaf:
         """The tensor, or the stack of neighbouring matrices, under its name."""
@@ -57,6 +62,7 @@ class GPT:
             x = x + self._attention(f"blocks.{i}", x, context)
             x = x + self._feedforward(f"blocks.{i}", x)
             x = self.taps(f"blocks.{i}.residual", x)
+        x = self.taps.copied("head.input", x)
         x = layer_norm(x, self._leaf("final_norm"), self.config.norm_epsilon)
         logits = linear(x, self._leaf("head"), self.dtype).to(x.dtype)
         multiplier = output_multiplier(self.config)
@@ -65,7 +71,8 @@ class GPT:
     def _attention(self, block: str, x_RxNxD: Tensor, context: int) -> Tensor:
         c, tap, name = self.config, self.taps, f"{block}.attention"
         trials, tokens, width = x_RxNxD.shape
-        normed = layer_norm(x_RxNxD, self._leaf(f"{block}.attention_norm"), c.norm_epsilon)
+        x = tap.copied(f"{name}.input", x_RxNxD)
+        normed = layer_norm(x, self._leaf(f"{block}.attention_norm"), c.norm_epsilon)
         qkv = linear(normed, self._leaf(f"{name}.query", f"{name}.value"), self.dtype)
         q, k, v = attention.split_heads(qkv, context, width // c.head_dim)
         if c.qk_norm:
@@ -80,7 +87,8 @@ class GPT:
 
     def _feedforward(self, block: str, x_RxNxD: Tensor) -> Tensor:
         name = f"{block}.feedforward"
-        normed = layer_norm(x_RxNxD, self._leaf(f"{block}.feedforward_norm"), self.config.norm_epsilon)
+        x = self.taps.copied(f"{name}.input", x_RxNxD)
+        normed = layer_norm(x, self._leaf(f"{block}.feedforward_norm"), self.config.norm_epsilon)
         if self.config.activation == "swiglu":
             gate, up = linear(normed, self._leaf(f"{name}.gate", f"{name}.up"), self.dtype).chunk(2, -1)
             hidden = silu(gate) * self.taps(f"{name}.up", up)

@@ -2,87 +2,246 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from harness.batches import Batches
-from harness.config import Trial
+from harness.config import Model, Trial
 from harness.corpus import Corpus
 from harness.loss import cross_entropy
 from harness.model import GPT
 from harness.optimizers.adamw import AdamW
-from harness.parameters import Layout, new_weights
+from harness.parameters import Layout, Rows, new_weights
 from harness.precision import FORMATS
+from harness.ranks import RankMean
 from harness.scaling import tensor_table
 from harness.schedules import learning_rates
+from harness.twins import Twins
+
+SMALLEST_PACK = 2  # a batch of one takes other kernels, so a trial's bits would change in mid-run
+
+
+def smallest_pack(device: torch.device) -> int:
+    """The fewest rows whose bits are those of a larger pack.
+
+    With fewer trials than threads a CPU splits single matrices, and then rounds them differently.
+    """
+    return max(SMALLEST_PACK, torch.get_num_threads()) if device.type == "cpu" else SMALLEST_PACK
+
+
+def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
+    """Rows that pass through the model together: enough that the fixed cost of an operation is shared, few enough that
+    activations stay in the cache. `sequences` are those of each trial that pass at once.
+
+    From tests/benchmarks/pack_size.py, see docs/benchmarks.md.
+    """
+    size = sequences * model.context * model.width
+    return max(2, min(64, 2**25 // size)) if device.type == "cuda" else max(2, min(8, 2**18 // size))
 
 
 class Pack:
-    """The whole state of R trials.
+    """The whole state of R rows, each of them a trial in training.
 
-    `planned` numbers the trials as they were given; `rows[i]` is the planned number of row i, because rows of
-    trials that froze are dropped on the way.
+    `planned` numbers the trials as they were given; `rows[i]` is the planned number of row i. Rows come when a fault
+    begins (`fork`), and go when a trial is done (`keep`). `begins` holds for each trial the step from which it needs a
+    row of its own, beside its golden twin; without it all have one from the start.
     """
 
-    def __init__(self, trials: Sequence[Trial], corpus: Corpus, device: torch.device):
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        corpus: Corpus,
+        device: torch.device,
+        begins: Sequence[int | None] | None = None,
+    ):
         structures = {trial.structure for trial in trials}
         if len(structures) != 1:
             raise ValueError(f"a pack needs trials of one structure, got {len(structures)}")
         first = trials[0]
-        self.planned, self.rows = tuple(trials), list(range(len(trials)))
-        self.steps, self.device = first.train.steps, device
+        self.planned, self.steps, self.device = tuple(trials), first.train.steps, device
+        self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
+        self.rows = self.twins.beginning(0)
+        here = [trials[number] for number in self.rows]
         self.dtype, compute = FORMATS[first.train.precision]
         self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary)))
-        self.weights = new_weights(self.layout, [t.seeds["init"] for t in trials], self.dtype, device)
-        self.gradients = torch.zeros_like(self.weights)
+        weights = new_weights(self.layout, [t.seeds["init"] for t in here], self.dtype, device)
+        self._weights = Rows(weights, len(trials))
+        self._gradients = Rows(torch.zeros_like(weights), len(trials))
         self.model = GPT(first.model, self.layout, compute)
-        self.model.bind(self.weights, self.gradients)
-        self.optimizer = AdamW(trials, self.layout, self.weights, self.gradients)
+        self.optimizer = AdamW(self.layout, self._weights, self._gradients, len(trials))
         data_seeds = [t.seeds["data"] for t in trials]
         self.batches = Batches(corpus, data_seeds, first.train.batch, first.model.context, device)
-        self.learning_rates = learning_rates(trials, self.dtype).to(device)
-        self.clip = self._column([float("inf") if t.optim.clip is None else t.optim.clip for t in trials])
+        self._learning_rates = learning_rates(trials, self.dtype).to(device)
+        self._clip = self._column([float("inf") if t.optim.clip is None else t.optim.clip for t in trials])
         self.clips = any(t.optim.clip is not None for t in trials)
-        self.active = torch.ones(len(trials), dtype=torch.bool, device=device)
+        self.active = torch.ones(len(here), dtype=torch.bool, device=device)
+        self._at_once = rows_at_once(first.model, first.train.batch // first.train.ranks, device)
+        self.ranks = RankMean(first.train.ranks, first.train.reduction, first.train.accumulation)
+        self._bind()
 
     def _column(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self.device)
+
+    def _bind(self) -> None:
+        """Let every part work on the rows that are there now."""
+        self._row_of = {planned: row for row, planned in enumerate(self.rows)}
+        self.index = torch.tensor(self.rows, device=self.device)
+        self.clip = self._clip[self.index]
+        self._parts = self._cut()
+        self.model.bind([(self.weights[part], self.gradients[part]) for part in self._parts])
+        self.part = self._parts[0]
+        self.optimizer.bind([self.planned[number] for number in self.rows])
+        self.batches.select(self.rows)
+
+    def _cut(self) -> list[slice]:
+        """Rows that pass through the model together: parts of about the size that is fastest, none too small."""
+        rows, least = len(self.rows), smallest_pack(self.device)
+        count = max(1, min(round(rows / max(self._at_once, least)), rows // least))
+        ends = [rows * i // count for i in range(count + 1)]
+        return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+
+    @property
+    def weights(self) -> Tensor:
+        """[R, P]."""
+        return self._weights.used
+
+    @property
+    def gradients(self) -> Tensor:
+        """[R, P]."""
+        return self._gradients.used
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def row_of(self, planned: int) -> int | None:
-        """Where the trial stands now, or None if it has left the pack or is frozen."""
-        if planned not in self.rows:
-            return None
-        row = self.rows.index(planned)
-        return row if bool(self.active[row]) else None
+        """Where the trial stands now, or None if it has no row or is frozen."""
+        row = self._row_of.get(planned)
+        return row if row is not None and bool(self.active[row]) else None
+
+    def learning_rate(self, step: int) -> Tensor:
+        """The scheduled rate of each row, [R]; the caller's own copy."""
+        return self._learning_rates[step][self.index]
 
     def tensors(self, flat: Tensor, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's tensors in a flat array, by name."""
         return {name: self.layout.view(flat, name)[row] for name in self.layout.by_name}
 
+    def state(self, row: int) -> Mapping[str, Tensor]:
+        """Views of one trial's weights by name, and of its moments as `moment_1:name` and `moment_2:name`."""
+        found = dict(self.tensors(self.weights, row))
+        for moment in ("moment_1", "moment_2"):
+            views = self.tensors(getattr(self.optimizer, moment), row)
+            found |= {f"{moment}:{name}": view for name, view in views.items()}
+        return found
+
     def loss(self, batch_RxBxT1: Tensor) -> Tensor:
-        """Mean loss of each trial, [R]; its backward pass fills `gradients`."""
+        """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
         logits = self.model(batch_RxBxT1[:, :, :-1])
-        return cross_entropy(logits, batch_RxBxT1[:, :, 1:].reshape(len(self), -1))
+        return cross_entropy(logits, batch_RxBxT1[:, :, 1:].reshape(len(batch_RxBxT1), -1))
+
+    def learn(self, batch_RxBxT1: Tensor) -> Tensor:
+        """Fill `gradients`, and return the mean loss of each row, [R]."""
+        losses = []
+        for rows in self._each_part():
+            loss = self.loss(batch_RxBxT1[rows])
+            loss.sum().backward()
+            losses.append(loss.detach())
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def validation_loss(self, count: int) -> Tensor:
         """Mean loss over `count` held-out batches, the same for every trial and every time, [R]."""
+        batches = [self.batches.validation(i) for i in range(count)]
         with torch.no_grad(), self.model.taps.muted():
-            losses = [self.loss(self.batches.validation(i).expand(len(self), -1, -1)).double() for i in range(count)]
-        return torch.stack(losses).mean(0)
+            losses = [
+                torch.stack([self.loss(x.expand(rows.stop - rows.start, -1, -1)).double() for x in batches]).mean(0)
+                for rows in self._each_part()
+            ]
+        return torch.cat(losses)
+
+    def _each_part(self) -> Iterator[slice]:
+        """Select one part of the rows after the other; `part` says which it is."""
+        for number, part in enumerate(self._parts):
+            self.model.select(number)
+            self.part = part
+            yield part
+
+    # --- rows that come and go ---------------------------------------------------------------------------------------
+
+    def fork(self, step: int) -> None:
+        """Give a row to each trial whose fault begins at this step: a copy of its twin's."""
+        new = []
+        for planned in self.twins.beginning(step):
+            leader = self.twins.leader[planned]
+            if planned not in self._row_of and leader is not None and (row := self.row_of(leader)) is not None:
+                new.append((planned, row))
+        if new:
+            self._arrange([*zip(self.rows, range(len(self)), strict=True), *new])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only."""
-        index = list(rows)
-        self.rows = [self.rows[r] for r in index]
-        self.weights = self.weights[index].contiguous()
-        self.gradients = self.gradients[index].contiguous()
-        self.model.bind(self.weights, self.gradients)
-        self.optimizer.keep(index, self.weights, self.gradients)
-        self.batches.keep(index)
-        self.learning_rates = self.learning_rates[:, index].contiguous()
-        self.clip, self.active = self.clip[index], self.active[index]
+        """Go on with these rows only, given in their order."""
+        self._arrange([(self.rows[row], row) for row in rows])
+
+    def _arrange(self, sources: Sequence[tuple[int, int]]) -> None:
+        """Rows are now these trials, each with the state of a row as they were: (planned, row)."""
+        self.rows = [planned for planned, _ in sources]
+        rows = [row for _, row in sources]
+        self._weights.arrange(rows)
+        self._gradients.arrange(rows)
+        self.optimizer.arrange(rows)
+        self.active = self.active[rows]
+        self._bind()
+
+    def find_masked(self, step: int, over: Sequence[int | None], loss_R: Tensor) -> None:
+        """Note the trials whose fault is over (`over`: its last step) and whose state is that of their twin again.
+
+        States are compared only where the loss of this step is equal: a state that differs nearly always shows there.
+        """
+        pairs = []
+        for row, planned in enumerate(self.rows):
+            last, leader = over[planned], self.twins.leader[planned]
+            if last is not None and last <= step and leader in self._row_of and planned not in self.twins.masked:
+                pairs.append((row, self._row_of[leader], planned))
+        if not pairs:
+            return
+        equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
+        for is_equal, (row, leader, planned) in zip(equal.tolist(), pairs, strict=True):
+            if is_equal and self._same_state(row, leader):
+                self.twins.masked[planned] = step
+
+    def _same_state(self, left: int, right: int) -> bool:
+        words = torch.int32 if self.dtype == torch.float32 else torch.int64
+        flats = (self.weights, self.optimizer.moment_1, self.optimizer.moment_2)
+        return (
+            bool(self.active[left])
+            and bool(self.active[right])
+            and bool(self.optimizer.updates[left] == self.optimizer.updates[right])
+            and all(torch.equal(flat[left].view(words), flat[right].view(words)) for flat in flats)
+        )
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything that training changes, to `restore`."""
+        return Snapshot(tuple(self.rows), dict(self.twins.masked), tuple(x.clone() for x in self._changing()))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this pack."""
+        self._arrange([(planned, 0) for planned in snapshot.rows])
+        self.twins.masked = dict(snapshot.masked)
+        for now, before in zip(self._changing(), snapshot.values, strict=True):
+            now.copy_(before)
+        self.gradients.zero_()  # clipping by a NaN norm leaves NaN between the tensors, where nothing overwrites it
+
+    def _changing(self) -> tuple[Tensor, ...]:
+        optimizer = self.optimizer
+        return self.weights, optimizer.moment_1, optimizer.moment_2, optimizer.updates, self.active
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a pack between two steps; [R, ...] each."""
+
+    rows: tuple[int, ...]
+    masked: dict[int, int]
+    values: tuple[Tensor, ...]

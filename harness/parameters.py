@@ -92,6 +92,29 @@ class Layout:
         return flat[:, start:stop].view(flat.shape[0], *shape)
 
 
+class Rows:
+    """An array [capacity, ...] of which the first rows are in use: [R, ...].
+
+    Rows come and go without the array being made anew. Memory that no row has used yet is not taken on a CPU.
+    """
+
+    def __init__(self, used: Tensor, capacity: int):
+        self._room = used.new_zeros(capacity, *used.shape[1:]) if capacity > len(used) else used
+        self._room[: len(used)] = used
+        self.used = self._room[: len(used)]
+
+    def arrange(self, sources: Sequence[int]) -> None:
+        """Row i becomes a copy of what row `sources[i]` is now.
+
+        Rows that move go to the front in their order, and what a new row copies stays where it is: nothing is
+        overwritten before it has been copied.
+        """
+        for target, source in enumerate(sources):
+            if target != source:
+                self._room[target].copy_(self._room[source])
+        self.used = self._room[: len(sources)]
+
+
 def new_weights(layout: Layout, seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Initial weights [R, P]: normal, cut at two standard deviations, with the table's mean and std.
 

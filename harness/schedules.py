@@ -13,13 +13,19 @@ from harness.config import Trial
 DEFAULT_WARMUP = 0.05  # of all steps, as in Wortsman et al. 2023
 
 
+def warmup_steps(trial: Trial) -> int:
+    """How many steps the warm-up takes."""
+    warmup = trial.schedule.warmup
+    return round(DEFAULT_WARMUP * trial.train.steps) if warmup is None else warmup
+
+
 def learning_rate(trial: Trial, step: int) -> float:
     """The rate of step 0, 1, ...: linear to the peak over `warmup` steps, then from the peak towards `final` x peak.
 
     The first step already learns (rate lr / warmup), and the last has reached the end of the decay.
     """
     schedule, peak, steps = trial.schedule, trial.optim.lr, trial.train.steps
-    warmup = round(DEFAULT_WARMUP * steps) if schedule.warmup is None else schedule.warmup
+    warmup = warmup_steps(trial)
     if step < warmup:
         return peak * (step + 1) / warmup
     if schedule.decay == "constant":

@@ -34,16 +34,17 @@ class LayerReadings:
     """
 
     def __init__(self, pack: Pack):
-        self._taps, self._explicit = pack.model.taps, pack.model.explicit_attention
+        self._pack, self._taps, self._explicit = pack, pack.model.taps, pack.model.explicit_attention
         self._layers = pack.planned[0].model.depth
-        self._values: dict[tuple[str, int], Tensor] = {}
+        self._values: dict[tuple[str, int], dict[int, Tensor]] = {}  # (signal, layer) -> first row of a part -> [r]
         self._detach = self._attach("residual", "activation_rms", _rms)
         self._detach_scores: list[Callable[[], None]] = []
 
     def _attach(self, tap: str, signal: str, measure: Callable[[Tensor], Tensor]) -> list[Callable[[], None]]:
         def read(layer: int, _: str, x: Tensor) -> None:
-            found, before = measure(x.detach()), self._values.get((signal, layer))
-            self._values[signal, layer] = found if before is None else torch.maximum(before, found)
+            parts, first = self._values.setdefault((signal, layer), {}), self._pack.part.start
+            found = measure(x.detach())
+            parts[first] = torch.maximum(parts[first], found) if first in parts else found
 
         return [self._taps.attach(f"blocks.{i}.{tap}", partial(read, i)) for i in range(self._layers)]
 
@@ -62,8 +63,9 @@ class LayerReadings:
 
     def take(self) -> Tensor:
         """[signals, layers, R] of the last forward pass; NaN where nothing was read."""
-        missing = torch.full_like(self._values["activation_rms", 0], float("nan"))
-        rows = [[self._values.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
+        found = {key: torch.cat(list(parts.values())) for key, parts in self._values.items()}
+        missing = torch.full_like(found["activation_rms", 0], float("nan"))
+        rows = [[found.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
         return torch.stack([torch.stack(row) for row in rows])
 
     def detach(self) -> None:
@@ -82,12 +84,11 @@ def _largest(x: Tensor) -> Tensor:
 
 
 class Block:
-    """The signals of up to `length` steps, on the device."""
+    """The signals of up to `length` steps of all planned trials, on the device; NaN where a trial has no row."""
 
     def __init__(self, pack: Pack, first_step: int, length: int):
-        self.first_step, self.length, self.filled = first_step, length, 0
-        self.planned, self.rows = len(pack.planned), list(pack.rows)
-        trials, layers = len(pack), pack.planned[0].model.depth
+        self.pack, self.first_step, self.length, self.filled = pack, first_step, length, 0
+        trials, layers = len(pack.planned), pack.planned[0].model.depth
         nan = float("nan")
         self._steps = torch.full((length, len(PER_STEP), trials), nan, dtype=torch.float64, device=pack.device)
         self._layers = torch.full(
@@ -100,31 +101,26 @@ class Block:
 
         `active` are those that still are, now that its loss and gradients are known.
         """
-        i, nan = self.filled, torch.full_like(values["loss"], float("nan"), dtype=torch.float64)
+        i, nan, index = self.filled, torch.full_like(values["loss"], float("nan"), dtype=torch.float64), self.pack.index
         stacked = torch.stack([values[name].double() if name in values else nan for name in PER_STEP])
-        self._steps[i] = torch.where(measured, stacked, nan)
+        self._steps[i].index_copy_(1, index, torch.where(measured, stacked, nan))
         if layers is not None:
-            self._layers[i] = torch.where(measured, layers, nan)
-        self._froze[i] = measured & ~active
+            self._layers[i].index_copy_(2, index, torch.where(measured, layers, nan))
+        self._froze[i].index_copy_(0, index, measured & ~active)
         self.filled += 1
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """[R, n] and [R, n, layers] of all planned trials; those that have left the pack are NaN."""
+        """[R, n] and [R, n, layers] of all planned trials."""
         n = self.filled
         steps = self._steps[:n].permute(2, 0, 1).cpu().numpy()
         layers = self._layers[:n].permute(3, 0, 2, 1).cpu().numpy()
-        found = {}
-        for names, values in ((PER_STEP, steps), (PER_LAYER, layers)):
-            for i, name in enumerate(names):
-                whole = np.full((self.planned, *values.shape[1:-1]), np.nan)
-                whole[self.rows] = values[..., i]
-                found[name] = whole
-        return found
+        pairs = ((PER_STEP, steps), (PER_LAYER, layers))
+        return {name: values[..., i].copy() for names, values in pairs for i, name in enumerate(names)}
 
     def first_nonfinite(self) -> dict[int, int]:
         """planned trial -> the step of this block at which it froze."""
         bad = self._froze[: self.filled].cpu().numpy()
-        return {self.rows[r]: self.first_step + int(bad[:, r].argmax()) for r in range(bad.shape[1]) if bad[:, r].any()}
+        return {trial: self.first_step + int(bad[:, trial].argmax()) for trial in np.flatnonzero(bad.any(0)).tolist()}
 
 
 class Recorder:
@@ -160,27 +156,41 @@ class Recorder:
             values["validation_loss"] = self.pack.validation_loss(train.validate_batches)
         self._block.record(values, self._readings.take() if self._readings else None, measured, self.pack.active)
 
-    def flush_if_due(self, step: int) -> bool:
-        """Write the block if it is full or the last; only here does the host wait for the device."""
+    def is_due(self, step: int) -> bool:
+        """Whether the block is full, or its last step is the run's."""
+        return self._block is not None and (self._block.filled == self.length or step + 1 == self.pack.steps)
+
+    def flush(self) -> None:
+        """Write the block; only here does the host wait for the device."""
         block = self._block
-        if block is None or (block.filled < self.length and step + 1 < self.pack.steps):
-            return False
+        if block is None:
+            return
         arrays = block.arrays()
         tokens = block.filled * self.pack.planned[0].train.batch * self.pack.planned[0].model.context
         throughput = tokens / (time.perf_counter() - self._started)
-        arrays["tokens_per_second"] = np.where(np.isfinite(arrays["learning_rate"]), throughput, np.nan)
-        self.write(block.first_step, arrays)
+        # Steps that a trial shares with its twin are not trained for it, so they have no speed.
+        speed = np.where(np.isfinite(arrays["learning_rate"]), throughput, np.nan)
+        self.pack.twins.fill(block.first_step, arrays)
+        self.write(block.first_step, {**arrays, "tokens_per_second": speed})
         self._losses.append(arrays["loss"])
         self.nonfinite |= block.first_nonfinite()
-        self._block = None  # the pack may shrink before the next one
+        self._block = None
         self._started = time.perf_counter()
-        return True
+
+    def nonfinite_step(self, trial: int) -> int | None:
+        """The step at which a planned trial froze, in its own row or in that of its twin which it shared."""
+        leader = self.pack.twins.leader[trial]
+        step = self.nonfinite.get(trial)
+        if step is None and leader is not None and (shared := self.nonfinite.get(leader)) is not None:
+            return shared if self.pack.twins.shares(trial, shared) is not None else None
+        return step
 
     def losses(self) -> np.ndarray:
         """[R, steps done] of all planned trials."""
         return np.concatenate(self._losses, axis=1)
 
     def close(self) -> None:
-        """Detach from the model's taps."""
+        """Write what is left, and detach from the model's taps."""
+        self.flush()
         if self._readings:
             self._readings.detach()

@@ -1,37 +1,59 @@
 """Where faults can strike: the named sites of one training step, and the agenda of what is due at them.
 
-The loop knows only this file. An injector is given the tensors of one trial at one site, never the loop.
+The loop knows only this file. An injector is shown the tensors of one trial at one site, never the loop.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 from torch import Tensor
 
+KEPT_EVENTS = 64  # a trial; a fault that lasts for the whole run would fill the store otherwise
+
 
 class Site(StrEnum):
-    """A point of the step, in the order of the loop; `strike` receives the tensors that are named here."""
+    """A point of the step, in the order of the loop; a visit shows the tensors that are named here."""
 
     LEARNING_RATE = "learning_rate"  # {"learning_rate": []}
     BATCH = "batch"  # {"batch": [B, T + 1] token ids}
     WEIGHT = "weight"  # each tensor of the model, before it is read
-    REDUCED_GRADIENT = "reduced_gradient"  # each tensor's gradient, before clipping
+    ACTIVATION = "activation"  # {tap: one activation}, when it is computed; of one rank's part of the batch
+    LOSS_SCALE = "loss_scale"  # {"loss_scale": []}, before the backward pass
+    ACTIVATION_GRADIENT = "activation_gradient"  # {tap: the loss's gradient there}, when it is computed
+    GRADIENT = "gradient"  # each tensor's gradient on one data-parallel rank, before the mean over ranks
+    REDUCED_GRADIENT = "reduced_gradient"  # each tensor's gradient, after the mean and before clipping
     CLIPPED_GRADIENT = "clipped_gradient"  # each tensor's gradient, after clipping
     MOMENT_1 = "moment_1"  # Adam's first moment of each tensor, before the optimizer step
     MOMENT_2 = "moment_2"  # Adam's second moment of each tensor, before the optimizer step
+    BEFORE_UPDATE = "before_update"  # weights by name, moments as `moment_1:name`; to look at, not to change
+    UPDATE = "update"  # the same right after the optimizer step
+
+
+AT_TAPS = (Site.ACTIVATION, Site.ACTIVATION_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One trial at one site of one step: `tensors` may be changed in place. `rank` is 0 where there are no ranks."""
+
+    site: Site
+    step: int
+    tensors: Mapping[str, Tensor]
+    rank: int = 0
 
 
 @dataclass(frozen=True)
 class Event:
     """What one strike did: the address, and the value there before and after.
 
-    `before` and `after` are decimal for numbers, with the raw bits beside them in hexadecimal; for a whole batch
-    they are SHA-256 digests of its token ids.
+    `before` and `after` are decimal for numbers, with the raw bits beside them in hexadecimal; for a whole tensor or
+    batch they are SHA-256 digests of its bytes, and `index` is None. `mask` holds the bits that were to change, in
+    hexadecimal, in the number format of the fault; `bit` is its number if it is a single one.
     """
 
     site: str
@@ -44,6 +66,8 @@ class Event:
     bits_before: str | None
     bits_after: str | None
     changed: bool
+    rank: int = 0
+    mask: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "index": list(self.index) if self.index is not None else None}
@@ -53,13 +77,22 @@ class Injector(Protocol):
     """One trial's fault, ready to strike."""
 
     @property
-    def site(self) -> Site: ...
+    def calls(self) -> Collection[tuple[Site, int]]:
+        """Where and when it wants to be visited: to strike, or to look at what it will need for a strike."""
+        ...
 
     @property
-    def steps(self) -> range: ...
+    def taps(self) -> Collection[str]:
+        """The activations that it wants to see, for calls at the sites of AT_TAPS."""
+        ...
 
-    def strike(self, tensors: Mapping[str, Tensor], step: int) -> list[Event]:
-        """Change the trial's tensors in place, and say what was done."""
+    @property
+    def permanent(self) -> bool:
+        """Whether it strikes again at a step to which its trial has been rolled back."""
+        ...
+
+    def visit(self, visit: Visit) -> list[Event]:
+        """Change the trial's tensors in place, and say what was done. No events: nothing was struck."""
         ...
 
 
@@ -69,18 +102,41 @@ class Agenda:
     def __init__(self, injectors: Sequence[Injector | None]):
         self.injectors = list(injectors)
         self.events: list[list[Event]] = [[] for _ in injectors]
+        self.strikes = [0 for _ in injectors]
+        self.changes = [0 for _ in injectors]
+        self.first: list[int | None] = [None for _ in injectors]  # step of the first call
+        self.last: list[int | None] = [None for _ in injectors]
         self._due: dict[tuple[Site, int], list[int]] = {}
+        self._reached = [0 for _ in injectors]
         for trial, injector in enumerate(injectors):
-            if injector is not None:
-                for step in injector.steps:
-                    self._due.setdefault((injector.site, step), []).append(trial)
+            calls = injector.calls if injector is not None else ()
+            for site, step in calls:
+                self._due.setdefault((site, step), []).append(trial)
+            if calls:
+                self.first[trial] = min(step for _, step in calls)
+                self.last[trial] = max(step for _, step in calls)
 
     def due(self, site: Site, step: int) -> Sequence[int]:
-        """The trials (numbers in the pack as planned) that are struck here and now."""
-        return self._due.get((site, step), ())
+        """The trials (numbers in the pack as planned) that are visited here and now."""
+        found = self._due.get((site, step))
+        return [trial for trial in found if step >= self._reached[trial]] if found else ()
 
-    def strike(self, trial: int, tensors: Mapping[str, Tensor], step: int) -> None:
+    def taps(self, trial: int) -> Collection[str]:
+        """The activations that a trial's injector wants to see."""
+        injector = self.injectors[trial]
+        return injector.taps if injector is not None else ()
+
+    def visit(self, trial: int, visit: Visit) -> None:
         """Let one trial's injector strike, and keep its events."""
         injector = self.injectors[trial]
         assert injector is not None
-        self.events[trial] += injector.strike(tensors, step)
+        events = injector.visit(visit)
+        self.strikes[trial] += len(events)
+        self.changes[trial] += sum(event.changed for event in events)
+        self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
+
+    def roll_back(self, trial: int, reached: int) -> None:
+        """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""
+        injector = self.injectors[trial]
+        if injector is not None and not injector.permanent:
+            self._reached[trial] = max(self._reached[trial], reached)

@@ -34,7 +34,7 @@ import numpy as np
 
 from harness.config import ConfigError, Trial
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 STORE, METADATA = "store.zarr", "zarr.json"
 
 
@@ -227,13 +227,26 @@ class PackStore:
         self,
         outcome: Sequence[str],
         nonfinite_step: Sequence[int | None],
+        masked_step: Sequence[int | None],
         faults: Sequence[Sequence[Mapping[str, Any]]],
+        strikes: Sequence[int],
+        changes: Sequence[int],
     ) -> None:
-        """Mark the pack complete: an outcome, a step (or None) and a list of fault events for each of the R trials."""
+        """Mark the pack complete, with one value of each of these for each of the R trials.
+
+        `outcome` is the harness's word for how the run ended, `nonfinite_step` the first step with a non-finite value,
+        `masked_step` the step after which the whole state of a faulty trial was again bitwise that of its golden twin;
+        both steps are None where there is none. `faults` lists the fault's events, perhaps not all of them; `strikes`
+        counts its strikes, and `changes` those of them that changed something. Raises ValueError for a wrong number of
+        values.
+        """
         results: dict[str, list[Any]] = {
             "outcome": list(outcome),
             "nonfinite_step": list(nonfinite_step),
+            "masked_step": list(masked_step),
             "faults": [list(events) for events in faults],
+            "strikes": list(strikes),
+            "changes": list(changes),
         }
         for name, values in results.items():
             if len(values) != self.trials:

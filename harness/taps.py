@@ -8,7 +8,28 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from harness.config import Model
+from harness.scaling import feedforward_size
+
 Reader = Callable[[str, Tensor], Tensor | None]
+
+
+def tap_shapes(model: Model, sequences: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+    """Every activation that a tap can reach, in the order of the forward pass, and its shape for one trial.
+
+    `sequences` are those that pass at once: the batch, or one rank's part of it. The inputs of attention, feed-forward
+    and head are what the LayerNorm there is fed.
+    """
+    tokens, context, width = sequences * model.context, model.context, model.width
+    stream, heads = (tokens, width), (sequences, width // model.head_dim, context)
+    shapes: dict[str, tuple[int, ...]] = {"embedding": stream}
+    for i in range(model.depth):
+        inside: dict[str, tuple[int, ...]] = {"attention.input": stream}
+        inside |= {f"attention.{name}": (*heads, model.head_dim) for name in ("query", "key", "value")}
+        inside |= {"attention.scores": (*heads, context), "attention.projection": stream, "feedforward.input": stream}
+        inside |= {"feedforward.up": (tokens, feedforward_size(model)), "feedforward.down": stream, "residual": stream}
+        shapes |= {f"blocks.{i}.{name}": shape for name, shape in inside.items()}
+    return {**shapes, "head.input": stream, "logits": (tokens, vocabulary)}
 
 
 class Taps:
@@ -24,19 +45,25 @@ class Taps:
             x = x if changed is None else changed
         return x
 
+    def copied(self, name: str, x: Tensor) -> Tensor:
+        """As a call, but readers get a copy: `x` has other uses, which a change made here must not reach."""
+        return self(name, x.clone()) if name in self._attached else x
+
     def __contains__(self, name: str) -> bool:
         return name in self._attached
 
-    def attach(self, pattern: str, reader: Reader) -> Callable[[], None]:
+    def attach(self, pattern: str, reader: Reader, first: bool = False) -> Callable[[], None]:
         """Call `reader(name, x)` at every point that matches the glob; it returns a new x, or None to leave it.
 
-        Returns a function that detaches it. Raises KeyError if nothing matches.
+        One that is attached `first` comes before those that are there already. Returns a function that detaches it.
+        Raises KeyError if nothing matches.
         """
         matching = fnmatch.filter(self.names, pattern)
         if not matching:
             raise KeyError(f"no tap matches {pattern!r}; there are {', '.join(self.names)}")
         for name in matching:
-            self._attached.setdefault(name, []).append(reader)
+            readers = self._attached.setdefault(name, [])
+            readers.insert(0 if first else len(readers), reader)
 
         def detach() -> None:
             for name in matching:

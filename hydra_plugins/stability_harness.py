@@ -44,19 +44,20 @@ class PackLauncher(Launcher):
 
         from harness.config import Problems
         from sweeps.grid import Composer
-        from sweeps.launch import run_sweep
+        from sweeps.launch import run_rounds
         from sweeps.settings import run_from
 
         study = self.config.hydra.runtime.choices.study
         asked = frozenset(text.partition("=")[0] for text in self.config.hydra.overrides.task)
         problems = Problems()
         with problems.collect():
-            trials = Composer(self.loader, study, asked).trials(job_overrides)
+            composer = Composer(self.loader, study, asked)
+            trials = composer.trials(job_overrides)
         with problems.collect():
             run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
             executor = self.executor(run)
         problems.check()
-        sys.exit(run_sweep(trials, run, executor, Console(markup=False, highlight=False)))
+        sys.exit(run_rounds(trials, composer.last_bit(), run, executor, Console(markup=False, highlight=False)))
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""

@@ -18,6 +18,9 @@ def fault_types() -> dict[str, type[Fault]]:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     found: dict[str, type[Fault]] = {"none": Fault}
-    for cls in InjectableFault.__subclasses__():
-        found[cls().kind] = cls
+    pending = InjectableFault.__subclasses__()
+    for cls in pending:
+        pending += cls.__subclasses__()
+        if (kind := cls().kind) != "none":  # else: a base of others
+            found[kind] = cls
     return found

@@ -3,55 +3,144 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from harness.config import ConfigError, Fault, Trial
 from harness.scaling import tensor_table
-from harness.sites import Injector
+from harness.sites import Event, Injector, Site, Visit
+from harness.taps import tap_shapes
+from injectors.draws import stream
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a fault can strike in one trial: the tensors of its model, and the activations of one rank's batch."""
+
+    tensors: Shapes
+    taps: Shapes
+
+
+def places_of(trial: Trial, vocabulary: int) -> Places:
+    """The tensors and activations of the trial's model, with their shapes."""
+    tensors = {row.name: row.shape for row in tensor_table(trial.model, vocabulary)}
+    return Places(tensors, tap_shapes(trial.model, trial.train.batch // trial.train.ranks, vocabulary))
 
 
 @dataclass(frozen=True)
 class FaultContext:
-    """What a fault may know of the trial that it strikes: shapes, the corpus' token counts and its own seed."""
+    """What a fault may know of the trial that it strikes.
 
-    shapes: Mapping[str, tuple[int, ...]]
-    token_counts: np.ndarray
+    `tokens` is the training text [N], `rates` the schedule of learning rates [steps], `seed` the fault's own.
+    """
+
+    trial: Trial
+    places: Places
+    tokens: np.ndarray = field(repr=False)
+    token_counts: np.ndarray = field(repr=False)
+    rates: np.ndarray = field(repr=False)
     seed: int
+    fingerprint: str = ""
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.token_counts)
 
     def generator(self, *words: int) -> np.random.Generator:
         """A random stream that depends on the fault's seed and `words` alone."""
         return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, *words])))
+
+    def key(self, *words: int | str) -> tuple[int | str, ...]:
+        """A key for injectors/draws.py that depends on the fault's seed and `words` alone."""
+        return (self.seed, *words)
 
 
 @dataclass(frozen=True)
 class InjectableFault(Fault):
     """Base of every fault. A subclass sets `kind`, adds its fields, and says how it is checked and armed."""
 
-    def check(self, trial: Trial, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __post_init__(self) -> None:
+        if self.name == "none":
+            object.__setattr__(self, "name", self.kind)
+
+    def resolved(self) -> InjectableFault:
+        """The fault with everything in it that it refers to. Raises ConfigError."""
+        return self
+
+    def check(self, trial: Trial, places: Places) -> None:
         """Refuse what can be refused before anything is trained. Raises ConfigError."""
 
+    def check_corpus(self, fingerprint: str) -> None:
+        """Refuse a corpus on which this fault means nothing. Raises ConfigError."""
+
     def arm(self, context: FaultContext) -> Injector:
-        """The injector that strikes in the steps from `start` on, `duration` of them."""
+        """The injector that strikes at the steps that `strike_steps` gives."""
         raise NotImplementedError
 
+    def strike_steps(self, trial: Trial) -> range:
+        """The steps at which it strikes, up to the end of the trial."""
+        end = trial.train.steps if self.duration is None else min(trial.train.steps, self.start + self.duration)
+        return range(self.start, max(self.start, end), self.period)
+
+
+@dataclass
+class Strike:
+    """Base of injectors that strike at one site.
+
+    `looks` are calls at which it only looks, at what a later strike needs.
+    """
+
+    site: Site
+    steps: range
+    permanent: bool
+    taps: tuple[str, ...] = ()
+    looks: tuple[tuple[Site, int], ...] = ()
+
     @property
-    def steps(self) -> range:
-        return range(self.start, self.start + self.duration)
+    def calls(self) -> list[tuple[Site, int]]:
+        return [*self.looks, *((self.site, step) for step in self.steps)]
+
+    def visit(self, visit: Visit) -> list[Event]:
+        if visit.site == self.site and visit.step in self.steps:
+            return self.strike(visit)
+        self.look(visit)
+        return []
+
+    def look(self, visit: Visit) -> None:
+        """See what a later strike needs."""
+
+    def strike(self, visit: Visit) -> list[Event]:
+        """Change the tensors, and say what was done."""
+        raise NotImplementedError
 
 
-def shapes_of(trial: Trial, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor of the trial's model."""
-    return {row.name: row.shape for row in tensor_table(trial.model, vocabulary)}
-
-
-def matching(pattern: str, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The tensors whose name matches the glob. Raises ConfigError if there is none."""
+def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, what: str = "tensor") -> list[str]:
+    """The names that match the glob, in `layer` alone if that is given. Raises ConfigError if there is none."""
     found = fnmatch.filter(shapes, pattern)
     if not found:
-        raise ConfigError(
-            f"fault.tensor={pattern}: matches no tensor of this model; allowed: a glob over {', '.join(shapes)}"
-        )
+        raise ConfigError(f"{key}={pattern}: matches no {what} of this model; allowed: a glob over {', '.join(shapes)}")
+    if layer is not None:
+        inside = [name for name in found if name.startswith(f"blocks.{layer}.")]
+        if not inside:
+            layers = sorted({int(name.split(".")[1]) for name in found if name.startswith("blocks.")})
+            allowed = f"0 to {layers[-1]}" if layers else "null"
+            raise ConfigError(f"fault.layer={layer}: no {what} of it matches {key}={pattern}; allowed: {allowed}")
+        return inside
     return found
+
+
+def elements_of(shapes: Shapes, names: list[str]) -> list[int]:
+    """The number of elements of each."""
+    return [math.prod(shapes[name]) for name in names]
+
+
+def random_tokens(count: int, choices: int, *key: Any) -> np.ndarray:
+    """[count] integers of range(choices), uniform, the same on every machine."""
+    words = stream(*key)
+    return np.array([next(words) % choices for _ in range(count)], dtype=np.int64)

@@ -21,7 +21,7 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import PARTS, ConfigError, Problems, Trial, checked, field_types
+from harness.config import IDENTITY, PARTS, ConfigError, Problems, Trial, checked, field_types
 from injectors import fault_types
 from sweeps import settings
 
@@ -47,7 +47,7 @@ def fault_fields() -> dict[str, tuple[type, ...]]:
     kinds: Mapping[str, type] = fault_types()
     for kind, cls in kinds.items():
         for name in field_types(cls) if kind != "none" else ():
-            if name != "kind":
+            if name not in IDENTITY:
                 found[f"fault.{name}"] = (*found.get(f"fault.{name}", ()), cls)
     return found
 

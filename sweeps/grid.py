@@ -14,9 +14,20 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import NO_FAULT, PARTS, ConfigError, Fault, Problems, Trial, check_trial, checked, field_types
+from harness.config import (
+    IDENTITY,
+    NO_FAULT,
+    PARTS,
+    ConfigError,
+    Fault,
+    Problems,
+    Trial,
+    check_trial,
+    checked,
+    field_types,
+)
 from injectors import InjectableFault, fault_types
-from injectors.fault import shapes_of
+from injectors.fault import Places, places_of
 from sweeps import settings
 from sweeps.arguments import CONFIG_NAME, GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key, unknown_option
 
@@ -28,7 +39,7 @@ def schema() -> dict[str, Any]:
     """
     trial = {name: vars(cls()) for name, cls in PARTS.items()}
     fault = {name: None for cls in fault_types().values() for name in vars(cls())}
-    return {**trial, "seed": Trial().seed, "fault": {**fault, "kind": "none"}, **settings.schema()}
+    return {**trial, "seed": Trial().seed, "fault": {**fault, "kind": "none", "name": "none"}, **settings.schema()}
 
 
 def fault_schemas() -> dict[str, dict[str, Any]]:
@@ -70,7 +81,7 @@ class Composer:
     _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
     _parts: dict[tuple, Any] = field(default_factory=dict)
-    _shapes: dict[tuple, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    _places: dict[tuple, Places] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _overruled: dict[str, str] = field(default_factory=dict)
 
@@ -139,11 +150,15 @@ class Composer:
             with _told_of(f"fault={name}"):
                 if kind not in kinds:
                     raise ConfigError(f"kind={kind}: unknown kind of fault; allowed: {', '.join(sorted(kinds))}")
-                own = field_types(kinds[kind]) if kind != "none" else {"kind": (str, False)}
+                own = field_types(kinds[kind]) if kind != "none" else dict.fromkeys(IDENTITY, (str, False))
                 for key, value in values.items():
                     if key not in own and value is not None:
                         raise unknown_key(key, value, own)
-            self._presets[name] = {key: value for key, value in values.items() if key in own and value is not None}
+            found = {key: value for key, value in values.items() if key in own}
+            # A file that does not build on its kind (`defaults: [kind]`) leaves all that it does not say null.
+            if any(value is None and key not in IDENTITY and not own[key][1] for key, value in found.items()):
+                found = {key: value for key, value in found.items() if value is not None}
+            self._presets[name] = found
         return self._presets[name]
 
     def trial(self, overrides: Sequence[str]) -> Trial:
@@ -194,11 +209,12 @@ class Composer:
         if made not in self._faults:
             problems, checked_fields = Problems(), {}
             for field_name, value in fields.items():
-                if field_name != "kind":
+                if field_name not in IDENTITY:
                     with problems.collect():
                         checked_fields[field_name] = checked(f"fault.{field_name}", cls, field_name, value)
             problems.check()
-            self._faults[made] = cls(kind=preset["kind"], **checked_fields)
+            fault = cls(kind=preset["kind"], name=name, **checked_fields)
+            self._faults[made] = fault.resolved() if isinstance(fault, InjectableFault) else fault
         return self._faults[made]
 
     def _part(self, part: str, cls: type, values: Mapping[str, Any]) -> Any:
@@ -209,9 +225,9 @@ class Composer:
         return self._parts[part, fields]
 
     def _check_fault(self, fault: InjectableFault, trial: Trial) -> None:
-        if trial.structure not in self._shapes:
-            self._shapes[trial.structure] = shapes_of(trial, trial.data.vocabulary)
-        fault.check(trial, self._shapes[trial.structure])
+        if trial.structure not in self._places:
+            self._places[trial.structure] = places_of(trial, trial.data.vocabulary)
+        fault.check(trial, self._places[trial.structure])
 
     def _note(self, key: str, value: Any, used: bool, why: str) -> None:
         if used:
@@ -223,7 +239,7 @@ class Composer:
             )
 
     def trials(self, jobs: Sequence[Sequence[str]]) -> list[Trial]:
-        """The trials of all jobs, equal ones once, in order.
+        """The trials of all jobs, equal ones once, in order; a campaign is one trial, see `campaigns`.
 
         Raises ConfigError, also for a value that no trial uses: a fault's field without such a fault, or a field that
         the mitigation sets in every trial.
@@ -237,3 +253,7 @@ class Composer:
         problems.reasons |= {reason: None for key, reason in self._overruled.items() if key not in self._reached}
         problems.check()
         return list(found.values())
+
+    def last_bit(self) -> Fault:
+        """The fault from which the clean envelope is made."""
+        return self._fault("last_bit", {})

@@ -10,10 +10,13 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from harness.config import ConfigError, Data, Problems, Trial
+from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.corpus import check_data
 from harness.precision import pick_device
 from harness.store import complete_trials, open_store, read_packs
+from injectors import InjectableFault
+from injectors.value import Value
+from sweeps.campaign import campaign_of, envelope, widest_interval
 from sweeps.local import Executor
 from sweeps.planner import make_plan
 from sweeps.progress import Display
@@ -38,6 +41,39 @@ def _stopped_by_sigterm() -> Generator[None]:
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM has come."""
+
+
+def run_rounds(trials: Sequence[Trial], last_bit: Fault, run: Run, executor: Executor, console: Console) -> int:
+    """Run the sweep, its campaigns drawn; in rounds, if it is to stop by itself. Returns the exit status.
+
+    Raises ConfigError before anything is written if something about the run is wrong.
+    """
+    problems, campaigns, single = Problems(), [], []
+    for trial in trials:
+        with problems.collect():
+            campaign = campaign_of(trial)
+            if campaign is None:
+                single.append(trial)
+            else:
+                campaigns.append(campaign)
+    problems.check()
+    assert isinstance(last_bit, Value)
+    for campaign in campaigns:
+        console.print(campaign.words(), highlight=False, soft_wrap=True)
+    common = [*single, *(envelope(campaigns, last_bit, run.envelope) if run.envelope and campaigns else ())]
+    largest = max((campaign.samples for campaign in campaigns), default=0)
+    rounds = [largest] if run.width is None or run.plan else [*range(run.round, largest, run.round), largest]
+    for most in rounds:
+        drawn = [trial for campaign in campaigns for trial in campaign.trials(most)]
+        status = run_sweep([*common, *drawn], run, executor, console)
+        if status or not run.wait or run.width is None or most == largest:
+            break
+        widest = widest_interval(run.out, campaigns, most)
+        words = f"widest 95% interval of a masked share: {widest:.3f} after {most} faults of each description"
+        console.print(f"{words}; asked for: {run.width}", highlight=False, soft_wrap=True)
+        if widest <= run.width:
+            break
+    return status
 
 
 def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Console) -> int:
@@ -121,8 +157,14 @@ def check_corpora(trials: Sequence[Trial], run: Run, has_results: bool) -> None:
         if pack.complete:
             data = without_order(Data(**pack.attributes["trials"][0]["data"]))
             stored[data] = pack.attributes["corpus"]["fingerprint"]
-    for data, context in _corpora(trials):
-        now = corpus_of(data, context).fingerprint
+    fingerprints = {data: corpus_of(data, context).fingerprint for data, context in _corpora(trials)}
+    problems = Problems()
+    for trial in trials:
+        if isinstance(trial.fault, InjectableFault):
+            with problems.collect():
+                trial.fault.check_corpus(fingerprints[without_order(trial.data)])
+    problems.check()
+    for data, now in fingerprints.items():
         before = stored.get(data, now)
         if now != before:
             raise ConfigError(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.config import Model, Trial
+import torch
+
+from harness.config import NO_FAULT, Model, Trial
+from harness.pack import rows_at_once
 from harness.precision import FORMATS
 from harness.scaling import feedforward_size, tensor_table
 
@@ -43,12 +46,17 @@ class Plan:
         return sum(len(pack.recorded) for pack in self.packs)
 
 
+MOST_FORKS = 64  # faulty trials of one golden twin in a pack: they share a prefix, and its cost is then 2% a trial
+
+
 def make_plan(trials: Sequence[Trial], complete: Iterable[str], size: int | None, device: str, workers: int) -> Plan:
     """Packs for every trial that is not complete, and for the golden twin of every faulty one.
 
-    `size` None takes `best_pack_size`, or less where that would leave some of `workers` idle. A pack holds the golden
-    twin of each of its faulty trials, and a lone trial joins another pack, so one may be larger than `size` by one.
-    Largest packs come first. `complete` are the ids of trials to leave alone: stored, or in training elsewhere.
+    `size` None fills packs until as many rows train at a time, on average, as pass through the model together, or
+    less where that would leave some of `workers` idle: a faulty trial has a row from its fault on only, and up to
+    `MOST_FORKS` of them share a golden twin. A number is the most trials of a pack. A pack holds the golden twin of
+    each of its faulty trials, and a lone trial joins another pack, so one may be larger than `size` by one. Largest
+    packs come first. `complete` are the ids of trials to leave alone: stored, or in training elsewhere.
     """
     complete = set(complete)
     wanted = {trial.id: trial for trial in trials}
@@ -63,41 +71,58 @@ def make_plan(trials: Sequence[Trial], complete: Iterable[str], size: int | None
     packs: list[PackPlan] = []
     for same_shape in families.values():
         members = list(same_shape.values())
+        if size:
+            packs += _fill([piece for family in members for piece in _pieces(family, size)], size, _trials)
+            continue
         model, train = members[0][0].model, members[0][0].train
-        pending = sum(len(family) for family in members)
-        limit = size or min(best_pack_size(model, train.batch, device), max(2, math.ceil(pending / workers)))
-        packs += _fill([piece for family in members for piece in _pieces(family, limit)], limit)
+        best = rows_at_once(model, train.batch // train.ranks, torch.device(device))
+        share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
+        # A family that would be most of one worker's share is shared out, prefix and all.
+        longest = max(2, min(MOST_FORKS, math.ceil(max(map(len, members)) / workers) + 1))
+        pieces = [piece for family in members for piece in _pieces(family, longest)]
+        packs += _fill(pieces, min(best, share), lambda pack: math.ceil(mean_rows(pack.trials)))
     packs.sort(key=lambda pack: -pack_seconds(pack, device))
     return Plan(tuple(packs), len(wanted), len(twins), len(everything.keys() & complete))
+
+
+def _trials(pack: PackPlan) -> int:
+    return len(pack.trials)
 
 
 def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
     """What has to stay together of a golden trial and its faulty ones: some of those, with their golden twin.
 
     The golden trial is recorded once; where it is there again, or stored already (`family` lacks it then), it is a
-    witness.
+    witness. Strikes at like times stay together.
     """
     golden = family[0].golden
-    faulty = [trial for trial in family if trial.id != golden.id]
+    faulty = sorted((trial for trial in family if trial.id != golden.id), key=lambda trial: trial.fault.start)
     is_witness = len(faulty) == len(family)
     if not faulty:
         return [PackPlan((golden,), frozenset())]
     pieces = []
-    step = max(1, limit - 1)
-    for start in range(0, len(faulty), step):
-        pieces.append(PackPlan((golden, *faulty[start : start + step]), frozenset([golden.id] if is_witness else [])))
+    count = math.ceil(len(faulty) / max(1, limit - 1))
+    ends = [len(faulty) * i // count for i in range(count + 1)]
+    for start, stop in zip(ends, ends[1:], strict=False):
+        pieces.append(PackPlan((golden, *faulty[start:stop]), frozenset([golden.id] if is_witness else [])))
         is_witness = True
     return pieces
 
 
-def _fill(pieces: Sequence[PackPlan], limit: int) -> list[PackPlan]:
-    """Packs of about equal size: each piece, largest first, goes where it leaves the least room."""
-    total = sum(len(piece.trials) for piece in pieces)
-    target = math.ceil(total / math.ceil(total / limit))
+def _fill(pieces: Sequence[PackPlan], limit: int, size: Callable[[PackPlan], int]) -> list[PackPlan]:
+    """Packs of about equal size: each piece, largest first, goes where it leaves the least room.
+
+    A piece that is larger than `limit` is a pack of its own.
+    """
+    sizes = {id(piece): size(piece) for piece in pieces}
+    whole = [[piece] for piece in pieces if sizes[id(piece)] >= limit]
+    pieces = [piece for piece in pieces if sizes[id(piece)] < limit]
+    total = sum(sizes[id(piece)] for piece in pieces)
+    target = math.ceil(total / max(1, math.ceil(total / limit)))
     packs: list[list[PackPlan]] = []
     with_room: list[list[list[PackPlan]]] = [[] for _ in range(target + 1)]
-    for piece in sorted(pieces, key=lambda piece: -len(piece.trials)):
-        length = len(piece.trials)
+    for piece in sorted(pieces, key=lambda piece: -sizes[id(piece)]):
+        length = sizes[id(piece)]
         room = next((room for room in range(length, target + 1) if with_room[room]), None)
         if room is None:
             pack: list[PackPlan] = []
@@ -106,6 +131,7 @@ def _fill(pieces: Sequence[PackPlan], limit: int) -> list[PackPlan]:
             pack = with_room[room].pop()
         pack.append(piece)
         with_room[max(0, (target if room is None else room) - length)].append(pack)
+    packs = whole + packs
     lone = next((pack for pack in packs if len(pack) == len(pack[0].trials) == 1), None)
     if lone and len(packs) > 1 and limit > 1:  # a pack of one has other bits than a larger one
         packs.remove(lone)
@@ -131,17 +157,30 @@ def activation_elements(model: Model, vocabulary: int) -> int:
     return model.depth * block + 3 * model.width + 2 * vocabulary
 
 
-def trial_bytes(trial: Trial) -> int:
-    """Memory of one trial in a pack: weights, gradients, two moments, and activations."""
+def mean_rows(trials: Sequence[Trial]) -> float:
+    """Rows that train at a time, on average: a faulty trial needs none before its strike."""
+    steps = trials[0].train.steps
+    return sum(1.0 if trial.fault == NO_FAULT else max(0, steps - trial.fault.start) / steps for trial in trials)
+
+
+def state_bytes(trial: Trial) -> int:
+    """Memory of one trial's weights, gradients and two moments."""
     state, _ = FORMATS[trial.train.precision]
-    parameters = sum(row.size for row in tensor_table(trial.model, trial.data.vocabulary))
-    tokens = trial.train.batch * trial.model.context
-    return state.itemsize * (4 * parameters + tokens * activation_elements(trial.model, trial.data.vocabulary))
+    copies = 4 + (2 if trial.train.ranks > 1 else 0)
+    return copies * state.itemsize * sum(row.size for row in tensor_table(trial.model, trial.data.vocabulary))
 
 
-def pack_bytes(pack: PackPlan) -> int:
-    """Memory of a pack: measured, it was 0.94 to 1.2 times as much."""
-    return len(pack.trials) * trial_bytes(pack.trials[0])
+def pack_bytes(pack: PackPlan, device: str = "cpu") -> int:
+    """Memory of a pack: the state of all its trials, and the activations of those that pass through the model together.
+
+    Measured, it was 0.94 to 1.2 times as much.
+    """
+    trial = pack.trials[0]
+    sequences = trial.train.batch // trial.train.ranks
+    at_once = min(len(pack.trials), 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
+    elements = sequences * trial.model.context * activation_elements(trial.model, trial.data.vocabulary)
+    state, _ = FORMATS[trial.train.precision]
+    return int(len(pack.trials) * state_bytes(trial) + at_once * state.itemsize * elements)
 
 
 def trial_step_seconds(trial: Trial, device: str) -> float:
@@ -161,7 +200,7 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
 def pack_seconds(pack: PackPlan, device: str) -> float:
     """A rough time for a pack on one worker."""
     trial = pack.trials[0]
-    return len(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
+    return mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
 
 
 def wall_seconds(plan: Plan, device: str, workers: int) -> float:
@@ -170,14 +209,3 @@ def wall_seconds(plan: Plan, device: str, workers: int) -> float:
     for pack in plan.packs:
         free[free.index(min(free))] += pack_seconds(pack, device)
     return max(free)
-
-
-def best_pack_size(model: Model, batch: int, device: str) -> int:
-    """Trials in a pack: enough that the fixed cost of an operation is shared, few enough that activations stay cached.
-
-    From tests/benchmarks/pack_size.py, see docs/benchmarks.md.
-    """
-    tokens = batch * model.context
-    if device == "cuda":
-        return max(2, min(64, 2**25 // (tokens * model.width)))
-    return max(2, min(8, 2**18 // (tokens * model.width)))

@@ -20,10 +20,11 @@ from harness.corpus import Corpus, load_corpus
 from harness.loop import Result, train
 from harness.pack import Pack
 from harness.precision import make_deterministic, pick_device
+from harness.schedules import learning_rate
 from harness.sites import Agenda, Injector
 from harness.store import PackStore
 from injectors import FaultContext, InjectableFault
-from injectors.fault import shapes_of
+from injectors.fault import places_of
 from sweeps.planner import PackPlan
 
 PROGRESS, ERRORS = "progress", "errors"
@@ -75,7 +76,10 @@ def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
     """The trial's fault, armed."""
     if not isinstance(trial.fault, InjectableFault):
         return None
-    return trial.fault.arm(FaultContext(shapes_of(trial, corpus.vocabulary), corpus.counts, trial.seeds["fault"]))
+    rates = np.array([learning_rate(trial, step) for step in range(trial.train.steps)])
+    places = places_of(trial, corpus.vocabulary)
+    context = FaultContext(trial, places, corpus.train, corpus.counts, rates, trial.seeds["fault"], corpus.fingerprint)
+    return trial.fault.arm(context)
 
 
 def train_pack(job: Job) -> Finished:
@@ -85,8 +89,8 @@ def train_pack(job: Job) -> Finished:
     device = pick_device(job.device, first.train.precision)
     make_deterministic(device)
     corpus = corpus_of(without_order(first.data), first.model.context)
-    pack = Pack(trials, corpus, device)
     agenda = Agenda([injector_of(trial, corpus) for trial in trials])
+    pack = Pack(trials, corpus, device, agenda.first)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     store = PackStore.create(
         job.out,
@@ -108,12 +112,12 @@ def train_pack(job: Job) -> Finished:
 
     progress(0, 0)
     result = train(pack, agenda, job.block, write, progress)
-    events = [[event.to_dict() for event in result.events[i]] for i in kept]
-    outcome = [result.outcome[i] for i in kept]
+    ended = {name: [values[i] for i in kept] for name, values in vars(result).items()}
+    events = [[event.to_dict() for event in own] for own in ended.pop("events")]
     job.error_file.unlink(missing_ok=True)  # before the pack counts as complete: a kill in between leaves no old trace
-    store.finish(outcome, [result.nonfinite_step[i] for i in kept], events)
+    store.finish(**ended, faults=events)
     job.progress_file.unlink(missing_ok=True)
-    return Finished(job.pack.id, tuple(outcome), _idle_faults(trials, result, kept))
+    return Finished(job.pack.id, tuple(ended["outcome"]), _idle_faults(trials, result, kept))
 
 
 def train_pack_safely(job: Job) -> Finished | Failed:
@@ -140,7 +144,7 @@ def without_order(data: Data) -> Data:
 
 def _idle_faults(trials: tuple[Trial, ...], result: Result, kept: list[int]) -> int:
     faulty = [i for i in kept if isinstance(trials[i].fault, InjectableFault)]
-    return sum(not any(event.changed for event in result.events[i]) for i in faulty)
+    return sum(not result.changes[i] for i in faulty)
 
 
 def _report(job: Job, steps: int, frozen: int) -> None:

@@ -36,6 +36,21 @@ class TelemetrySettings:
     block: int = number(STRUCTURAL, 50, "steps between writes to the store", low=1)
 
 
+@dataclass(frozen=True)
+class CampaignSettings:
+    """`campaign.*`: what belongs to a campaign as a whole (`fault.samples`)."""
+
+    envelope: int = number(STRUCTURAL, 8, "golden runs of each recipe with the last bit of a weight changed", low=0)
+    width: float | None = number(
+        STRUCTURAL,
+        None,
+        "stop once the interval of each stratum's masked share is so narrow; null: never",
+        above=0,
+        below=1,
+    )
+    round: int = number(STRUCTURAL, 100, "faults of each description between two looks at the intervals", low=1)
+
+
 PLUGINS = "hydra_plugins.stability_harness"
 
 
@@ -73,7 +88,7 @@ class SlurmOptions:
     parallel: int = 256  # jobs of the array that may run at the same time
 
 
-PARTS: dict[str, type] = {"pack": PackSettings, "telemetry": TelemetrySettings}
+PARTS: dict[str, type] = {"pack": PackSettings, "telemetry": TelemetrySettings, "campaign": CampaignSettings}
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,9 @@ class Run:
     wait: bool
     pack_size: int | None  # None: auto
     block: int
+    envelope: int
+    width: float | None
+    round: int
 
 
 def schema() -> dict[str, Any]:
@@ -127,4 +145,7 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         found["wait"],
         None if size == "auto" else size,
         found["telemetry.block"],
+        found["campaign.envelope"],
+        found["campaign.width"],
+        found["campaign.round"],
     )

@@ -179,8 +179,8 @@ def _finished(job: Job) -> Finished | None:
     if not attributes["complete"]:
         return None
     idle = sum(
-        trial["fault"]["kind"] != "none" and not any(event["changed"] for event in events)
-        for trial, events in zip(attributes["trials"], attributes["faults"], strict=True)
+        trial["fault"]["kind"] != "none" and not changes
+        for trial, changes in zip(attributes["trials"], attributes["changes"], strict=True)
     )
     return Finished(job.pack.id, tuple(attributes["outcome"]), idle)
 

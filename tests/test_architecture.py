@@ -13,14 +13,23 @@ ALLOWED = {
     "harness": set(),
     "injectors": {"harness"},
     "analysis": {"harness"},
-    "sweeps": {"harness", "injectors"},
+    "sweeps": {"harness", "injectors", "analysis"},  # a campaign that stops by itself looks at what it has found
     "hydra_plugins": {"harness", "sweeps"},
 }
 NARROW = {
     # analysis reads datasets: of the harness it knows the store's layout and the configuration's fields.
     "analysis": {"harness.store", "harness.config"},
-    # injectors know sites, shapes and configuration, never the loop.
-    "injectors": {"harness.sites", "harness.config", "harness.scaling"},
+    # injectors know sites, shapes, configuration and the arithmetic that they imitate, never the loop or the pack.
+    "injectors": {
+        "harness.sites",
+        "harness.config",
+        "harness.scaling",
+        "harness.taps",
+        "harness.formats",
+        "harness.ranks",
+        "harness.schedules",
+        "harness.store",
+    },
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.parameters import Layout, Segment
+from harness.parameters import Layout, Rows, Segment
 
 CPU_PIECE = 65_536  # elements: five arrays of that size fit a 2 MiB L2 cache
 
@@ -40,23 +40,37 @@ class AdamW:
     A trial that is not active keeps its weights, its moments and its step count.
     """
 
-    def __init__(self, trials: Sequence[Trial], layout: Layout, weights: Tensor, gradients: Tensor):
-        self.trials, self.layout, self.weights, self.gradients = list(trials), layout, weights, gradients
-        self.moment_1, self.moment_2 = torch.zeros_like(weights), torch.zeros_like(weights)
-        self.updates = torch.zeros(len(trials), dtype=torch.float32, device=weights.device)
-        self._cut()
+    def __init__(self, layout: Layout, weights: Rows, gradients: Rows, capacity: int):
+        """State for `weights.used` [R, P] and their gradients; `bind` says which trials they are."""
+        self.layout, self._weights, self._gradients = layout, weights, gradients
+        self._moment_1, self._moment_2 = (Rows(torch.zeros_like(weights.used), capacity) for _ in range(2))
+        self.updates = torch.zeros(len(weights.used), dtype=torch.float32, device=weights.used.device)
 
-    def keep(self, rows: Sequence[int], weights: Tensor, gradients: Tensor) -> None:
-        """Go on with these trials only; `weights` and `gradients` are the already reduced arrays."""
-        self.trials, self.weights, self.gradients = [self.trials[r] for r in rows], weights, gradients
-        for name in ("moment_1", "moment_2", "updates"):
-            setattr(self, name, getattr(self, name)[list(rows)].contiguous())
+    @property
+    def moment_1(self) -> Tensor:
+        """[R, P]."""
+        return self._moment_1.used
+
+    @property
+    def moment_2(self) -> Tensor:
+        """[R, P]."""
+        return self._moment_2.used
+
+    def arrange(self, sources: Sequence[int]) -> None:
+        """Row i goes on with the state of what row `sources[i]` is now; weights are arranged by their owner."""
+        self._moment_1.arrange(sources)
+        self._moment_2.arrange(sources)
+        self.updates = self.updates[list(sources)]
+
+    def bind(self, trials: Sequence[Trial]) -> None:
+        """Work on the rows in use from now on, which are these trials."""
+        self.trials, self.weights = list(trials), self._weights.used
         self._cut()
 
     def _cut(self) -> None:
         self._pieces = []
         trials = len(self.trials)
-        flat = (self.weights, self.gradients, self.moment_1, self.moment_2)
+        flat = (self.weights, self._gradients.used, self.moment_1, self.moment_2)
         for segment in self.layout.segments:
             length = segment.stop - segment.start
             on_cpu = self.weights.device.type == "cpu"

@@ -9,13 +9,16 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
 from harness.store import SIGNALS, PackStore, open_store
@@ -40,7 +43,8 @@ def realistic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class WeightBit(Fault):
-    kind: str = "weight_bit"
+    kind: str = "value"
+    name: str = "weight_bit"
     tensor: str = "blocks.0.*"
     bit: int = number(PER_TRIAL, 30, "bit to flip", low=0)
 
@@ -48,6 +52,14 @@ class WeightBit(Fault):
 @dataclass(frozen=True)
 class RareTokens(Fault):
     kind: str = "rare_tokens"
+    name: str = "rare_tokens"
+
+
+@dataclass(frozen=True)
+class LastBit(Fault):
+    kind: str = "value"
+    name: str = "last_bit"
+    bit: int = number(PER_TRIAL, 2, "", low=0)
 
 
 def make_trial(
@@ -88,22 +100,37 @@ def write_pack(
     block: int = 10,
     faults: Callable[[Trial], list[dict[str, Any]]] = lambda trial: [],
     study: str = "test",
+    grad_norm: Callable[[Trial], np.ndarray] | None = None,
+    outcome: Callable[[Trial], str] = lambda trial: "trained",
+    masked_step: Callable[[Trial], int | None] = lambda trial: None,
 ) -> PackStore:
-    """A pack whose `loss` is given and whose other signals are 1; non-finite from the first NaN on."""
+    """A pack whose `loss` is given and whose other signals are 1; non-finite from the first NaN on.
+
+    Its faults struck as often as they have events, which the store keeps as the loop does: 64 of a trial.
+    """
     open_store(out, study)
     steps, layers = trials[0].train.steps, trials[0].model.depth
     pack = pack or hashlib.sha256(" ".join(t.id for t in trials).encode()).hexdigest()[:16]
     store = PackStore.create(out, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block)
     values = {name: np.ones(store.shape(name), "f4") for name in SIGNALS}
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")
+    if grad_norm is not None:
+        values["grad_norm"] = np.array([grad_norm(trial) for trial in trials], "f4")
     done = steps if steps_done is None else steps_done
     if done:
         store.write(0, {name: array[:, :done] for name, array in values.items()})
     if finish:
         lost = ~np.isfinite(values["loss"])
         first = [int(np.argmax(row)) if row.any() else None for row in lost]
+        endings = [outcome(t) if step is None else "non-finite" for t, step in zip(trials, first, strict=True)]
+        events = [faults(trial) for trial in trials]
         store.finish(
-            ["trained" if step is None else "non-finite" for step in first], first, [faults(t) for t in trials]
+            outcome=endings,
+            nonfinite_step=first,
+            masked_step=[masked_step(trial) for trial in trials],
+            faults=[own[:64] for own in events],
+            strikes=[len(own) for own in events],
+            changes=[sum(event["changed"] for event in own) for own in events],
         )
     return store
 
@@ -128,18 +155,19 @@ def training_curve(trial: Trial) -> np.ndarray:
     loss = final + (5.55 - final) * np.exp(-steps / 25) + rng.normal(0, 0.05, len(steps))
     if trial.mitigation == "none" and strength > 1.4 and trial.seed == 0:
         loss[60:] = np.nan
-    if trial.fault.kind != "none":
+    if trial.fault.name != "none":
         after = np.clip(steps - trial.fault.start, 0, None)
-        height = {"weight_bit": 2.0, "rare_tokens": 1.1}[trial.fault.kind] * (0.4 if trial.mitigation != "none" else 1)
+        height = {"weight_bit": 2.0, "rare_tokens": 1.1}[trial.fault.name] * (0.4 if trial.mitigation != "none" else 1)
         loss += np.where(after > 0, height * (1 + 0.3 * trial.seed) * np.exp(-after / 30), 0)
     return loss
 
 
 def strike_events(trial: Trial) -> list[dict[str, Any]]:
-    if trial.fault.kind == "none":
+    if trial.fault.name == "none":
         return []
     event = {"site": "weight", "tensor": "blocks.0.attention.query", "index": 17, "bit": 30, "changed": True}
-    steps = range(trial.fault.start, trial.fault.start + trial.fault.duration)
+    duration = trial.train.steps if trial.fault.duration is None else trial.fault.duration
+    steps = range(trial.fault.start, min(trial.fault.start + duration, trial.train.steps), trial.fault.period)
     return [event | {"step": step, "before": 0.1, "after": np.inf} for step in steps]
 
 
@@ -153,3 +181,115 @@ def write_realistic_sweep(out: Path, widths: Sequence[int] = (32, 64, 128), seed
         ]
         for part in range(0, len(trials), 10):
             write_pack(out, trials[part : part + 10], training_curve, faults=strike_events, study="synthetic")
+
+
+# --- a realistic campaign ----------------------------------------------------------------------------------------
+
+SITES = {"weight": "weight_bit", "reduced_gradient": "gradient_bit", "moment_2": "moment_bit"}
+TENSORS = ("attention.query", "attention.projection", "feedforward.up", "feedforward.down")
+
+
+@dataclass(frozen=True)
+class BitFault(Fault):
+    kind: str = "value"
+    name: str = "weight_bit"
+    site: str = "weight"
+    tensor: str = "blocks.0.attention.query"
+    bit: int = number(PER_TRIAL, 30, "bit to flip", low=0)
+
+
+def bit_events(trial: Trial) -> list[dict[str, Any]]:
+    fault = trial.fault
+    if not isinstance(fault, BitFault):
+        return [] if fault.name == "none" else [{"site": "weight", "tensor": "head", "bit": 0, "changed": True}]
+    if fault.seed is not None and fault.seed % 20 == 19:
+        return []
+    address = {"site": fault.site, "tensor": fault.tensor, "bit": fault.bit, "step": fault.start}
+    return [address | {"index": [3], "before": 0.1, "after": 9.0, "changed": True, "rank": 0, "mask": None}]
+
+
+def bit_curve(trial: Trial) -> np.ndarray:
+    """Golden plus a deviation that grows with the bit, and that beta2 forgets; the highest bits blow up."""
+    steps, fault = np.arange(trial.train.steps), trial.fault
+    rng = np.random.default_rng([trial.seed, trial.model.width])
+    loss = 2.6 + 3 * np.exp(-steps / 15) + rng.normal(0, 0.05, len(steps))
+    if fault.name == "none":
+        return loss
+    own = np.random.default_rng([trial.seed, fault.seed or 0])
+    after = np.clip(steps - fault.start, 0, None)
+    noise = np.where(steps > fault.start, own.normal(0, 1e-4, len(steps)) * np.minimum(1, after / 10), 0)
+    if not isinstance(fault, BitFault) or not bit_events(trial):
+        return loss + (noise if isinstance(fault, LastBit) else 0)
+    strength = 10 ** (0.3 * (min(fault.bit, 30) - 28)) * own.lognormal(0, 1) * (0.2 if trial.optim.clip else 1)
+    memory = 1.5 / (1 - trial.optim.beta2) if fault.site == "moment_2" else 10.0
+    with np.errstate(over="ignore"):
+        size = strength * np.exp(-after / memory) + (0.2 * strength if own.random() < 0.15 else 0)
+    values = loss + noise + np.where(steps > fault.start, np.minimum(size, 40), 0)
+    if strength > 8:
+        values[fault.start + 12 :] = np.nan
+    return values
+
+
+def write_campaign(
+    out: Path,
+    faults: int = 200,
+    sites: Sequence[str] = tuple(SITES),
+    layers: int = 2,
+    bits: Sequence[int] = tuple(range(32)),
+    beta2s: Sequence[float] = (0.95, 0.99, 0.999),
+    clips: Sequence[float | None] = (None, 1.0),
+    twins: int = 8,
+    steps: int = 100,
+) -> None:
+    """A campaign of `faults` bit faults for each beta2 and clip, with the twins of its clean envelopes."""
+    rng = np.random.default_rng(0)
+    for beta2, clip in product(beta2s, clips):
+        optim = {"beta2": beta2, "clip": clip}
+        struck = [
+            BitFault(
+                name=SITES.get(site, f"{site}_bit"),
+                site=site,
+                tensor=f"blocks.{rng.integers(layers)}.{rng.choice(TENSORS)}",
+                bit=int(rng.choice(bits)),
+                start=int(rng.integers(1, steps - 10)),
+                seed=n,
+            )
+            for n, site in enumerate(rng.choice(list(sites), faults))
+        ]
+        clean = [LastBit(start=10, seed=n) for n in range(twins)]
+        trials = [
+            make_trial(seed=n % 2, fault=fault, steps=steps, **optim) for n, fault in enumerate([*clean, *struck])
+        ]
+        write_pack(out, with_golden(trials), bit_curve, faults=bit_events, study="campaign", block=50)
+
+
+# --- reading figures ---------------------------------------------------------------------------------------------
+
+
+def check_texts(figure: Figure) -> int:
+    """Fails if a text of the figure lies on another or beyond the page; gives the number of texts."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in drawn_texts(figure)]
+    page = figure.bbox
+    for words, box in boxes:
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, words
+    for (first, box), (second, other) in combinations(boxes, 2):
+        assert not box.overlaps(other), (first, second)
+    return len(boxes)
+
+
+def drawn_texts(figure: Figure) -> list[Text]:
+    texts = [*figure.texts, *(text for legend in figure.legends for text in [legend.get_title(), *legend.get_texts()])]
+    for panel in figure.axes:
+        texts += [panel.title, panel._left_title, panel.xaxis.label, panel.yaxis.label, *panel.texts]
+        for axis in (panel.xaxis, panel.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            texts += [
+                label
+                for tick in axis.get_major_ticks()
+                for label in (tick.label1, tick.label2)
+                if low <= tick.get_loc() <= high
+            ]
+    return [text for text in texts if text.get_visible() and text.get_text().strip()]

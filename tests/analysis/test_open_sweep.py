@@ -89,6 +89,7 @@ def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> N
         "start": [np.nan, 3, np.nan],
         "tensor": ["", "head", ""],
         "fault": ["none", "weight_bit", "none"],
+        "kind": ["", "value", ""],
         "mitigation": ["none", "none", "qk_norm"],
         "qk_norm": [False, False, True],
         "seed": [0, 0, 0],
@@ -120,12 +121,13 @@ def test_fields_of_one_name_are_told_apart(tmp_path: Path, synthetic) -> None:
 
 def test_a_fault_cannot_hide_a_name_that_is_taken(synthetic) -> None:
     names = short_names(
-        ["model.width", "mitigation", "fault.kind", "fault.width", "fault.step", "fault.loss", "fault.x"]
+        ["model.width", "mitigation", "fault.kind", "fault.name", "fault.width", "fault.step", "fault.loss", "fault.x"]
     )
     assert names == {
         "model.width": "width",
         "mitigation": "mitigation",
-        "fault.kind": "fault",
+        "fault.name": "fault",
+        "fault.kind": "kind",
         "fault.width": "fault_width",
         "fault.step": "fault_step",
         "fault.loss": "fault_loss",
@@ -319,6 +321,6 @@ def test_a_folder_without_a_store(tmp_path: Path, function) -> None:
 
 def test_a_store_of_another_version(tmp_path: Path) -> None:
     (tmp_path / STORE).mkdir()
-    (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 2, "study": "s"}}))
-    with pytest.raises(ValueError, match="format 2; allowed: format 1"):
+    (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 1, "study": "s"}}))
+    with pytest.raises(ValueError, match="format 1; allowed: format 2"):
         open_sweep(tmp_path)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis import fault_events, open_sweep, report
+from analysis import open_sweep, report
 from analysis.__main__ import main
 from harness.store import PackStore, open_store
 
@@ -31,7 +31,7 @@ def written(realistic: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def findings_of(out: Path) -> list[str]:
-    return report.findings(open_sweep(out), fault_events(out))
+    return report.findings(open_sweep(out))
 
 
 # --- the whole report --------------------------------------------------------------------------------------------
@@ -75,12 +75,12 @@ def test_hostile_text_stays_text(tmp_path: Path, synthetic) -> None:
     trials = [
         dataclasses.replace(synthetic.make_trial(lr=lr, fault=fault), mitigation=HOSTILE)
         for lr in (1e-3, 1e-2)
-        for fault in (None, synthetic.WeightBit(kind=HOSTILE, start=1))
+        for fault in (None, synthetic.WeightBit(name=HOSTILE, start=1))
     ]
     open_store(tmp_path, HOSTILE)
     store = PackStore.create(tmp_path, "ab", trials, 40, 2, {HOSTILE: HOSTILE}, {"device": HOSTILE}, 40)
     store.write(0, {"loss": np.ones((4, 40))})
-    store.finish([HOSTILE] * 4, [None] * 4, [[]] * 4)
+    store.finish([HOSTILE] * 4, [None] * 4, [None] * 4, [[]] * 4, [0] * 4, [0] * 4)
     page = report.write_report(tmp_path).html.read_text(encoding="utf-8")
     assert "<script" not in page and "alert('x')" not in page and "49" not in page.split("<h2>Figures")[0]
     assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;{{ 7 * 7 }}") >= 8
@@ -129,19 +129,19 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path, synthetic) -> None:
         return values
 
     def events(trial) -> list[dict]:
-        if trial.fault.kind == "none" or trial is faulty["idle"]:
+        if trial.fault.name == "none" or trial is faulty["idle"]:
             return []
         return [event | {"changed": trial is not faulty["no_effect"]} for event in synthetic.strike_events(trial)]
 
     synthetic.write_pack(tmp_path, synthetic.with_golden(faulty.values()), loss, faults=events)
-    ds, happened = open_sweep(tmp_path), fault_events(tmp_path)
-    row = report.fault_table(ds, happened).iloc[0].to_dict()
+    ds = open_sweep(tmp_path)
+    row = report.fault_table(ds).iloc[0].to_dict()
     assert row == {
         "fault": "weight_bit",
         "mitigation": "none",
         "trials": 5,
         "outcomes": {"trained": 4, "non-finite": 1},
-        "events": 4,
+        "strikes": 4,
         "changed": 3,
         "without_effect": 1,
         "never_fired": 1,
@@ -151,7 +151,7 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path, synthetic) -> None:
         "worst_deviation": 3.5,
         "worst_trial": faulty["moved"].id,
     }
-    assert report.findings(ds, happened)[-1] == (
+    assert report.findings(ds)[-1] == (
         f"Fault weight_bit, mitigation none: 2 of 5 trials moved away from their golden twin; the worst by +3.50 "
         f"nat/token (trial {faulty['moved'].id}); 1 became non-finite, unlike the twin; 1 never fired; "
         "1 fired without effect."

@@ -18,10 +18,9 @@ import torch
 from harness.config import Model, Train, Trial
 from harness.corpus import load_corpus
 from harness.loop import train
-from harness.pack import Pack
+from harness.pack import Pack, rows_at_once
 from harness.sites import Agenda
 from sweeps.local import available_cores
-from sweeps.planner import best_pack_size
 
 SHAPES = [(16, 2, 64, 8), (32, 2, 64, 8), (64, 4, 64, 8), (96, 2, 128, 4), (128, 4, 64, 8), (256, 4, 64, 8)]
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
@@ -66,7 +65,7 @@ def main() -> None:
         width, depth, context, batch = shape
         times = {size: min(t for found in results for t in found[shape, size]) for size in SIZES}
         best = min(times, key=lambda size: times[size])
-        rule = best_pack_size(Model(width=width, depth=depth, context=context), batch, options.device)
+        rule = rows_at_once(Model(width=width, depth=depth, context=context), batch, torch.device(options.device))
         nearest = min(SIZES, key=lambda size: abs(size - rule))
         table = "  ".join(f"{size}: {seconds * 1e3:.2f}" for size, seconds in times.items())
         print(f"width {width}, depth {depth}, {batch} x {context} tokens, ms by R:  {table}")

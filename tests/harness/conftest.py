@@ -18,13 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import sweeps.run
 from harness.config import PARTS, Data, Trial
 from harness.corpus import Corpus, load_corpus
 from harness.loop import Result, train
 from harness.pack import Pack
 from harness.sites import Agenda, Injector
-from injectors import FaultContext, InjectableFault
-from injectors.fault import shapes_of
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -103,14 +102,11 @@ def _corpus(data: Data) -> Corpus:
 
 def injector_of(a_trial: Trial) -> Injector | None:
     """The trial's fault, armed, as a sweep arms it."""
-    if not isinstance(a_trial.fault, InjectableFault):
-        return None
-    corpus = corpus_of(a_trial)
-    return a_trial.fault.arm(FaultContext(shapes_of(a_trial, corpus.vocabulary), corpus.counts, a_trial.seeds["fault"]))
+    return sweeps.run.injector_of(a_trial, corpus_of(a_trial))
 
 
-def pack_of(trials: Sequence[Trial]) -> Pack:
-    return Pack(trials, corpus_of(trials[0]), CPU)
+def pack_of(trials: Sequence[Trial], begins: Sequence[int | None] | None = None) -> Pack:
+    return Pack(trials, corpus_of(trials[0]), CPU, begins)
 
 
 @dataclass(frozen=True)
@@ -125,6 +121,7 @@ class Run:
     result: Result
     signals: dict[str, np.ndarray]
     weights: list[dict[int, Tensor]]
+    corpus: Corpus
 
     def __getitem__(self, planned: int) -> dict[str, Tensor]:
         """Whatever the trial left, apart from how long it took: for comparison with `same_bits`."""
@@ -138,10 +135,15 @@ def run(
     injectors: Mapping[int, Injector | None] | None = None,
     prepare: Callable[[Pack], Any] = lambda pack: None,
     block: int = 1,
+    forks: bool = False,
     **options: bool,
 ) -> Run:
-    """Train a pack. `injectors` take the place of the trials' faults; `prepare(pack)` may change it beforehand."""
-    pack = pack_of(trials)
+    """Train a pack. `injectors` take the place of the trials' faults; `prepare(pack)` may change it beforehand.
+
+    With `forks` faulty trials share the row of their twin until their fault begins.
+    """
+    agenda = Agenda([(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)])
+    pack = pack_of(trials, agenda.first if forks else None)
     prepare(pack)
     blocks: list[Mapping[str, np.ndarray]] = []
     weights: list[dict[int, Tensor]] = []
@@ -150,10 +152,9 @@ def run(
         blocks.append(arrays)
         weights.append({planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)})
 
-    armed = [(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)]
-    result = train(pack, Agenda(armed), block, write, **options)
+    result = train(pack, agenda, block, write, **options)
     signals = {name: np.concatenate([b[name] for b in blocks], axis=1) for name in blocks[0]}
-    return Run(pack, result, signals, weights)
+    return Run(pack, result, signals, weights, corpus_of(trials[0]))
 
 
 def bits(x: Tensor) -> Tensor:

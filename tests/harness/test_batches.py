@@ -145,13 +145,13 @@ def test_every_token_arrives_as_it_is(vocabulary):
     assert torch.equal(torch.unique(seen), torch.arange(vocabulary))
 
 
-def test_keep_drops_and_reorders_trials():
+def test_select_drops_and_reorders_trials():
     pack, whole = build(), build()
     pack(0)
-    assert pack.keep([3, 1, 1]) is None
+    assert pack.select([3, 1, 1]) is None
     assert torch.equal(pack(0), whole(0)[[3, 1, 1]]) and torch.equal(pack(90), whole(90)[[3, 1, 1]])
-    pack.keep([0])
-    assert torch.equal(pack(91), whole(91)[[3]])
+    pack.select([0])
+    assert torch.equal(pack(91), whole(91)[[0]])
 
 
 def test_validation_is_the_same_for_all_trials():

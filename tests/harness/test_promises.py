@@ -12,15 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import NO_FAULT
 from harness.outcome import NON_FINITE
 from harness.parameters import ALIGNMENT, Layout
 from harness.scaling import tensor_table
-from harness.sites import Event, Site
-from injectors import fault_types
-from injectors.weight_bit import WeightBit
-
-FAULTS = {kind: cls for kind, cls in fault_types().items() if kind != "none"}
+from harness.sites import Event, Site, Visit
+from injectors.value import Value
 
 
 @dataclass(frozen=True)
@@ -30,10 +26,16 @@ class Change:
     site: Site
     steps: range
     change: Callable[[Mapping[str, Tensor]], object]
+    taps: tuple[str, ...] = ("blocks.0.residual",)
+    permanent: bool = False
 
-    def strike(self, tensors: Mapping[str, Tensor], step: int) -> list[Event]:
-        self.change(tensors)
-        return [Event(self.site, "", None, None, step, "", "", None, None, True)]
+    @property
+    def calls(self) -> list[tuple[Site, int]]:
+        return [(self.site, step) for step in self.steps]
+
+    def visit(self, visit: Visit) -> list[Event]:
+        self.change(visit.tensors)
+        return [Event(self.site, "", None, None, visit.step, "", "", None, None, True)]
 
 
 def ruin(tensors: Mapping[str, Tensor]) -> None:
@@ -44,7 +46,7 @@ def ruin(tensors: Mapping[str, Tensor]) -> None:
 # --- 1: control equals nothing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("site", Site)
+@pytest.mark.parametrize("site", [site for site in Site if site not in (Site.BEFORE_UPDATE, Site.LOSS_SCALE)])
 def test_an_injector_that_is_never_due_changes_no_bit(engine, site):
     trials = engine.different(3)
     never = {0: Change(site, range(0), ruin), 1: Change(site, range(trials[0].train.steps, 10**4), ruin)}
@@ -53,19 +55,6 @@ def test_an_injector_that_is_never_due_changes_no_bit(engine, site):
     assert controlled.result.events == [[], [], []]
     due = engine.run(trials, {0: Change(site, range(3, 4), ruin)})
     assert engine.same_bits(plain[0], due[0]), "the same injector does change something once it is due"
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_that_lasts_past_the_end_is_one_that_lasts_to_the_end(engine, kind):
-    steps = engine.SMALL["steps"]
-    short, long, none = (
-        engine.run([engine.trial(fault=fault), engine.trial()])
-        for fault in (FAULTS[kind](start=steps - 2, duration=2), FAULTS[kind](start=steps - 2, duration=999), NO_FAULT)
-    )
-    assert engine.same_bits(short[0], long[0]) == [] and engine.same_bits(short[1], long[1]) == []
-    assert engine.same_bits(long[0], none[0])
-    late = engine.run([engine.trial(fault=FAULTS[kind](start=steps)), engine.trial()])
-    assert engine.same_bits(late[0], none[0]) == [] and late.result.events == [[], []]
 
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
@@ -114,31 +103,6 @@ def test_measuring_changes_no_bit(engine, attention, clip):
             assert engine.same_bits(left, right) == [], way
 
 
-# --- 2: twins -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-@pytest.mark.parametrize("start", [0, 4])
-def test_twins_are_equal_up_to_the_strike_and_differ_after_it(engine, kind, start):
-    faulty = engine.trial(seed=7, fault=FAULTS[kind](start=start))
-    trials = [engine.trial(seed=1), faulty, faulty.golden, engine.trial(seed=2)]
-    run = engine.run(trials)
-    (event, *_) = run.result.events[1]
-    assert event.step == start and event.changed
-    before, after = [], []
-    for planned in (1, 2):
-        signals = {name: values for name, values in run[planned].items() if name != "weights"}
-        before.append({name: values[:start] for name, values in signals.items()})
-        after.append({name: values[start:] for name, values in signals.items()})
-    assert engine.same_bits(*before) == []
-    assert "loss" in engine.same_bits(*after)
-    for weights in run.weights[:start]:
-        assert torch.equal(engine.bits(weights[1]), engine.bits(weights[2]))
-    assert not torch.equal(engine.bits(run.weights[start][1]), engine.bits(run.weights[start][2]))
-    healthy = engine.run([trials[0], trials[2], trials[2], trials[3]])
-    assert [engine.same_bits(run[i], healthy[i]) for i in (0, 2, 3)] == [[], [], []]
-
-
 # --- 3: isolation ---------------------------------------------------------------------------------------------------
 
 VICTIM = 2
@@ -160,8 +124,8 @@ def one_weight(value):
 
 POISONS = {
     "learning rate": {"victim": {"lr": 1e30, "warmup": 0}},
-    "bit of the embedding": {"victim": {"fault": WeightBit(start=3, tensor="embedding", element=0, bit=30)}},
-    "bit of a hidden weight": {"victim": {"fault": WeightBit(start=3, tensor="blocks.1.feedforward.up", bit=30)}},
+    "bit of the embedding": {"victim": {"fault": Value(start=3, tensor="embedding", element=0, bit=30)}},
+    "bit of a hidden weight": {"victim": {"fault": Value(start=3, tensor="blocks.1.feedforward.up", bit=30)}},
     "weights infinite": {"prepare": fill(math.inf)},
     "weights NaN": {"prepare": fill(math.nan)},
     "weights huge": {"prepare": fill(3e38)},
@@ -316,7 +280,7 @@ def blow_up(trial):
 def test_a_pack_that_shrinks_leaves_the_others_as_they_were(engine, size, victims, left, block):
     healthy = engine.different(size, steps=12)
     survivors = [i for i in range(size) if i not in victims]
-    fault = WeightBit(start=10, tensor="blocks.0.feedforward.up", bit=20)
+    fault = Value(start=10, tensor="blocks.0.feedforward.up", bit=20)
     healthy[survivors[-1]] = dataclasses.replace(healthy[survivors[-1]], fault=fault)
     trials = [blow_up(trial) if i in victims else trial for i, trial in enumerate(healthy)]
     run, reference = engine.run(trials, block=block), engine.run(healthy, block=block)
@@ -374,15 +338,6 @@ def test_the_step_at_which_a_trial_was_not_finite(engine, site, name, later, val
     assert run.result.outcome[3] == NON_FINITE and run.result.outcome.count(NON_FINITE) == 1
     finite = np.isfinite(run.signals["loss"]) & np.isfinite(run.signals["grad_norm"])
     assert finite[3].tolist() == [step < 4 + later for step in range(8)]
-
-
-def test_a_fault_that_is_due_after_its_trial_froze_never_fires(engine):
-    for kind, fault in FAULTS.items():
-        for size in (2, 3, 5):  # with and without a pack that shrinks
-            doomed = engine.trial(lr=1e30, warmup=0, fault=fault(start=6))
-            run = engine.run([engine.trial(seed=1 + r) for r in range(size - 1)] + [doomed])
-            assert run.result.nonfinite_step[-1] < 6
-            assert run.result.events == [[]] * size, kind
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

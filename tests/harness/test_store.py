@@ -46,7 +46,8 @@ def write_blocks(store: PackStore, values: dict[str, np.ndarray]) -> None:
 
 
 def finish(store: PackStore) -> None:
-    store.finish(["trained"] * store.trials, [None] * store.trials, [[]] * store.trials)
+    n = store.trials
+    store.finish(["trained"] * n, [None] * n, [None] * n, [[]] * n, strikes=[0] * n, changes=[0] * n)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -140,7 +141,14 @@ def test_write_refuses_what_does_not_fit(tmp_path: Path, first: int, signals: di
 def test_attributes_are_strict_json(tmp_path: Path) -> None:
     store = make_pack(tmp_path)
     events = [{"before": np.float32(0.5), "after": float("nan"), "index": np.int64(3), "changed": np.bool_(True)}]
-    store.finish(["trained"] * 3, [None, np.int64(4), None], [events, [], [{"after": float("-inf")}]])
+    store.finish(
+        outcome=["trained"] * 3,
+        nonfinite_step=[None, np.int64(4), None],
+        masked_step=[None, None, np.int64(7)],
+        faults=[events, [], [{"after": float("-inf")}]],
+        strikes=[np.int64(90), 0, 1],
+        changes=[80, 0, 1],
+    )
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -153,7 +161,8 @@ def test_attributes_are_strict_json(tmp_path: Path) -> None:
         [],
         [{"after": "-Infinity"}],
     ]
-    assert attributes["nonfinite_step"] == [None, 4, None]
+    assert attributes["nonfinite_step"] == [None, 4, None] and attributes["masked_step"] == [None, None, 7]
+    assert attributes["strikes"] == [90, 0, 1] and attributes["changes"] == [80, 0, 1]
 
 
 def test_attributes_say_what_was_trained(tmp_path: Path) -> None:
@@ -176,10 +185,15 @@ def test_only_finished_packs_are_complete(tmp_path: Path) -> None:
     assert complete_trials(tmp_path) == {trial.id for trial in TRIALS[:2]}
 
 
-def test_finish_wants_one_of_each_for_every_trial(tmp_path: Path) -> None:
+RESULTS = ("outcome", "nonfinite_step", "masked_step", "faults", "strikes", "changes")
+
+
+@pytest.mark.parametrize("short", RESULTS)
+def test_finish_wants_one_of_each_for_every_trial(tmp_path: Path, short: str) -> None:
     store = make_pack(tmp_path)
-    with pytest.raises(ValueError, match="outcome: 1 values; expected one for each of 3 trials"):
-        store.finish(["trained"], [None] * 3, [[]] * 3)
+    values = {name: [[]] if name == short else [[]] * 3 for name in RESULTS}
+    with pytest.raises(ValueError, match=f"{short}: 1 values; expected one for each of 3 trials"):
+        store.finish(**values)
     assert complete_trials(tmp_path) == set()
 
 
@@ -316,7 +330,7 @@ def unknown_store(out: Path) -> Path:
     ("prepare", "got", "allowed"),
     [
         (other_study, "holds results of study other", "an empty or new folder, or study=other"),
-        (other_version, "holds a store of format 99", "format 1, or an empty or new folder"),
+        (other_version, "holds a store of format 99", "format 2, or an empty or new folder"),
         (a_file, "is a file", "a folder"),
         (below_a_file, "no write permission", "a writable folder"),
         (foreign_store, "cannot be read", "another folder"),

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 from harness.config import Model, Optim, Train, Trial
-from injectors.rare_tokens import RareTokens
-from injectors.weight_bit import WeightBit
+from injectors.batch import RareTokens
+from injectors.value import Value
 from sweeps.planner import Plan, make_plan, pack_seconds, wall_seconds
 
 SEEDS = range(60)
@@ -28,7 +28,7 @@ def random_trials(draw: random.Random) -> list[Trial]:
         for seed in range(draw.randint(1, 12)):
             lr = draw.choice([0.1, 0.2])
             golden = Trial(Model(width=width), Optim(lr=lr), train=Train(steps=draw.choice([50, 50, 90])), seed=seed)
-            faults = [WeightBit(bit=bit, start=5) for bit in range(draw.choice([0, 0, 1, 2, 7, 30]))]
+            faults = [Value(bit=bit, start=5) for bit in range(draw.choice([0, 0, 1, 2, 7, 30]))]
             faults += [RareTokens(start=9)] * draw.randint(0, 1)
             family = [dataclasses.replace(golden, fault=fault) for fault in faults]
             trials += family + ([golden] if draw.random() < 0.5 or not family else [])
@@ -106,7 +106,7 @@ def test_an_interrupted_plan_goes_on(seed: int) -> None:
 
 def test_families_stay_whole_where_they_fit() -> None:
     """Golden trial and its faulty ones are trained once, together: no witness is needed."""
-    trials = [dataclasses.replace(Trial(seed=seed), fault=WeightBit(bit=bit)) for seed in range(12) for bit in range(3)]
+    trials = [dataclasses.replace(Trial(seed=seed), fault=Value(bit=bit)) for seed in range(12) for bit in range(3)]
     plan = make_plan(trials, (), 8, "cpu", workers=2)
     assert not any(pack.witnesses for pack in plan.packs)
     assert [len(pack.trials) for pack in plan.packs] == [8] * 6
@@ -115,7 +115,7 @@ def test_families_stay_whole_where_they_fit() -> None:
 def test_later_faults_bring_witnesses() -> None:
     """A golden trial that is stored already is trained again beside new faults, and not recorded again."""
     golden = [Trial(seed=seed) for seed in range(4)]
-    faulty = [dataclasses.replace(trial, fault=WeightBit(bit=3)) for trial in golden]
+    faulty = [dataclasses.replace(trial, fault=Value(bit=3)) for trial in golden]
     plan = make_plan(faulty, {trial.id for trial in golden}, 4, "cpu", workers=1)
     assert [len(pack.trials) for pack in plan.packs] == [4, 4]
     assert {trial.id for pack in plan.packs for trial in pack.recorded} == {trial.id for trial in faulty}
@@ -123,7 +123,7 @@ def test_later_faults_bring_witnesses() -> None:
 
 
 def test_a_fault_shared_by_many_has_one_twin() -> None:
-    trials = [dataclasses.replace(Trial(), fault=WeightBit(bit=bit)) for bit in range(7)]
+    trials = [dataclasses.replace(Trial(), fault=Value(bit=bit)) for bit in range(7)]
     plan = make_plan(trials, (), 8, "cpu", workers=1)
     (pack,) = plan.packs
     assert (plan.asked, plan.added_twins, len(pack.trials)) == (7, 1, 8)
@@ -148,7 +148,7 @@ def test_auto_size_keeps_all_workers_busy(device: str, workers: int) -> None:
 
 
 def test_pack_ids_name_what_is_recorded() -> None:
-    golden, faulty = Trial(), dataclasses.replace(Trial(), fault=WeightBit())
+    golden, faulty = Trial(), dataclasses.replace(Trial(), fault=Value())
     (first,) = make_plan([golden, faulty], (), 4, "cpu", 1).packs
     (same,) = make_plan([golden, faulty], (), 4, "cpu", 2).packs
     (later,) = make_plan([golden, faulty], {golden.id}, 4, "cpu", 1).packs

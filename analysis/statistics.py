@@ -1,0 +1,88 @@
+"""Shares with their uncertainty, and medians of what was not always seen to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from scipy.stats import norm
+
+from analysis.outcomes import LAST_BIT, OUTCOMES, with_outcomes
+from harness.config import NO_FAULT
+
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+
+
+def wilson_interval(counts: Any, totals: Any) -> tuple[np.ndarray, np.ndarray]:
+    """95% score interval of a share, `counts` of `totals` (Wilson 1927); arrays or numbers, NaN for a total of 0.
+
+    It stays within 0 and 1 and has a width even where the share is 0 or 1, as the rates of rare outcomes are.
+    """
+    k, n = np.asarray(counts, dtype=float), np.asarray(totals, dtype=float)
+    z = norm.ppf((1 + CONFIDENCE) / 2)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        centre = (k + z**2 / 2) / (n + z**2)
+        reach = z / (n + z**2) * np.sqrt(k * (n - k) / n + z**2 / 4)
+        low, high = np.maximum(centre - reach, 0), np.minimum(centre + reach, 1)
+    # At the ends rounding would leave 1e-17 where the interval touches 0 or 1.
+    return np.where(k == 0, low * 0, low), np.where(k == n, high * 0 + 1, high)
+
+
+def studied(sweep: xr.Dataset) -> xr.Dataset:
+    """The faulty trials of a campaign: all but those that measure the clean envelope."""
+    fault = sweep["fault"].values
+    return sweep.isel(trial=np.flatnonzero((fault != NO_FAULT.name) & (fault != LAST_BIT)))
+
+
+def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
+    """How often faults had each outcome, with 95% Wilson intervals: one row a group and outcome.
+
+    `by` names coordinates along `trial` that make the groups, such as `struck_site`, `struck_tensor` and `struck_bit`;
+    none: one group of all. Missing values make a group of their own. Trials with the fault `last_bit`, which are the
+    yardstick, do not count. `sweep` is from `analysis.open_sweep`, with or without `analysis.outcomes`.
+
+    Columns: those of `by`, then `outcome` (masked, recovered, lingering, divergent, non-finite, all five in each
+    group), `count`, `trials` (those that have one of the five), `left_out` (unfinished, or without a golden run to
+    judge them by), `share` = count / trials, `low` and `high`; the last three are NaN where no trial is judged.
+    Raises KeyError if a name of `by` is no coordinate of the sweep.
+    """
+    faulty = studied(with_outcomes(sweep))
+    table = pd.DataFrame({name: faulty[name].values for name in by}, index=range(faulty.sizes["trial"]))
+    number = table.groupby(list(by), dropna=False, sort=True).ngroup().to_numpy() if by else np.zeros(len(table), int)
+    heads = table.iloc[np.unique(number, return_index=True)[1]].reset_index(drop=True) if by else table.iloc[:0]
+    groups = len(heads) if by else 1
+    # A word that is none of the five has the number -1, and so counts in the last column.
+    code = pd.Index(OUTCOMES).get_indexer(faulty["fault_outcome"].values)
+    counts = np.zeros((groups, len(OUTCOMES) + 1), dtype=int)
+    np.add.at(counts, (number, code), 1)
+    count, total = counts[:, :-1].ravel(), np.repeat(counts[:, :-1].sum(axis=1), len(OUTCOMES))
+    low, high = wilson_interval(count, total)
+    with np.errstate(invalid="ignore"):
+        share = count / total
+    found = {"outcome": list(OUTCOMES) * groups, "count": count, "trials": total}
+    found |= {"left_out": np.repeat(counts[:, -1], len(OUTCOMES)), "share": share, "low": low, "high": high}
+    rows = heads.loc[np.repeat(heads.index, len(OUTCOMES))].reset_index(drop=True)
+    return rows.assign(**found) if by else pd.DataFrame(found)
+
+
+def median_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
+    """Median of `values` [n], and its 95% percentile bootstrap (Efron 1979): (median, low, high).
+
+    A value that was not seen to end is infinite, which counts it as larger than all others; so a median, or an end of
+    the interval, that is infinite lies beyond what was watched. NaN for no values; NaN ends for fewer than two.
+    """
+    if len(values) == 0:
+        return np.nan, np.nan, np.nan
+    median = float(np.median(values))
+    if len(values) < 2:
+        return median, np.nan, np.nan
+    draws = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    medians = np.median(values[draws], axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    # Between a number and infinity nothing can be interpolated: the wider of the two.
+    low, high = np.quantile(medians, tail, method="lower"), np.quantile(medians, 1 - tail, method="higher")
+    return median, float(low), float(high)

@@ -1,0 +1,125 @@
+"""Number formats by name: what a value looks like in each, and rounding to it.
+
+Rounding is to nearest, ties to even, subnormals as the format has them. Too large a value becomes infinite. fp8_e4m3
+has no infinity (Micikevicius et al. 2022, arXiv 2209.05433, table 1), and versions of torch differ in what they make of
+such a value; here its word is that of NaN, and rounding gives infinity as elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format: its torch type, the integer type of its words, and how its bits are used.
+
+    Bit 0 is the last of the mantissa; the exponent stands above the mantissa, and the sign on top.
+    """
+
+    dtype: torch.dtype
+    words: torch.dtype
+    exponent: int
+    mantissa: int
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def largest(self) -> int:
+        """The last of the words without sign that is not NaN: infinity, and 448 in fp8_e4m3."""
+        return 0x7E if self.dtype == torch.float8_e4m3fn else ((1 << self.exponent) - 1) << self.mantissa
+
+    def field(self, name: str) -> range:
+        """The numbers of the bits of `any`, `mantissa`, `exponent` or `sign`."""
+        ends = {
+            "any": (0, self.bits),
+            "mantissa": (0, self.mantissa),
+            "exponent": (self.mantissa, self.bits - 1),
+            "sign": (self.bits - 1, self.bits),
+        }
+        return range(*ends[name])
+
+
+FORMATS = {
+    "fp32": Format(torch.float32, torch.int32, 8, 23),
+    "bf16": Format(torch.bfloat16, torch.int16, 8, 7),
+    "fp16": Format(torch.float16, torch.int16, 5, 10),
+    "fp8_e4m3": Format(torch.float8_e4m3fn, torch.uint8, 4, 3),
+    "fp8_e5m2": Format(torch.float8_e5m2, torch.uint8, 5, 2),
+}
+
+LARGEST_E4M3 = 464.0  # the midpoint above 448, the largest number of the format; the tie goes to 448
+
+_LAYOUTS = {known.dtype: known for known in FORMATS.values()}
+_LAYOUTS[torch.float64] = Format(torch.float64, torch.int64, 11, 52)
+
+
+def to_words(x: Tensor, name: str) -> Tensor:
+    """`x` rounded to the format, as the integers whose bits it then has.
+
+    `x` is float64, float32, bfloat16, float16 or of the format's own type. A NaN keeps its sign and what the format has
+    room for of its payload, so `from_words` of any word, in a type with more bits, gives that word again.
+    """
+    return _convert(x, FORMATS[name].dtype).view(FORMATS[name].words)
+
+
+def from_words(words: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+    """The values of the integers that `to_words` gives."""
+    return _convert(words.view(FORMATS[name].dtype), dtype)
+
+
+def round_to(x: Tensor, name: str) -> Tensor:
+    """`x` rounded to the format, in its own type again. Which NaN a NaN becomes is not said."""
+    dtype = FORMATS[name].dtype
+    if x.dtype == dtype:
+        return x
+    rounded = _nearest(x, dtype).to(x.dtype)
+    if name != "fp8_e4m3":
+        return rounded
+    return torch.where(x.abs() > LARGEST_E4M3, torch.copysign(torch.full_like(x, math.inf), x), rounded)
+
+
+def _convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in another type, the same on every machine.
+
+    With torch alone, the bits of a NaN depend on the machine and even on its place in the tensor, and what becomes of a
+    value too large for fp8_e4m3 depends on the version.
+    """
+    if x.dtype == dtype:
+        return x
+    old, new = _LAYOUTS[x.dtype], _LAYOUTS[dtype]
+    words = x.view(old.words).to(torch.int64)
+    magnitude = words & ((1 << (old.bits - 1)) - 1)
+    becomes_nan = magnitude > old.largest
+    if new.dtype == torch.float8_e4m3fn:
+        becomes_nan |= x.abs() > LARGEST_E4M3
+    payload, more = magnitude & ((1 << old.mantissa) - 1), new.mantissa - old.mantissa
+    payload = payload << more if more >= 0 else payload >> -more
+    payload = torch.where(payload == 0, 1 << (new.mantissa - 1), payload)
+    nan = (payload | ((1 << new.exponent) - 1) << new.mantissa).clamp(min=new.largest + 1)
+    nan = torch.where(words == magnitude, nan, nan | -(1 << (new.bits - 1))).to(new.words)
+    return torch.where(becomes_nan, nan, _nearest(x, dtype).view(new.words)).view(dtype)
+
+
+def _nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """torch's conversion, rounded once: torch takes float64 to float32 first, which must not round to nearest too."""
+    small = dtype not in (torch.float32, torch.float64)
+    return (_to_odd(x) if x.dtype == torch.float64 and small else x).to(dtype)
+
+
+def _to_odd(x: Tensor) -> Tensor:
+    """float64 as float32, rounded to odd: towards zero, and the last bit set where something was lost.
+
+    Rounding that to nearest in a format of at most 22 bits equals rounding `x` (Boldo & Melquiond 2008,
+    Emulation of FMA and correctly rounded sums, IEEE Transactions on Computers 57(4)).
+    """
+    near = x.to(torch.float32)
+    words, back = near.view(torch.int32), near.to(torch.float64)
+    towards_zero = torch.where(back.abs() > x.abs(), words - 1, words)
+    return torch.where((back == x) | x.isnan(), words, towards_zero | 1).view(torch.float32)

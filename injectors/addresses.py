@@ -1,0 +1,225 @@
+"""The population of faults that a description allows, and samples of it that are the same on every machine.
+
+A sample is the beginning of one long order of the whole population, so a campaign can go in rounds: the sample of
+n addresses is the beginning of the sample of m > n under the same seed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, islice
+
+from harness.config import ConfigError
+from injectors.draws import shuffled, stream
+
+WEIGHTS = ("size", "tensor")
+STRATIFICATIONS = ("none", "tensor", "layer", "bit", "step")
+MOST_STEP_STRATA = 10
+NORMAL_97_5 = 1.959963984540054  # the normal distribution's quantile for a two-sided interval of 95%
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where and when a fault first strikes: a flat index into a tensor, a bit if the fault model has one, a step."""
+
+    tensor: str
+    element: int
+    bit: int | None
+    step: int
+
+
+@dataclass(frozen=True)
+class Population:
+    """Every address that a description allows: tensors x elements x bits x steps.
+
+    `shapes` are the tensors in the model's order. `bits` are different bit numbers; None where the fault model has no
+    bit. `element` is the flat index that is meant in each tensor; None: any. Raises ConfigError where a tensor has no
+    such element.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    bits: tuple[int, ...] | None
+    steps: range
+    element: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, shape in self.shapes.items():
+            if self.element is not None and not 0 <= self.element < math.prod(shape):
+                raise ConfigError(
+                    f"fault.element={self.element}: beyond tensor {name}, which has {math.prod(shape)} elements; "
+                    f"allowed: 0 to {math.prod(shape) - 1}"
+                )
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """For each tensor, the number of addresses in it and in those before it."""
+        elements = (math.prod(shape) if self.element is None else 1 for shape in self.shapes.values())
+        return list(accumulate(count * self._bits * len(self.steps) for count in elements))
+
+    @property
+    def _bits(self) -> int:
+        return 1 if self.bits is None else len(self.bits)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return list(self.shapes)
+
+    @property
+    def size(self) -> int:
+        """How many addresses there are."""
+        return self._ends[-1] if self._ends else 0
+
+    def address(self, number: int) -> Address:
+        """One of them for each number of range(size): the step runs fastest, then bit, element and tensor."""
+        if not 0 <= number < self.size:
+            raise IndexError(f"address {number} of a population of {self.size}")
+        tensor = bisect_right(self._ends, number)
+        rest, step = divmod(number - (self._ends[tensor - 1] if tensor else 0), len(self.steps))
+        element, bit = divmod(rest, self._bits)
+        return Address(
+            self._names[tensor],
+            element if self.element is None else self.element,
+            None if self.bits is None else self.bits[bit],
+            self.steps[step],
+        )
+
+
+def sample(
+    population: Population, count: int, seed: int, weight: str = "size", stratify: str = "none"
+) -> list[Address]:
+    """The first `count` addresses of `in_order`. Raises ConfigError if there are not so many."""
+    if not 0 <= count <= population.size:
+        raise ConfigError(
+            f"fault.samples={count}: the description allows {population.size} different faults; "
+            f"allowed: 0 to {population.size}"
+        )
+    return list(islice(in_order(population, seed, weight, stratify), count))
+
+
+def in_order(population: Population, seed: int, weight: str = "size", stratify: str = "none") -> Iterator[Address]:
+    """Every address of the population once, in an order that follows from the seed.
+
+    Weight `size`: each address that is left is as likely as any other, so a tensor is drawn in proportion to its size.
+    `tensor`: each tensor is as likely as any other, then each address in it; a tensor of which all has been drawn
+    leaves the draw, and the others share its chance.
+
+    Stratified, the strata (see `stratum_of`) take turns, in a new random order each round; the weight holds inside
+    a stratum. At any point their counts differ by at most one, but for strata of which all has been drawn: those drop
+    out, and the others go on.
+
+    Raises ConfigError for words that it does not know, and for strata of bits where there are no bits.
+    """
+    if weight not in WEIGHTS:
+        raise ConfigError(f"fault.weight={weight}: unknown; allowed: {', '.join(WEIGHTS)}")
+    orders = [_inside(part, weight, seed, stratify, name) for name, part in _strata(population, stratify).items()]
+    return _in_turns(orders, seed)
+
+
+def _in_turns(orders: list[Iterator[Address]], seed: int) -> Iterator[Address]:
+    number = 0
+    while orders:
+        exhausted = set()
+        for turn in shuffled(len(orders), seed, "round", number):
+            address = next(orders[turn], None)
+            if address is None:
+                exhausted.add(turn)
+            else:
+                yield address
+        orders = [order for i, order in enumerate(orders) if i not in exhausted]
+        number += 1
+
+
+def _inside(part: Population, weight: str, seed: int, *key: str) -> Iterator[Address]:
+    """The order of one stratum."""
+    if weight == "size":
+        yield from map(part.address, shuffled(part.size, seed, "size", *key))
+        return
+    tensors = list(_strata(part, "tensor").values())
+    orders = [map(one.address, shuffled(one.size, seed, "tensor", *key, *one.shapes)) for one in tensors]
+    left = [i for i, one in enumerate(tensors) if one.size]
+    drawn = [0 for _ in tensors]
+    for word in stream(seed, "tensors", *key):
+        if not left:
+            return
+        chosen = left[word % len(left)]
+        yield next(orders[chosen])
+        drawn[chosen] += 1
+        if drawn[chosen] == tensors[chosen].size:
+            left.remove(chosen)
+
+
+# --- strata ------------------------------------------------------------------------------------------------------
+
+
+def strata(population: Population, stratify: str) -> list[str]:
+    """The names of the strata, in the population's order. Raises ConfigError as `in_order` does."""
+    return list(_strata(population, stratify))
+
+
+def stratum_of(address: Address, population: Population, stratify: str) -> str:
+    """The name of the stratum of an address of the population.
+
+    `none`: all are one. `tensor`: its name. `layer`: `blocks.3` for a tensor of that block, and for any other the first
+    part of its name, such as `embedding`, `head` or `final_norm`, each a stratum of its own. `bit`: its number. `step`:
+    its number, or if there are more than ten, the first and the last of its tenth of them: `100-149`.
+    """
+    if stratify == "tensor":
+        return address.tensor
+    if stratify == "layer":
+        return _layer(address.tensor)
+    if stratify == "bit":
+        return str(address.bit)
+    if stratify == "step":
+        tenths = _tenths(population.steps)
+        index = population.steps.index(address.step)
+        return _step_name(tenths[((index + 1) * len(tenths) - 1) // len(population.steps)])
+    return "all"
+
+
+def _strata(population: Population, stratify: str) -> dict[str, Population]:
+    """The part of the population in each stratum."""
+    if stratify not in STRATIFICATIONS:
+        raise ConfigError(f"fault.stratify={stratify}: unknown; allowed: {', '.join(STRATIFICATIONS)}")
+    if stratify == "bit":
+        if population.bits is None:
+            allowed = ", ".join(word for word in STRATIFICATIONS if word != "bit")
+            raise ConfigError(f"fault.stratify=bit: this fault changes no bit; allowed: {allowed}")
+        return {str(bit): dataclasses.replace(population, bits=(bit,)) for bit in population.bits}
+    if stratify == "step":
+        return {_step_name(part): dataclasses.replace(population, steps=part) for part in _tenths(population.steps)}
+    if stratify == "none":
+        return {"all": population}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor, shape in population.shapes.items():
+        shapes.setdefault(tensor if stratify == "tensor" else _layer(tensor), {})[tensor] = shape
+    return {name: dataclasses.replace(population, shapes=those) for name, those in shapes.items()}
+
+
+def _layer(tensor: str) -> str:
+    block = re.match(r"blocks\.\d+", tensor)
+    return block.group() if block else tensor.partition(".")[0]
+
+
+def _tenths(steps: range) -> list[range]:
+    """The steps in ten parts whose lengths differ by at most one; each on its own if there are no more than ten."""
+    parts = min(len(steps), MOST_STEP_STRATA)
+    return [steps[i * len(steps) // parts : (i + 1) * len(steps) // parts] for i in range(parts)]
+
+
+def _step_name(steps: range) -> str:
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]}-{steps[-1]}"
+
+
+def half_width(count: int, share: float = 0.5) -> float:
+    """Half the width of the 95% score interval of a share that is observed among `count` samples.
+
+    Wilson 1927, Probable inference, the law of succession, and statistical inference, JASA 22. None sampled: 0.5.
+    """
+    squared = NORMAL_97_5**2
+    return NORMAL_97_5 / (count + squared) * math.sqrt(count * share * (1 - share) + squared / 4)

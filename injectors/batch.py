@@ -1,0 +1,154 @@
+"""Poisoned batches: the kinds of data that precede loss spikes, and what a broken data loader hands out."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.config import PER_TRIAL, ConfigError, Trial, number
+from harness.sites import Event, Site, Visit
+from injectors.draws import stream
+from injectors.fault import FaultContext, InjectableFault, Places, Strike, random_tokens
+
+
+@dataclass(frozen=True)
+class BatchFault(InjectableFault):
+    """Base: a `share` of the sequences of each struck batch is replaced, the first ones."""
+
+    start: int = number(PER_TRIAL, 100, "step of the first poisoned batch", low=0)
+    duration: int | None = number(
+        PER_TRIAL, 3, "steps from the first poisoned batch to the last; null: to the end", low=1
+    )
+    share: float = number(PER_TRIAL, 1.0, "share of the batch's sequences that is replaced", above=0, high=1)
+
+    def arm(self, context: FaultContext) -> Poison:
+        steps = self.strike_steps(context.trial)
+        return Poison(Site.BATCH, steps, self.duration is None, looks=self.looks(steps), fault=self, context=context)
+
+    def looks(self, steps: range) -> tuple[tuple[Site, int], ...]:
+        """Batches that have to be seen before."""
+        return ()
+
+    def poison(
+        self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None
+    ) -> np.ndarray | Tensor:
+        """What takes the place of `shape` = (sequences, T + 1) tokens; `seen` is the last batch that was looked at."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class RareTokens(BatchFault):
+    """Tokens drawn uniformly from the rarest that the training text has (cf. PaLM, arXiv 2204.02311, section 5.1)."""
+
+    kind: str = "rare_tokens"
+    tokens: int = number(PER_TRIAL, 16, "how many of the rarest tokens to draw from", low=1)
+
+    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
+        occurring = np.flatnonzero(context.token_counts)
+        rarest = occurring[np.argsort(context.token_counts[occurring], kind="stable")][: self.tokens]
+        drawn = random_tokens(shape[0] * shape[1], len(rarest), *context.key("rare", step))
+        return rarest[drawn].reshape(shape)
+
+
+@dataclass(frozen=True)
+class RandomTokens(BatchFault):
+    """Tokens drawn uniformly from the whole vocabulary: bytes of a file that is no text, an encoding gone wrong."""
+
+    kind: str = "random_tokens"
+
+    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
+        return random_tokens(shape[0] * shape[1], context.vocabulary, *context.key("random", step)).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Repetition(BatchFault):
+    """Sequences that degenerate into one short pattern of the text, repeated.
+
+    The first `length` tokens of each sequence repeat the `pattern` tokens that stand at its start.
+    """
+
+    kind: str = "repetition"
+    pattern: int = number(PER_TRIAL, 1, "tokens of the pattern", low=1)
+    length: int | None = number(PER_TRIAL, None, "tokens over which it repeats; null: the whole sequence", low=1)
+
+    def check(self, trial: Trial, places: Places) -> None:
+        reasons = []
+        for name, size in (("pattern", self.pattern), ("length", self.length)):
+            if size is not None and size > trial.model.context:
+                reasons.append(
+                    f"fault.{name}={size}: longer than model.context={trial.model.context}; "
+                    f"allowed: 1 to {trial.model.context}"
+                )
+        if reasons:
+            raise ConfigError(*reasons)
+
+    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
+        assert seen is not None
+        batch = seen[: shape[0]].clone()
+        length = shape[1] if self.length is None else self.length
+        batch[:, :length] = batch[:, torch.arange(length, device=batch.device) % self.pattern]
+        return batch
+
+
+@dataclass(frozen=True)
+class LongDocument(BatchFault):
+    """One over-long stretch of text fills the batch: its sequences follow each other, with no boundary between them."""
+
+    kind: str = "long_document"
+
+    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
+        sequences, length = shape
+        text, wanted = context.tokens, sequences * (length - 1) + 1
+        start = next(stream(*context.key("document"))) % max(1, len(text) - wanted)
+        # Each sequence begins with the token that the one before it ended with, as targets are inputs moved by one.
+        places = start + np.arange(sequences)[:, None] * (length - 1) + np.arange(length)
+        return np.asarray(text[places % len(text)], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class DuplicatedBatch(BatchFault):
+    """The data loader hands out the batch of an earlier step again and again."""
+
+    kind: str = "duplicated_batch"
+    late: int = number(PER_TRIAL, 1, "steps before the first strike at which the batch was first read", low=1)
+
+    def check(self, trial: Trial, places: Places) -> None:
+        if self.late > self.start:
+            raise ConfigError(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
+
+    def looks(self, steps: range) -> tuple[tuple[Site, int], ...]:
+        return ((Site.BATCH, self.start - self.late),)
+
+    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
+        assert seen is not None
+        return seen[: shape[0]]
+
+
+@dataclass
+class Poison(Strike):
+    """Replaces the first sequences of the batch."""
+
+    fault: BatchFault = BatchFault()
+    context: FaultContext | None = None
+    _seen: Tensor | None = None
+
+    def look(self, visit: Visit) -> None:
+        self._seen = visit.tensors["batch"].clone()
+
+    def strike(self, visit: Visit) -> list[Event]:
+        assert self.context is not None
+        batch, before = visit.tensors["batch"], _digest(visit.tensors["batch"])
+        sequences = max(1, round(self.fault.share * batch.shape[0]))
+        seen = batch if self._seen is None else self._seen
+        tokens = self.fault.poison(self.context, visit.step, (sequences, batch.shape[1]), seen)
+        batch[:sequences] = torch.as_tensor(tokens, dtype=batch.dtype, device=batch.device)
+        after = _digest(batch)
+        return [Event(self.site, "batch", None, None, visit.step, before, after, None, None, before != after)]
+
+
+def _digest(batch: Tensor) -> str:
+    return hashlib.sha256(batch.cpu().numpy().tobytes()).hexdigest()

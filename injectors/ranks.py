@@ -1,0 +1,249 @@
+"""What goes wrong between data-parallel ranks: gradients that come late, are missing or are added differently.
+
+A rank's gradient that is corrupted or partly NaN is a value fault at the site `gradient`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, number
+from harness.formats import FORMATS
+from harness.ranks import RankMean
+from harness.sites import Event, Site, Visit
+from injectors.fault import FaultContext, InjectableFault, Places, Strike, elements_of, matching
+
+Tensors = Mapping[str, Tensor]
+
+
+def _check_rank(rank: int, trial: Trial) -> None:
+    if rank >= trial.train.ranks:
+        raise ConfigError(
+            f"fault.rank={rank}: beyond train.ranks={trial.train.ranks}; allowed: 0 to {trial.train.ranks - 1}"
+        )
+
+
+def _copy(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _digest(tensors: Tensors) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors.values():
+        found.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _event(visit: Visit, before: str, tensors: Tensors) -> list[Event]:
+    """One event for all tensors of a visit."""
+    after = _digest(tensors)
+    return [Event(visit.site, "*", None, None, visit.step, before, after, None, None, before != after, visit.rank)]
+
+
+@dataclass(frozen=True)
+class StaleGradient(InjectableFault):
+    """A rank hands in the gradient that it had `late` steps ago, as in asynchronous training."""
+
+    kind: str = "stale_gradient"
+    start: int = number(PER_TRIAL, 100, "first step with a stale gradient", low=0)
+    rank: int = number(PER_TRIAL, 0, "data-parallel rank", low=0)
+    late: int = number(PER_TRIAL, 1, "steps by which it is late", low=1)
+
+    def check(self, trial: Trial, places: Places) -> None:
+        _check_rank(self.rank, trial)
+        if self.late > self.start:
+            raise ConfigError(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
+
+    def arm(self, context: FaultContext) -> Stale:
+        steps = self.strike_steps(context.trial)
+        looks = tuple((Site.GRADIENT, step - self.late) for step in steps)
+        return Stale(Site.GRADIENT, steps, self.duration is None, looks=looks, rank=self.rank, late=self.late)
+
+
+@dataclass
+class Stale(Strike):
+    """Keeps the gradients of the last `late` steps, and those before the first strike for when that comes again.
+
+    After a rollback into the strikes, a gradient that is not kept any more is handed in fresh.
+    """
+
+    rank: int = 0
+    late: int = 1
+    _kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> list[tuple[Site, int]]:
+        return list(dict.fromkeys(super().calls))  # a step can be one to look at and one to strike
+
+    def visit(self, visit: Visit) -> list[Event]:
+        if visit.rank != self.rank:
+            return []
+        if (visit.site, visit.step) in self.looks:
+            self._kept[visit.step] = _copy(visit.tensors)
+        old = self._kept.get(visit.step - self.late)
+        if visit.step not in self.steps or old is None:
+            return []
+        if visit.step - self.late >= self.steps.start:
+            del self._kept[visit.step - self.late]
+        before = _digest(visit.tensors)
+        for name, tensor in visit.tensors.items():
+            tensor.copy_(old[name])
+        return _event(visit, before, visit.tensors)
+
+
+@dataclass(frozen=True)
+class DroppedRank(InjectableFault):
+    """A rank's gradient is lost: it counts as zero, or the mean is taken over the ranks that are left."""
+
+    kind: str = "dropped_rank"
+    start: int = number(PER_TRIAL, 100, "first step without the rank", low=0)
+    rank: int = number(PER_TRIAL, 0, "data-parallel rank", low=0)
+    rescale: bool = anything(PER_TRIAL, False, "take the mean over the ranks that are left")
+
+    def check(self, trial: Trial, places: Places) -> None:
+        _check_rank(self.rank, trial)
+        if self.rescale and trial.train.ranks == 1:
+            raise ConfigError("fault.rescale=true: no rank is left of train.ranks=1; allowed: false, or more ranks")
+
+    def arm(self, context: FaultContext) -> Dropped:
+        steps, ranks = self.strike_steps(context.trial), context.trial.train.ranks
+        others = ranks / (ranks - 1) if self.rescale else 1.0
+        return Dropped(Site.GRADIENT, steps, self.duration is None, rank=self.rank, others=others)
+
+
+@dataclass
+class Dropped(Strike):
+    """Zeroes one rank, and multiplies the others by a factor."""
+
+    rank: int = 0
+    others: float = 1.0
+
+    def strike(self, visit: Visit) -> list[Event]:
+        if visit.rank != self.rank:
+            for tensor in visit.tensors.values() if self.others != 1 else ():
+                tensor.mul_(self.others)
+            return []
+        before = _digest(visit.tensors)
+        for tensor in visit.tensors.values():
+            tensor.zero_()
+        return _event(visit, before, visit.tensors)
+
+
+@dataclass(frozen=True)
+class Reduction(InjectableFault):
+    """The gradients of the ranks are added in another order, or in a narrower format, than everybody else's."""
+
+    kind: str = "reduction"
+    start: int = number(PER_TRIAL, 100, "first step with the other reduction", low=0)
+    order: str = choice(PER_TRIAL, "sequential", "order of the sum", "sequential", "reversed", "pairwise")
+    format: str = choice(PER_TRIAL, "bf16", "format of the running sum", *FORMATS)
+
+    def check(self, trial: Trial, places: Places) -> None:
+        if trial.train.ranks == 1:
+            raise ConfigError("train.ranks=1: nothing to add; allowed with fault=reduction: 2 or more")
+
+    def arm(self, context: FaultContext) -> OtherSum:
+        steps = self.strike_steps(context.trial)
+        looks = tuple((Site.GRADIENT, step) for step in steps)
+        ranks = context.trial.train.ranks
+        return OtherSum(
+            Site.REDUCED_GRADIENT,
+            steps,
+            self.duration is None,
+            looks=looks,
+            ranks=ranks,
+            order=self.order,
+            format=self.format,
+        )
+
+
+@dataclass
+class OtherSum(Strike):
+    """Keeps the gradients of all ranks for the length of a step."""
+
+    ranks: int = 1
+    order: str = "sequential"
+    format: str = "fp32"
+    _parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    def look(self, visit: Visit) -> None:
+        self._parts[visit.rank] = _copy(visit.tensors)
+
+    def strike(self, visit: Visit) -> list[Event]:
+        before = _digest(visit.tensors)
+        for name, tensor in visit.tensors.items():
+            mean = RankMean(self.ranks, self.order, self.format)
+            for rank in mean.sequence():
+                mean.add(self._parts[rank][name])
+            mean.finish(tensor)
+        self._parts.clear()
+        return _event(visit, before, visit.tensors)
+
+
+@dataclass(frozen=True)
+class MissedUpdate(InjectableFault):
+    """An optimizer shard misses its updates: its weights and moments stay as they were.
+
+    The shard is all elements of the tensors that match, or one of `shards` equal slices of them. The optimizer's step
+    count, which all shards share, goes on.
+    """
+
+    kind: str = "missed_update"
+    start: int = number(PER_TRIAL, 100, "first update that is missed", low=0)
+    tensor: str = anything(PER_TRIAL, "*", "glob over tensor names")
+    layer: int | None = number(PER_TRIAL, None, "block of the tensors; null: any", low=0)
+    shards: int = number(PER_TRIAL, 1, "slices into which the matching elements are cut", low=1)
+    shard: int = number(PER_TRIAL, 0, "the slice that misses the update", low=0)
+
+    def check(self, trial: Trial, places: Places) -> None:
+        names = matching("fault.tensor", self.tensor, places.tensors, self.layer)
+        total = sum(elements_of(places.tensors, names))
+        if self.shards > total:
+            raise ConfigError(f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}")
+        if self.shard >= self.shards:
+            raise ConfigError(
+                f"fault.shard={self.shard}: beyond fault.shards={self.shards}; allowed: 0 to {self.shards - 1}"
+            )
+
+    def arm(self, context: FaultContext) -> Missed:
+        shapes = context.places.tensors
+        names = matching("fault.tensor", self.tensor, shapes, self.layer)
+        sizes = elements_of(shapes, names)
+        first, last = (sum(sizes) * number // self.shards for number in (self.shard, self.shard + 1))
+        slices, end = {}, 0
+        for name, size in zip(names, sizes, strict=True):
+            start, end = end, end + size
+            if start < last and end > first:
+                slices[name] = slice(max(first - start, 0), min(last - start, size))
+        steps = self.strike_steps(context.trial)
+        looks = tuple((Site.BEFORE_UPDATE, step) for step in steps)
+        return Missed(Site.UPDATE, steps, self.duration is None, looks=looks, slices=slices)
+
+
+@dataclass
+class Missed(Strike):
+    """Puts the shard back to what it was before the optimizer step."""
+
+    slices: dict[str, slice] = field(default_factory=dict)
+    _before: dict[str, Tensor] = field(default_factory=dict)
+
+    def _shard(self, visit: Visit) -> dict[str, Tensor]:
+        keys = [
+            (f"{moment}{name}", part) for moment in ("", "moment_1:", "moment_2:") for name, part in self.slices.items()
+        ]
+        return {key: visit.tensors[key].view(-1)[part] for key, part in keys}
+
+    def look(self, visit: Visit) -> None:
+        self._before = _copy(self._shard(visit))
+
+    def strike(self, visit: Visit) -> list[Event]:
+        shard = self._shard(visit)
+        updated = _digest(shard)
+        for name, values in shard.items():
+            values.copy_(self._before[name])
+        return _event(visit, updated, shard)

@@ -1,0 +1,76 @@
+"""Silent data corruption as it is seen in the field, beside the classic flip of a single bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.config import PER_TRIAL, Trial, anything, choice, number
+from harness.formats import FORMATS
+from injectors.draws import distinct, stream
+from injectors.fault import FaultContext, InjectableFault, Places, elements_of, matching
+from injectors.value import SITES, Target, Value, ValueStrike
+
+UNIT = 2**128  # words of the stream are below it
+STRIDES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class RealisticSDC(InjectableFault):
+    """A seeded mix: most events flip several bits, addresses repeat periodically, about 1% are not finite.
+
+    Shares are those of a field study of accelerators (arXiv 2605.04213): `nonfinite` of the faults write NaN or an
+    infinity, `single` of the others flip one bit in each element, the rest two to `most` bits, scattered. The elements
+    of a fault stand a fixed stride apart in one tensor, which is drawn in proportion to its size.
+    """
+
+    kind: str = "realistic_sdc"
+    start: int = number(PER_TRIAL, 100, "step of the (first) strike", low=0)
+    site: str = choice(
+        PER_TRIAL, "weight", "where in the step", *(s for s in SITES if s not in ("learning_rate", "loss_scale"))
+    )
+    tensor: str = anything(PER_TRIAL, "*", "glob over tensor names, or over taps for activations")
+    layer: int | None = number(PER_TRIAL, None, "block of the tensor; null: any", low=0)
+    elements: int = number(PER_TRIAL, 4, "elements that are struck", low=1)
+    format: str = choice(PER_TRIAL, "fp32", "representation in which bits flip", *FORMATS)
+    single: float = number(PER_TRIAL, 0.4, "share of bit-flip faults with a single bit", low=0, high=1)
+    most: int = number(PER_TRIAL, 4, "most bits that flip in an element", low=2, high=8)
+    nonfinite: float = number(PER_TRIAL, 0.01, "share of faults that write NaN or an infinity", low=0, high=1)
+    rank: int = number(PER_TRIAL, 0, "data-parallel rank, for sites before the mean over ranks", low=0)
+
+    def _value(self, model: str = "bit_flip") -> Value:
+        """The value fault that changes the elements."""
+        return Value(
+            start=self.start,
+            duration=self.duration,
+            period=self.period,
+            site=self.site,
+            tensor=self.tensor,
+            layer=self.layer,
+            model=model,
+            format=self.format,
+            rank=self.rank,
+        )
+
+    def check(self, trial: Trial, places: Places) -> None:
+        self._value().check(trial, places)
+
+    def arm(self, context: FaultContext) -> ValueStrike:
+        draw = stream(*context.key("realistic"))
+        kinds = ("nan", "infinity", "minus_infinity")
+        value = self._value(kinds[next(draw) % 3] if next(draw) / UNIT < self.nonfinite else "bit_flip")
+        shapes = value.shapes(context.places)
+        names = matching("fault.tensor", self.tensor, shapes, self.layer)
+        sizes = elements_of(shapes, names)
+        ends = np.cumsum(sizes)
+        address = next(draw) % int(ends[-1])
+        which = int(np.searchsorted(ends, address, side="right"))
+        first = address - int(ends[which]) + sizes[which]
+        stride = STRIDES[next(draw) % len(STRIDES)]
+        flat = sorted({(first + i * stride) % sizes[which] for i in range(self.elements)})
+        size = FORMATS[self.format].bits
+        count = 1 if next(draw) / UNIT < self.single else 2 + next(draw) % (self.most - 1)
+        masks = [sum(1 << bit for bit in distinct(size, count, *context.key("bits", i))) for i in range(len(flat))]
+        target = Target(names[which], np.array(flat), np.array(masks, dtype=np.int64))
+        return value.strike_at((target,), context)

@@ -1,0 +1,70 @@
+"""Schedules that a restart got wrong. A mere jump of the rate is a value that is scaled: `fault=learning_rate_jump`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.config import PER_TRIAL, ConfigError, Trial, number
+from harness.schedules import warmup_steps
+from harness.sites import Event, Site, Visit
+from injectors.fault import FaultContext, InjectableFault, Places, Strike
+
+
+@dataclass(frozen=True)
+class ScheduleOffset(InjectableFault):
+    """The schedule is resumed at the wrong step: the rate of `offset` steps later, or earlier if it is negative.
+
+    Beyond the ends of the schedule the rate is that of its first or last step.
+    """
+
+    kind: str = "schedule_offset"
+    start: int = number(PER_TRIAL, 100, "step from which the schedule is wrong", low=0)
+    duration: int | None = number(PER_TRIAL, None, "steps with the wrong rate; null: to the end", low=1)
+    offset: int = number(PER_TRIAL, -100, "steps by which the schedule is ahead")
+
+    def arm(self, context: FaultContext) -> OtherRate:
+        last = len(context.rates) - 1
+        steps = self.strike_steps(context.trial)
+        rates = {step: float(context.rates[min(max(step + self.offset, 0), last)]) for step in steps}
+        return OtherRate(Site.LEARNING_RATE, steps, self.duration is None, rates=rates)
+
+
+@dataclass(frozen=True)
+class WarmupSkipped(InjectableFault):
+    """The warm-up is left out from `start` on: its remaining steps are taken at the peak rate."""
+
+    kind: str = "warmup_skipped"
+    start: int = number(PER_TRIAL, 0, "first step at the peak rate", low=0)
+    duration: int | None = number(PER_TRIAL, None, "steps at the peak rate; null: to the end of the warm-up", low=1)
+
+    def check(self, trial: Trial, places: Places) -> None:
+        warmup = warmup_steps(trial)
+        if self.start >= warmup:
+            allowed = f"0 to {warmup - 1}" if warmup else "a schedule with a warm-up"
+            raise ConfigError(f"fault.start={self.start}: after the warm-up of {warmup} steps; allowed: {allowed}")
+
+    def arm(self, context: FaultContext) -> OtherRate:
+        trial, warmup = context.trial, warmup_steps(context.trial)
+        steps = [step for step in self.strike_steps(trial) if step < warmup]
+        whole = range(self.start, steps[-1] + 1, self.period) if steps else range(0)
+        rates = dict.fromkeys(whole, trial.optim.lr)
+        return OtherRate(Site.LEARNING_RATE, whole, self.duration is None, rates=rates)
+
+
+@dataclass
+class OtherRate(Strike):
+    """Sets the rate of each struck step."""
+
+    rates: dict[int, float] | None = None
+
+    def strike(self, visit: Visit) -> list[Event]:
+        assert self.rates is not None
+        rate = visit.tensors["learning_rate"]
+        before = rate.item()
+        rate.fill_(self.rates[visit.step])
+        after = rate.item()
+        return [
+            Event(
+                self.site, "learning_rate", (), None, visit.step, repr(before), repr(after), None, None, before != after
+            )
+        ]

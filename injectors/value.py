@@ -1,0 +1,359 @@
+"""Values that change where they stand: bits that flip or stick, numbers that are set, scaled, rounded or noisy.
+
+One family for every tensor of the step, because what changes does not depend on where: weights, gradients, moments,
+updates, activations and their gradients, the learning rate and the loss scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, number
+from harness.formats import FORMATS, round_to
+from harness.sites import AT_TAPS, KEPT_EVENTS, Event, Site, Visit
+from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
+from injectors.bits import OPERATIONS, change_bits, raw_bits, same_bits
+from injectors.draws import distinct, stream
+from injectors.fault import FaultContext, InjectableFault, Places, Shapes, Strike, elements_of, matching
+
+SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
+SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
+CONSTANTS = {"zero": 0.0, "nan": math.nan, "infinity": math.inf, "minus_infinity": -math.inf}
+RANKED = (*AT_TAPS, Site.GRADIENT)  # sites that a rank has for itself
+MODELS = (*OPERATIONS, *CONSTANTS, "set", "scale", "noise", "sign", "round")
+MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
+
+
+@dataclass(frozen=True)
+class Value(InjectableFault):
+    """Change elements of the tensors of a site, the same elements at every strike.
+
+    Which elements (`tensor`, `layer`, `element`, `elements`) and which bits (`bit`, `field`, `bits`) is drawn with the
+    fault's seed as far as it is left open. `format` is the representation in which bits are changed: a value is
+    converted, changed and converted back, and no other element changes. Other fault models round what they write to
+    it, so that a number scaled past 65,504 overflows in fp16; `round` does that alone.
+    """
+
+    kind: str = "value"
+    start: int = number(PER_TRIAL, 100, "step of the (first) strike", low=0)
+    site: str = choice(PER_TRIAL, "weight", "where in the step", *SITES)
+    tensor: str = anything(PER_TRIAL, "*", "glob over tensor names, or over taps for activations")
+    layer: int | None = number(PER_TRIAL, None, "block of the tensor; null: any", low=0)
+    element: int | None = number(PER_TRIAL, None, "flat index into the tensor; null: drawn with the seed", low=0)
+    elements: int | None = number(
+        PER_TRIAL, 1, "how many elements of the matching tensors are drawn; null: all elements of all of them", low=1
+    )
+    model: str = choice(PER_TRIAL, "bit_flip", "how a value changes", *MODELS)
+    format: str = choice(PER_TRIAL, "fp32", "representation in which bits change, or to round to", *FORMATS)
+    bit: int | None = number(
+        PER_TRIAL, None, "0: last bit of the mantissa; the highest: sign; null: drawn from `field`", low=0, high=31
+    )
+    field: str = choice(PER_TRIAL, "any", "bits to draw from", "any", "sign", "exponent", "mantissa")
+    bits: int = number(PER_TRIAL, 1, "bits that change in each element", low=1, high=32)
+    spread: str = choice(PER_TRIAL, "adjacent", "several bits: side by side, or anywhere", "adjacent", "scattered")
+    value: float = number(PER_TRIAL, 0.0, "what to set, the factor to scale by, or the noise's standard deviation")
+    rank: int = number(PER_TRIAL, 0, "data-parallel rank, for sites before the mean over ranks", low=0)
+    samples: int | None = number(
+        PER_TRIAL, None, "a campaign: so many different faults are drawn from what is left open; null: one fault", low=1
+    )
+    until: int | None = number(PER_TRIAL, None, "in a campaign, the last step of the first strike; null: start", low=0)
+    weight: str = choice(PER_TRIAL, "size", "in a campaign, tensors count by size or all alike", *WEIGHTS)
+    stratify: str = choice(PER_TRIAL, "none", "in a campaign, what gets equal shares of the faults", *STRATIFICATIONS)
+
+    def check(self, trial: Trial, places: Places) -> None:
+        shapes = self.shapes(places)
+        key = "fault.tensor"
+        names = matching(key, self.tensor, shapes, self.layer, "activation" if self.site in AT_TAPS else "tensor")
+        sizes = elements_of(shapes, names)
+        reasons = []
+        if self.element is not None and self.element >= min(sizes):
+            reasons.append(
+                f"fault.element={self.element}: beyond fault.tensor={self.tensor}, whose smallest match has "
+                f"{min(sizes)} elements; allowed: 0 to {min(sizes) - 1}"
+            )
+        if self.element is not None and self.elements != 1:
+            reasons.append(f"fault.elements={self.elements}: but fault.element={self.element} is one; allowed: 1")
+        if self.elements is not None and self.elements > sum(sizes):
+            reasons.append(
+                f"fault.elements={self.elements}: more than fault.tensor={self.tensor} has; allowed: 1 to {sum(sizes)}"
+            )
+        if self.model in OPERATIONS:
+            reasons += self._wrong_bits()
+        reasons += self._wrong_samples(trial)
+        if self.rank >= trial.train.ranks:
+            reasons.append(
+                f"fault.rank={self.rank}: beyond train.ranks={trial.train.ranks}; allowed: 0 to {trial.train.ranks - 1}"
+            )
+        if (
+            self.site in AT_TAPS
+            and not trial.model.explicit_attention
+            and any(name.endswith(".scores") for name in names)
+        ):
+            reasons.append(
+                f"fault.tensor={self.tensor}: model.attention is fused here, which keeps no scores; "
+                f"allowed: other activations, or model.attention=explicit"
+            )
+        if reasons:
+            raise ConfigError(*reasons)
+
+    def _wrong_bits(self) -> list[str]:
+        size, choices = FORMATS[self.format].bits, FORMATS[self.format].field(self.field)
+        if self.bit is not None and self.bit >= size:
+            return [f"fault.bit={self.bit}: beyond fault.format={self.format}; allowed: 0 to {size - 1}"]
+        if self.bit is not None and self.bits > 1 and self.bit + self.bits > size:
+            last = size - self.bits
+            return [
+                f"fault.bit={self.bit}: fault.bits={self.bits} from there leave fault.format={self.format}; "
+                f"allowed: 0 to {last}"
+            ]
+        if self.bit is None and self.bits > len(choices):
+            return [f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {len(choices)}"]
+        return []
+
+    def _wrong_samples(self, trial: Trial) -> list[str]:
+        if self.samples is None:
+            alone = {"until": None, "weight": "size", "stratify": "none"}
+            return [
+                f"fault.{name}={getattr(self, name)}: only in a campaign; allowed with fault.samples=null: "
+                f"{'null' if default is None else default}"
+                for name, default in alone.items()
+                if getattr(self, name) != default
+            ]
+        reasons = []
+        if self.elements != 1:
+            reasons.append(
+                f"fault.elements={'null' if self.elements is None else self.elements}: with fault.samples; allowed: 1"
+            )
+        if self.until is not None and not self.start <= self.until < trial.train.steps:
+            allowed = f"fault.start={self.start} to {trial.train.steps - 1}"
+            reasons.append(f"fault.until={self.until}: outside of the run after the start; allowed: {allowed}")
+        if self.stratify == "bit" and self.model not in OPERATIONS:
+            reasons.append(
+                f"fault.stratify=bit: fault.model={self.model} has no bits; allowed: none, tensor, layer, step"
+            )
+        return reasons
+
+    def population(self, places: Places) -> Population:
+        """Every fault that the description allows."""
+        shapes = self.shapes(places)
+        names = matching("fault.tensor", self.tensor, shapes, self.layer)
+        bits = None
+        if self.model in OPERATIONS:
+            choices = FORMATS[self.format].field(self.field)
+            adjacent = self.bits if self.spread == "adjacent" else 1
+            bits = tuple(choices[: len(choices) - adjacent + 1]) if self.bit is None else (self.bit,)
+        steps = range(self.start, (self.start if self.until is None else self.until) + 1)
+        return Population({name: shapes[name] for name in names}, bits, steps, self.element)
+
+    def at(self, address: Address, seed: int) -> Value:
+        """The one fault of a campaign at an address. What is still drawn follows from the campaign's `seed` and it."""
+        draws = self.model == "noise" or (self.bits > 1 and self.spread == "scattered")
+        key = (seed, address.tensor, address.element, -1 if address.bit is None else address.bit, address.step)
+        return dataclasses.replace(
+            self,
+            start=address.step,
+            tensor=address.tensor,
+            layer=None,
+            element=address.element,
+            bit=address.bit,
+            field="any",
+            seed=next(stream("fault", *key)) % 2**63 if draws else None,
+            samples=None,
+            until=None,
+            weight="size",
+            stratify="none",
+        )
+
+    def shapes(self, places: Places) -> Shapes:
+        """What stands at the site, by name."""
+        if self.site in SCALARS:
+            return {SCALARS[Site(self.site)]: ()}
+        return places.taps if self.site in AT_TAPS else places.tensors
+
+    def arm(self, context: FaultContext) -> ValueStrike:
+        return self.strike_at(self._targets(context), context)
+
+    def strike_at(self, targets: tuple[Target, ...], context: FaultContext) -> ValueStrike:
+        """The injector that changes these elements."""
+        steps, site = self.strike_steps(context.trial), Site(self.site)
+        looks = tuple((Site.BEFORE_UPDATE, step) for step in steps) if site == Site.UPDATE else ()
+        taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
+        return ValueStrike(
+            site, steps, self.duration is None, taps, looks, fault=self, targets=targets, context=context
+        )
+
+    def _targets(self, context: FaultContext) -> tuple[Target, ...]:
+        shapes = self.shapes(context.places)
+        names = matching("fault.tensor", self.tensor, shapes, self.layer)
+        if self.elements is None:
+            return tuple(Target(name, None, None) for name in names)
+        sizes = elements_of(shapes, names)
+        if self.element is not None:
+            drawn = distinct(len(names), 1, *context.key("tensor"))
+            places = [(drawn[0], self.element)]
+        else:
+            ends = np.cumsum(sizes)
+            places = []
+            for address in distinct(int(ends[-1]), self.elements, *context.key("address")):
+                which = int(np.searchsorted(ends, address, side="right"))
+                places.append((which, address - int(ends[which]) + sizes[which]))
+        masks = {place: self._mask(context, i) for i, place in enumerate(places)}
+        targets = []
+        for which in sorted({which for which, _ in places}):
+            flat = sorted(element for number, element in places if number == which)
+            found = [masks[which, element] for element in flat]
+            targets.append(Target(names[which], np.array(flat), np.array(found, dtype=np.int64)))
+        return tuple(targets)
+
+    def _mask(self, context: FaultContext, element: int) -> int:
+        """The bits that change in the element, as an integer of the format."""
+        if self.model not in OPERATIONS:
+            return 0
+        if self.bit is not None and (self.spread == "adjacent" or self.bits == 1):
+            return ((1 << self.bits) - 1) << self.bit
+        choices = FORMATS[self.format].field(self.field)
+        if self.spread == "adjacent":
+            low = choices[next(stream(*context.key("bit", element))) % (len(choices) - self.bits + 1)]
+            return ((1 << self.bits) - 1) << low
+        fixed = [] if self.bit is None else [self.bit]
+        rest = [bit for bit in choices if bit not in fixed]
+        drawn = distinct(len(rest), self.bits - len(fixed), *context.key("bit", element))
+        return sum(1 << bit for bit in [*fixed, *(rest[i] for i in drawn)])
+
+
+@dataclass(frozen=True)
+class Target:
+    """Elements of one tensor: flat indices [k] and the bits that change in each [k]; None: all of them."""
+
+    tensor: str
+    elements: np.ndarray | None
+    masks: np.ndarray | None
+
+
+@dataclass
+class ValueStrike(Strike):
+    """Gathers the values, changes them, and puts back those that changed."""
+
+    fault: Value = field(default_factory=Value)
+    targets: tuple[Target, ...] = ()
+    context: FaultContext | None = None
+    _weights: dict[str, Tensor] = field(default_factory=dict)
+    _told: int = 0
+
+    def look(self, visit: Visit) -> None:
+        """Weights before the update, because an update is known by what it changes."""
+        self._weights = {target.tensor: _gather(visit.tensors[target.tensor], target) for target in self.targets}
+
+    def strike(self, visit: Visit) -> list[Event]:
+        events = []
+        for target in self.targets:
+            if target.tensor in visit.tensors and visit.rank == self.fault.rank * (visit.site in RANKED):
+                events += self._strike(visit, target)
+        return events
+
+    def _strike(self, visit: Visit, target: Target) -> list[Event]:
+        whole = visit.tensors[target.tensor]
+        found = _gather(whole, target)
+        origin = self._weights[target.tensor] if self.site == Site.UPDATE else None
+        values = found if origin is None else found - origin
+        changed = self.change(values, target, visit.step)
+        differs = ~same_bits(values, changed)
+        if bool(differs.any()):
+            _scatter(whole, target, torch.where(differs, changed if origin is None else origin + changed, found))
+        return self._events(visit, target, tuple(whole.shape), values, changed, differs)
+
+    def change(self, values: Tensor, target: Target, step: int) -> Tensor:
+        """The new values of a target, [k] or the shape of its tensor."""
+        fault = self.fault
+        if fault.model in OPERATIONS:
+            return change_bits(values, self._masks(target, values), fault.model, fault.format)
+        changed = self._number(values, target, step)
+        return changed if fault.format == "fp32" else round_to(changed, fault.format)
+
+    def _number(self, values: Tensor, target: Target, step: int) -> Tensor:
+        fault = self.fault
+        if fault.model in CONSTANTS or fault.model == "set":
+            return torch.full_like(values, CONSTANTS.get(fault.model, fault.value))
+        if fault.model == "scale":
+            return values * fault.value
+        if fault.model == "sign":
+            return -values
+        if fault.model == "round":
+            return values
+        assert self.context is not None
+        draw = self.context.generator(step, *target.tensor.encode())
+        noise = draw.standard_normal(tuple(values.shape)) * fault.value
+        return values + torch.as_tensor(noise, dtype=values.dtype, device=values.device)
+
+    def _masks(self, target: Target, values: Tensor) -> Tensor:
+        assert self.context is not None
+        if target.masks is not None:
+            return torch.as_tensor(target.masks, device=values.device)
+        return torch.full(values.shape, self.fault._mask(self.context, 0), dtype=torch.int64, device=values.device)
+
+    def _events(
+        self, visit: Visit, target: Target, shape: tuple[int, ...], before: Tensor, after: Tensor, differs: Tensor
+    ) -> list[Event]:
+        place = {"site": visit.site, "tensor": target.tensor, "step": visit.step, "rank": visit.rank}
+        if target.elements is None or len(target.elements) > MOST_EVENTS:
+            self._told += 1
+            texts = (_digest(before), _digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
+            whole = {"index": None, "bit": None, "bits_before": None, "bits_after": None}
+            return [
+                Event(**place, **whole, before=texts[0], after=texts[1], changed=bool(differs.any()))  # type: ignore[arg-type]
+            ]
+        assert target.masks is not None
+        rows = zip(
+            target.elements.tolist(),
+            target.masks.tolist(),
+            before.tolist(),
+            after.tolist(),
+            raw_bits(before),
+            raw_bits(after),
+            differs.tolist(),
+            strict=True,
+        )
+        return [
+            Event(
+                **place,  # type: ignore[arg-type]
+                index=tuple(int(i) for i in np.unravel_index(element, shape)) if shape else (),
+                bit=mask.bit_length() - 1 if mask.bit_count() == 1 else None,
+                before=repr(old),
+                after=repr(new),
+                bits_before=old_bits,
+                bits_after=new_bits,
+                changed=is_changed,
+                mask=f"{mask:x}" if mask else None,
+            )
+            for element, mask, old, new, old_bits, new_bits, is_changed in rows
+        ]
+
+
+def _place(whole: Tensor, target: Target) -> tuple[Tensor, ...]:
+    indices = np.unravel_index(target.elements, tuple(whole.shape) or (1,))  # type: ignore[arg-type]
+    return tuple(torch.as_tensor(index, device=whole.device) for index in indices)
+
+
+def _gather(whole: Tensor, target: Target) -> Tensor:
+    """A copy of the target's values."""
+    if target.elements is None:
+        return whole.clone()
+    return (whole if whole.dim() else whole[None])[_place(whole, target)]
+
+
+def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:
+    if target.elements is None:
+        whole.copy_(values)
+    else:
+        (whole if whole.dim() else whole[None])[_place(whole, target)] = values
+
+
+def _digest(values: Tensor) -> str:
+    return hashlib.sha256(values.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,0 +1,482 @@
+"""What faults did, on loss curves whose outcome is known beforehand; thresholds at their edges."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from analysis import open_sweep, outcomes
+from analysis.outcomes import FEWEST_TWINS, JUDGED, OUTCOMES, UNJUDGED, final_window, recipes
+from harness.config import Trial
+
+STEPS, START = 40, 20
+GOLDEN = 2.0
+ENVELOPE_MAX, ENVELOPE_FINAL = 0.5, 0.25  # of the twins below; these and their sums with GOLDEN are exact in float32
+SLIGHTLY = 2.0**-20
+
+Curve = dict[int | range, float] | np.ndarray
+
+
+def deviation(curve: Curve, steps: int = STEPS) -> np.ndarray:
+    """D_t [steps] from the steps at which it is not 0."""
+    if isinstance(curve, np.ndarray):
+        return curve
+    values = np.zeros(steps)
+    for where, value in curve.items():
+        values[where] = value
+    return values
+
+
+class Campaign:
+    """Trials whose loss is GOLDEN + D_t; written by name, judged, and read by name."""
+
+    def __init__(self, synthetic, out: Path):
+        self.synthetic, self.out = synthetic, out
+        self.trials: dict[str, Trial] = {}
+        self.curves: dict[str, np.ndarray] = {}
+        self.options: dict[str, Callable] = {}
+
+    def fault(self, name: str, curve: Curve, start: int = START, base: Trial | None = None, **fields) -> Trial:
+        fault = self.synthetic.WeightBit(start=start, tensor=f"t{len(self.trials)}", **fields)
+        return self.add(name, dataclasses.replace(base or self.synthetic.make_trial(steps=STEPS), fault=fault), curve)
+
+    def add(self, name: str, trial: Trial, curve: Curve) -> Trial:
+        self.trials[name] = trial
+        self.curves[trial.id] = GOLDEN + deviation(curve, trial.train.steps)
+        return trial
+
+    def envelope(self, count: int = FEWEST_TWINS, base: Trial | None = None, scale: float = 1.0) -> None:
+        """Twins of which the first reaches ENVELOPE_MAX and the second, from below, ENVELOPE_FINAL."""
+        base = base or self.synthetic.make_trial(steps=STEPS)
+        curves: list[Curve] = [{25: ENVELOPE_MAX * scale}, {range(30, STEPS): -ENVELOPE_FINAL * scale}]
+        for number in range(count):
+            trial = dataclasses.replace(base, fault=self.synthetic.LastBit(start=START, seed=number))
+            self.add(f"twin {len(self.trials)}", trial, curves[number] if number < 2 else {28: -SLIGHTLY})
+
+    def write(self, trials: list[Trial] | None = None, **options) -> None:
+        trials = self.synthetic.with_golden(self.trials.values()) if trials is None else trials
+        curve = self.curves.get
+        self.synthetic.write_pack(
+            self.out, trials, lambda t: curve(t.id, np.full(t.train.steps, GOLDEN)), faults=events, **options
+        )
+
+    def judge(self) -> Judged:
+        return Judged(self, outcomes(open_sweep(self.out)))
+
+    def by_name(self, values: dict[str, object], otherwise: object = None) -> Callable[[Trial], object]:
+        found = {self.trials[name].id: value for name, value in values.items()}
+        return lambda trial: found.get(trial.id, otherwise)
+
+
+class Judged:
+    def __init__(self, campaign: Campaign, sweep: xr.Dataset):
+        self.campaign, self.sweep = campaign, sweep
+
+    def __call__(self, coordinate: str, name: str):
+        return self.sweep[coordinate].sel(trial=self.campaign.trials[name].id).item()
+
+
+def events(trial: Trial) -> list[dict]:
+    if trial.fault.name == "none" or trial.fault.bit == 0:
+        return []
+    event = {"site": "weight", "tensor": "head", "bit": 30, "before": 0.1, "after": 0.2, "step": trial.fault.start}
+    return [event | {"changed": trial.fault.bit != 1}]
+
+
+NEVER_FIRES, CHANGES_NOTHING = 0, 1  # values of `bit`, for `events`
+
+
+@pytest.fixture
+def campaign(synthetic, tmp_path: Path) -> Campaign:
+    return Campaign(synthetic, tmp_path)
+
+
+# --- deviations --------------------------------------------------------------------------------------------------
+
+
+def test_deviations_by_hand(campaign: Campaign) -> None:
+    campaign.envelope()
+    campaign.fault("both signs", {21: 1, 22: -3, range(35, STEPS): -0.125})
+    campaign.fault("mean of the final steps", {range(35, 40): np.array([1, -1, 1, -1, 0.5])})
+    campaign.fault("struck in the final steps", {38: 1, 39: 2}, start=38)
+    campaign.fault("lost", {20: 1, range(24, 28): 0.5, 28: 2, 29: 1, range(30, STEPS): np.nan})
+    campaign.fault("lost at once", {range(20, STEPS): np.nan})
+    campaign.fault("infinite", {25: 1, range(26, STEPS): np.inf})
+    campaign.write()
+    judged = campaign.judge()
+    expected = {
+        "both signs": (3, 0.125),
+        "mean of the final steps": (1, 0.1),
+        "struck in the final steps": (2, 1.5),
+        "lost": (2, (3 * 0.5 + 2 + 1) / 5),
+        "lost at once": (np.nan, np.nan),
+        "infinite": (1, 1 / 5),
+    }
+    for name, (largest, final) in expected.items():
+        assert judged("deviation_max", name) == pytest.approx(largest, nan_ok=True), name
+        assert judged("deviation_final", name) == pytest.approx(final, nan_ok=True), name
+    golden = judged.sweep.isel(trial=np.flatnonzero(judged.sweep["fault"].values == "none"))
+    assert np.isnan(golden["deviation_max"]).all() and np.isnan(golden["recovery_steps"]).all()
+    assert set(golden["fault_outcome"].values) == {""} == set(golden["visibility"].values)
+
+
+def test_steps_before_the_strike_do_not_count(campaign: Campaign) -> None:
+    campaign.fault("a", {19: 9, 21: 1})
+    campaign.write()
+    with pytest.warns(UserWarning, match="clean envelope"):
+        assert campaign.judge()("deviation_max", "a") == 1
+
+
+@pytest.mark.parametrize(("steps", "window"), [(200, 10), (101, 6), (40, 5), (3, 3)])
+def test_final_window(steps: int, window: int) -> None:
+    assert final_window(np.array([steps])) == [window]
+
+
+def test_runs_of_different_length_end_where_they_end(campaign: Campaign) -> None:
+    long = campaign.synthetic.make_trial(steps=400)
+    campaign.fault("long", {range(380, 400): 1.0}, base=long)
+    campaign.fault("short", {range(35, 40): 1.0})
+    for steps in (400, STEPS):
+        campaign.write(campaign.synthetic.with_golden(t for t in campaign.trials.values() if t.train.steps == steps))
+    with pytest.warns(UserWarning, match="steps=40 has 0; steps=400 has 0"):
+        judged = campaign.judge()
+    assert judged("deviation_final", "long") == judged("deviation_final", "short") == 1
+
+
+# --- outcomes ----------------------------------------------------------------------------------------------------
+
+END = range(35, STEPS)
+CASES: dict[str, tuple[Curve, str, float]] = {
+    # name: D_t, outcome, recovery steps
+    "no deviation at all": ({}, "masked", 0),
+    "exactly at the envelope": ({22: ENVELOPE_MAX}, "masked", 0),
+    "exactly at it from below": ({22: -ENVELOPE_MAX}, "masked", 0),
+    "ends far out, but never left": ({range(20, STEPS): ENVELOPE_MAX}, "masked", 0),
+    "slightly out of it": ({22: ENVELOPE_MAX + SLIGHTLY}, "recovered", 3),
+    "out of it at the strike alone": ({20: -9}, "recovered", 1),
+    "in and out again": ({20: 1, 27: 1}, "recovered", 8),
+    "ends exactly at the envelope": ({range(20, 25): 1, END: -ENVELOPE_FINAL}, "recovered", 5),
+    "ends slightly out of it": ({range(20, 25): 1, END: ENVELOPE_FINAL + SLIGHTLY}, "lingering", np.nan),
+    "ends better than golden": ({range(20, STEPS): -1}, "lingering", np.nan),
+    "ends on average inside": ({END: np.array([1, -1, 1, -1, 0])}, "recovered", 19),
+    "return not seen": ({END: np.array([0, 1, -1, 1, -1])}, "recovered", np.nan),
+    "lost": ({range(30, STEPS): np.nan}, "non-finite", np.nan),
+    "infinite": ({range(20, STEPS): np.inf}, "non-finite", np.nan),
+}
+
+
+@pytest.fixture(scope="module")
+def cases(synthetic, tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    campaign = Campaign(synthetic, tmp_path_factory.mktemp("cases"))
+    campaign.envelope()
+    for name, (curve, _, _) in CASES.items():
+        campaign.fault(name, curve)
+    campaign.write()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return campaign.judge()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outcome_and_recovery(cases: Judged, name: str) -> None:
+    assert cases("fault_outcome", name) == CASES[name][1]
+    assert cases("recovery_steps", name) == pytest.approx(CASES[name][2], nan_ok=True)
+
+
+def test_the_envelope_is_that_of_the_twins_and_they_are_masked(cases: Judged) -> None:
+    assert set(cases.sweep["envelope_max"].values) == {ENVELOPE_MAX}
+    assert set(cases.sweep["envelope_final"].values) == {ENVELOPE_FINAL}
+    twins = cases.sweep.isel(trial=np.flatnonzero(cases.sweep["fault"].values == "last_bit"))
+    assert twins.sizes["trial"] == FEWEST_TWINS and set(twins["fault_outcome"].values) == {"masked"}
+
+
+def test_coordinates_describe_themselves_and_values_stay_lazy(cases: Judged) -> None:
+    assert cases.sweep["deviation_max"].attrs == {
+        "long_name": "largest deviation of the loss from golden",
+        "units": "nat/token",
+    }
+    assert cases.sweep["recovery_steps"].attrs["units"] == "step"
+    assert all(variable.chunks for variable in cases.sweep.data_vars.values())
+
+
+def test_a_state_that_was_golden_again_is_masked_whatever_the_loss_did_meanwhile(campaign: Campaign) -> None:
+    campaign.envelope()
+    campaign.fault("back", {20: 5, 21: 5})
+    campaign.write(masked_step=campaign.by_name({"back": 21}))
+    judged = campaign.judge()
+    assert (judged("fault_outcome", "back"), judged("recovery_steps", "back")) == ("masked", 0)
+    assert judged("deviation_max", "back") == 5 and judged("masked_step", "back") == 21
+    assert judged("visibility", "back") == "visible"
+
+
+def test_divergence_is_the_harness_word_and_counts_unless_golden_diverged_too(campaign: Campaign) -> None:
+    worse = campaign.synthetic.make_trial(lr=0.5, steps=STEPS)
+    for base in (None, worse):
+        campaign.envelope(base=base)
+    campaign.fault("diverged", {range(20, STEPS): 3})
+    campaign.fault("called divergent inside the envelope", {20: 0.25})
+    campaign.fault("diverged as golden did", {range(20, STEPS): 3}, base=worse)
+    campaign.fault("returned to a golden that diverged", {20: 3}, base=worse)
+    campaign.fault("golden diverged, this did not", {range(20, STEPS): -1}, base=worse)
+    campaign.fault("lost where golden diverged", {range(30, STEPS): np.nan}, base=worse)
+    names = ["diverged", "called divergent inside the envelope", "diverged as golden did"]
+    divergent = {campaign.trials[name].id for name in names} | {worse.id}
+    campaign.write(outcome=lambda trial: "divergent" if trial.id in divergent else "trained")
+    judged = campaign.judge()
+    found = {name: judged("fault_outcome", name) for name in campaign.trials if "twin" not in name}
+    assert found == {
+        "diverged": "divergent",
+        "called divergent inside the envelope": "masked",
+        "diverged as golden did": "lingering",
+        "returned to a golden that diverged": "recovered",
+        "golden diverged, this did not": "lingering",
+        "lost where golden diverged": "non-finite",
+    }
+
+
+def test_a_golden_twin_that_became_nonfinite_is_no_ending_to_compare_with(campaign: Campaign) -> None:
+    lost = campaign.synthetic.make_trial(seed=5, steps=STEPS)
+    gone = {range(30, STEPS): np.nan}
+    campaign.add("golden", lost, gone)
+    campaign.envelope()
+    campaign.fault("the same end", {22: ENVELOPE_MAX} | gone, base=lost)
+    campaign.fault("the same end, but it had left", {22: 1} | gone, base=lost)
+    campaign.fault("sooner", {range(29, STEPS): np.nan}, base=lost)
+    campaign.fault("saved", {}, base=lost)
+    campaign.fault("bitwise", gone, base=lost)
+    campaign.fault("after the end", gone, start=35, base=lost, bit=NEVER_FIRES)
+    campaign.write(masked_step=campaign.by_name({"bitwise": 25}))
+    judged = campaign.judge()
+    assert {name: judged("fault_outcome", name) for name in campaign.trials if "twin" not in name} == {
+        "golden": "",
+        "the same end": "masked",
+        "the same end, but it had left": UNJUDGED,
+        "sooner": UNJUDGED,
+        "saved": UNJUDGED,
+        "bitwise": "masked",
+        "after the end": "masked",
+    }
+
+
+def test_idle_faults(campaign: Campaign) -> None:
+    campaign.envelope()
+    campaign.fault("never fired", {}, bit=NEVER_FIRES)
+    campaign.fault("wrote what was there", {}, bit=CHANGES_NOTHING)
+    campaign.fault("changed", {}, bit=2)
+    campaign.fault("no event, but it acted", {range(20, STEPS): 1}, bit=NEVER_FIRES)
+    campaign.write()
+    judged = campaign.judge()
+    assert [judged("idle", name) for name in list(campaign.trials)[-4:]] == [True, True, False, True]
+    assert judged("fault_outcome", "never fired") == judged("fault_outcome", "wrote what was there") == "masked"
+    assert judged("fault_outcome", "no event, but it acted") == "lingering"
+    assert not judged.sweep["idle"].values[judged.sweep["fault"].values == "none"].any()
+
+
+# --- what is not there -------------------------------------------------------------------------------------------
+
+
+def test_unfinished_trials_and_missing_twins(campaign: Campaign) -> None:
+    campaign.envelope()
+    campaign.write()
+    unfinished = campaign.fault("unfinished", {range(20, STEPS): 1})
+    campaign.write([unfinished], finish=False, steps_done=30)
+    orphan = campaign.fault("orphan", {}, base=campaign.synthetic.make_trial(seed=1, steps=STEPS))
+    masked = campaign.fault("masked orphan", {}, base=campaign.synthetic.make_trial(seed=2, steps=STEPS))
+    idle = campaign.fault("idle orphan", {}, base=campaign.synthetic.make_trial(seed=2, steps=STEPS), bit=NEVER_FIRES)
+    campaign.write([orphan, masked, idle], masked_step=campaign.by_name({"masked orphan": 30}))
+    waiting = campaign.fault("waiting for its twin", {}, base=campaign.synthetic.make_trial(seed=3, steps=STEPS))
+    campaign.write([waiting])
+    campaign.write([waiting.golden], finish=False, steps_done=10)
+    judged = campaign.judge()
+    expected = {
+        "unfinished": "unfinished",
+        "orphan": UNJUDGED,
+        "masked orphan": "masked",
+        "idle orphan": "masked",
+        "waiting for its twin": UNJUDGED,
+    }
+    for name, outcome in expected.items():
+        assert judged("fault_outcome", name) == outcome
+        assert np.isnan(judged("deviation_max", name)) and judged("visibility", name) == ""
+    assert not judged("idle", "unfinished")
+    assert set(judged.sweep["envelope_max"].values) == {ENVELOPE_MAX}, "unfinished trials have one too"
+
+
+def test_without_an_envelope_only_bitwise_equality_masks(campaign: Campaign) -> None:
+    campaign.fault("tiny", {22: SLIGHTLY})
+    campaign.fault("tiny to the end", {range(20, STEPS): SLIGHTLY})
+    campaign.fault("loss is golden", {})
+    campaign.fault("bitwise", {}, bit=2)
+    campaign.write(masked_step=campaign.by_name({"bitwise": 20}))
+    with pytest.warns(UserWarning, match="all trials has 0"):
+        judged = campaign.judge()
+    assert np.isnan(judged("envelope_max", "tiny")) and np.isnan(judged("envelope_final", "tiny"))
+    found = {name: (judged("fault_outcome", name), judged("recovery_steps", name)) for name in campaign.trials}
+    assert found.pop("tiny to the end")[0] == "lingering"
+    assert found == {"tiny": ("recovered", 3), "loss is golden": ("recovered", 0), "bitwise": ("masked", 0)}
+
+
+@pytest.mark.parametrize("count", [FEWEST_TWINS - 1, FEWEST_TWINS])
+def test_few_twins_are_said(campaign: Campaign, count: int) -> None:
+    campaign.envelope(count)
+    campaign.fault("a", {22: 1})
+    campaign.write()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert campaign.judge()("envelope_max", "a") == ENVELOPE_MAX
+    assert [f"all trials has {count}" in str(one.message) for one in caught] == [True] * (count < FEWEST_TWINS)
+
+
+def test_every_recipe_has_its_own_envelope(campaign: Campaign) -> None:
+    """Seeds do not make a recipe; widths, rates and mitigations do."""
+    make = campaign.synthetic.make_trial
+    for seed in range(FEWEST_TWINS):
+        campaign.envelope(count=2 if seed == 0 else 1, base=make(seed=seed, steps=STEPS))
+    campaign.envelope(count=3, base=make(lr=0.5, steps=STEPS), scale=4)
+    campaign.fault("plain", {22: 1})
+    campaign.fault("other rate", {22: 1}, base=make(lr=0.5, steps=STEPS))
+    campaign.fault("mitigated", {22: 1}, base=make(mitigation="qk_norm", steps=STEPS))
+    campaign.write([t for t in campaign.synthetic.with_golden(campaign.trials.values()) if t.mitigation == "none"])
+    campaign.write([t for t in campaign.synthetic.with_golden(campaign.trials.values()) if t.mitigation != "none"])
+    with pytest.warns(UserWarning) as caught:
+        judged = campaign.judge()
+    message = str(caught[0].message)
+    assert message.endswith("mitigation=none, lr=0.5 has 3; mitigation=qk_norm, lr=0.01 has 0")
+    assert judged("envelope_max", "plain") == ENVELOPE_MAX and judged("fault_outcome", "plain") == "recovered"
+    assert judged("envelope_max", "other rate") == 4 * ENVELOPE_MAX
+    assert judged("fault_outcome", "other rate") == "masked"
+    assert np.isnan(judged("envelope_max", "mitigated"))
+    number, names = recipes(judged.sweep)
+    assert len(names) == 3 == len(np.unique(number))
+
+
+def test_twins_that_blow_up_are_said(campaign: Campaign) -> None:
+    campaign.envelope()
+    first = campaign.trials["twin 0"].id
+    campaign.curves[first][30:] = np.nan
+    campaign.fault("a", {22: 1})
+    campaign.write()
+    with pytest.warns(UserWarning, match="1 of 8 trials with fault=last_bit became non-finite"):
+        judged = campaign.judge()
+    assert judged("envelope_max", "a") == ENVELOPE_MAX and judged("fault_outcome", "twin 0") == "non-finite"
+
+
+def test_sweeps_without_faults_or_trials(campaign: Campaign, synthetic) -> None:
+    synthetic.open_store(campaign.out, "test")
+    assert outcomes(open_sweep(campaign.out)).sizes["trial"] == 0
+    synthetic.write_pack(campaign.out, [synthetic.make_trial()])
+    sweep = outcomes(open_sweep(campaign.out))
+    assert sweep["fault_outcome"].values.tolist() == [""] and np.isnan(sweep["deviation_max"].values).all()
+
+
+# --- visibility --------------------------------------------------------------------------------------------------
+
+
+def test_visible_is_what_leaves_the_widened_range_of_golden(campaign: Campaign, synthetic) -> None:
+    """Golden loss and gradient norm go up and down between 1 and 2, so that up to 3 and down to 0 is usual."""
+    wave = np.where(np.arange(STEPS) % 4 == 0, 2.0, 1.0)
+    cases = {
+        # name: (D of the loss, D of the gradient norm, visible)
+        "golden's own extremes": ({21: 1.0, 24: -1.0}, {}, False),
+        "at the edge": ({21: 2.0, 20: -2.0}, {}, False),
+        "above": ({21: 2 + SLIGHTLY}, {}, True),
+        "below": ({20: -2 - SLIGHTLY}, {}, True),
+        "gradient at the edge": ({}, {21: 2.0}, False),
+        "gradient above": ({}, {39: 2 + SLIGHTLY}, True),
+        "gradient not finite": ({}, {30: np.inf}, True),
+        "before the strike": ({19: 9}, {19: 9}, False),
+        "lost": ({range(30, STEPS): np.nan}, {}, True),
+        "nothing": ({}, {}, False),
+    }
+    norms: dict[str, np.ndarray] = {}
+    for name, (loss, norm, _) in cases.items():
+        trial = campaign.fault(name, {})
+        campaign.curves[trial.id] = wave + deviation(loss)
+        norms[trial.id] = wave + deviation(norm)
+        campaign.curves[trial.golden.id] = wave
+    campaign.write(grad_norm=lambda trial: norms.get(trial.id, wave))
+    with pytest.warns(UserWarning, match="clean envelope"):
+        judged = campaign.judge()
+    found = {name: judged("visibility", name) for name in cases}
+    assert found == {name: "visible" if shows else "silent" for name, (_, _, shows) in cases.items()}
+
+
+def test_the_range_is_that_of_the_steps_around(campaign: Campaign) -> None:
+    """A value that was usual at the start of training is not any more."""
+    golden = np.concatenate([np.linspace(10, 2, 15), np.tile([2.0, 2.5], 15)])[:STEPS]
+    early, late = campaign.fault("early", {}, start=3), campaign.fault("late", {})
+    campaign.curves |= {trial.id: golden.copy() for trial in (early, late, early.golden)}
+    campaign.curves[early.id][4] += 3
+    campaign.curves[late.id][30] += 3
+    campaign.write()
+    with pytest.warns(UserWarning, match="clean envelope"):
+        judged = campaign.judge()
+    assert [judged("visibility", name) for name in ("early", "late")] == ["silent", "visible"]
+
+
+def test_a_gradient_norm_that_was_not_measured_shows_nothing(campaign: Campaign) -> None:
+    trial = campaign.fault("a", {})
+    campaign.write(grad_norm=lambda t: np.full(STEPS, np.nan) if t is trial else np.ones(STEPS))
+    with pytest.warns(UserWarning, match="clean envelope"):
+        assert campaign.judge()("visibility", "a") == "silent"
+
+
+# --- size --------------------------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_trials_are_read_by_the_chunk(tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file of losses and norms is read a few times at most, whatever the number of trials in it."""
+    packs, size, steps = 40, 250, 20
+    base = synthetic.make_trial(steps=steps)
+    kinds = [synthetic.LastBit] * 8 + [synthetic.WeightBit] * (packs * size - 9)
+    faults = [kind(start=10, seed=number) for number, kind in enumerate(kinds)]
+    trials = [base, *(dataclasses.replace(base, fault=fault) for fault in faults)]
+    size_of = {
+        trial.id: 0.5 if trial.fault.name == "last_bit" else number % 3 for number, trial in enumerate(trials[1:])
+    }
+
+    def loss(trial: Trial) -> np.ndarray:
+        return GOLDEN + np.where(np.arange(steps) >= 10, size_of.get(trial.id, 0.0), 0.0)
+
+    for begin in range(0, len(trials), size):
+        synthetic.write_pack(tmp_path, trials[begin : begin + size], loss, block=steps)
+    monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 4 * steps * size * 2)
+    sweep = open_sweep(tmp_path)
+    read: list[Path] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    judged = outcomes(sweep)
+    assert len(judged["trial"]) == 10_000
+    chunks = [path for path in read if path.name == "c.0.0"]
+    assert {path.parent.name for path in chunks} == {"loss", "grad_norm"}
+    assert len(chunks) <= 3 * 2 * packs
+    number = np.array([size_of.get(trial, -1) for trial in judged["trial"].values])
+    np.testing.assert_array_equal(judged["deviation_max"].values[number >= 0], number[number >= 0])
+    expected = np.select([number < 0, number <= 0.5], ["", "masked"], "lingering")
+    np.testing.assert_array_equal(judged["fault_outcome"].values, expected)
+
+
+@pytest.mark.parametrize("size", [1, 3 * 4 * STEPS, 2**30])
+def test_blocks_make_no_difference(cases: Judged, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(sys.modules["analysis.outcomes"], "BLOCK_BYTES", size)
+    sweep = open_sweep(cases.campaign.out)
+    for ds in (sweep, sweep.load(), sweep.chunk(trial=4)):
+        judged = outcomes(ds)
+        for name in JUDGED:
+            np.testing.assert_array_equal(judged[name].values, cases.sweep[name].values, err_msg=name)
+
+
+def test_a_part_of_a_sweep_can_be_judged(cases: Judged) -> None:
+    sweep = open_sweep(cases.campaign.out)
+    part = sweep.isel(trial=np.flatnonzero(np.isin(sweep["fault"].values, ["none", "last_bit"]))[::-1])
+    assert set(outcomes(part)["fault_outcome"].values) == {"", "masked"}
+    with pytest.warns(UserWarning, match="has 0"):
+        no_twins = outcomes(sweep.isel(trial=np.flatnonzero(sweep["fault"].values != "last_bit")))
+    assert set(no_twins["fault_outcome"].values) <= {"", *OUTCOMES}

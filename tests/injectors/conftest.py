@@ -1,0 +1,61 @@
+"""Every fault that the project has, found by itself, ready for a small trial."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+
+import pytest
+import torch
+
+from harness.config import Fault
+from harness.sites import Site
+from injectors.value import SITES
+from sweeps.__main__ import register
+from sweeps.arguments import config_loader
+from sweeps.grid import Composer
+from tests.harness import conftest as engine_module
+
+START, STEPS = 4, 8
+SHAPE = {"ranks": 2, "warmup": 6, "qk_norm": True, "clip": 1.0}
+"""Two ranks and a warm-up, so that every kind of fault has something to strike."""
+NEEDED = {"schedule_offset": ["fault.offset=-2"]}
+SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is tested for each of them
+
+
+@pytest.fixture
+def engine() -> Iterator[ModuleType]:
+    """The small packs of tests/harness/conftest.py, with one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield engine_module
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def faults() -> ModuleType:
+    return sys.modules[__name__]
+
+
+@cache
+def composer() -> Composer:
+    register()
+    return Composer(config_loader(), "grid")
+
+
+@cache
+def fault(case: str) -> Fault:
+    """The fault of a case: `name`, or `value at site`."""
+    name, _, site = case.partition(" at ")
+    given = [f"fault={name}", f"fault.start={START}", "train.ranks=2", "train.batch=4", "schedule.warmup=6"]
+    given += [f"fault.site={site}", "fault.bit=27"] if site else []
+    return composer().trial([*given, *NEEDED.get(name, [])]).fault
+
+
+def cases() -> list[str]:
+    """All options of `fault`, and a bit flip at every site."""
+    register()
+    options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL)
+    return [*options, *(f"value at {site}" for site in SITES if site != Site.LOSS_SCALE)]
