@@ -14,7 +14,7 @@ from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import Drawing
 from analysis.figures import FIGURES
 from analysis.open_sweep import fault_events, open_sweep
-from analysis.outcomes import outcomes
+from analysis.outcomes import outcomes_and_notes
 from analysis.report import write_report
 from harness.config import ConfigError
 
@@ -72,7 +72,12 @@ def _campaign(out: Path) -> None:
 
 def _drawing(name: str, out: Path) -> Drawing:
     sweep = open_sweep(out)
-    return FIGURES[name](sweep, fault_events(out)) if name in FIGURES else CAMPAIGN_FIGURES[name](outcomes(sweep))
+    if name in FIGURES:
+        return FIGURES[name](sweep, fault_events(out))
+    judged, notes = outcomes_and_notes(sweep)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    return CAMPAIGN_FIGURES[name](judged)
 
 
 def _figure(name: str, out: Path, file: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.campaign_figures import CAMPAIGN_FIGURES, site_labels
+from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import count
+from analysis.judged_faults import site_labels
 from analysis.open_sweep import UNFINISHED, open_sweep
-from analysis.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes
+from analysis.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes_and_notes
 from analysis.report import Picture, save_figures, template
 from analysis.statistics import rates, studied, wilson_interval
 from harness.config import ConfigError
@@ -43,13 +43,9 @@ def write_campaign(out: Path | str) -> Campaign:
     sweep = open_sweep(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
-    with warnings.catch_warnings(record=True) as caught:
-        # What there is to say about the envelope belongs on the page.
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", message="clean envelope")
-        judged = outcomes(sweep)
+    judged, said = outcomes_and_notes(sweep)
     table = site_table(judged)
-    notes = [*_remarks(table), *(str(one.message) for one in caught)]
+    notes = [*_remarks(table), *said]
     pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, out / "figures")
     words = in_words(table)
     page = template("campaign").render(

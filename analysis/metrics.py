@@ -9,7 +9,8 @@ import pandas as pd
 import xarray as xr
 
 from analysis.open_sweep import RESULTS, STRUCK
-from analysis.outcomes import JUDGED, final_window
+from analysis.outcomes import JUDGED
+from analysis.twins import Trials, blocks, deviations, final_window, twin_curves
 
 SEEDS = ("seed", "model_seed", "data_seed")
 RESAMPLES, CONFIDENCE = 2000, 0.95
@@ -158,19 +159,20 @@ def deviation_table(ds: xr.Dataset) -> pd.DataFrame:
 
     `worst_deviation` is D_max, the largest D_t of `deviation`; `final_deviation` the difference of the final losses;
     `size` the largest |D_t|, infinite where the fault made the trial non-finite; `is_equal` says that every loss is the
-    golden one's, bit for bit.
+    golden one's, bit for bit. Reads the losses of a block of trials at a time.
     """
-    is_complete = pd.Series(ds["complete"].values, index=ds["trial"].values)
-    difference = deviation(ds).compute()
-    table = trial_table(ds.sel(trial=difference["trial"].values))
-    final = pd.Series(final_loss(ds).values, index=ds["trial"].values)
-    golden_nonfinite = pd.Series(ds["nonfinite_step"].notnull().values, index=ds["trial"].values)
-    filled = difference.fillna(-np.inf).values
-    worst = filled.max(axis=1, initial=-np.inf)
-    table["worst_deviation"] = np.where(np.isfinite(worst), worst, np.nan)
-    table["final_deviation"] = table["final_loss"].to_numpy() - final.reindex(table["golden"]).to_numpy()
-    newly = table["nonfinite_step"].notna().to_numpy() & ~golden_nonfinite.reindex(table["golden"]).to_numpy()
-    size = np.abs(difference.fillna(0).values).max(axis=1, initial=0)
-    table["size"] = np.where(newly, np.inf, size)
+    trials = Trials.of(ds)
+    rows = np.flatnonzero(trials.has_twin)
+    golden = trials.golden[rows]
+    largest, size = np.full((2, len(trials.golden)), np.nan)
+    for block in blocks(ds["loss"], rows):
+        found = deviations(*twin_curves(ds["loss"], block, trials.golden[block]))
+        largest[block] = np.where(np.isnan(found), -np.inf, found).max(axis=1, initial=-np.inf)
+        size[block] = np.where(np.isnan(found), 0, np.abs(found)).max(axis=1, initial=0)
+    table, final = trial_table(ds.isel(trial=rows)), final_loss(ds).values
+    table["worst_deviation"] = np.where(np.isfinite(largest[rows]), largest[rows], np.nan)
+    table["final_deviation"] = final[rows] - final[golden]
+    newly = ~np.isnan(trials.nonfinite_step[rows]) & np.isnan(trials.nonfinite_step[golden])
+    table["size"] = np.where(newly, np.inf, size[rows])
     table["is_equal"] = table["size"] == 0
-    return table[table["complete"] & is_complete.reindex(table["golden"]).to_numpy()].reset_index(drop=True)
+    return table

@@ -19,7 +19,7 @@ from zarr.storage import LocalStore, StorePath
 from harness.config import NO_FAULT, PARTS, Fault, Trial
 from harness.store import SIGNALS, PackInfo, read_packs, read_root
 
-ALWAYS = ("model.width", "model.depth", "optim.lr", "train.steps", "mitigation", "fault.name", "seed")
+ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
 RESULTS = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes", "changes", "pack")
 STRUCK = ("struck_site", "struck_tensor", "struck_bit")
 TAKEN = {*RESULTS, *STRUCK, "step", "layer", "fault", *SIGNALS}

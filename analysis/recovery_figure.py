@@ -20,10 +20,16 @@ SPREAD = 0.7  # of the distance between two values of beta2, over which the line
 LINEAR_BELOW = 1  # step; the axis is logarithmic above, and 0 is on it
 MOST_DOTS = 20  # trials of a line at one value of beta2 that can be told apart
 HEADROOM = 2  # times the longest watch: where what lies beyond the run is marked
+# The two measures of recovery, by the coordinate of `analysis.outcomes` that holds the steps: what the loss is back in.
+MEASURES = {"visible_steps": "in its golden range", "recovery_steps": "inside the clean envelope"}
 
 
 def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
-    """Recovery time against beta2 and, below it, the share that did not recover: a column a clipping, a line a fault.
+    """Recovery time against beta2, and below it the share that did not recover: a column a clipping, a line a fault.
+
+    By two measures, one under the other. Until the loss, and the gradient norm, are back in their golden range for good
+    (`visible_steps`): what somebody who watches the run would call recovered. And until the loss is back inside the
+    clean envelope (`recovery_steps`): nothing is left of the fault but rounding.
 
     Times are medians with bootstrap intervals. A trial that had not recovered when its run ended counts as longer than
     all others, which is right for a median, and is drawn at the steps for which it was watched. Shares have Wilson
@@ -35,59 +41,86 @@ def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
         return Drawing(None, f"No figure: the judged faults that changed something have {values} of beta2, not two.")
     clips = sorted(table["clip"].unique(), key=lambda clip: (np.isfinite(clip), -clip))
     faults, betas = sorted(table["fault"].unique()), sorted(table["beta2"].unique())
-    top = HEADROOM * table["watched"].max()
-    has_dots = table.groupby(["clip", "fault", "beta2"]).size().max() <= MOST_DOTS
+    has_dots = table.groupby(["measure", "clip", "fault", "beta2"]).size().max() <= MOST_DOTS
     with style():
-        figure = Figure(figsize=(4.6 * len(clips) + 1.6, 6.6), layout="constrained")
-        panels = figure.subplots(2, len(clips), squeeze=False, sharex=True, sharey="row", height_ratios=[2, 1])
-        for (upper, lower), clip in zip(panels.T, clips, strict=True):
-            own = table[table["clip"] == clip]
-            for position, fault in enumerate(faults):
-                offset = SPREAD * ((position + 0.5) / len(faults) - 0.5)
-                look = {"color": palette(faults)[fault], "marker": MARKERS[position % len(MARKERS)]}
-                if has_dots:
-                    _draw_trials(upper, own[own["fault"] == fault], betas, offset, look["color"])
-                _draw_medians(upper, own[own["fault"] == fault], betas, offset, top, look)
-                _draw_shares(lower, own[own["fault"] == fault], betas, offset, look)
-            # One threshold for all trials is not among the coordinates, so it is not known here.
-            if "clip" in sweep.coords:
-                upper.set_title("no clipping" if np.isinf(clip) else f"clipped at {short(clip)}")
-            lower.set_xlabel("Adam's beta2")
-        panels[0, 0].set_ylabel("recovery time\n[steps since the strike]")
-        panels[0, 0].set_yscale("symlog", linthresh=LINEAR_BELOW)
-        panels[0, 0].set_ylim(-0.4, 1.5 * top)
-        panels[1, 0].set_ylabel("not recovered\n[% of trials]")
-        panels[1, 0].set(ylim=(-4, 104), xlim=(-0.5, len(betas) - 0.5))
-        panels[1, 0].set_xticks(range(len(betas)), [short(value) for value in betas])
+        figure = Figure(figsize=(4.6 * len(clips) + 1.6, 5 * len(MEASURES) + 1.2), layout="constrained")
+        ratios = [2, 1] * len(MEASURES)
+        panels = figure.subplots(2 * len(MEASURES), len(clips), squeeze=False, sharex=True, height_ratios=ratios)
+        top = HEADROOM * table["watched"].max()
+        for pair, (measure, back) in zip((panels[:2], panels[2:]), MEASURES.items(), strict=True):
+            _draw_measure(pair, table[table["measure"] == measure], clips, faults, betas, top, has_dots)
+            pair[0, 0].set_ylabel(f"until the loss is back\n{back}\n[steps since the strike]")
+            pair[1, 0].set_ylabel("not back\n[% of trials]")
+        for column, clip in enumerate(clips):
+            panels[0, column].set_title("no clipping" if np.isinf(clip) else f"clipped at {short(clip)}")
+            panels[-1, column].set_xlabel("Adam's beta2")
+        panels[0, 0].set_xticks(range(len(betas)), [short(value) for value in betas])
+        panels[0, 0].set_xlim(-0.5, len(betas) - 0.5)
         figure.align_ylabels()
         _legend(figure, faults, table, has_dots)
         figure.suptitle("Recovery time against beta2")
-    lost = int((~table["recovered"]).sum())
+    total = int((table["measure"] == "recovery_steps").sum())
+    lost = {measure: int((~table["recovered"] & (table["measure"] == measure)).sum()) for measure in MEASURES}
     caption = (
-        "Above: steps from the strike until the loss was back inside the clean envelope for good (0 if masked), of "
-        f"{count(len(table), 'fault')} that changed something; medians over seeds and whatever else the sweep varies, "
-        f"with 95% percentile bootstrap intervals. {count(lost, 'trial')} did not recover within the run; in the "
-        "medians they count as longer than all others, so a median or an interval may lie beyond the run. Below: their "
-        "share, with 95% Wilson intervals."
+        f"Steps from the strike of {count(total, 'fault')} that changed something: in the upper half until loss and "
+        "gradient norm were in their golden range for good (0 if they never left it), in the lower half until the loss "
+        "was inside the clean envelope for good (0 if masked), which is much tighter. Medians over seeds and whatever "
+        "else the sweep varies, with 95% percentile bootstrap intervals. Not back in the range by the end of the run: "
+        f"{count(lost['visible_steps'], 'trial')}; not inside the envelope: {lost['recovery_steps']}. In the medians "
+        "they count as longer than all others, so a median or an interval may lie beyond the run. Below the times: "
+        "their share, with 95% Wilson intervals."
     )
     return Drawing(figure, caption)
 
 
 def recovery_table(sweep: xr.Dataset) -> pd.DataFrame:
-    """One row a judged fault that changed something: `fault`, `beta2`, `clip` (infinite for none), `recovery` in steps
-    (infinite if it did not recover), whether it `recovered`, and the steps for which it was `watched` since the strike.
+    """One row a judged fault that changed something and `measure`, which is `visible_steps` or `recovery_steps`.
+
+    Columns: `measure`, `fault`, `beta2`, `clip` (infinite for none), `recovery` in steps (infinite if it did not
+    recover), whether it `recovered`, and the steps for which it was `watched` since the strike. A fault that is judged
+    without a finished golden twin has no row for `visible_steps`, since there was no range to come back to.
     """
     faulty = studied(sweep)
-    names = ("fault", "fault_outcome", "recovery_steps", "steps")
+    names = ("fault", "clip", *MEASURES)
     table = pd.DataFrame({name: faulty[name].values for name in names})
     # What does not vary is no coordinate: one value stands for it.
     table["beta2"] = faulty["beta2"].values if "beta2" in faulty.coords else 0.0
-    table["clip"] = faulty["clip"].fillna(np.inf).values if "clip" in faulty.coords else np.inf
+    table["clip"] = table["clip"].fillna(np.inf)
     start = faulty["start"].values if "start" in faulty.coords else 0
-    table["watched"] = table["steps"] - np.nan_to_num(start)
-    table["recovered"] = table["recovery_steps"].notna()
-    table["recovery"] = table["recovery_steps"].fillna(np.inf)
-    return table[table["fault_outcome"].isin(OUTCOMES) & ~faulty["idle"].values].reset_index(drop=True)
+    table["watched"] = faulty["steps"].values - np.nan_to_num(start)
+    table["has_range"] = faulty["visibility"].values != ""
+    table = table[faulty["fault_outcome"].isin(OUTCOMES).values & ~faulty["idle"].values]
+    kept = ["fault", "beta2", "clip", "watched", "has_range"]
+    long = table.melt(kept, list(MEASURES), var_name="measure", value_name="recovery")
+    long["recovered"] = long["recovery"].notna()
+    long["recovery"] = long["recovery"].fillna(np.inf)
+    return long[long["has_range"] | (long["measure"] == "recovery_steps")].drop(columns="has_range")
+
+
+def _draw_measure(
+    panels: np.ndarray,
+    table: pd.DataFrame,
+    clips: Sequence[float],
+    faults: Sequence[str],
+    betas: Sequence[float],
+    top: float,
+    has_dots: bool,
+) -> None:
+    """Times, and below them shares, of one measure, in panels [2, clips]; what lies beyond the run is at `top`."""
+    for (upper, lower), clip in zip(panels.T, clips, strict=True):
+        own = table[table["clip"] == clip]
+        for position, fault in enumerate(faults):
+            offset = SPREAD * ((position + 0.5) / len(faults) - 0.5)
+            look = {"color": palette(faults)[fault], "marker": MARKERS[position % len(MARKERS)]}
+            if has_dots:
+                _draw_trials(upper, own[own["fault"] == fault], betas, offset, look["color"])
+            _draw_medians(upper, own[own["fault"] == fault], betas, offset, top, look)
+            _draw_shares(lower, own[own["fault"] == fault], betas, offset, look)
+        upper.set_yscale("symlog", linthresh=LINEAR_BELOW)
+        upper.set_ylim(-0.4, 1.5 * top)
+        lower.set_ylim(-4, 104)
+        for panel in (upper, lower):
+            panel.tick_params(labelleft=clip == clips[0])
 
 
 def _draw_trials(panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, colour: Any) -> None:

@@ -10,7 +10,8 @@ import pandas as pd
 import xarray as xr
 from scipy.stats import norm
 
-from analysis.outcomes import LAST_BIT, OUTCOMES, with_outcomes
+from analysis.envelope import LAST_BIT
+from analysis.outcomes import OUTCOMES, with_outcomes
 from harness.config import NO_FAULT
 
 CONFIDENCE = 0.95

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from harness.precision import Precision
 from harness.taps import Taps
 
 
@@ -84,43 +85,48 @@ def _causal_mask(context: int, dtype: torch.dtype, device: torch.device) -> Tens
 
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, precision: Precision) -> Tensor:
         ctx.save_for_backward(q, k)
-        ctx.scale = scale
+        ctx.scale, ctx.precision = scale, precision
         scores = q.new_empty(*q.shape[:2], k.shape[1])
         torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale, out=scores)
-        return scores.add_(_causal_mask(q.shape[1], q.dtype, q.device))
+        return precision(scores).add_(_causal_mask(q.shape[1], q.dtype, q.device))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dscores: Tensor) -> Any:
         q, k = ctx.saved_tensors
+        dscores = ctx.precision(dscores)
         dq, dk = torch.empty_like(q), torch.empty_like(k)
         torch.baddbmm(dq, dscores, k, beta=0, alpha=ctx.scale, out=dq)
         torch.baddbmm(dk, dscores.mT, q, beta=0, alpha=ctx.scale, out=dk)
-        return dq, dk, None
+        return dq, dk, None, None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, explicit: bool, tap: Taps, name: str) -> Tensor:
-    """softmax(scale q k^T + causal mask) v.
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, explicit: bool, precision: Precision, tap: Taps, name: str
+) -> Tensor:
+    """softmax(scale q k^T + causal mask) v, its products in `precision` and its softmax in at least float32.
 
     q, k, v: [R, B, H, T, D]. Returns [R, B, T, H, D]. The tap `<name>.scores` sees [R, B, H, T, T], masked entries at
     -inf; with the fused kernel it sees a copy that it cannot change, one sequence of the batch after the other, because
     all of them would not fit.
     """
     shape, scores_name = q.shape, f"{name}.scores"
+    q, k, v = precision(q), precision(k), precision(v)
     if not explicit:
         if scores_name in tap:
             mask = _causal_mask(shape[-2], q.dtype, q.device)
             with torch.no_grad():
                 for one_q, one_k in zip(q.split(1, dim=1), k.split(1, dim=1), strict=True):
-                    tap(scores_name, torch.matmul(one_q, one_k.mT).mul_(scale).add_(mask))
+                    tap(scores_name, precision(torch.matmul(one_q, one_k.mT).mul_(scale)).add_(mask))
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        return mixed.view(shape).transpose(2, 3)
+        return precision(mixed).view(shape).transpose(2, 3)
     q, k, v = (x.flatten(0, 2) for x in (q, k, v))
-    scores = _Scores.apply(q, k, scale)
-    scores = tap(scores_name, scores.view(*shape[:-1], shape[-2])).view_as(scores)
+    scores = _Scores.apply(q, k, scale, precision)
+    if scores_name in tap:
+        scores = precision(tap(scores_name, scores.view(*shape[:-1], shape[-2]))).view_as(scores)
     # As torch.autocast does: a softmax of half-precision scores is taken in float32.
-    shares = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
-    return torch.bmm(shares, v).view(shape).transpose(2, 3)
+    shares = precision(torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)))
+    return precision(torch.bmm(shares, v)).view(shape).transpose(2, 3)

@@ -19,6 +19,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 PER_TRIAL, STRUCTURAL = "per-trial", "structural"
 LONGEST_EXPLICIT = 256  # tokens; beyond it the score matrix costs more than the taps on it are worth
 LARGEST_SEED = 2**63 - 1  # what an int64 coordinate of the results can hold
+SMALLEST_SCALE = 2.0**-24  # of the loss, where it is dynamic; gradients that overflow even so are not the scale's fault
+LARGEST_SCALE = 2.0**126  # of the loss; float32 still holds its reciprocal as a normal number
 
 
 class ConfigError(ValueError):
@@ -148,7 +150,27 @@ class Train:
     steps: int = number(STRUCTURAL, 200, "optimizer steps", low=1)
     batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1)
     precision: str = choice(
-        STRUCTURAL, "fp32", "fp32 anywhere, bf16 autocast on CUDA, fp64 for reference runs", "fp32", "bf16", "fp64"
+        STRUCTURAL,
+        "fp32",
+        "format of matrix products; bf16 and fp16 keep float32 weights, and a CPU emulates them; fp64: reference runs",
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp64",
+    )
+    loss_scaling: str = choice(
+        PER_TRIAL,
+        "none",
+        "factor on the loss before the backward pass; dynamic: torch.amp.GradScaler's, which halves and doubles it",
+        "none",
+        "static",
+        "dynamic",
+    )
+    loss_scale: float = number(
+        PER_TRIAL, 65536.0, "the factor; where loss_scaling is dynamic, the first one", above=0, high=LARGEST_SCALE
+    )
+    loss_scale_growth: int = number(
+        PER_TRIAL, 2000, "steps in a row without overflow that double a dynamic scale", low=1, high=LARGEST_SEED
     )
     ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1)
     reduction: str = choice(
@@ -311,6 +333,8 @@ def checked(key: str, cls: type, name: str, value: Any) -> Any:
     """
     kind, optional = field_types(cls)[name]
     metadata = _metadata(cls)[name]
+    if str(value) in metadata["choices"]:
+        value = str(value)  # Hydra takes the word nan for a number
     null = " or null" if optional else ""
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}[kind]
     try:
@@ -344,6 +368,16 @@ def check_trial(trial: Trial) -> None:
     if train.batch % train.ranks:
         reasons.append(
             f"train.ranks={train.ranks}: does not divide train.batch={train.batch}; allowed: a divisor of it"
+        )
+    if train.loss_scaling == "dynamic" and train.loss_scale < SMALLEST_SCALE:
+        reasons.append(
+            f"train.loss_scale={train.loss_scale}: below {SMALLEST_SCALE}, where train.loss_scaling=dynamic gives up; "
+            f"allowed: {SMALLEST_SCALE} to {LARGEST_SCALE}"
+        )
+    if train.loss_scaling == "none" and getattr(fault, "site", None) == "loss_scale":
+        reasons.append(
+            "fault.site=loss_scale: train.loss_scaling=none has no scale; "
+            "allowed: another site, or train.loss_scaling=static or dynamic"
         )
     if fault != NO_FAULT and fault.start >= train.steps:
         reasons.append(

@@ -13,32 +13,34 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from harness.parameters import Leaf
+from harness.precision import Precision
 
 # Typed as Any because torch's stubs give Function.apply no signature.
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
-        weight = weight.to(x.dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, precision: Precision) -> Tensor:
+        x, weight = precision(x), precision(weight)
         ctx.save_for_backward(x, weight)
-        ctx.gradient = gradient
-        return torch.bmm(x, weight.mT)
+        ctx.gradient, ctx.precision = gradient, precision
+        return precision(torch.bmm(x, weight.mT))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        if ctx.gradient.dtype == x.dtype:
+        precision, dy = ctx.precision, ctx.precision(dy)
+        if precision.rounds is None and ctx.gradient.dtype == x.dtype:
             torch.baddbmm(ctx.gradient, dy.mT, x, beta=0, out=ctx.gradient)
         else:
-            ctx.gradient.copy_(torch.bmm(dy.mT, x))
-        return torch.bmm(dy, weight), None, None
+            ctx.gradient.copy_(precision(torch.bmm(dy.mT, x)))
+        return precision(torch.bmm(dy, weight)), None, None, None
 
 
-def linear(x_RxNxI: Tensor, leaf: Leaf, dtype: torch.dtype) -> Tensor:
-    """x @ weight^T for each trial, [R, N, out], computed in `dtype`."""
-    return _Linear.apply(x_RxNxI.to(dtype), leaf.weight, leaf.gradient)
+def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision) -> Tensor:
+    """x @ weight^T for each trial, [R, N, out]; all that it reads and leaves, gradients too, is held in `precision`."""
+    return _Linear.apply(x_RxNxI, leaf.weight, leaf.gradient, precision)
 
 
 class _Embedding(torch.autograd.Function):

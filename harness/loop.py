@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from harness.clipping import clip_by_global_norm, global_norm
 from harness.outcome import judge
@@ -44,8 +45,10 @@ def train(
 
     `write(first_step, signals)` gets each block of steps, `progress(steps done, trials frozen)` follows it.
     A trial whose loss or gradient is not finite freezes: that step and all later ones change none of its weights.
+    With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/loss_scale.py).
     The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
-    learning rate and validation are recorded; without `detection` nothing freezes. Neither changes a healthy trial.
+    two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
+    trial.
     """
     recorder, strike = Recorder(pack, block, write, telemetry), Strikes(pack, agenda)
     for step in steps if steps is not None else range(pack.steps):
@@ -55,32 +58,37 @@ def train(
         batch = pack.batches(step)
         strike(Site.BATCH, step, one("batch", batch))
         strike(Site.WEIGHT, step, partial(pack.tensors, pack.weights))
+        strike(Site.LOSS_SCALE, step, pack.loss_scale.shown)
 
         recorder.begin(step)
-        losses = []
+        scale, losses = pack.loss_scale.scale, []
         for rank, part in pack.ranks.parts(batch):
             with strike.at_taps(step, rank):
                 losses.append(pack.learn(part))
             strike(Site.GRADIENT, step, partial(pack.tensors, pack.gradients), rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
+        pack.loss_scale.unscale(pack.gradients)
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
         strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))
 
-        norm = global_norm(pack.gradients) if pack.clips or telemetry or detection else None
-        measured = pack.active
-        if detection and norm is not None:
-            pack.active = measured & torch.isfinite(loss) & torch.isfinite(norm)
+        is_judged = detection or pack.loss_scale.is_dynamic
+        norm = global_norm(pack.gradients) if pack.clips or telemetry or is_judged else None
+        measured = stepping = pack.active
+        if is_judged and norm is not None:
+            stepping = _judge(pack, loss, norm, detection)
         if pack.clips and norm is not None:
-            clip_by_global_norm(pack.gradients, norm, pack.clip)
+            # A gradient that is thrown away is not clipped: a NaN norm would reach what stands between the tensors.
+            limit = torch.where(stepping, norm, 0.0) if pack.loss_scale.is_dynamic else norm
+            clip_by_global_norm(pack.gradients, limit, pack.clip)
         strike(Site.CLIPPED_GRADIENT, step, partial(pack.tensors, pack.gradients))
         strike(Site.MOMENT_1, step, partial(pack.tensors, pack.optimizer.moment_1))
         strike(Site.MOMENT_2, step, partial(pack.tensors, pack.optimizer.moment_2))
         strike(Site.BEFORE_UPDATE, step, pack.state)
-        norms = pack.optimizer.step(rate, pack.active, measure=telemetry)
+        norms = pack.optimizer.step(rate, stepping, measure=telemetry)
         strike(Site.UPDATE, step, pack.state)
 
-        recorder.record(step, loss, norm, rate, norms, measured)
+        recorder.record(step, loss, norm, rate, scale, norms, measured)
         if pack.device.type == "cpu" or recorder.is_due(step):
             pack.find_masked(step, agenda.last, loss)
         if recorder.is_due(step):
@@ -90,6 +98,15 @@ def train(
             if not bool(pack.active.any()):
                 break
     return _result(pack, agenda, recorder)
+
+
+def _judge(pack: Pack, loss: Tensor, norm: Tensor, detection: bool) -> Tensor:
+    """Freeze the trials that cannot go on, and adapt the loss scales. Returns the trials whose weights change, [R]."""
+    scaling, finite = pack.loss_scale, torch.isfinite(norm)
+    can_go_on = scaling.adapt(finite, pack.active)
+    if detection:
+        pack.active = pack.active & torch.isfinite(loss) & can_go_on
+    return pack.active & (finite | ~scaling.dynamic) if scaling.is_dynamic else pack.active
 
 
 def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:

@@ -12,6 +12,7 @@ from harness import attention
 from harness.config import Model
 from harness.layers import add_positions, embedding, layer_norm, linear, silu
 from harness.parameters import Layout, Leaf
+from harness.precision import Precision
 from harness.scaling import attention_multiplier, output_multiplier
 from harness.taps import Taps, tap_shapes
 
@@ -21,11 +22,11 @@ _Leaves = dict[tuple[str, str | None], Leaf]
 class GPT:
     """Computes logits from flat weights, and leaves gradients in a flat array of the same layout.
 
-    `dtype` is the precision of matrix products; norms, the residual stream and the loss keep that of the weights.
+    `precision` is that of matrix products; norms, the residual stream and the loss keep that of the weights.
     """
 
-    def __init__(self, config: Model, layout: Layout, dtype: torch.dtype):
-        self.config, self.layout, self.dtype = config, layout, dtype
+    def __init__(self, config: Model, layout: Layout, precision: Precision):
+        self.config, self.layout, self.precision = config, layout, precision
         self.taps = Taps(list(tap_shapes(config, 1, 1)))
         self.explicit_attention = config.explicit_attention
 
@@ -51,6 +52,13 @@ class GPT:
             self._leaves[key] = Leaf(*views)
         return self._leaves[key]
 
+    def _linear(self, x_RxNxI: Tensor, first: str, last: str | None = None) -> Tensor:
+        return linear(x_RxNxI, self._leaf(first, last), self.precision)
+
+    def _tap(self, name: str, x: Tensor) -> Tensor:
+        """A tap on what matrix products read or leave: whatever is written there is held in their precision too."""
+        return self.precision(self.taps(name, x)) if name in self.taps else x
+
     def __call__(self, tokens_RxBxT: Tensor) -> Tensor:
         """Logits [R, B x T, V]."""
         trials, _, context = tokens_RxBxT.shape
@@ -64,34 +72,34 @@ class GPT:
             x = self.taps(f"blocks.{i}.residual", x)
         x = self.taps.copied("head.input", x)
         x = layer_norm(x, self._leaf("final_norm"), self.config.norm_epsilon)
-        logits = linear(x, self._leaf("head"), self.dtype).to(x.dtype)
+        logits = self._linear(x, "head").to(x.dtype)
         multiplier = output_multiplier(self.config)
         return self.taps("logits", logits if multiplier == 1 else logits * multiplier)
 
     def _attention(self, block: str, x_RxNxD: Tensor, context: int) -> Tensor:
-        c, tap, name = self.config, self.taps, f"{block}.attention"
+        c, precision, name = self.config, self.precision, f"{block}.attention"
         trials, tokens, width = x_RxNxD.shape
-        x = tap.copied(f"{name}.input", x_RxNxD)
+        x = self.taps.copied(f"{name}.input", x_RxNxD)
         normed = layer_norm(x, self._leaf(f"{block}.attention_norm"), c.norm_epsilon)
-        qkv = linear(normed, self._leaf(f"{name}.query", f"{name}.value"), self.dtype)
+        qkv = self._linear(normed, f"{name}.query", f"{name}.value")
         q, k, v = attention.split_heads(qkv, context, width // c.head_dim)
         if c.qk_norm:
-            q = layer_norm(q, self._leaf(f"{name}.query_norm"), c.norm_epsilon).to(self.dtype)
-            k = layer_norm(k, self._leaf(f"{name}.key_norm"), c.norm_epsilon).to(self.dtype)
-        q, k, v = tap(f"{name}.query", q), tap(f"{name}.key", k), tap(f"{name}.value", v)
+            q = precision(layer_norm(q, self._leaf(f"{name}.query_norm"), c.norm_epsilon))
+            k = precision(layer_norm(k, self._leaf(f"{name}.key_norm"), c.norm_epsilon))
+        q, k, v = self._tap(f"{name}.query", q), self._tap(f"{name}.key", k), self._tap(f"{name}.value", v)
         if c.positions == "rotary":
             q, k = (attention.rotate(part, x_RxNxD.dtype) for part in (q, k))
-        mixed = attention.attend(q, k, v, attention_multiplier(c), self.explicit_attention, tap, name)
-        projected = linear(mixed.reshape(trials, tokens, width), self._leaf(f"{name}.projection"), self.dtype)
-        return tap(f"{name}.projection", projected)
+        scale, explicit = attention_multiplier(c), self.explicit_attention
+        mixed = attention.attend(q, k, v, scale, explicit, precision, self.taps, name)
+        return self._tap(f"{name}.projection", self._linear(mixed.reshape(trials, tokens, width), f"{name}.projection"))
 
     def _feedforward(self, block: str, x_RxNxD: Tensor) -> Tensor:
         name = f"{block}.feedforward"
         x = self.taps.copied(f"{name}.input", x_RxNxD)
         normed = layer_norm(x, self._leaf(f"{block}.feedforward_norm"), self.config.norm_epsilon)
         if self.config.activation == "swiglu":
-            gate, up = linear(normed, self._leaf(f"{name}.gate", f"{name}.up"), self.dtype).chunk(2, -1)
-            hidden = silu(gate) * self.taps(f"{name}.up", up)
+            gate, up = self._linear(normed, f"{name}.gate", f"{name}.up").chunk(2, -1)
+            hidden = self.precision(silu(gate)) * self._tap(f"{name}.up", up)
         else:
-            hidden = F.gelu(self.taps(f"{name}.up", linear(normed, self._leaf(f"{name}.up"), self.dtype)))
-        return self.taps(f"{name}.down", linear(hidden, self._leaf(f"{name}.down"), self.dtype))
+            hidden = F.gelu(self._tap(f"{name}.up", self._linear(normed, f"{name}.up")))
+        return self._tap(f"{name}.down", self._linear(hidden, f"{name}.down"))

@@ -12,10 +12,11 @@ from harness.batches import Batches
 from harness.config import Model, Trial
 from harness.corpus import Corpus
 from harness.loss import cross_entropy
+from harness.loss_scale import LossScale
 from harness.model import GPT
 from harness.optimizers.adamw import AdamW
-from harness.parameters import Layout, Rows, new_weights
-from harness.precision import FORMATS
+from harness.parameters import Layout, Rows, Views, new_weights
+from harness.precision import FORMATS, precision_of
 from harness.ranks import RankMean
 from harness.scaling import tensor_table
 from harness.schedules import learning_rates
@@ -65,13 +66,14 @@ class Pack:
         self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
         self.rows = self.twins.beginning(0)
         here = [trials[number] for number in self.rows]
-        self.dtype, compute = FORMATS[first.train.precision]
+        self.dtype, _ = FORMATS[first.train.precision]
         self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary)))
         weights = new_weights(self.layout, [t.seeds["init"] for t in here], self.dtype, device)
         self._weights = Rows(weights, len(trials))
         self._gradients = Rows(torch.zeros_like(weights), len(trials))
-        self.model = GPT(first.model, self.layout, compute)
+        self.model = GPT(first.model, self.layout, precision_of(first.train.precision, device))
         self.optimizer = AdamW(self.layout, self._weights, self._gradients, len(trials))
+        self.loss_scale = LossScale(here, self.dtype, device)
         data_seeds = [t.seeds["data"] for t in trials]
         self.batches = Batches(corpus, data_seeds, first.train.batch, first.model.context, device)
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
@@ -93,7 +95,9 @@ class Pack:
         self._parts = self._cut()
         self.model.bind([(self.weights[part], self.gradients[part]) for part in self._parts])
         self.part = self._parts[0]
-        self.optimizer.bind([self.planned[number] for number in self.rows])
+        trials = [self.planned[number] for number in self.rows]
+        self.optimizer.bind(trials)
+        self.loss_scale.bind(trials)
         self.batches.select(self.rows)
 
     def _cut(self) -> list[slice]:
@@ -127,15 +131,12 @@ class Pack:
 
     def tensors(self, flat: Tensor, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's tensors in a flat array, by name."""
-        return {name: self.layout.view(flat, name)[row] for name in self.layout.by_name}
+        return Views(self.layout, {"": flat[row : row + 1]})
 
     def state(self, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's weights by name, and of its moments as `moment_1:name` and `moment_2:name`."""
-        found = dict(self.tensors(self.weights, row))
-        for moment in ("moment_1", "moment_2"):
-            views = self.tensors(getattr(self.optimizer, moment), row)
-            found |= {f"{moment}:{name}": view for name, view in views.items()}
-        return found
+        flats = {"": self.weights, "moment_1:": self.optimizer.moment_1, "moment_2:": self.optimizer.moment_2}
+        return Views(self.layout, {prefix: flat[row : row + 1] for prefix, flat in flats.items()})
 
     def loss(self, batch_RxBxT1: Tensor) -> Tensor:
         """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
@@ -143,11 +144,14 @@ class Pack:
         return cross_entropy(logits, batch_RxBxT1[:, :, 1:].reshape(len(batch_RxBxT1), -1))
 
     def learn(self, batch_RxBxT1: Tensor) -> Tensor:
-        """Fill `gradients`, and return the mean loss of each row, [R]."""
+        """Fill `gradients` with those of the scaled loss, and return the mean loss of each row, unscaled, [R]."""
         losses = []
         for rows in self._each_part():
             loss = self.loss(batch_RxBxT1[rows])
-            loss.sum().backward()
+            if self.loss_scale.is_on:
+                loss.backward(self.loss_scale.scale[rows])
+            else:
+                loss.sum().backward()
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
@@ -191,6 +195,7 @@ class Pack:
         self._weights.arrange(rows)
         self._gradients.arrange(rows)
         self.optimizer.arrange(rows)
+        self.loss_scale.arrange(rows)
         self.active = self.active[rows]
         self._bind()
 
@@ -214,10 +219,11 @@ class Pack:
     def _same_state(self, left: int, right: int) -> bool:
         words = torch.int32 if self.dtype == torch.float32 else torch.int64
         flats = (self.weights, self.optimizer.moment_1, self.optimizer.moment_2)
+        counts = (self.optimizer.updates, self.loss_scale.scale, self.loss_scale.clean)
         return (
             bool(self.active[left])
             and bool(self.active[right])
-            and bool(self.optimizer.updates[left] == self.optimizer.updates[right])
+            and all(bool(count[left] == count[right]) for count in counts)
             and all(torch.equal(flat[left].view(words), flat[right].view(words)) for flat in flats)
         )
 
@@ -234,8 +240,9 @@ class Pack:
         self.gradients.zero_()  # clipping by a NaN norm leaves NaN between the tensors, where nothing overwrites it
 
     def _changing(self) -> tuple[Tensor, ...]:
-        optimizer = self.optimizer
-        return self.weights, optimizer.moment_1, optimizer.moment_2, optimizer.updates, self.active
+        optimizer, scaling = self.optimizer, self.loss_scale
+        flats = self.weights, optimizer.moment_1, optimizer.moment_2
+        return *flats, optimizer.updates, scaling.scale, scaling.clean, self.active
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Flat, because clipping, the optimizer, norms, snapshots, forks and bit flips are
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -113,6 +113,24 @@ class Rows:
             if target != source:
                 self._room[target].copy_(self._room[source])
         self.used = self._room[: len(sources)]
+
+
+@dataclass(frozen=True)
+class Views(Mapping[str, Tensor]):
+    """One trial's tensors by name, each made when it is asked for: `flats` are arrays [1, P] by what precedes a name."""
+
+    layout: Layout
+    flats: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        start, colon, tensor = name.rpartition(":")
+        return self.layout.view(self.flats[start + colon], tensor)[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return (prefix + name for prefix in self.flats for name in self.layout.by_name)
+
+    def __len__(self) -> int:
+        return len(self.flats) * len(self.layout.by_name)
 
 
 def new_weights(layout: Layout, seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

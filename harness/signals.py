@@ -22,6 +22,7 @@ PER_STEP = (
     "second_moment_norm",
     "update_rms",
     "learning_rate",
+    "loss_scale",
 )
 SCORES_EVERY = 10
 PER_LAYER = ("activation_rms", "attention_logit_max")
@@ -124,7 +125,7 @@ class Block:
 
 
 class Recorder:
-    """Fills blocks, and hands each to `write` when it is full. `telemetry` False records loss and rate alone."""
+    """Fills blocks, and hands each to `write` when it is full. `telemetry` False records loss, rate and scale alone."""
 
     def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool):
         self.pack, self.length, self.write = pack, length, write
@@ -140,13 +141,20 @@ class Recorder:
             self._readings.listen(step)
 
     def record(
-        self, step: int, loss: Tensor, norm: Tensor | None, rate: Tensor, norms: Norms | None, measured: Tensor
+        self,
+        step: int,
+        loss: Tensor,
+        norm: Tensor | None,
+        rate: Tensor,
+        scale: Tensor,
+        norms: Norms | None,
+        measured: Tensor,
     ) -> None:
         """One step, [R] each, for the trials that were `measured`: those not frozen before it."""
         if self._block is None:
             self._block = Block(self.pack, step, self.length)
         train = self.pack.planned[0].train
-        values = {"loss": loss.detach(), "learning_rate": rate}
+        values = {"loss": loss.detach(), "learning_rate": rate, "loss_scale": scale}
         if norm is not None:
             values["grad_norm"] = norm
         if norms is not None:

@@ -56,6 +56,7 @@ SIGNALS: dict[str, Signal] = {
     "second_moment_norm": Signal(_STEP, "1", "global norm of the second moment"),
     "update_rms": Signal(_STEP, "1", "root mean square of the weights' change"),
     "learning_rate": Signal(_STEP, "1", "learning rate in force"),
+    "loss_scale": Signal(_STEP, "1", "loss scale in force"),
     "tokens_per_second": Signal(_STEP, "token/s", "training throughput of the trial"),
     "activation_rms": Signal(_LAYER, "1", "root mean square of the block's output"),
     "attention_logit_max": Signal(_LAYER, "1", "largest attention logit"),

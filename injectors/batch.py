@@ -96,14 +96,15 @@ class Repetition(BatchFault):
 
 @dataclass(frozen=True)
 class LongDocument(BatchFault):
-    """One over-long stretch of text fills the batch: its sequences follow each other, with no boundary between them."""
+    """One over-long stretch of text fills the struck batches: each sequence goes on where the one before it ended."""
 
     kind: str = "long_document"
 
     def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
         sequences, length = shape
-        text, wanted = context.tokens, sequences * (length - 1) + 1
-        start = next(stream(*context.key("document"))) % max(1, len(text) - wanted)
+        text, strikes, block = context.tokens, self.strike_steps(context.trial), sequences * (length - 1)
+        wanted = len(strikes) * block + 1
+        start = next(stream(*context.key("document"))) % max(1, len(text) - wanted + 1) + strikes.index(step) * block
         # Each sequence begins with the token that the one before it ended with, as targets are inputs moved by one.
         places = start + np.arange(sequences)[:, None] * (length - 1) + np.arange(length)
         return np.asarray(text[places % len(text)], dtype=np.int64)

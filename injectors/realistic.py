@@ -22,7 +22,8 @@ class RealisticSDC(InjectableFault):
 
     Shares are those of a field study of accelerators (arXiv 2605.04213): `nonfinite` of the faults write NaN or an
     infinity, `single` of the others flip one bit in each element, the rest two to `most` bits, scattered. The elements
-    of a fault stand a fixed stride apart in one tensor, which is drawn in proportion to its size.
+    of a fault stand a fixed stride apart in one tensor, which is drawn in proportion to its size; in one that the
+    stride wraps around, such as the gain of a norm, they can be fewer.
     """
 
     kind: str = "realistic_sdc"
@@ -71,6 +72,7 @@ class RealisticSDC(InjectableFault):
         flat = sorted({(first + i * stride) % sizes[which] for i in range(self.elements)})
         size = FORMATS[self.format].bits
         count = 1 if next(draw) / UNIT < self.single else 2 + next(draw) % (self.most - 1)
+        count = count if value.model == "bit_flip" else 0  # what is not finite has no bits of its own
         masks = [sum(1 << bit for bit in distinct(size, count, *context.key("bits", i))) for i in range(len(flat))]
         target = Target(names[which], np.array(flat), np.array(masks, dtype=np.int64))
         return value.strike_at((target,), context)

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.config import PER_TRIAL, ConfigError, Trial, anything, trial_from_dict
+from harness.config import IDENTITY, PER_TRIAL, ConfigError, Trial, anything, checked, trial_from_dict
 from harness.sites import Event, Injector, Site, Visit
 from harness.store import read_packs
 from injectors.fault import FaultContext, InjectableFault, Places
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
 PARTS = ("fault", "seed", "corpus", "shape", "events")
+WHEN = ("start", "duration", "period")  # what a replay takes over from the fault that it does again
 
 
 class ReplayError(RuntimeError):
@@ -46,28 +47,29 @@ class Replay(InjectableFault):
 
     def resolved(self) -> Replay:
         record = self._read()
-        fault = record["fault"]
-        return dataclasses.replace(
-            self,
-            record=json.dumps(record, sort_keys=True),
-            seed=record["seed"],
-            **{name: fault[name] for name in ("start", "duration", "period")},
-        )
+        recorded = {"seed": record["seed"]} | {name: getattr(_fault_of(record), name) for name in WHEN}
+        reasons = [
+            f"fault.{name}={_shown(given)}: but fault.record has {_shown(value)}; allowed: leave it out"
+            for name, value in recorded.items()
+            if (given := getattr(self, name)) not in (value, getattr(Replay, name))
+        ]
+        if reasons:
+            raise ConfigError(*reasons)
+        return dataclasses.replace(self, record=json.dumps(record, sort_keys=True), **recorded)
 
     def _read(self) -> dict[str, Any]:
         """Raises ConfigError for what is no record."""
+        text = self.record
         try:
-            if self.record.startswith("{"):
-                record = json.loads(self.record)
-            elif Path(self.record).is_file():
-                record = json.loads(Path(self.record).read_text())
-            else:
-                return self._from_results()
-            if not all(part in record for part in PARTS):
-                raise ValueError(f"it lacks {', '.join(part for part in PARTS if part not in record)}")
-        except (OSError, ValueError, TypeError) as error:
-            if isinstance(error, ConfigError):
-                raise
+            if not text.startswith("{"):
+                if not Path(text).is_file():
+                    return self._from_results()
+                text = Path(text).read_text()
+            record = json.loads(text)
+            _check_record(record)
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:
             raise ConfigError(f"fault.record={self.record[:80]}: no record ({error}); allowed: {WANTED}") from None
         return record
 
@@ -87,13 +89,14 @@ class Replay(InjectableFault):
     def check(self, trial: Trial, places: Places) -> None:
         recorded, here = json.loads(self.record)["shape"], shape_of(trial)
         reasons = [
-            f"{key}={here.get(key)}: but fault.record is from a trial with {value}; allowed: {value}"
+            f"{key}={_shown(here.get(key))}: but fault.record is from a trial with {_shown(value)}; "
+            f"allowed: {_shown(value)}"
             for key, value in recorded.items()
             if here.get(key) != value
         ]
         if reasons:
             raise ConfigError(*reasons)
-        self._inner().check(trial, places)
+        _fault_of(json.loads(self.record)).check(trial, places)
 
     def check_corpus(self, fingerprint: str) -> None:
         recorded = json.loads(self.record)["corpus"]
@@ -103,21 +106,47 @@ class Replay(InjectableFault):
                 f"allowed: a record from this corpus"
             )
 
-    def _inner(self) -> InjectableFault:
-        from injectors import fault_types
-
-        fault = json.loads(self.record)["fault"]
-        cls: Any = fault_types()[fault["kind"]]
-        return cls(**fault)
-
     def arm(self, context: FaultContext) -> Replayed:
         record = json.loads(self.record)
-        inner = self._inner().arm(dataclasses.replace(context, seed=record["seed"]))
-        return Replayed(inner, [Event(**_as_stored(event)) for event in record["events"]])
+        inner = _fault_of(record).arm(dataclasses.replace(context, seed=record["seed"]))
+        return Replayed(inner, _events_of(record))
 
 
-def _as_stored(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {**event, "index": None if event["index"] is None else tuple(event["index"])}
+def _check_record(record: Any) -> None:
+    """Raises ValueError, which says what is wrong, for values that are no record."""
+    if not isinstance(record, dict):
+        raise ValueError(f"expected an object with {', '.join(PARTS)}")
+    if missing := [part for part in PARTS if part not in record]:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    kinds = {"fault": dict, "seed": int, "corpus": str, "shape": dict, "events": list}
+    if wrong := [part for part, kind in kinds.items() if not isinstance(record[part], kind)]:
+        raise ValueError(f"of the wrong type: {', '.join(wrong)}")
+    try:
+        _fault_of(record)
+        _events_of(record)
+    except (ConfigError, KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def _fault_of(record: Mapping[str, Any]) -> InjectableFault:
+    """The fault that was recorded, its values checked as those of a command line are."""
+    from injectors import fault_types
+
+    fault, kinds = record["fault"], fault_types()
+    cls: Any = kinds.get(fault.get("kind"))
+    if cls is None or not issubclass(cls, InjectableFault):
+        raise ConfigError(f"fault.kind={fault.get('kind')}: no kind of fault; allowed: {', '.join(sorted(kinds))}")
+    return cls(**{n: v if n in IDENTITY else checked(f"fault.{n}", cls, n, v) for n, v in fault.items()})
+
+
+def _events_of(record: Mapping[str, Any]) -> list[Event]:
+    """The events as injectors make them: JSON has no tuples."""
+    return [Event(**{**e, "index": None if e["index"] is None else tuple(e["index"])}) for e in record["events"]]
+
+
+def _shown(value: Any) -> str:
+    """As it stands on a command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass

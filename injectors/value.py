@@ -128,9 +128,8 @@ class Value(InjectableFault):
             ]
         reasons = []
         if self.elements != 1:
-            reasons.append(
-                f"fault.elements={'null' if self.elements is None else self.elements}: with fault.samples; allowed: 1"
-            )
+            given = "null" if self.elements is None else self.elements
+            reasons.append(f"fault.elements={given}: a campaign draws single elements; allowed with fault.samples: 1")
         if self.until is not None and not self.start <= self.until < trial.train.steps:
             allowed = f"fault.start={self.start} to {trial.train.steps - 1}"
             reasons.append(f"fault.until={self.until}: outside of the run after the start; allowed: {allowed}")

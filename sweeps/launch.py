@@ -58,14 +58,14 @@ def run_rounds(trials: Sequence[Trial], last_bit: Fault, run: Run, executor: Exe
                 campaigns.append(campaign)
     problems.check()
     assert isinstance(last_bit, Value)
-    for campaign in campaigns:
-        console.print(campaign.words(), highlight=False, soft_wrap=True)
+    notes = [campaign.words() for campaign in campaigns]
     common = [*single, *(envelope(campaigns, last_bit, run.envelope) if run.envelope and campaigns else ())]
     largest = max((campaign.samples for campaign in campaigns), default=0)
     rounds = [largest] if run.width is None or run.plan else [*range(run.round, largest, run.round), largest]
     for most in rounds:
         drawn = [trial for campaign in campaigns for trial in campaign.trials(most)]
-        status = run_sweep([*common, *drawn], run, executor, console)
+        status = run_sweep([*common, *drawn], run, executor, console, notes)
+        notes = []
         if status or not run.wait or run.width is None or most == largest:
             break
         widest = widest_interval(run.out, campaigns, most)
@@ -76,8 +76,12 @@ def run_rounds(trials: Sequence[Trial], last_bit: Fault, run: Run, executor: Exe
     return status
 
 
-def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Console) -> int:
+def run_sweep(
+    trials: Sequence[Trial], run: Run, executor: Executor, console: Console, notes: Sequence[str] = ()
+) -> int:
     """Check, plan and train. Returns the exit status: 0, 1 if a pack failed, 130 after Ctrl-C, 143 after SIGTERM.
+
+    `notes` are lines that belong to the plan.
 
     Raises ConfigError before anything is written if something about the run is wrong.
     """
@@ -96,16 +100,19 @@ def run_sweep(trials: Sequence[Trial], run: Run, executor: Executor, console: Co
     complete = complete_trials(run.out) if has_results else set()
     running = executor.running(run.out)
     taken = {trial.id for job in running for trial in job.pack.recorded}
-    plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over)
+    plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over, executor.memory(device))
     if device == "cpu":
         executor = executor.fitting(plan.packs)
     if run.plan:
+        for note in notes:
+            console.print(note, highlight=False, soft_wrap=True)
         print_plan(plan, device, executor.workers, console)
         return 0
     check_corpora(trials, run, has_results)
     open_store(run.out, run.study)
     _remove_stale_progress(run.out, {job.pack.id for job in running})
-    console.print(f"study {run.study} -> {run.out}", highlight=False, soft_wrap=True)
+    for line in (f"study {run.study} -> {run.out}", *notes):
+        console.print(line, highlight=False, soft_wrap=True)
     say_counts(plan, console)
     jobs = [Job(pack, run.out, run.device, run.block) for pack in plan.packs]
     results: list[Finished | Failed] = []

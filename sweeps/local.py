@@ -23,6 +23,7 @@ from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
 from sweeps.summary import count
 
 POLL_SECONDS = 0.5
+SHARE_OF_MEMORY = 0.8  # of a machine or a job, for packs; the rest is for Python, the corpus and others
 Results = Generator[Finished | Failed | None]
 
 
@@ -37,6 +38,10 @@ class Executor(Protocol):
     @property
     def splits_over(self) -> int:
         """How many workers are worth cutting packs smaller for, so that none is idle."""
+        ...
+
+    def memory(self, device: str) -> float:
+        """Bytes that one pack may take; infinite if that is not known."""
         ...
 
     def fitting(self, packs: Sequence[PackPlan]) -> Executor:
@@ -67,6 +72,12 @@ class LocalExecutor:
     """Trains packs on this machine, in `workers` processes; one worker is this process itself."""
 
     workers: int
+
+    def memory(self, device: str) -> float:
+        """A worker's share of what this machine has."""
+        if device == "cuda":
+            return SHARE_OF_MEMORY * torch.cuda.get_device_properties(0).total_memory / self.workers
+        return SHARE_OF_MEMORY * machine_memory() / self.workers
 
     def fitting(self, packs: Sequence[PackPlan]) -> LocalExecutor:
         """This one, or one with so few workers that their packs fit into main memory (the device is a CPU).

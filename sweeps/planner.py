@@ -49,14 +49,22 @@ class Plan:
 MOST_FORKS = 64  # faulty trials of one golden twin in a pack: they share a prefix, and its cost is then 2% a trial
 
 
-def make_plan(trials: Sequence[Trial], complete: Iterable[str], size: int | None, device: str, workers: int) -> Plan:
+def make_plan(
+    trials: Sequence[Trial],
+    complete: Iterable[str],
+    size: int | None,
+    device: str,
+    workers: int,
+    memory: float = math.inf,
+) -> Plan:
     """Packs for every trial that is not complete, and for the golden twin of every faulty one.
 
     `size` None fills packs until as many rows train at a time, on average, as pass through the model together, or
     less where that would leave some of `workers` idle: a faulty trial has a row from its fault on only, and up to
-    `MOST_FORKS` of them share a golden twin. A number is the most trials of a pack. A pack holds the golden twin of
-    each of its faulty trials, and a lone trial joins another pack, so one may be larger than `size` by one. Largest
-    packs come first. `complete` are the ids of trials to leave alone: stored, or in training elsewhere.
+    `MOST_FORKS` of them share a golden twin, as far as their state fits into `memory` bytes. A number is the most
+    trials of a pack. A pack holds the golden twin of each of its faulty trials, and a lone trial joins another pack, so
+    one may be larger than `size` by one. Largest packs come first. `complete` are the ids of trials to leave alone:
+    stored, or in training elsewhere.
     """
     complete = set(complete)
     wanted = {trial.id: trial for trial in trials}
@@ -77,16 +85,22 @@ def make_plan(trials: Sequence[Trial], complete: Iterable[str], size: int | None
         model, train = members[0][0].model, members[0][0].train
         best = rows_at_once(model, train.batch // train.ranks, torch.device(device))
         share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
-        # A family that would be most of one worker's share is shared out, prefix and all.
-        longest = max(2, min(MOST_FORKS, math.ceil(max(map(len, members)) / workers) + 1))
+        # A family that is more than one worker's share is shared out, prefix and all.
+        fitting = trials_that_fit(members[0][0], memory, device)
+        longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
         pieces = [piece for family in members for piece in _pieces(family, longest)]
-        packs += _fill(pieces, min(best, share), lambda pack: math.ceil(mean_rows(pack.trials)))
+        packs += _fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting))
     packs.sort(key=lambda pack: -pack_seconds(pack, device))
     return Plan(tuple(packs), len(wanted), len(twins), len(everything.keys() & complete))
 
 
 def _trials(pack: PackPlan) -> int:
     return len(pack.trials)
+
+
+def _room(share: float) -> Callable[[PackPlan], int]:
+    """What a piece takes of a pack: rows in training, on average, but at least `share` of its trials."""
+    return lambda pack: math.ceil(max(mean_rows(pack.trials), share * len(pack.trials)))
 
 
 def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
@@ -140,8 +154,10 @@ def _fill(pieces: Sequence[PackPlan], limit: int, size: Callable[[PackPlan], int
 
 
 def _join(pieces: Sequence[PackPlan]) -> PackPlan:
-    trials = tuple(trial for piece in pieces for trial in piece.trials)
-    return PackPlan(trials, frozenset().union(*(piece.witnesses for piece in pieces)))
+    """One pack; a golden trial that several of its pieces share is in it once."""
+    trials = {trial.id: trial for piece in pieces for trial in piece.trials}
+    recorded = {trial.id for piece in pieces for trial in piece.recorded}
+    return PackPlan(tuple(trials.values()), frozenset(trials.keys() - recorded))
 
 
 # --- what a pack costs -------------------------------------------------------------------------------------------
@@ -170,17 +186,27 @@ def state_bytes(trial: Trial) -> int:
     return copies * state.itemsize * sum(row.size for row in tensor_table(trial.model, trial.data.vocabulary))
 
 
-def pack_bytes(pack: PackPlan, device: str = "cpu") -> int:
-    """Memory of a pack: the state of all its trials, and the activations of those that pass through the model together.
-
-    Measured, it was 0.94 to 1.2 times as much.
-    """
-    trial = pack.trials[0]
+def activation_bytes(trial: Trial, rows: int, device: str) -> float:
+    """Memory of the activations of those of `rows` trials that pass through the model together."""
     sequences = trial.train.batch // trial.train.ranks
-    at_once = min(len(pack.trials), 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
+    together = min(rows, 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
     elements = sequences * trial.model.context * activation_elements(trial.model, trial.data.vocabulary)
-    state, _ = FORMATS[trial.train.precision]
-    return int(len(pack.trials) * state_bytes(trial) + at_once * state.itemsize * elements)
+    return together * FORMATS[trial.train.precision][0].itemsize * elements
+
+
+def pack_bytes(pack: PackPlan, device: str = "cpu") -> int:
+    """Memory of a pack: the state of all its trials, and activations. Measured, it was 0.94 to 1.2 times as much."""
+    trial, rows = pack.trials[0], len(pack.trials)
+    return int(rows * state_bytes(trial) + activation_bytes(trial, rows, device))
+
+
+def trials_that_fit(trial: Trial, memory: float, device: str) -> int:
+    """How many trials like this one a pack can have in `memory` bytes; at least two, the smallest pack."""
+    if memory == math.inf:
+        return 2**31
+    whole = int((memory - activation_bytes(trial, 2**31, device)) // state_bytes(trial))
+    few = int(memory // (state_bytes(trial) + activation_bytes(trial, 1, device)))
+    return max(2, whole, min(few, rows_at_once(trial.model, trial.train.batch, torch.device(device))))
 
 
 def trial_step_seconds(trial: Trial, device: str) -> float:

@@ -7,7 +7,9 @@ submitit pickled is ever read back here. Which job works at which pack stands in
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -21,7 +23,7 @@ import submitit
 from harness.config import ConfigError, trial_from_dict
 from harness.store import read_pack_attrs
 from injectors import fault_types
-from sweeps.local import Results, available_cores, signals_wait
+from sweeps.local import SHARE_OF_MEMORY, Results, available_cores, signals_wait
 from sweeps.planner import PackPlan
 from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
 
@@ -51,6 +53,14 @@ class SlurmExecutor:
     @property
     def workers(self) -> int:
         return self.options["parallel"]
+
+    def memory(self, device: str) -> float:
+        """Of a job's `hydra.launcher.memory`; what a node's GPU has is not known here."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", str(self.options["memory"]).upper())
+        if device == "cuda" or found is None:
+            return math.inf
+        # As sbatch --mem does, a number without a unit counts megabytes.
+        return SHARE_OF_MEMORY * float(found[1]) * 1024 ** " KMGT".index(found[2] or "M")
 
     def fitting(self, packs: Sequence[PackPlan]) -> SlurmExecutor:
         """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over."""

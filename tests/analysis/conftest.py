@@ -16,12 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from analysis import open_sweep
+from analysis.campaign_figures import CAMPAIGN_FIGURES
+from analysis.drawing import Drawing
+from analysis.outcomes import outcomes_and_notes
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
 from harness.store import SIGNALS, PackStore, open_store
+from tests.analysis.sizes import SIZES
 
 CORPUS = {"source": "stdlib", "fingerprint": "c0ffee", "tokens": 1000}
 ENVIRONMENT = {"torch": "2.0", "device": "cpu", "threads": 1}
@@ -59,7 +65,7 @@ class RareTokens(Fault):
 class LastBit(Fault):
     kind: str = "value"
     name: str = "last_bit"
-    bit: int = number(PER_TRIAL, 2, "", low=0)
+    bit: int = number(PER_TRIAL, 0, "bit to flip", low=0)
 
 
 def make_trial(
@@ -256,11 +262,31 @@ def write_campaign(
             )
             for n, site in enumerate(rng.choice(list(sites), faults))
         ]
-        clean = [LastBit(start=10, seed=n) for n in range(twins)]
+        clean = [LastBit(start=1, seed=n) for n in range(twins)]
         trials = [
             make_trial(seed=n % 2, fault=fault, steps=steps, **optim) for n, fault in enumerate([*clean, *struck])
         ]
         write_pack(out, with_golden(trials), bit_curve, faults=bit_events, study="campaign", block=50)
+
+
+# --- campaigns of every size, and their figures -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, xr.Dataset]:
+    """Campaigns with outcomes, by name."""
+    found = {}
+    for name, options in SIZES.items():
+        out = tmp_path_factory.mktemp("campaign")
+        write_campaign(out, **options)
+        found[name] = outcomes_and_notes(open_sweep(out))[0]
+    return found
+
+
+@pytest.fixture(scope="session")
+def drawn(sweeps: dict[str, xr.Dataset]) -> dict[str, dict[str, Drawing]]:
+    """All figures of each of the `sweeps`, by its name and theirs."""
+    return {size: {name: draw(ds) for name, draw in CAMPAIGN_FIGURES.items()} for size, ds in sweeps.items()}
 
 
 # --- reading figures ---------------------------------------------------------------------------------------------
@@ -293,3 +319,7 @@ def drawn_texts(figure: Figure) -> list[Text]:
                 if low <= tick.get_loc() <= high
             ]
     return [text for text in texts if text.get_visible() and text.get_text().strip()]
+
+
+def legend_words(figure: Figure) -> list[str]:
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]

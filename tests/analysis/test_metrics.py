@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -178,3 +180,20 @@ def test_a_twin_that_is_not_finished_is_no_yardstick(tmp_path: Path, synthetic) 
     synthetic.write_pack(tmp_path, [faulty])
     synthetic.write_pack(tmp_path, [faulty.golden], steps_done=10, finish=False)
     assert metrics.deviation_table(open_sweep(tmp_path)).empty
+
+
+def test_deviations_are_read_a_block_at_a_time(tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the block, the table is the same; and no more is in memory than the trials of a chunk."""
+    for seed in range(6):
+        trial = synthetic.make_trial(seed=seed, fault=synthetic.WeightBit(start=20))
+        curves = {trial.id: 2 + np.where(np.arange(40) >= 20, float(seed), 0), trial.golden.id: np.full(40, 2.0)}
+        synthetic.write_pack(tmp_path, [trial.golden, trial], lambda t, curves=curves: curves[t.id])
+    whole = metrics.deviation_table(open_sweep(tmp_path))
+    assert sorted(whole["size"]) == list(range(6))
+    monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 1)
+    monkeypatch.setattr(sys.modules["analysis.twins"], "BLOCK_BYTES", 1)
+    read: list[int] = []
+    curves_of = metrics.twin_curves
+    monkeypatch.setattr(metrics, "twin_curves", lambda v, rows, g: read.append(len(rows)) or curves_of(v, rows, g))
+    pd.testing.assert_frame_equal(metrics.deviation_table(open_sweep(tmp_path)), whole)
+    assert read == [1] * 6

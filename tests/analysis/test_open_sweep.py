@@ -102,6 +102,46 @@ def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> N
     assert ds["golden"].values[1] == trials[1].golden.id != trials[1].id
 
 
+def test_what_the_fault_did_lies_along_trial(tmp_path: Path, synthetic) -> None:
+    """Strikes are counted beyond the events that are kept, and an address is one only if all events have it."""
+    kinds = ["idle", "once", "permanent", "two tensors"]
+    trials = {kind: synthetic.make_trial(fault=synthetic.WeightBit(start=3, bit=n)) for n, kind in enumerate(kinds)}
+    event = {"site": "weight", "tensor": "head", "bit": 7, "changed": True}
+    events = {
+        trials["once"].id: [event],
+        trials["permanent"].id: [event] * 50 + [event | {"changed": False}] * 50,
+        trials["two tensors"].id: [event, event | {"tensor": "embedding", "bit": 8}],
+    }
+    running = synthetic.make_trial(fault=synthetic.WeightBit(start=3, bit=9))
+    synthetic.write_pack(
+        tmp_path,
+        synthetic.with_golden(trials.values()),
+        faults=lambda trial: events.get(trial.id, []),
+        masked_step=lambda trial: 12 if trial is trials["once"] else None,
+    )
+    synthetic.write_pack(tmp_path, [running], finish=False)
+    ds = open_sweep(tmp_path)
+    ds = ds.sel(trial=[trials["idle"].golden.id, *(trials[kind].id for kind in kinds), running.id])
+    expected = {
+        "strikes": [0, 0, 1, 100, 2, 0],
+        "changes": [0, 0, 1, 50, 2, 0],
+        "masked_step": [np.nan, np.nan, 12, np.nan, np.nan, np.nan],
+        "struck_site": ["", "", "weight", "weight", "weight", ""],
+        "struck_tensor": ["", "", "head", "head", "several", ""],
+        "struck_bit": [np.nan, np.nan, 7, 7, np.nan, np.nan],
+    }
+    for name, values in expected.items():
+        np.testing.assert_array_equal(ds[name].values, np.array(values), err_msg=name)
+    assert ds["masked_step"].attrs["units"] == "step" and ds["strikes"].attrs["units"] == "1"
+    assert len(fault_events(tmp_path)) == 1 + 64 + 2
+
+
+def test_a_permanent_fault_has_no_duration(tmp_path: Path, synthetic) -> None:
+    faults = [synthetic.WeightBit(start=3, duration=duration) for duration in (None, 4)]
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(fault=fault) for fault in faults])
+    np.testing.assert_array_equal(open_sweep(tmp_path)["duration"].values, [np.nan, 4])
+
+
 def test_fields_of_one_name_are_told_apart(tmp_path: Path, synthetic) -> None:
     faults = [synthetic.RareTokens(seed=seed) for seed in (5, 6)]
     trials = [
@@ -282,7 +322,7 @@ def test_fault_events_one_row_each(tmp_path: Path, synthetic) -> None:
     events = {
         flip.id: [
             {"site": "weight", "tensor": "head", "index": [1, 2], "bit": 30, "step": 3}
-            | {"before": "0.5", "after": "inf", "changed": True},
+            | {"before": "0.5", "after": "inf", "changed": True, "rank": 1, "mask": "c0000000"},
             {"site": "weight", "tensor": "head", "index": [1, 2], "bit": 30, "step": 4}
             | {"before": float("nan"), "after": float("-inf"), "changed": False, "extra": "x"},
         ],
@@ -299,6 +339,9 @@ def test_fault_events_one_row_each(tmp_path: Path, synthetic) -> None:
     np.testing.assert_array_equal(table["after"].tolist()[:2], [np.inf, -np.inf])
     assert table["before"][2] == digest, "no number, though it is all digits"
     assert table["changed"].tolist() == [True, False, True] and table["extra"].tolist()[1] == "x"
+    assert (
+        table["rank"][0] == 1 and table["mask"][0] == "c0000000" and table["mask"].isna().tolist()[1:] == [True, True]
+    )
     assert set(table["pack"]) == set(open_sweep(tmp_path)["pack"].values)
 
 
@@ -306,7 +349,8 @@ def test_no_events_is_a_table_with_columns(tmp_path: Path, synthetic) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
     table = fault_events(tmp_path)
     assert len(table) == 0
-    assert {"trial", "site", "tensor", "index", "bit", "step", "before", "after", "changed"} <= set(table.columns)
+    fields = {"site", "tensor", "index", "bit", "mask", "step", "rank", "before", "after", "changed"}
+    assert {"trial", "pack", *fields} == set(table.columns)
 
 
 # --- errors ------------------------------------------------------------------------------------------------------

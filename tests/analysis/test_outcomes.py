@@ -2,95 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-import xarray as xr
 
 from analysis import open_sweep, outcomes
-from analysis.outcomes import FEWEST_TWINS, JUDGED, OUTCOMES, UNJUDGED, final_window, recipes
-from harness.config import Trial
-
-STEPS, START = 40, 20
-GOLDEN = 2.0
-ENVELOPE_MAX, ENVELOPE_FINAL = 0.5, 0.25  # of the twins below; these and their sums with GOLDEN are exact in float32
-SLIGHTLY = 2.0**-20
-
-Curve = dict[int | range, float] | np.ndarray
-
-
-def deviation(curve: Curve, steps: int = STEPS) -> np.ndarray:
-    """D_t [steps] from the steps at which it is not 0."""
-    if isinstance(curve, np.ndarray):
-        return curve
-    values = np.zeros(steps)
-    for where, value in curve.items():
-        values[where] = value
-    return values
-
-
-class Campaign:
-    """Trials whose loss is GOLDEN + D_t; written by name, judged, and read by name."""
-
-    def __init__(self, synthetic, out: Path):
-        self.synthetic, self.out = synthetic, out
-        self.trials: dict[str, Trial] = {}
-        self.curves: dict[str, np.ndarray] = {}
-        self.options: dict[str, Callable] = {}
-
-    def fault(self, name: str, curve: Curve, start: int = START, base: Trial | None = None, **fields) -> Trial:
-        fault = self.synthetic.WeightBit(start=start, tensor=f"t{len(self.trials)}", **fields)
-        return self.add(name, dataclasses.replace(base or self.synthetic.make_trial(steps=STEPS), fault=fault), curve)
-
-    def add(self, name: str, trial: Trial, curve: Curve) -> Trial:
-        self.trials[name] = trial
-        self.curves[trial.id] = GOLDEN + deviation(curve, trial.train.steps)
-        return trial
-
-    def envelope(self, count: int = FEWEST_TWINS, base: Trial | None = None, scale: float = 1.0) -> None:
-        """Twins of which the first reaches ENVELOPE_MAX and the second, from below, ENVELOPE_FINAL."""
-        base = base or self.synthetic.make_trial(steps=STEPS)
-        curves: list[Curve] = [{25: ENVELOPE_MAX * scale}, {range(30, STEPS): -ENVELOPE_FINAL * scale}]
-        for number in range(count):
-            trial = dataclasses.replace(base, fault=self.synthetic.LastBit(start=START, seed=number))
-            self.add(f"twin {len(self.trials)}", trial, curves[number] if number < 2 else {28: -SLIGHTLY})
-
-    def write(self, trials: list[Trial] | None = None, **options) -> None:
-        trials = self.synthetic.with_golden(self.trials.values()) if trials is None else trials
-        curve = self.curves.get
-        self.synthetic.write_pack(
-            self.out, trials, lambda t: curve(t.id, np.full(t.train.steps, GOLDEN)), faults=events, **options
-        )
-
-    def judge(self) -> Judged:
-        return Judged(self, outcomes(open_sweep(self.out)))
-
-    def by_name(self, values: dict[str, object], otherwise: object = None) -> Callable[[Trial], object]:
-        found = {self.trials[name].id: value for name, value in values.items()}
-        return lambda trial: found.get(trial.id, otherwise)
-
-
-class Judged:
-    def __init__(self, campaign: Campaign, sweep: xr.Dataset):
-        self.campaign, self.sweep = campaign, sweep
-
-    def __call__(self, coordinate: str, name: str):
-        return self.sweep[coordinate].sel(trial=self.campaign.trials[name].id).item()
-
-
-def events(trial: Trial) -> list[dict]:
-    if trial.fault.name == "none" or trial.fault.bit == 0:
-        return []
-    event = {"site": "weight", "tensor": "head", "bit": 30, "before": 0.1, "after": 0.2, "step": trial.fault.start}
-    return [event | {"changed": trial.fault.bit != 1}]
-
-
-NEVER_FIRES, CHANGES_NOTHING = 0, 1  # values of `bit`, for `events`
+from analysis.envelope import FEWEST_TWINS
+from analysis.outcomes import JUDGED, OUTCOMES, UNJUDGED
+from analysis.twins import final_window
+from tests.analysis.judging import (
+    CHANGES_NOTHING,
+    ENVELOPE_FINAL,
+    ENVELOPE_MAX,
+    NEVER_FIRES,
+    SLIGHTLY,
+    STEPS,
+    Campaign,
+    Curve,
+    Judged,
+)
 
 
 @pytest.fixture
@@ -323,51 +256,6 @@ def test_without_an_envelope_only_bitwise_equality_masks(campaign: Campaign) -> 
     assert found == {"tiny": ("recovered", 3), "loss is golden": ("recovered", 0), "bitwise": ("masked", 0)}
 
 
-@pytest.mark.parametrize("count", [FEWEST_TWINS - 1, FEWEST_TWINS])
-def test_few_twins_are_said(campaign: Campaign, count: int) -> None:
-    campaign.envelope(count)
-    campaign.fault("a", {22: 1})
-    campaign.write()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert campaign.judge()("envelope_max", "a") == ENVELOPE_MAX
-    assert [f"all trials has {count}" in str(one.message) for one in caught] == [True] * (count < FEWEST_TWINS)
-
-
-def test_every_recipe_has_its_own_envelope(campaign: Campaign) -> None:
-    """Seeds do not make a recipe; widths, rates and mitigations do."""
-    make = campaign.synthetic.make_trial
-    for seed in range(FEWEST_TWINS):
-        campaign.envelope(count=2 if seed == 0 else 1, base=make(seed=seed, steps=STEPS))
-    campaign.envelope(count=3, base=make(lr=0.5, steps=STEPS), scale=4)
-    campaign.fault("plain", {22: 1})
-    campaign.fault("other rate", {22: 1}, base=make(lr=0.5, steps=STEPS))
-    campaign.fault("mitigated", {22: 1}, base=make(mitigation="qk_norm", steps=STEPS))
-    campaign.write([t for t in campaign.synthetic.with_golden(campaign.trials.values()) if t.mitigation == "none"])
-    campaign.write([t for t in campaign.synthetic.with_golden(campaign.trials.values()) if t.mitigation != "none"])
-    with pytest.warns(UserWarning) as caught:
-        judged = campaign.judge()
-    message = str(caught[0].message)
-    assert message.endswith("mitigation=none, lr=0.5 has 3; mitigation=qk_norm, lr=0.01 has 0")
-    assert judged("envelope_max", "plain") == ENVELOPE_MAX and judged("fault_outcome", "plain") == "recovered"
-    assert judged("envelope_max", "other rate") == 4 * ENVELOPE_MAX
-    assert judged("fault_outcome", "other rate") == "masked"
-    assert np.isnan(judged("envelope_max", "mitigated"))
-    number, names = recipes(judged.sweep)
-    assert len(names) == 3 == len(np.unique(number))
-
-
-def test_twins_that_blow_up_are_said(campaign: Campaign) -> None:
-    campaign.envelope()
-    first = campaign.trials["twin 0"].id
-    campaign.curves[first][30:] = np.nan
-    campaign.fault("a", {22: 1})
-    campaign.write()
-    with pytest.warns(UserWarning, match="1 of 8 trials with fault=last_bit became non-finite"):
-        judged = campaign.judge()
-    assert judged("envelope_max", "a") == ENVELOPE_MAX and judged("fault_outcome", "twin 0") == "non-finite"
-
-
 def test_sweeps_without_faults_or_trials(campaign: Campaign, synthetic) -> None:
     synthetic.open_store(campaign.out, "test")
     assert outcomes(open_sweep(campaign.out)).sizes["trial"] == 0
@@ -376,96 +264,12 @@ def test_sweeps_without_faults_or_trials(campaign: Campaign, synthetic) -> None:
     assert sweep["fault_outcome"].values.tolist() == [""] and np.isnan(sweep["deviation_max"].values).all()
 
 
-# --- visibility --------------------------------------------------------------------------------------------------
-
-
-def test_visible_is_what_leaves_the_widened_range_of_golden(campaign: Campaign, synthetic) -> None:
-    """Golden loss and gradient norm go up and down between 1 and 2, so that up to 3 and down to 0 is usual."""
-    wave = np.where(np.arange(STEPS) % 4 == 0, 2.0, 1.0)
-    cases = {
-        # name: (D of the loss, D of the gradient norm, visible)
-        "golden's own extremes": ({21: 1.0, 24: -1.0}, {}, False),
-        "at the edge": ({21: 2.0, 20: -2.0}, {}, False),
-        "above": ({21: 2 + SLIGHTLY}, {}, True),
-        "below": ({20: -2 - SLIGHTLY}, {}, True),
-        "gradient at the edge": ({}, {21: 2.0}, False),
-        "gradient above": ({}, {39: 2 + SLIGHTLY}, True),
-        "gradient not finite": ({}, {30: np.inf}, True),
-        "before the strike": ({19: 9}, {19: 9}, False),
-        "lost": ({range(30, STEPS): np.nan}, {}, True),
-        "nothing": ({}, {}, False),
-    }
-    norms: dict[str, np.ndarray] = {}
-    for name, (loss, norm, _) in cases.items():
-        trial = campaign.fault(name, {})
-        campaign.curves[trial.id] = wave + deviation(loss)
-        norms[trial.id] = wave + deviation(norm)
-        campaign.curves[trial.golden.id] = wave
-    campaign.write(grad_norm=lambda trial: norms.get(trial.id, wave))
-    with pytest.warns(UserWarning, match="clean envelope"):
-        judged = campaign.judge()
-    found = {name: judged("visibility", name) for name in cases}
-    assert found == {name: "visible" if shows else "silent" for name, (_, _, shows) in cases.items()}
-
-
-def test_the_range_is_that_of_the_steps_around(campaign: Campaign) -> None:
-    """A value that was usual at the start of training is not any more."""
-    golden = np.concatenate([np.linspace(10, 2, 15), np.tile([2.0, 2.5], 15)])[:STEPS]
-    early, late = campaign.fault("early", {}, start=3), campaign.fault("late", {})
-    campaign.curves |= {trial.id: golden.copy() for trial in (early, late, early.golden)}
-    campaign.curves[early.id][4] += 3
-    campaign.curves[late.id][30] += 3
-    campaign.write()
-    with pytest.warns(UserWarning, match="clean envelope"):
-        judged = campaign.judge()
-    assert [judged("visibility", name) for name in ("early", "late")] == ["silent", "visible"]
-
-
-def test_a_gradient_norm_that_was_not_measured_shows_nothing(campaign: Campaign) -> None:
-    trial = campaign.fault("a", {})
-    campaign.write(grad_norm=lambda t: np.full(STEPS, np.nan) if t is trial else np.ones(STEPS))
-    with pytest.warns(UserWarning, match="clean envelope"):
-        assert campaign.judge()("visibility", "a") == "silent"
-
-
-# --- size --------------------------------------------------------------------------------------------------------
-
-
-def test_ten_thousand_trials_are_read_by_the_chunk(tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file of losses and norms is read a few times at most, whatever the number of trials in it."""
-    packs, size, steps = 40, 250, 20
-    base = synthetic.make_trial(steps=steps)
-    kinds = [synthetic.LastBit] * 8 + [synthetic.WeightBit] * (packs * size - 9)
-    faults = [kind(start=10, seed=number) for number, kind in enumerate(kinds)]
-    trials = [base, *(dataclasses.replace(base, fault=fault) for fault in faults)]
-    size_of = {
-        trial.id: 0.5 if trial.fault.name == "last_bit" else number % 3 for number, trial in enumerate(trials[1:])
-    }
-
-    def loss(trial: Trial) -> np.ndarray:
-        return GOLDEN + np.where(np.arange(steps) >= 10, size_of.get(trial.id, 0.0), 0.0)
-
-    for begin in range(0, len(trials), size):
-        synthetic.write_pack(tmp_path, trials[begin : begin + size], loss, block=steps)
-    monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 4 * steps * size * 2)
-    sweep = open_sweep(tmp_path)
-    read: list[Path] = []
-    read_bytes = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
-    judged = outcomes(sweep)
-    assert len(judged["trial"]) == 10_000
-    chunks = [path for path in read if path.name == "c.0.0"]
-    assert {path.parent.name for path in chunks} == {"loss", "grad_norm"}
-    assert len(chunks) <= 3 * 2 * packs
-    number = np.array([size_of.get(trial, -1) for trial in judged["trial"].values])
-    np.testing.assert_array_equal(judged["deviation_max"].values[number >= 0], number[number >= 0])
-    expected = np.select([number < 0, number <= 0.5], ["", "masked"], "lingering")
-    np.testing.assert_array_equal(judged["fault_outcome"].values, expected)
+# --- parts -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 3 * 4 * STEPS, 2**30])
 def test_blocks_make_no_difference(cases: Judged, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(sys.modules["analysis.outcomes"], "BLOCK_BYTES", size)
+    monkeypatch.setattr(sys.modules["analysis.twins"], "BLOCK_BYTES", size)
     sweep = open_sweep(cases.campaign.out)
     for ds in (sweep, sweep.load(), sweep.chunk(trial=4)):
         judged = outcomes(ds)

@@ -105,8 +105,8 @@ def injector_of(a_trial: Trial) -> Injector | None:
     return sweeps.run.injector_of(a_trial, corpus_of(a_trial))
 
 
-def pack_of(trials: Sequence[Trial], begins: Sequence[int | None] | None = None) -> Pack:
-    return Pack(trials, corpus_of(trials[0]), CPU, begins)
+def pack_of(trials: Sequence[Trial], begins: Sequence[int | None] | None = None, device: torch.device = CPU) -> Pack:
+    return Pack(trials, corpus_of(trials[0]), device, begins)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from harness.attention import attend, rotate, split_heads
 from harness.layers import add_positions, embedding, layer_norm, linear, silu
 from harness.loss import cross_entropy
 from harness.parameters import Leaf
+from harness.precision import Precision
 from harness.schedules import learning_rate, learning_rates
 from harness.taps import Taps
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
@@ -142,7 +143,7 @@ def assert_equal_to_torch(ours, theirs, x, weight=None):
 
 def test_linear():
     x, weight = normal(3, 10, 4), normal(3, 6, 4, seed=1)
-    assert_equal_to_torch(lambda x, own: linear(x, own, torch.float64), F.linear, x, weight)
+    assert_equal_to_torch(lambda x, own: linear(x, own, Precision(torch.float64)), F.linear, x, weight)
 
 
 def test_embedding():
@@ -203,7 +204,7 @@ def test_heads():
 @pytest.mark.parametrize("explicit", [True, False])
 def test_attention(explicit):
     def ours(x, _):
-        return attend(*x.unbind(3), 0.3, explicit, Taps([]), "attention")
+        return attend(*x.unbind(3), 0.3, explicit, Precision(torch.float64), Taps([]), "attention")
 
     def theirs(x, _):  # every token's own softmax over itself and those before it
         q, k, v = x.unbind(2)

@@ -32,13 +32,13 @@ FILES = {
     "mitigation/device.yaml": ("device: cpu", "mitigation=device: device=cpu: unknown key", "allowed: data, model"),
     "mitigation/sum.yaml": ("defaults: [qk_norm]", "mitigation=sum: defaults: a mitigation stands alone", "allowed"),
     "mitigation/broken.yaml": ("model: [", "{folder}/mitigation/broken.yaml: line", "allowed: YAML"),
-    "fault/odd.yaml": ("{kind: weight_bit, bits: 3}", "fault=odd: bits=3: unknown key; did you mean bit?", "element"),
+    "fault/odd.yaml": ("{kind: value, bitt: 3}", "fault=odd: bitt=3: unknown key; did you mean bit", "element"),
     "fault/kind.yaml": (
         "kind: gremlin",
         "fault=kind: kind=gremlin: unknown kind of fault",
-        "allowed: none, rare_tokens, weight_bit",
+        "rare_tokens, realistic_sdc, reduction",
     ),
-    "fault/typed.yaml": ("{kind: weight_bit, start: 1, bit: high}", "fault.bit=high: wrong type (str)", "an integer"),
+    "fault/typed.yaml": ("{kind: value, start: 1, bit: high}", "fault.bit=high: wrong type (str)", "an integer"),
 }
 
 

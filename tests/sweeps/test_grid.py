@@ -17,9 +17,14 @@ from omegaconf import OmegaConf
 
 from harness.config import NO_FAULT, ConfigError, Model, Optim, Trial, trial_from_dict
 from injectors import fault_types
-from injectors.rare_tokens import RareTokens
-from injectors.weight_bit import WeightBit
+from injectors.batch import RareTokens
+from injectors.value import Value
 from sweeps.arguments import FOLDER, expand
+
+
+def weight_bit(**fields: Any) -> Value:
+    """What sweeps/conf/fault/weight_bit.yaml describes, with some of its fields changed."""
+    return Value(**{"name": "weight_bit", "site": "weight", "tensor": "blocks.*", "bit": 30, **fields})
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def test_command_line_replaces_an_axis_of_the_study(command: ModuleType) -> None
 @pytest.mark.parametrize("fault", ["none", "rare_tokens", "weight_bit"])
 def test_axes_of_the_study_may_reach_no_trial(command: ModuleType, fault: str) -> None:
     """The study sets fields of its faults; who asks for another fault is not to blame for them."""
-    assert {t.fault.kind for t in command.trials(f"fault={fault}", study="quickstart")} == {fault}
+    assert {t.fault.name for t in command.trials(f"fault={fault}", study="quickstart")} == {fault}
 
 
 # --- faults and mitigations --------------------------------------------------------------------------------------
@@ -105,7 +110,7 @@ def test_axes_of_the_study_may_reach_no_trial(command: ModuleType, fault: str) -
 
 def test_fault_fields_apply_to_the_faults_that_have_them(command: ModuleType) -> None:
     found = command.trials("fault=none,weight_bit,rare_tokens", "fault.start=7", "fault.bit=3", "fault.tokens=5")
-    assert [t.fault for t in found] == [NO_FAULT, WeightBit(start=7, bit=3), RareTokens(start=7, tokens=5)]
+    assert [t.fault for t in found] == [NO_FAULT, weight_bit(start=7, bit=3), RareTokens(start=7, tokens=5)]
 
 
 def test_mitigation_goes_over_the_recipe(command: ModuleType) -> None:
@@ -146,7 +151,7 @@ def test_users_files(command: ModuleType, tmp_path: Path) -> None:
         "hydra: {sweeper: {params: {optim.lr: '0.1,0.2', mitigation: 'none,mine', optim.clip: null}}}\n"
     )
     (tmp_path / "mitigation" / "mine.yaml").write_text("# @package _global_\noptim: {beta1: 0.8, beta2: 0.9}\n")
-    (tmp_path / "fault" / "mantissa.yaml").write_text("kind: weight_bit\nbit: 3\n")
+    (tmp_path / "fault" / "mantissa.yaml").write_text("kind: value\nbit: 3\n")
     (tmp_path / "fault" / "early.yaml").write_text("defaults: [weight_bit]\nstart: 5\n")
 
     found = command.trials("fault=none,mantissa,early", "fault.element=2", study="mine", folder=tmp_path)
@@ -154,7 +159,11 @@ def test_users_files(command: ModuleType, tmp_path: Path) -> None:
     assert {(t.optim.lr, t.mitigation, t.optim.beta1, t.optim.beta2) for t in found} == {
         (lr, *mitigation) for lr in (0.1, 0.2) for mitigation in (("none", 0.9, 0.999), ("mine", 0.8, 0.9))
     }
-    assert {t.fault for t in found} == {NO_FAULT, WeightBit(bit=3, element=2), WeightBit(start=5, element=2)}
+    named = {
+        "mantissa": Value(name="mantissa", bit=3, element=2),
+        "early": weight_bit(name="early", start=5, element=2),
+    }
+    assert {t.fault for t in found} == {NO_FAULT, *named.values()}
 
 
 # --- the same as stock Hydra -------------------------------------------------------------------------------------
@@ -208,6 +217,8 @@ def test_random_jobs_equal_stock_composition(command: ModuleType) -> None:
             elif (fixed := OmegaConf.select(mitigation, key)) is not None:
                 assert value == fixed, (job, key)
                 ruled += 1
+            elif key == "fault.name":
+                assert f"fault={value}" in job or value == "none"
             elif key.startswith("fault.") and trial.fault == NO_FAULT and key != "fault.kind":
                 assert value == getattr(NO_FAULT, key.removeprefix("fault."))
             else:
@@ -236,7 +247,7 @@ def test_random_grids_are_the_product_of_their_axes(command: ModuleType) -> None
 STRUCK = Trial(
     model=Model(width=96, qk_norm=True),
     optim=Optim(lr=1e-2, clip=1.0),
-    fault=WeightBit(tensor="head", bit=30, start=50),
+    fault=weight_bit(tensor="head", bit=30, start=50),
     mitigation="qk_norm",
     seed=3,
 )
@@ -295,10 +306,12 @@ def test_every_field_changes_the_id() -> None:
     assert len(ids) == 1 + fields
 
 
-@pytest.mark.parametrize("kind", fault_types())
+@pytest.mark.parametrize("kind", sorted(set(fault_types()) - {"replay"}))  # that needs something to replay
 def test_round_trip_through_the_store(command: ModuleType, kind: str) -> None:
     faulty = () if kind == "none" else ("fault.start=3", "fault.duration=2", "fault.seed=9")
-    trial = command.only(f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "mitigation=mup", *faulty)
+    trial = command.only(
+        f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "mitigation=mup", "train.ranks=2", *faulty
+    )
     again = trial_from_dict(json.loads(json.dumps(trial.to_dict())), fault_types())
     assert again == trial
     assert again.id == trial.id

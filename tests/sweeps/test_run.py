@@ -34,7 +34,7 @@ from pathlib import Path
 
 from harness.config import PER_TRIAL, anything, number
 from harness.sites import Site
-from injectors.fault import InjectableFault
+from injectors.fault import InjectableFault, Strike
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,15 @@ class Rigged(InjectableFault):
     switch: str = anything(PER_TRIAL, "", "file with the word raise, kill or wait, and a seed")
 
     def arm(self, context):
-        return _Trap(self.steps, Path(self.switch), context.seed)
+        return _Trap(Site.WEIGHT, self.strike_steps(context.trial), False, switch=Path(self.switch), seed=context.seed)
 
 
-@dataclass(frozen=True)
-class _Trap:
-    steps: range
-    switch: Path
-    seed: int
-    site: Site = Site.WEIGHT
+@dataclass
+class _Trap(Strike):
+    switch: Path = Path()
+    seed: int = 0
 
-    def strike(self, tensors, step):
+    def strike(self, visit):
         word, seed = self.switch.read_text().split() if self.switch.exists() else ("", "-1")
         if int(seed) == self.seed:
             self.switch.with_suffix(".reached").touch()

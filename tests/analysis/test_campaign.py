@@ -1,0 +1,173 @@
+"""`python -m analysis campaign`: its table, its page, what it says of what is missing, and wrong input."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from analysis import campaign, open_sweep, outcomes
+from analysis.__main__ import main
+from analysis.outcomes import OUTCOMES
+from analysis.statistics import studied
+from harness.store import open_store
+
+
+@pytest.fixture(scope="module")
+def written(synthetic, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.Campaign]:
+    out = tmp_path_factory.mktemp("campaign")
+    synthetic.write_campaign(out, faults=60)
+    return out, campaign.write_campaign(out)
+
+
+def test_the_table_counts_every_fault_once(written) -> None:
+    judged = outcomes(open_sweep(written[0]))
+    table, faulty = campaign.site_table(judged), studied(judged)
+    assert table["site"].tolist() == ["moment_2", "reduced_gradient", "weight", "all sites"]
+    whole, sites = table.iloc[-1], table.iloc[:-1]
+    for name in ("trials", *OUTCOMES, "silent", "watched", "idle"):
+        assert sites[name].sum() == whole[name], name
+    assert whole["trials"] == 360 == faulty.sizes["trial"] == sum(whole[name] for name in OUTCOMES)
+    assert whole["idle"] == int(faulty["idle"].sum()) > 0
+    assert whole["silent"] == int((faulty["visibility"] == "silent").sum())
+    for row in table.to_dict("records"):
+        for name in (*OUTCOMES, "silent"):
+            expected = binomtest(row[name], row["watched" if name == "silent" else "trials"]).proportion_ci(
+                method="wilson"
+            )
+            assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_the_page_holds_the_table_the_figures_and_the_notes(written) -> None:
+    out, made = written
+    page = made.html.read_text(encoding="utf-8")
+    assert made.html == out / "campaign.html" and "<title>campaign: campaign</title>" in page
+    names = ["vulnerability_map", "outcome_shares", "deviation_curves", "recovery_against_beta2"]
+    assert [picture.name for picture in made.pictures] == names
+    assert [picture.path for picture in made.pictures] == [out / "figures" / f"{name}.png" for name in names]
+    assert page.count("data:image/png;base64,") == 4 == page.count("<figcaption>") and "<script" not in page
+    for cell in made.table.iloc[-1]:
+        assert f"<td>{cell}</td>" in page
+    assert re.fullmatch(r"\d+ faults idle: never fired, or wrote what was there.", made.notes[0])
+    assert f"<li>{made.notes[0]}</li>" in page and len(made.notes) == 1
+
+
+def test_the_command_prints_the_table_and_where_things_are(written) -> None:
+    out, made = written
+    command = [sys.executable, "-m", "analysis", "campaign", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["site", "N", *OUTCOMES, "silent", "idle"]
+    assert lines[4].startswith("       all sites") and re.search(r" \d+ = \d+% \[\d+, \d+\] ", lines[4])
+    assert f"Note: {made.notes[0]}" in lines and lines[-1] == f"Page: {out / 'campaign.html'}"
+
+
+def test_what_is_missing_is_said(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+    done, running, orphan, idle = (
+        synthetic.make_trial(seed=seed, fault=synthetic.RareTokens(start=20)) for seed in range(4)
+    )
+    event = {"site": "batch", "tensor": "batch", "bit": None, "changed": True}
+    events = {done.id: [event], orphan.id: [event]}
+    for trials in (synthetic.with_golden([done, idle]), [orphan]):
+        synthetic.write_pack(tmp_path, trials, faults=lambda trial: events.get(trial.id, []))
+    synthetic.write_pack(tmp_path, [running.golden, running], steps_done=10, finish=False)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "vulnerability_map.png").write_bytes(b"old")
+    assert main(["campaign", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "Note: 1 fault unfinished, and not counted." in text
+    assert "Note: 1 fault without a golden run to judge by, and not counted." in text
+    assert "Note: 1 fault idle" in text and "Note: clean envelope: a recipe wants at least 8" in text
+    assert "vulnerability_map: No figure: no judged fault struck a single bit of a number." in text
+    assert not (tmp_path / "figures" / "vulnerability_map.png").exists(), "it would be out of date"
+    assert "deviation_curves: No figure: no judged fault moved the loss of its trial." in text
+    assert f"outcome_shares: {tmp_path / 'figures' / 'outcome_shares.png'}" in text
+    rows = {line.split()[0]: line for line in text.splitlines()}
+    assert rows["batch"].split()[1] == "1" and rows["never"].split()[2] == "1" and rows["all"].split()[2] == "2"
+
+
+def test_no_fault_is_judged_yet(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
+    synthetic.write_pack(tmp_path, [trial.golden, trial], steps_done=10, finish=False)
+    assert main(["campaign", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("No figure: ") == 4 and "1 fault unfinished" in text
+
+
+def no_results(out: Path, synthetic) -> None:
+    pass
+
+
+def no_trials(out: Path, synthetic) -> None:
+    open_store(out, "test")
+
+
+def no_faults(out: Path, synthetic) -> None:
+    synthetic.write_pack(out, [synthetic.make_trial()])
+
+
+def only_the_envelope(out: Path, synthetic) -> None:
+    synthetic.write_pack(out, synthetic.with_golden([synthetic.make_trial(fault=synthetic.LastBit(start=3))]))
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (no_results, "holds no results"),
+        (no_trials, "no faulty trial"),
+        (no_faults, "no faulty trial"),
+        (only_the_envelope, "no faulty trial"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(
+    tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str], prepare, reason: str
+) -> None:
+    prepare(tmp_path, synthetic)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["campaign", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert (
+        captured.err.startswith(f"error: out={tmp_path}: ") and reason in captured.err and "; allowed: " in captured.err
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
+    synthetic.write_pack(tmp_path, [trial.golden, trial])
+    (tmp_path / "campaign.html").mkdir()
+    assert main(["campaign", str(tmp_path)]) == 2
+    assert f"error: out={tmp_path}: cannot be written" in capsys.readouterr().err
+
+
+def test_one_figure_of_a_campaign_can_be_drawn_alone(written, tmp_path: Path) -> None:
+    assert main(["figure", "outcome_shares", str(written[0]), str(tmp_path / "shares.svg")]) == 0
+    assert (tmp_path / "shares.svg").read_text().startswith("<?xml")
+
+
+def test_what_there_is_to_say_of_the_envelope_is_one_line_beside_the_figure(
+    tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    synthetic.write_campaign(tmp_path, faults=10, beta2s=[0.95], clips=[None], twins=3)
+    assert main(["figure", "outcome_shares", str(tmp_path), str(tmp_path / "shares.png")]) == 0
+    said = "note: clean envelope: a recipe wants at least 8 finished trials with fault=last_bit; all trials has 3\n"
+    assert capsys.readouterr() == ("", said) and not recwarn.list
+
+
+def test_the_page_says_what_the_two_measures_of_recovery_are(written) -> None:
+    page = " ".join(written[1].html.read_text(encoding="utf-8").split())
+    assert "golden range for good" in page and "back inside the clean envelope" in page
+
+
+def test_sites_of_faults_that_never_fired_are_those_of_the_config(written) -> None:
+    judged = outcomes(open_sweep(written[0]))
+    never = judged.isel(trial=np.flatnonzero(judged["idle"].values))
+    assert set(never["struck_site"].values) == {""}
+    assert set(campaign.site_labels(never)) == set(never["site"].values) <= {"weight", "reduced_gradient", "moment_2"}

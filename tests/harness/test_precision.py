@@ -1,0 +1,228 @@
+"""Half precision: what a CPU emulates is what torch computes in tensors of the format."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from harness.attention import attend
+from harness.config import ConfigError
+from harness.formats import round_to
+from harness.layers import linear
+from harness.outcome import NON_FINITE
+from harness.parameters import Leaf
+from harness.precision import Precision, pick_device, precision_of
+from harness.taps import Taps
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HELD = ("*.query", "*.key", "*.value", "*.scores", "*.projection", "*.up", "*.down", "logits")
+WHOLE = ("embedding", "*.input", "*.residual")
+SHAPES = {
+    "explicit": {},
+    "learned, swiglu, qk_norm": {"positions": "learned", "activation": "swiglu", "qk_norm": True},
+    "fused": {"attention": "fused"},
+}
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))
+half = pytest.mark.parametrize("name", HALF)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def passed(precision, x, weight, dy):
+    """Output, and gradients of input and weight, of one linear layer."""
+    x, gradient = x.clone().requires_grad_(), torch.full_like(weight, math.nan)
+    y = linear(x, Leaf(weight, gradient), precision)
+    y.backward(dy.to(y.dtype))
+    return {"y": y.detach().float(), "dx": x.grad, "dw": gradient}
+
+
+# --- against torch's own tensors of the format ----------------------------------------------------------------------
+
+
+@half
+def test_single_products_are_those_of_torch_bit_for_bit(name):
+    """A product of two such numbers is exact in float32, so both round once; from below the subnormals to overflow."""
+    sizes = 10.0 ** torch.linspace(-9, 6, 4096).view(-1, 1, 1)
+    x, weight, dy = ((sizes if seed else 1.0) * torch.randn(4096, 1, 1, generator=generator(seed)) for seed in range(3))
+    emulated, real = (passed(p, x, weight, dy) for p in (Precision(torch.float32, name), Precision(HALF[name])))
+    for part, values in emulated.items():
+        assert torch.equal(values, real[part]), part
+    assert torch.isfinite(emulated["y"]).all() == (name == "bf16") and (emulated["dw"] == 0).any() == (name == "fp16")
+
+
+@half
+def test_exact_sums_are_those_of_torch_bit_for_bit(name):
+    """Eight products of integers up to 4 are at most 128, which both formats hold."""
+    x, weight, dy = (
+        torch.randint(-4, 5, shape, generator=generator(i)).float() / 2**i
+        for i, shape in enumerate([(3, 8, 8), (3, 8, 8), (3, 8, 8)])
+    )
+    emulated, real = (passed(p, x, weight, dy) for p in (Precision(torch.float32, name), Precision(HALF[name])))
+    for part, values in emulated.items():
+        assert torch.equal(values, real[part]), part
+    assert torch.equal(emulated["y"], torch.bmm(x, weight.mT))
+
+
+def learned(engine, precision, shape, device="cpu"):
+    """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
+    pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
+    pack.model.precision = precision
+    losses = pack.learn(pack.batches(0))
+    return losses.cpu(), pack.gradients.cpu(), pack.layout
+
+
+@half
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_model_is_the_one_in_tensors_of_the_format(engine, name, shape, device):
+    """Sums in another order seldom round to another number: much less differs than what the format itself costs.
+
+    Fused kernels keep scores and shares to themselves, and their own rounding there: a few times the format's.
+    """
+    (loss, emulated, layout), (real_loss, real, _), (_, exact, _) = (
+        learned(engine, Precision(torch.float32, name), shape),
+        learned(engine, Precision(HALF[name]), shape, device),
+        learned(engine, Precision(torch.float32), shape),
+    )
+    epsilon = torch.finfo(HALF[name]).eps / 2
+    torch.testing.assert_close(loss, real_loss, rtol=epsilon, atol=0)
+    for tensor in layout.by_name:
+        ours, theirs, whole = (layout.view(flat, tensor) for flat in (emulated, real, exact))
+        cost, differs = (theirs - whole).norm(), (ours - theirs).norm()
+        assert cost > 0, tensor
+        assert differs < (cost / 4 if shape.get("attention") != "fused" else 8 * epsilon * theirs.norm()), tensor
+
+
+# --- where values are held ------------------------------------------------------------------------------------------
+
+
+@half
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_taps_see_half_precision_values_and_gradients(engine, name, shape):
+    pack = engine.pack_of([engine.trial(seed=r, precision=name, **shape) for r in range(2)])
+    seen, gradients = {}, {}
+
+    def read(tap, x):
+        seen[tap] = x.detach().clone()
+        if x.requires_grad:
+            x.register_hook(lambda dx: gradients.update({tap: dx.clone()}))
+
+    for pattern in (*HELD, *WHOLE):
+        pack.model.taps.attach(pattern, read)
+    pack.learn(pack.batches(0))
+    assert set(seen) == set(pack.model.taps.names)
+    for tap, x in seen.items():
+        is_held = not tap.endswith((".input", ".residual")) and tap != "embedding"
+        assert torch.equal(round_to(x, name), x) == is_held, tap
+        # The gradient of logits is the loss's own, in float32.
+        if tap in gradients:
+            dx = gradients[tap]
+            assert torch.equal(round_to(dx, name), dx) == (is_held and tap != "logits"), tap
+    assert len(gradients) >= len(seen) - 2
+
+
+@half
+@pytest.mark.parametrize("explicit", [True, False])
+def test_attention_leaves_half_precision_values_and_gradients(name, explicit):
+    qkv = torch.randn(3, 2, 2, 2, 5, 4, generator=generator()).requires_grad_()
+    y = attend(*qkv.unbind(), 0.5, explicit, Precision(torch.float32, name), Taps([]), "attention")
+    y.backward(torch.randn(y.shape, generator=generator(1)))
+    assert torch.equal(round_to(y, name), y) and torch.equal(round_to(qkv.grad, name), qkv.grad)
+
+
+@half
+def test_what_is_written_at_a_tap_is_held_too(engine, name):
+    """A third is no number of the format: it enters the model as the number nearest to it."""
+    trials = [engine.trial(seed=r, precision=name) for r in range(2)]
+
+    def losses(value):
+        def write(_, x):
+            x.data[..., 0] = value
+
+        pack = engine.pack_of(trials)
+        for pattern in ("*.up", "*.value", "*.scores", "*.down"):
+            pack.model.taps.attach(pattern, write)
+        return pack.learn(pack.batches(0)), pack.gradients
+
+    third, nearest, other = 1 / 3, round_to(torch.tensor(1 / 3), name).item(), 0.25
+    assert third != nearest
+    for written, rounded, different in zip(losses(third), losses(nearest), losses(other), strict=True):
+        assert torch.equal(written, rounded) and not torch.equal(written, different)
+
+
+def test_small_gradients_underflow_and_large_ones_overflow_in_fp16():
+    x, weight = torch.ones(2, 1, 1), torch.ones(2, 1, 1)
+    dy = torch.tensor([1e-8, 1e5]).view(2, 1, 1)
+    found = {name: passed(Precision(torch.float32, name), x, weight, dy) for name in HALF}
+    for part in ("dx", "dw"):
+        assert found["fp16"][part].flatten().tolist() == [0, math.inf]
+        torch.testing.assert_close(found["bf16"][part], dy, rtol=2**-8, atol=0)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp64"])
+def test_full_precision_rounds_nothing(name):
+    precision, x = precision_of(name, torch.device("cpu")), torch.ones(3)
+    x = x.double() if name == "fp64" else x
+    assert precision(x) is x and precision.rounds is None
+
+
+def test_an_accelerator_has_real_half_precision():
+    for name, dtype in HALF.items():
+        assert precision_of(name, torch.device("cuda")) == Precision(dtype)
+        assert precision_of(name, torch.device("cpu")) == Precision(torch.float32, name)
+
+
+# --- the engine's promises in half precision ------------------------------------------------------------------------
+
+
+@half
+def test_it_trains_almost_as_well_as_in_full_precision(engine, name):
+    """The loss falls by half a nat, and the formats differ by less than a tenth of that."""
+    shape = {"steps": 60, "lr": 1e-2, "batch": 8, "context": 16}
+    runs = [engine.run([engine.trial(seed=r, precision=p, **shape) for r in range(2)]) for p in ("fp32", name)]
+    first, last = (run.signals["loss"][:, [0, -1]].T for run in runs)
+    assert (first[0] - first[1] > 0.5).all()
+    assert abs(first[1] - last[1]).max() < 0.05 and (first[1] != last[1]).all()
+
+
+@half
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_neither_neighbours_nor_measuring_change_a_bit(engine, name, shape):
+    trials = [engine.trial(seed=r, precision=name, **shape) for r in range(5)]
+    together = engine.run(trials)
+    apart = engine.run([trials[3], trials[1]])
+    assert engine.same_bits(together[3], apart[0]) == engine.same_bits(together[1], apart[1]) == []
+    silent = engine.run(trials, telemetry=False)
+    for i in range(5):
+        left, right = ({key: run[i][key] for key in ("loss", "weights")} for run in (together, silent))
+        assert engine.same_bits(left, right) == []
+
+    def poison(pack):
+        pack.weights[2] = math.nan
+
+    ruined = engine.run(trials, prepare=poison)
+    assert ruined.result.outcome[2] == NON_FINITE
+    assert [engine.same_bits(together[i], ruined[i]) for i in (0, 1, 3, 4)] == [[]] * 4
+
+
+# --- devices --------------------------------------------------------------------------------------------------------
+
+
+@half
+def test_a_cpu_has_every_precision(name):
+    assert pick_device("cpu", name) == torch.device("cpu")
+
+
+def test_a_cuda_device_without_bf16_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert pick_device("auto", "fp16").type == "cuda"
+    with pytest.raises(
+        ConfigError, match="train.precision=bf16: this CUDA device lacks it .*allowed: fp32, fp16, fp64"
+    ):
+        pick_device("auto", "bf16")
+    assert pick_device("cpu", "bf16").type == "cpu"

@@ -1,0 +1,290 @@
+"""Faults between data-parallel ranks, against means that are taken by hand from what each rank really handed in."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import ConfigError
+from harness.outcome import NON_FINITE
+from harness.sites import Site, Visit
+from injectors.fault import places_of
+from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
+from injectors.value import Value
+from tests.injectors.conftest import composer
+from tests.injectors.spies import START, STEPS, context, differing, row, trial, watch
+from tests.number_formats import NUMPY
+
+GOLDEN, FAULTY, SPY = 0, 1, 2
+RANKS = 4
+EVERY = range(STEPS)
+SITES = (Site.WEIGHT, Site.GRADIENT, Site.REDUCED_GRADIENT)
+
+
+def run_with(engine, fault, sites=SITES, steps=EVERY, **fields):
+    fields = {"ranks": RANKS, "batch": 8, **fields}
+    return watch(engine, [trial(engine, **fields), trial(engine, fault, **fields)], sites, steps)
+
+
+def handed_in(spy, number, step):
+    """What each rank of a trial handed in at a step, after the strikes."""
+    return [row(spy.arrays[Site.GRADIENT, step, rank], number) for rank in range(RANKS)]
+
+
+def added(parts):
+    """Their mean, added in float32 one after the other."""
+    total = {name: x.clone() for name, x in parts[0].items()}
+    for part in parts[1:]:
+        total = {name: total[name] + part[name] for name in total}
+    return {name: x / len(parts) for name, x in total.items()}
+
+
+def reduced(spy, number, step):
+    return row(spy.arrays[Site.REDUCED_GRADIENT, step, 0], number)
+
+
+def places_of_nan(tensors):
+    return {name: torch.isnan(x).nonzero().tolist() for name, x in tensors.items() if torch.isnan(x).any()}
+
+
+# --- one rank is corrupted ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_nan_of_one_rank_reaches_the_mean(engine, rank):
+    """Exactly where it was, and the record says whose it was."""
+    preset = composer().trial(["fault=nan_gradient", "train.ranks=4"]).fault
+    fault = dataclasses.replace(preset, start=START, rank=rank)
+    run, spy = run_with(engine, fault, steps=[START])
+    parts = handed_in(spy, FAULTY, START)
+    found = [
+        {name: torch.isnan(x).nonzero().tolist() for name, x in part.items() if torch.isnan(x).any()} for part in parts
+    ]
+    assert [bool(where) for where in found] == [r == rank for r in range(RANKS)]
+    assert places_of_nan(reduced(spy, FAULTY, START)) == found[rank]
+    places = sorted((name, index) for name, where in found[rank].items() for index in where)
+    assert len(places) == 10
+    events = run.result.events[FAULTY]
+    assert {(e.rank, e.step, e.after) for e in events} == {(rank, START, "nan")}
+    assert sorted((e.tensor, list(e.index)) for e in events) == sorted(
+        (n, i) for n, w in found[rank].items() for i in w
+    )
+    assert run.result.outcome[FAULTY] == NON_FINITE and run.result.nonfinite_step[FAULTY] == START
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_corrupted_rank_is_one_of_many_in_the_mean(engine, rank):
+    preset = composer().trial(["fault=rank_noise", "train.ranks=4"]).fault
+    fault = dataclasses.replace(preset, start=START, rank=rank)
+    run, spy = run_with(engine, fault, steps=[START])
+    golden, struck = (handed_in(spy, number, START) for number in (GOLDEN, FAULTY))
+    assert [bool(differing(a, b)) for a, b in zip(golden, struck, strict=True)] == [r == rank for r in range(RANKS)]
+    assert differing(added(struck), reduced(spy, FAULTY, START)) == {}
+    noise = torch.cat([(struck[rank][name] - golden[rank][name]).flatten() for name in golden[0]])
+    assert abs(noise.double().std() - 0.1) < 0.01  # of 7,000 values: an eighth of the deviation's own is 1e-3
+    assert {event.rank for event in run.result.events[FAULTY]} == {rank}
+
+
+def test_noise_is_that_of_one_step_and_one_rank(engine):
+    fault = Value(start=START, duration=2, site=Site.GRADIENT, model="noise", value=0.1, elements=None, tensor="head")
+    _, spy = run_with(engine, fault, steps=[START, START + 1])
+    first = reduced(spy, FAULTY, START)["head"] - reduced(spy, GOLDEN, START)["head"]
+    assert abs(first.std() - 0.1 / RANKS) < 0.01
+
+
+# --- a gradient that comes late ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("late", "duration", "period"), [(1, 1, 1), (3, 1, 1), (1, 3, 1), (3, None, 1), (2, 4, 3), (4, 4, 1)]
+)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_stale_gradient_is_the_same_ranks_of_some_steps_ago(engine, late, duration, period, rank):
+    """A fresh one each step, as late: the gradient that the rank computed then, not what it handed in."""
+    fault = StaleGradient(start=START, duration=duration, period=period, rank=rank, late=late)
+    run, spy = run_with(engine, fault)
+    struck = range(START, STEPS if duration is None else START + duration, period)
+    fresh = computed(engine, spy, rank)
+    for step in EVERY:
+        parts = handed_in(spy, FAULTY, step)
+        expected = fresh[step - late if step in struck else step]
+        assert differing(parts[rank], expected) == {}, step
+        assert differing(added(parts), reduced(spy, FAULTY, step)) == {}
+        if step <= START:
+            others = [differing(a, b) for a, b in zip(parts, handed_in(spy, GOLDEN, step), strict=True)]
+            assert [bool(x) for x in others] == [r == rank and step == START for r in range(RANKS)]
+    assert [(event.step, event.rank) for event in run.result.events[FAULTY]] == [(step, rank) for step in struck]
+
+
+def computed(engine, spy, rank):
+    """The gradient of that rank at every step from the weights that the struck trial then had."""
+    golden = trial(engine, ranks=RANKS, batch=8)
+    pack = engine.pack_of([golden, golden, golden])
+    found, names = [], pack.layout.by_name
+    for step in EVERY:
+        if step:
+            for name, x in row(spy.arrays[Site.WEIGHT, step, 0], FAULTY).items():
+                if ":" not in name:
+                    pack.layout.view(pack.weights, name)[FAULTY] = x
+        parts = dict(pack.ranks.parts(pack.batches(step)))
+        pack.learn(parts[rank])
+        found.append({name: pack.layout.view(pack.gradients, name)[FAULTY].clone() for name in names})
+    return found
+
+
+# --- a rank that is lost -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rescale", [False, True])
+def test_the_mean_without_a_rank(engine, rank, rescale):
+    fault = DroppedRank(start=START, duration=2, rank=rank, rescale=rescale)
+    run, spy = run_with(engine, fault, steps=[START, START + 1, START + 2])
+    left = [part for r, part in enumerate(handed_in(spy, GOLDEN, START)) if r != rank]
+    count = len(left) if rescale else RANKS
+    found = reduced(spy, FAULTY, START)
+    for name, x in found.items():
+        expected = torch.stack([part[name].double() for part in left]).sum(0) / count
+        torch.testing.assert_close(x.double(), expected, rtol=1e-5, atol=1e-8)  # a few roundings of 6e-8
+    after = handed_in(spy, FAULTY, START + 1)
+    assert not any(x.any() for x in after[rank].values()), "it goes on"
+    assert all(x.any() for x in handed_in(spy, FAULTY, START + 2)[rank].values()), "and comes back"
+    assert [(event.step, event.rank) for event in run.result.events[FAULTY]] == [(START, rank), (START + 1, rank)]
+
+
+# --- another sum -------------------------------------------------------------------------------------------------
+
+
+def by_hand(parts, order, format):
+    """The mean of each tensor, with numpy: every sum of two is rounded to the format."""
+
+    def add(a, b):
+        return (a + b).astype(NUMPY[format]).astype(np.float32)
+
+    found = {}
+    for name in parts[0]:
+        a, b, c, d = (part[name].numpy() for part in parts)
+        total = {
+            "sequential": lambda a=a, b=b, c=c, d=d: add(add(add(a, b), c), d),
+            "reversed": lambda a=a, b=b, c=c, d=d: add(add(add(d, c), b), a),
+            "pairwise": lambda a=a, b=b, c=c, d=d: add(add(a, b), add(c, d)),
+        }[order]()
+        found[name] = torch.from_numpy(total / np.float32(4))
+    return found
+
+
+@pytest.mark.parametrize("order", ["sequential", "reversed", "pairwise"])
+@pytest.mark.parametrize("format", ["fp32", "bf16", "fp16", "fp8_e5m2"])
+@pytest.mark.parametrize("own", ["sequential", "reversed"])
+def test_the_ranks_are_added_otherwise(engine, order, format, own):
+    """Bit for bit, whatever the order of everybody else's sum; a fault that asks for that one says it did nothing."""
+    fault = Reduction(start=START, duration=2, order=order, format=format)
+    run, spy = run_with(engine, fault, reduction=own)
+    for step in (START, START + 1):
+        parts = handed_in(spy, FAULTY, step)
+        assert differing(by_hand(parts, order, format), reduced(spy, FAULTY, step)) == {}
+    after = handed_in(spy, FAULTY, START + 2)
+    assert differing(by_hand(after, own, "fp32"), reduced(spy, FAULTY, START + 2)) == {}
+    same = order == own and format == "fp32"
+    assert [event.changed for event in run.result.events[FAULTY]] == [not same] * 2
+    assert (differing(reduced(spy, GOLDEN, START), reduced(spy, FAULTY, START)) == {}) == same
+    assert not same or np.array_equal(*run.signals["grad_norm"][[GOLDEN, FAULTY]])
+
+
+# --- a shard that misses its updates -----------------------------------------------------------------------------
+
+SHARDS = {
+    "all": {},
+    "one tensor": {"tensor": "blocks.1.feedforward.up"},
+    "one layer": {"tensor": "blocks.*", "layer": 1},
+    "the third of five slices": {"shards": 5, "shard": 2},
+    "a slice of a layer": {"tensor": "*.up", "layer": 0, "shards": 3, "shard": 1},
+}
+
+
+@pytest.mark.parametrize("fields", SHARDS.values(), ids=SHARDS)
+def test_a_shard_stays_as_it_was_and_all_else_moves(engine, fields):
+    """Weights and both moments, bit for bit: the golden trial's before the step inside the shard, after it outside."""
+    fault = MissedUpdate(start=START, **fields)
+    run, spy = run_with(engine, fault, [Site.BEFORE_UPDATE, Site.UPDATE], [START])
+    before, after = (row(spy.arrays[site, START, 0], GOLDEN) for site in (Site.BEFORE_UPDATE, Site.UPDATE))
+    found = row(spy.arrays[Site.UPDATE, START, 0], FAULTY)
+    shard = shard_by_hand(spy.pack.layout, fields)
+    for name, x in found.items():
+        inside = shard.get(name.rpartition(":")[2], torch.tensor(False))
+        assert torch.equal(x, torch.where(inside, before[name], after[name])), name
+    assert bool(differing(before, found)) == bool(fields)
+    assert run.result.strikes[FAULTY] == run.result.changes[FAULTY] == 1
+    assert spy.pack.optimizer.updates.tolist() == [STEPS] * 3, "the count of steps goes on"
+
+
+def shard_by_hand(layout, fields):
+    """name -> which elements, [*shape]."""
+    pattern = fields.get("tensor", "*").replace("*", "")
+    names = [name for name in layout.by_name if pattern in name]
+    names = [name for name in names if "layer" not in fields or name.startswith(f"blocks.{fields['layer']}.")]
+    sizes = [layout.by_name[name].size for name in names]
+    total, shards, shard = sum(sizes), fields.get("shards", 1), fields.get("shard", 0)
+    numbers = torch.arange(total)
+    inside = (numbers >= total * shard // shards) & (numbers < total * (shard + 1) // shards)
+    parts = inside.split(sizes)
+    return {name: part.view(layout.by_name[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 20, 26])
+def test_slices_share_out_all_elements(shards):
+    """Each element is in one slice, and slices differ in size by one at most."""
+    shapes = {"one": (3, 4), "two": (5,), "three": (1,), "four": (2, 2, 2)}
+    parts = ("", "moment_1:", "moment_2:")
+    owners = {f"{part}{name}": torch.full(shape, -1.0) for part in parts for name, shape in shapes.items()}
+    sizes = []
+    for shard in range(shards):
+        injector = MissedUpdate(start=0, shards=shards, shard=shard).arm(context(shapes))
+        kept = {name: x.clone() for name, x in owners.items()}
+        own = {name: torch.full(x.shape, float(shard)) for name, x in owners.items()}
+        injector.visit(Visit(Site.BEFORE_UPDATE, 0, own))
+        injector.visit(Visit(Site.UPDATE, 0, owners))
+        moved = {name: owners[name] != kept[name] for name in owners}
+        assert all((kept[name][where] == -1).all() for name, where in moved.items()), "none twice"
+        sizes.append(sum(int(moved[name].sum()) for name in shapes))
+    assert all((x != -1).all() for x in owners.values()) and sum(sizes) == 26 and max(sizes) - min(sizes) <= 1
+
+
+# --- what they refuse --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (StaleGradient(start=4, rank=2), r"^fault.rank=2: beyond train.ranks=2; allowed: 0 to 1$"),
+        (StaleGradient(start=4, late=5), r"^fault.late=5: before the first step; allowed: 1 to fault.start=4$"),
+        (DroppedRank(start=4, rank=7), r"^fault.rank=7: beyond train.ranks=2; allowed: 0 to 1$"),
+        (DroppedRank(start=4, rescale=True), r"^fault.rescale=true: no rank is left of train.ranks=1; allowed: false"),
+        (Reduction(start=4), r"^train.ranks=1: nothing to add; allowed with fault=reduction: 2 or more$"),
+        (MissedUpdate(start=4, tensor="tail*"), r"^fault.tensor=tail\*: matches no tensor .*allowed: .*embedding"),
+        (MissedUpdate(start=4, tensor="blocks.*", layer=5), r"^fault.layer=5: no tensor of it .*; allowed: 0 to 1$"),
+        (MissedUpdate(start=4, shards=3, shard=3), r"^fault.shard=3: beyond fault.shards=3; allowed: 0 to 2$"),
+        (
+            MissedUpdate(start=4, tensor="final_norm", shards=17, shard=20),
+            r"^fault.shards=17: more than elements; allowed: 1 to 16$",
+        ),
+    ],
+)
+def test_what_they_refuse(engine, fault, words):
+    struck = trial(engine, fault, ranks=1 if "train.ranks=1" in words else 2)
+    with pytest.raises(ConfigError, match=words):
+        fault.check(struck, places_of(struck, 64))
+
+
+def test_what_a_sweep_refuses():
+    for given, words in (
+        (["fault=reduction"], r"^train.ranks=1: nothing to add"),
+        (["fault=stale_gradient", "train.ranks=2", "fault.late=101"], r"^fault.late=101: .*fault.start=100"),
+        (["fault=reduction", "train.ranks=2", "fault.order=random"], r"^fault.order=random: .*allowed: sequential"),
+        (["fault=dropped_rank", "train.ranks=2", "fault.rank=-1"], r"^fault.rank=-1: out of range; allowed: >= 0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            composer().trial(given)

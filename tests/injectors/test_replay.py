@@ -1,0 +1,321 @@
+"""Replays of recorded faults: from a file, from a folder of results, and in the command; checked, and refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from harness.config import ConfigError
+from harness.store import read_packs
+from injectors.fault import places_of
+from injectors.replay import Replay, ReplayError, record_of
+from tests.injectors.conftest import fault as named
+from tests.injectors.spies import trial
+from tests.sweeps import conftest as command
+
+FAULTS = ("weight_bit", "activation_bit", "update_bit", "stuck_bit", "rare_tokens", "fp8_gradients", "realistic_sdc")
+GIVEN = ("fault.start=3", "seed=5", "train.ranks=2", "fault.elements=3")
+CASES = ["weight_bit", "activation_bit", "rank_noise", "stuck_bit", "rare_tokens", "missed_update", "value at update"]
+
+
+# --- a record, made by hand of what a run left -------------------------------------------------------------------
+
+
+def recorded(engine, case, **fields):
+    """A faulty trial, its run, and the record of it."""
+    faulty = trial(engine, named(case), **fields)
+    run = engine.run([faulty, faulty.golden])
+    events = [event.to_dict() for event in run.result.events[0]]
+    return faulty, run, record_of(faulty.to_dict(), events, run.corpus.fingerprint)
+
+
+def replay(record) -> Replay:
+    return Replay(record=record if isinstance(record, str) else json.dumps(record)).resolved()
+
+
+def again(engine, faulty, record):
+    return engine.run([dataclasses.replace(faulty, fault=replay(record)), faulty.golden])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_is_enough(engine, case, tmp_path):
+    """The seed of what the fault draws is in it, so the trial need not have it."""
+    faulty, run, record = recorded(engine, case, init=3, order=4)
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    elsewhere = dataclasses.replace(faulty, seed=99, model=faulty.model, data=faulty.data)
+    found = again(engine, elsewhere, str(tmp_path / "record.json"))
+    assert engine.same_bits(run[0], found[0]) == []
+    assert found.result.events[0] == run.result.events[0] != []
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "value"),
+    [
+        ("weight_bit", "bits_before", "3f800000"),
+        ("weight_bit", "before", "1.0"),
+        ("weight_bit", "after", "-1.0"),
+        ("weight_bit", "bits_after", "00000000"),
+        ("weight_bit", "index", [0, 0]),
+        ("weight_bit", "bit", 3),
+        ("weight_bit", "step", 5),
+        ("nan_gradient", "rank", 1),
+        ("rare_tokens", "before", "0" * 64),
+        ("fp8_gradients", "after", "0" * 64),
+        ("learning_rate_jump", "after", "0.5"),
+    ],
+)
+def test_a_record_that_does_not_fit_stops_the_run(engine, case, name, value):
+    """And says what was found, and what was recorded."""
+    faulty, _, record = recorded(engine, case)
+    event = record["events"][0]
+    found = event[name]
+    event[name] = value
+    with pytest.raises(ReplayError) as caught:
+        again(engine, faulty, record)
+    now, then = (tuple(x) if isinstance(x, list) else x for x in (found, value))
+    assert str(caught.value) == f"{event['site']} {event['tensor']} at step 4: {name} {now}, recorded {then}"
+
+
+def test_a_later_strike_is_checked_too(engine):
+    faulty, _, record = recorded(engine, "learning_rate_jump")
+    record["events"][2]["after"] = "0.5"
+    with pytest.raises(ReplayError, match=r"^learning_rate learning_rate at step 6: after .*, recorded 0.5$"):
+        again(engine, faulty, record)
+
+
+def test_another_trial_has_other_values(engine):
+    faulty, _, record = recorded(engine, "weight_bit")
+    with pytest.raises(ReplayError, match=r"before .*, recorded .*bits_before .*, recorded "):
+        again(engine, dataclasses.replace(faulty, seed=8), record)
+
+
+# --- what is refused before anything is trained ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"width": 32}, r"^model.width=32: but fault.record is from a trial with 16; allowed: 16$"),
+        ({"depth": 1}, r"^model.depth=1: .* allowed: 2$"),
+        ({"feedforward": 8}, r"^model.feedforward=8: .* allowed: null$"),
+        ({"qk_norm": False}, r"^model.qk_norm=false: but .* with true; allowed: true$"),
+        ({"batch": 8}, r"^train.batch=8: .* allowed: 4$"),
+        ({"ranks": 4}, r"^train.ranks=4: .* allowed: 2$"),
+        ({"precision": "fp64"}, r"^train.precision=fp64: .* allowed: fp32$"),
+    ],
+)
+def test_a_record_of_another_shape(engine, fields, words):
+    _, _, record = recorded(engine, "weight_bit")
+    own, here = replay(record), trial(engine, **fields)
+    own.check(trial(engine), places_of(trial(engine), 64))
+    with pytest.raises(ConfigError, match=words) as caught:
+        own.check(here, places_of(here, 64))
+    assert len(caught.value.reasons) == 1
+
+
+def test_a_record_of_another_corpus(engine):
+    _, run, record = recorded(engine, "weight_bit")
+    replay(record).check_corpus(run.corpus.fingerprint)
+    with pytest.raises(ConfigError, match=rf"fingerprint {run.corpus.fingerprint}, here 123\); allowed: a record from"):
+        replay(record).check_corpus("123")
+
+
+def test_what_the_record_says_is_not_said_again(engine):
+    _, _, record = recorded(engine, "weight_bit")
+    for name, value in (("start", 2), ("duration", 3), ("period", 2), ("seed", 8)):
+        with pytest.raises(
+            ConfigError, match=rf"^fault.{name}={value}: but fault.record has .*; allowed: leave it out"
+        ):
+            Replay(record=json.dumps(record), **{name: value}).resolved()
+    same = Replay(record=json.dumps(record), start=4, seed=7).resolved()
+    assert same == same.resolved() == replay(record)
+
+
+BROKEN = {
+    "no JSON": ("{", "no record (Expecting property name"),
+    "a list": ("[1]", "no record (expected an object with fault, seed, corpus, shape, events)"),
+    "a number": ("3", "no record (expected an object"),
+    "null": ("null", "no record (expected an object"),
+    "bytes": (b"\xff\xfe\x00", "no record ('utf-8' codec"),
+    "empty": ("", "no record (Expecting value"),
+    "one part alone": ('{"fault": 3}', "no record (it lacks seed, corpus, shape, events)"),
+}
+TAMPERED = {
+    "wrong types": ({"seed": "x", "shape": []}, "of the wrong type: seed, shape"),
+    "no fault": ({"fault": {"kind": "none"}}, "fault.kind=none: no kind of fault; allowed: "),
+    "an unknown fault": ({"fault": {"kind": "gremlin"}}, "fault.kind=gremlin: no kind of fault; allowed: "),
+    "no kind": ({"fault": {}}, "fault.kind=None: no kind of fault"),
+    "an unknown field": ({"fault": {"kind": "value", "colour": "red"}}, "colour"),
+    "a value out of range": ({"fault": {"kind": "value", "bit": 99}}, "fault.bit=99: out of range; allowed: >= 0"),
+    "a value of the wrong type": ({"fault": {"kind": "value", "start": "soon"}}, "fault.start=soon: wrong type"),
+    "an event without a place": ({"events": [{"site": "weight"}]}, "'index'"),
+    "an event that is none": ({"events": [3]}, "no record (TypeError"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), BROKEN.values(), ids=BROKEN)
+def test_a_file_that_is_no_record(tmp_path, content, words):
+    file = tmp_path / "record.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError) as caught:
+        replay(str(file))
+    (reason,) = caught.value.reasons
+    assert reason.startswith("fault.record=") and words in reason and "\n" not in reason
+    assert reason.endswith(
+        "allowed: a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
+    )
+
+
+@pytest.mark.parametrize(("change", "words"), TAMPERED.values(), ids=TAMPERED)
+def test_a_record_that_was_tampered_with(engine, change, words):
+    _, _, record = recorded(engine, "weight_bit")
+    with pytest.raises(ConfigError) as caught:
+        replay({**record, **change})
+    (reason,) = caught.value.reasons
+    assert reason.startswith("fault.record={") and words in reason and "\n" not in reason
+
+
+@pytest.mark.parametrize("path", ["", "nowhere", "nowhere.json", "x" * 5000, "a\0b"])
+def test_no_such_file(path):
+    with pytest.raises(ConfigError, match="^fault.record=") as caught:
+        replay(path)
+    assert len(caught.value.reasons) == 1
+
+
+# --- from results of a real sweep --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchanged_process() -> Iterator[None]:
+    """A sweep in this process sets the number of threads and Hydra's variable."""
+    threads, before = torch.get_num_threads(), os.environ.get("HYDRA_FULL_ERROR")
+    yield
+    torch.set_num_threads(threads)
+    os.environ.pop("HYDRA_FULL_ERROR", None)
+    if before is not None:
+        os.environ["HYDRA_FULL_ERROR"] = before
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of one trial for each of FAULTS, and of their golden twin."""
+    out = tmp_path_factory.mktemp("campaign") / "out"
+    ended = command.call(*command.tiny(f"fault={','.join(FAULTS)}", *GIVEN, f"out={out}"))
+    assert ended.status == 0, ended.err
+    return out
+
+
+def faulty_ids(results: xr.Dataset) -> dict[str, str]:
+    """fault -> id of its trial."""
+    pairs = zip(results.fault.values.tolist(), results.trial.values.tolist(), strict=True)
+    return {fault: trial_id for fault, trial_id in pairs if fault != "none"}
+
+
+def events_of(out: Path) -> dict[str, list]:
+    """id -> events, as they are stored."""
+    return {
+        trial_id: events
+        for pack in read_packs(out)
+        for trial_id, events in zip(pack.attributes["ids"], pack.attributes["faults"], strict=True)
+    }
+
+
+def replaying(record: Path | str, *others: str) -> list[str]:
+    given = [text for text in GIVEN if not text.startswith("fault.")]
+    return command.tiny("fault=replay", f"fault.record={record}", *given, *others)
+
+
+def test_every_fault_of_a_folder_of_results_again(campaign, tmp_path):
+    """Bit for bit, and with the same record; then what was replayed is replayed in its turn."""
+    first = command.results(campaign)
+    ids = faulty_ids(first)
+    assert set(ids) == set(FAULTS)
+    source, known = campaign, ids
+    for out in (tmp_path / "second", tmp_path / "third"):
+        records = ",".join(f"{source}:{known[fault]}" for fault in FAULTS)
+        ended = command.call(*replaying(records, f"out={out}"))
+        assert ended.status == 0, ended.err
+        again, stored = command.results(out), events_of(out)
+        assert set(again.fault.values.tolist()) == {"none", "replay"} and len(again.trial) == len(FAULTS) + 1
+        for fault, trial_id in ids.items():
+            events = events_of(campaign)[trial_id]
+            (twin,) = [other for other, own in stored.items() if own == events and events]
+            for name in ("loss", "grad_norm", "param_norm", "activation_rms"):
+                values = [data[name].sel(trial=i).values for data, i in ((first, trial_id), (again, twin))]
+                assert values[0].tobytes() == values[1].tobytes() and values[0].dtype == np.float32, (fault, name)
+        by_events = {json.dumps(own): other for other, own in stored.items()}
+        source, known = out, {fault: by_events[json.dumps(events_of(campaign)[i])] for fault, i in ids.items()}
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_the_command_replays(campaign, tmp_path, form):
+    """In a process of its own, with a path relative to where it runs."""
+    trial_id = faulty_ids(command.results(campaign))["update_bit"]
+    record = f"{os.path.relpath(campaign, tmp_path)}:{trial_id}"
+    if form == "file":
+        (tmp_path / "record.json").write_text(Replay(record=f"{campaign}:{trial_id}").resolved().record)
+        record = "record.json"
+    ended = command.run(*replaying(record, "out=out"), cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    again = command.results(tmp_path / "out")
+    twin = faulty_ids(again)["replay"]
+    assert events_of(tmp_path / "out")[twin] == events_of(campaign)[trial_id] != []
+    losses = again.loss.sel(trial=twin), command.results(campaign).loss.sel(trial=trial_id)
+    assert losses[0].values.tobytes() == losses[1].values.tobytes()
+
+
+def test_the_command_says_where_a_replay_went_wrong(campaign, tmp_path):
+    """The pack fails, with what was found and what was recorded in its trace."""
+    trial_id = faulty_ids(command.results(campaign))["weight_bit"]
+    record = json.loads(Replay(record=f"{campaign}:{trial_id}").resolved().record)
+    tampered = copy.deepcopy(record)
+    tampered["events"][0]["bits_before"] = "deadbeef"
+    (tmp_path / "record.json").write_text(json.dumps(tampered))
+    ended = command.run(*replaying("record.json", "out=out"), cwd=tmp_path)
+    assert ended.status == 1
+    found = f"bits_before {record['events'][0]['bits_before']}, recorded deadbeef"
+    (trace,) = (tmp_path / "out" / "errors").glob("*.txt")
+    assert "ReplayError" in trace.read_text() and found in trace.read_text() and found in ended.out + ended.err
+
+
+def test_the_command_refuses_in_one_line(campaign, tmp_path):
+    golden = next(i for i in command.results(campaign).trial.values.tolist() if not events_of(campaign)[i])
+    trial_id = faulty_ids(command.results(campaign))["weight_bit"]
+    (tmp_path / "broken.json").write_text('{"fault": {}}')
+    cases = {
+        "nowhere.json": "fault.record=nowhere.json: no such file; allowed: a file that holds a record, or FOLDER:TRIAL",
+        f"{tmp_path}/broken.json": "broken.json: no record (it lacks seed, corpus, shape, events); allowed: ",
+        f"{campaign}:0123456789abcdef": "no finished trial of that id there; allowed: ",
+        f"{campaign}:": "no finished trial of that id there; allowed: ",
+        f"{campaign}:{golden}": "that trial has no fault; allowed: ",
+        str(campaign): "no such file; allowed: ",
+        f"{tmp_path}:{trial_id}": "holds no results; allowed: ",
+    }
+    for record, words in cases.items():
+        (line,) = command.refused(tmp_path, *replaying(record, f"out={tmp_path}/out"))
+        assert line.startswith("error: ") and words in line, line
+    good = f"{campaign}:{trial_id}"
+    for other, words in (
+        ("model.width=32", "model.width=32: but fault.record is from a trial with 16; allowed: 16"),
+        ("data.length=3000", "fault.record: from another corpus (fingerprint "),
+        ("train.steps=3", "fault.start=3: after the last step of train.steps=3; allowed: 0 to 2"),
+        ("fault.start=4", "fault.start=4: but fault.record has 3; allowed: leave it out"),
+    ):
+        (line,) = command.refused(tmp_path, *replaying(good, other, f"out={tmp_path}/out"))
+        assert line.startswith("error: ") and words in line, line
+
+
+def test_a_process_refuses_with_status_2(campaign, tmp_path):
+    ended = command.run(*replaying("nowhere.json", "out=out"), cwd=tmp_path)
+    assert (ended.status, ended.out, len(ended.err.splitlines())) == (2, "", 1)
+    assert ended.err.startswith("error: fault.record=nowhere.json: no such file; allowed: ")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,124 @@
+"""Schedules that go wrong: the rate in force is the one that the fault promises, and the signal says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.config import ConfigError
+from harness.schedules import learning_rate
+from harness.sites import Site
+from injectors.fault import places_of
+from injectors.schedule import ScheduleOffset, WarmupSkipped
+from tests.injectors.conftest import composer
+from tests.injectors.spies import START, STEPS, trial
+
+WARMUP, LR = 6, 3e-3
+
+
+def rates(engine, fault, **fields):
+    """The golden trial's and the struck one's rate at every step, float32, and the events."""
+    trials = [trial(engine, lr=LR, **fields), trial(engine, fault, lr=LR, **fields)]
+    run = engine.run(trials)
+    golden, struck = run.signals["learning_rate"].astype(np.float32)
+    scheduled = np.array([learning_rate(trials[0], step) for step in range(STEPS)], dtype=np.float32)
+    assert np.array_equal(golden, scheduled)
+    for event in run.result.events[1]:
+        assert (event.site, event.tensor, event.index) == (Site.LEARNING_RATE, "learning_rate", ())
+        assert np.float32(event.before) == scheduled[event.step] and np.float32(event.after) == struck[event.step]
+        assert event.changed == (event.before != event.after)
+    assert np.isin(np.flatnonzero(golden != struck), [event.step for event in run.result.events[1]]).all()
+    return scheduled, struck, [event.step for event in run.result.events[1]]
+
+
+def test_the_preset_of_a_jump(engine):
+    fault = composer().trial(["fault=learning_rate_jump", "fault.start=2", "fault.duration=3"]).fault
+    scheduled, struck, steps = rates(engine, fault)
+    expected = scheduled * np.where(np.isin(np.arange(STEPS), [2, 3, 4]), np.float32(10), np.float32(1))
+    assert np.array_equal(struck, expected) and steps == [2, 3, 4]
+    assert composer().trial(["fault=learning_rate_jump"]).fault.duration == 10
+
+
+def test_a_jump_moves_the_weights_by_that_factor(engine):
+    """Adam's update is the rate times a direction, and so is the decay; adding to a weight rounds at 6e-8 of it."""
+    fault = composer().trial(["fault=learning_rate_jump", f"fault.start={START}", "fault.duration=1"]).fault
+    run = engine.run([trial(engine), trial(engine, fault)])
+    golden, struck = run.signals["update_rms"][:, START]
+    assert struck == pytest.approx(10 * golden, rel=1e-4) and golden > 1e-3  # each weight's update is some 1e-3
+
+
+@pytest.mark.parametrize("offset", [-100, -3, -1, 0, 1, 2, 3, 100])
+@pytest.mark.parametrize(("duration", "period"), [(None, 1), (2, 1), (4, 2)])
+def test_a_schedule_that_is_ahead_or_behind(engine, offset, duration, period):
+    """Beyond its ends the rate is that of its first or last step."""
+    scheduled, struck, steps = rates(
+        engine, ScheduleOffset(start=START, duration=duration, period=period, offset=offset)
+    )
+    assert steps == list(range(START, STEPS if duration is None else START + duration, period))
+    for step in range(STEPS):
+        read = min(max(step + offset, 0), STEPS - 1) if step in steps else step
+        assert struck[step] == scheduled[read], step
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize(
+    ("start", "duration", "steps"), [(0, None, range(6)), (3, None, range(3, 6)), (1, 2, [1, 2]), (4, 9, [4, 5])]
+)
+def test_a_warmup_that_is_left_out(engine, start, duration, steps, precision):
+    """Its remaining steps are taken at the peak, and what comes after it is as planned."""
+    fault = WarmupSkipped(start=start, duration=duration)
+    scheduled, struck, struck_steps = rates(engine, fault, warmup=WARMUP, precision=precision)
+    expected = [np.float32(LR) if step in steps else scheduled[step] for step in range(STEPS)]
+    assert struck.tolist() == expected and struck_steps == list(steps)
+
+
+def test_the_default_warmup_can_be_skipped(engine):
+    """5% of the steps."""
+    fault = WarmupSkipped(start=1)
+    run = engine.run(
+        [
+            trial(engine, fault, warmup=None, steps=60, validate_every=60),
+            trial(engine, warmup=None, steps=60, validate_every=60),
+        ]
+    )
+    struck, golden = run.signals["learning_rate"]
+    assert [event.step for event in run.result.events[0]] == [1, 2]
+    assert golden[:3] == pytest.approx([1e-3, 2e-3, 3e-3], rel=1e-6) and struck[:3] == pytest.approx(
+        [1e-3, 3e-3, 3e-3], rel=1e-6
+    )
+    assert np.array_equal(struck[3:], golden[3:])
+
+
+def test_the_skipped_step_at_the_peak_changes_nothing_and_says_so(engine):
+    run = engine.run([trial(engine, WarmupSkipped(start=WARMUP - 1)), trial(engine)])
+    assert (run.result.strikes[0], run.result.changes[0]) == (1, 0)
+    assert engine.same_bits(run[0], run[1]) == []
+
+
+# --- what they refuse --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "warmup", "words"),
+    [
+        (6, 6, r"^fault.start=6: after the warm-up of 6 steps; allowed: 0 to 5$"),
+        (1, 1, r"^fault.start=1: after the warm-up of 1 steps; allowed: 0 to 0$"),
+        (0, 0, r"^fault.start=0: after the warm-up of 0 steps; allowed: a schedule with a warm-up$"),
+        (0, None, r"^fault.start=0: after the warm-up of 0 steps; "),  # 5% of 8 steps
+    ],
+)
+def test_there_has_to_be_a_warmup(engine, start, warmup, words):
+    fault = WarmupSkipped(start=start)
+    struck = trial(engine, fault, warmup=warmup)
+    with pytest.raises(ConfigError, match=words):
+        fault.check(struck, places_of(struck, 64))
+
+
+def test_what_a_sweep_refuses():
+    for given, words in (
+        (["fault=warmup_skipped", "schedule.warmup=0"], r"^fault.start=0: .*allowed: a schedule with a warm-up"),
+        (["fault=schedule_offset", "fault.offset=1.5"], r"^fault.offset=1.5: wrong type .*allowed: an integer"),
+        (["fault=schedule_offset", "fault.start=200"], r"^fault.start=200: after the last step of train.steps=200"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            composer().trial(given)

@@ -1,0 +1,205 @@
+"""Faults that cannot be: one line each, status 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+# (overrides, how the line begins after "error: ", what it holds)
+CASES = {
+    "site that the model does not have": (
+        ["fault=value", "fault.site=optimizer"],
+        "fault.site=optimizer: out of range",
+        "allowed: learning_rate, weight, activation",
+    ),
+    "tap that the model does not have": (
+        ["fault=activation_bit", "fault.tensor=blocks.*.experts"],
+        "fault.tensor=blocks.*.experts: matches no activation of this model",
+        "blocks.0.attention.query",
+    ),
+    "activation in place of a tensor": (
+        ["fault=weight_bit", "fault.tensor=blocks.*.residual"],
+        "fault.tensor=blocks.*.residual: matches no tensor of this model",
+        "allowed: a glob over embedding, blocks.0.attention.query",
+    ),
+    "layer that the model does not have": (
+        ["fault=weight_bit", "fault.layer=3"],
+        "fault.layer=3: no tensor of it matches fault.tensor=blocks.*",
+        "allowed: 0 to 0",
+    ),
+    "layer of a tensor outside of them": (
+        ["fault=weight_bit", "fault.tensor=head", "fault.layer=0"],
+        "fault.layer=0: no tensor of it matches fault.tensor=head",
+        "allowed: null",
+    ),
+    "scores that fused attention does not keep": (
+        ["fault=large_logits", "model.attention=fused"],
+        "fault.tensor=blocks.*.attention.scores: model.attention is fused",
+        "allowed: other activations, or model.attention=explicit",
+    ),
+    "element out of range": (
+        ["fault=gradient_bit", "fault.tensor=head", "fault.element=512"],
+        "fault.element=512: beyond fault.tensor=head, whose smallest match has 512 elements",
+        "allowed: 0 to 511",
+    ),
+    "element and elements": (
+        ["fault=weight_bit", "fault.tensor=head", "fault.element=5", "fault.elements=2"],
+        "fault.elements=2: but fault.element=5 is one",
+        "allowed: 1",
+    ),
+    "more elements than there are": (
+        ["fault=nan_gradient", "fault.tensor=final_norm", "fault.elements=17"],
+        "fault.elements=17: more than fault.tensor=final_norm has",
+        "allowed: 1 to 16",
+    ),
+    "bit beyond the representation": (
+        ["fault=weight_bit", "fault.format=bf16", "fault.bit=16"],
+        "fault.bit=16: beyond fault.format=bf16",
+        "allowed: 0 to 15",
+    ),
+    "bit beyond fp8": (
+        ["fault=weight_bit", "fault.format=fp8_e4m3", "fault.bit=8"],
+        "fault.bit=8: beyond fault.format=fp8_e4m3",
+        "allowed: 0 to 7",
+    ),
+    "bits that leave the representation": (
+        ["fault=weight_bit", "fault.bit=31", "fault.bits=2"],
+        "fault.bit=31: fault.bits=2 from there leave fault.format=fp32",
+        "allowed: 0 to 30",
+    ),
+    "more bits than the field": (
+        ["fault=bit_flip", "fault.field=sign", "fault.bits=2"],
+        "fault.bits=2: more than fault.field=sign has",
+        "allowed: 1 to 1",
+    ),
+    "unknown fault model": (["fault=value", "fault.model=melt"], "fault.model=melt: out of range", "allowed: bit_flip"),
+    "start after the end": (["fault=bit_flip", "fault.start=6"], "fault.start=6: after the last step", "0 to 5"),
+    "no period": (["fault=bit_flip", "fault.period=0"], "fault.period=0: out of range", "allowed: >= 1"),
+    "rank beyond the ranks": (
+        ["fault=nan_gradient", "fault.rank=2", "train.ranks=2"],
+        "fault.rank=2: beyond train.ranks=2",
+        "allowed: 0 to 1",
+    ),
+    "stale rank beyond the ranks": (
+        ["fault=stale_gradient", "fault.rank=1"],
+        "fault.rank=1: beyond train.ranks=1",
+        "allowed: 0 to 0",
+    ),
+    "ranks that do not divide the batch": (
+        ["train.ranks=3"],
+        "train.ranks=3: does not divide train.batch=2",
+        "a divisor",
+    ),
+    "later than there are steps": (
+        ["fault=stale_gradient", "fault.late=3"],
+        "fault.late=3: before the first step",
+        "allowed: 1 to fault.start=2",
+    ),
+    "nothing to add": (["fault=reduction"], "train.ranks=1: nothing to add", "2 or more"),
+    "no rank left": (["fault=dropped_rank", "fault.rescale=true"], "fault.rescale=true: no rank is left", "false"),
+    "shard beyond the shards": (
+        ["fault=missed_update", "fault.shards=2", "fault.shard=2"],
+        "fault.shard=2: beyond fault.shards=2",
+        "allowed: 0 to 1",
+    ),
+    "pattern longer than the context": (
+        ["fault=repetition", "fault.pattern=17"],
+        "fault.pattern=17: longer than model.context=16",
+        "allowed: 1 to 16",
+    ),
+    "after the warm-up": (["fault=warmup_skipped"], "fault.start=2: after the warm-up of 2 steps", "allowed: 0 to 1"),
+    "samples beyond the population": (
+        ["fault=bit_flip", "fault.tensor=final_norm", "fault.samples=513"],
+        "fault.samples=513: the description allows 512 different faults",
+        "allowed: 1 to 512",
+    ),
+    "samples of a single fault": (
+        ["fault=weight_bit", "fault.tensor=head", "fault.element=3", "fault.samples=2"],
+        "fault.samples=2: the description allows 1 different faults",
+        "allowed: 1 to 1",
+    ),
+    "no samples": (["fault=bit_flip", "fault.samples=0"], "fault.samples=0: out of range", "allowed: >= 1"),
+    "samples of several elements": (
+        ["fault=bit_flip", "fault.samples=3", "fault.elements=2"],
+        "fault.elements=2: a campaign draws single elements",
+        "allowed with fault.samples: 1",
+    ),
+    "last start after the end": (
+        ["fault=bit_flip", "fault.samples=3", "fault.until=6"],
+        "fault.until=6: outside of the run after the start",
+        "allowed: fault.start=2 to 5",
+    ),
+    "range of starts without samples": (
+        ["fault=bit_flip", "fault.until=4"],
+        "fault.until=4: only in a campaign",
+        "allowed with fault.samples=null: null",
+    ),
+    "strata of bits that are not": (
+        ["fault=value", "fault.model=nan", "fault.samples=3", "fault.stratify=bit"],
+        "fault.stratify=bit: fault.model=nan changes no bits",
+        "allowed: none, tensor, layer, step",
+    ),
+    "campaign that stops at nothing": (
+        ["campaign.width=0"],
+        "campaign.width=0.0: out of range",
+        "allowed: > 0 and < 1",
+    ),
+    "record that is not there": (
+        ["fault=replay", "fault.record=nowhere.json"],
+        "fault.record=nowhere.json: no such file",
+        "allowed: a file that holds a record, or FOLDER:TRIAL",
+    ),
+    "results that are not there": (
+        ["fault=replay", "fault.record=nowhere:0123"],
+        "out=nowhere: holds no results",
+        "allowed",
+    ),
+    "no record": (["fault=replay"], "fault.record=: no such file", "allowed: a file that holds a record"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "start", "rest"), CASES.values(), ids=CASES)
+def test_one_line(command: ModuleType, empty: Path, overrides: list[str], start: str, rest: str) -> None:
+    given = overrides if any(text.startswith("fault.start") for text in overrides) else [*overrides, "fault.start=2"]
+    if not any(text.startswith("fault=") for text in overrides):
+        given = overrides
+    (line,) = command.refused(empty, *command.tiny(*given))
+    assert line.startswith(f"error: {start}")
+    assert rest in line
+
+
+def record(folder: Path, command: ModuleType, *arguments: str) -> dict:
+    """The record of a fault that a tiny sweep has trained."""
+    from injectors.replay import record_of
+
+    fault = ["fault=weight_bit", "fault.start=2", f"out={folder}"]
+    assert command.call(*command.tiny(*fault, *arguments)).status == 0
+    (store,) = list(folder.glob("store.zarr/*/zarr.json"))
+    attributes = json.loads(store.read_text())["attributes"]
+    row = next(i for i, trial in enumerate(attributes["trials"]) if trial["fault"]["kind"] != "none")
+    return record_of(attributes["trials"][row], attributes["faults"][row], attributes["corpus"]["fingerprint"])
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "line"),
+    [
+        (["data.length=3000"], "fault.record: from another corpus (fingerprint "),
+        (["model.width=32"], "model.width=32: but fault.record is from a trial with 16; allowed: 16"),
+        (["train.batch=4"], "train.batch=4: but fault.record is from a trial with 2; allowed: 2"),
+    ],
+)
+def test_record_of_something_else(
+    command: ModuleType, empty: Path, tmp_path_factory: pytest.TempPathFactory, elsewhere: list[str], line: str
+) -> None:
+    folder = tmp_path_factory.mktemp("recorded")
+    file = folder / "record.json"
+    file.write_text(json.dumps(record(folder / "results", command)))
+    replay = ["fault=replay", f"fault.record={file}"]
+    (found,) = command.refused(empty, *command.tiny(*replay, *elsewhere))
+    assert found.startswith(f"error: {line}") and "allowed" in found
+    file.write_text('{"fault": 3}')
+    (found,) = command.refused(empty, *command.tiny(*replay))
+    assert "no record (it lacks seed, corpus, shape, events)" in found and "allowed" in found
