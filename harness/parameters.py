@@ -117,7 +117,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Views(Mapping[str, Tensor]):
-    """One trial's tensors by name, each made when it is asked for: `flats` are arrays [1, P] by what precedes a name."""
+    """One trial's tensors by name, each made when it is asked for; `flats` are arrays [1, P] by what precedes names."""
 
     layout: Layout
     flats: Mapping[str, Tensor]

@@ -77,7 +77,12 @@ class Replay(InjectableFault):
         folder, _, wanted = self.record.rpartition(":")
         if not folder:
             raise ConfigError(f"fault.record={self.record}: no such file; allowed: {WANTED}")
-        for pack in read_packs(Path(folder)):
+        try:
+            packs = list(read_packs(Path(folder)))
+        except ConfigError as error:
+            reasons = [reason.removeprefix(f"out={folder}: ") for reason in error.reasons]
+            raise ConfigError(f"fault.record={self.record}: {'; '.join(reasons)}") from None
+        for pack in packs:
             if pack.complete and wanted in pack.attributes["ids"]:
                 row = pack.attributes["ids"].index(wanted)
                 trial, events = pack.attributes["trials"][row], pack.attributes["faults"][row]

@@ -68,9 +68,13 @@ class Value(InjectableFault):
     stratify: str = choice(PER_TRIAL, "none", "in a campaign, what gets equal shares of the faults", *STRATIFICATIONS)
 
     def check(self, trial: Trial, places: Places) -> None:
-        shapes = self.shapes(places)
-        key = "fault.tensor"
-        names = matching(key, self.tensor, shapes, self.layer, "activation" if self.site in AT_TAPS else "tensor")
+        shapes, what = self.shapes(places), "activation" if self.site in AT_TAPS else "tensor"
+        if what == "activation" and self.tensor.endswith(".scores") and not trial.model.explicit_attention:
+            raise ConfigError(
+                f"fault.tensor={self.tensor}: attention is fused in this model, and keeps no scores; "
+                f"allowed: other activations, or model.attention=explicit"
+            )
+        names = matching("fault.tensor", self.tensor, shapes, self.layer, what)
         sizes = elements_of(shapes, names)
         reasons = []
         if self.element is not None and self.element >= min(sizes):
@@ -79,7 +83,8 @@ class Value(InjectableFault):
                 f"{min(sizes)} elements; allowed: 0 to {min(sizes) - 1}"
             )
         if self.element is not None and self.elements != 1:
-            reasons.append(f"fault.elements={self.elements}: but fault.element={self.element} is one; allowed: 1")
+            given = "null" if self.elements is None else self.elements
+            reasons.append(f"fault.elements={given}: but fault.element={self.element} is one; allowed: 1")
         if self.elements is not None and self.elements > sum(sizes):
             reasons.append(
                 f"fault.elements={self.elements}: more than fault.tensor={self.tensor} has; allowed: 1 to {sum(sizes)}"
@@ -91,15 +96,6 @@ class Value(InjectableFault):
             reasons.append(
                 f"fault.rank={self.rank}: beyond train.ranks={trial.train.ranks}; allowed: 0 to {trial.train.ranks - 1}"
             )
-        if (
-            self.site in AT_TAPS
-            and not trial.model.explicit_attention
-            and any(name.endswith(".scores") for name in names)
-        ):
-            reasons.append(
-                f"fault.tensor={self.tensor}: model.attention is fused here, which keeps no scores; "
-                f"allowed: other activations, or model.attention=explicit"
-            )
         if reasons:
             raise ConfigError(*reasons)
 
@@ -107,14 +103,15 @@ class Value(InjectableFault):
         size, choices = FORMATS[self.format].bits, FORMATS[self.format].field(self.field)
         if self.bit is not None and self.bit >= size:
             return [f"fault.bit={self.bit}: beyond fault.format={self.format}; allowed: 0 to {size - 1}"]
-        if self.bit is not None and self.bits > 1 and self.bit + self.bits > size:
+        if self.spread == "adjacent" and self.bit is not None and self.bit + self.bits > size:
             last = size - self.bits
             return [
                 f"fault.bit={self.bit}: fault.bits={self.bits} from there leave fault.format={self.format}; "
                 f"allowed: 0 to {last}"
             ]
-        if self.bit is None and self.bits > len(choices):
-            return [f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {len(choices)}"]
+        most = len(choices) + (self.bit is not None and self.bit not in choices)
+        if self.bits > most and (self.bit is None or self.spread == "scattered"):
+            return [f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"]
         return []
 
     def _wrong_samples(self, trial: Trial) -> list[str]:
@@ -135,7 +132,7 @@ class Value(InjectableFault):
             reasons.append(f"fault.until={self.until}: outside of the run after the start; allowed: {allowed}")
         if self.stratify == "bit" and self.model not in OPERATIONS:
             reasons.append(
-                f"fault.stratify=bit: fault.model={self.model} has no bits; allowed: none, tensor, layer, step"
+                f"fault.stratify=bit: fault.model={self.model} changes no bits; allowed: none, tensor, layer, step"
             )
         return reasons
 
@@ -355,4 +352,4 @@ def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:
 
 
 def _digest(values: Tensor) -> str:
-    return hashlib.sha256(values.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(values.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -38,7 +38,7 @@ def test_each_point_is_passed_once_in_the_order_of_its_name(engine, fields):
             expected[name] = (1, *shape[1:]) if name.endswith(".scores") else shape
     assert list(dict.fromkeys(names)) == list(expected)
     assert len(seen) == len(expected) + model.depth * (model.attention == "fused")
-    assert {name: shape for name, shape in seen} == {name: (3, *shape) for name, shape in expected.items()}
+    assert dict(seen) == {name: (3, *shape) for name, shape in expected.items()}
 
 
 def test_values_are_those_of_the_forward_pass(engine):

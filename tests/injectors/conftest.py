@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from harness.config import Fault
-from harness.sites import Site
 from injectors.value import SITES
 from sweeps.__main__ import register
 from sweeps.arguments import config_loader
@@ -19,8 +18,8 @@ from sweeps.grid import Composer
 from tests.harness import conftest as engine_module
 
 START, STEPS = 4, 8
-SHAPE = {"ranks": 2, "warmup": 6, "qk_norm": True, "clip": 1.0}
-"""Two ranks and a warm-up, so that every kind of fault has something to strike."""
+SHAPE = {"ranks": 2, "warmup": 6, "qk_norm": True, "clip": 1.0, "loss_scaling": "static", "loss_scale": 1024.0}
+"""Two ranks, a warm-up and a loss scale, so that every kind of fault has something to strike."""
 NEEDED = {"schedule_offset": ["fault.offset=-2"]}
 SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is tested for each of them
 
@@ -50,6 +49,7 @@ def fault(case: str) -> Fault:
     """The fault of a case: `name`, or `value at site`."""
     name, _, site = case.partition(" at ")
     given = [f"fault={name}", f"fault.start={START}", "train.ranks=2", "train.batch=4", "schedule.warmup=6"]
+    given += ["train.loss_scaling=static"]
     given += [f"fault.site={site}", "fault.bit=27"] if site else []
     return composer().trial([*given, *NEEDED.get(name, [])]).fault
 
@@ -58,4 +58,4 @@ def cases() -> list[str]:
     """All options of `fault`, and a bit flip at every site."""
     register()
     options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL)
-    return [*options, *(f"value at {site}" for site in SITES if site != Site.LOSS_SCALE)]
+    return [*options, *(f"value at {site}" for site in SITES)]

@@ -294,7 +294,7 @@ def test_elements_have_bits_of_their_own():
         ({"site": Site.GRADIENT, "rank": 2}, r"^fault.rank=2: beyond train.ranks=2; allowed: 0 to 1"),
         (
             {"site": Site.ACTIVATION, "tensor": "*.scores", "attention": "fused"},
-            r"^fault.tensor=\*.scores: model.attention is fused .*allowed: .*model.attention=explicit",
+            r"^fault.tensor=\*.scores: attention is fused .*allowed: .*model.attention=explicit",
         ),
     ],
 )

@@ -37,7 +37,7 @@ CASES = {
     ),
     "scores that fused attention does not keep": (
         ["fault=large_logits", "model.attention=fused"],
-        "fault.tensor=blocks.*.attention.scores: model.attention is fused",
+        "fault.tensor=blocks.*.attention.scores: attention is fused",
         "allowed: other activations, or model.attention=explicit",
     ),
     "element out of range": (
@@ -154,7 +154,7 @@ CASES = {
     ),
     "results that are not there": (
         ["fault=replay", "fault.record=nowhere:0123"],
-        "out=nowhere: holds no results",
+        "fault.record=nowhere:0123: holds no results",
         "allowed",
     ),
     "no record": (["fault=replay"], "fault.record=: no such file", "allowed: a file that holds a record"),

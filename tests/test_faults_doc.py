@@ -1,0 +1,37 @@
+"""docs/faults.md shows every fault, and its commands are sweeps."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sweeps.__main__ import register
+from sweeps.arguments import check_arguments, config_loader, expand
+from sweeps.grid import Composer
+
+TEXT = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
+LINES = re.findall(r"^python -m sweeps (.*)$", TEXT, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if "fault=replay" not in line])
+def test_its_trials_can_be_made(line: str) -> None:
+    """Replays need results; tests/injectors/test_replay.py runs them."""
+    register()
+    loader, overrides = config_loader(), shlex.split(line, comments=True)
+    check_arguments(overrides, loader)
+    study = next((word.partition("=")[2] for word in overrides if word.startswith("study=")), "grid")
+    run = ("study=", "plan=", "campaign.", "out=")
+    jobs = expand({}, [word for word in overrides if not word.startswith(run)], loader)
+    trials = Composer(loader, study).trials(jobs)
+    assert trials
+    if study == "grid":
+        assert all(trial.fault.name != "none" for trial in trials)
+
+
+def test_every_fault_is_shown() -> None:
+    register()
+    shown = {word.partition("=")[2] for line in LINES for word in shlex.split(line) if word.startswith("fault=")}
+    assert set(config_loader().get_group_options("fault")) - shown == {"none"}
