@@ -159,7 +159,7 @@ class Value(InjectableFault):
             layer=None,
             element=address.element,
             bit=address.bit,
-            field="any",
+            field=self.field if draws else "any",
             seed=next(stream("fault", *key)) % 2**63 if draws else None,
             samples=None,
             until=None,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.config import ConfigError, Trial
-from injectors.addresses import Address, Population, half_width, in_order, sample, stratum_of
+from injectors.addresses import Address, Population, half_width, in_order, sample, strata, stratum_of
 from injectors.draws import stream
 from injectors.fault import places_of
 from injectors.value import Value
@@ -97,22 +97,23 @@ def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iter
 
 
 def widest_interval(out: Path, campaigns: Sequence[Campaign], most: int) -> float:
-    """The width of the widest 95% Wilson interval of a stratum's share of masked faults, over all that is stored.
+    """The width of the widest 95% Wilson interval of a stratum's share of masked faults, over all that is judged.
 
-    `most` is how many faults of each campaign have been asked for. A stratum of which nothing is stored yet counts 1.
+    `most` is how many faults of each campaign have been asked for. A stratum of which nothing is judged yet counts 1.
     """
     from analysis.open_sweep import open_sweep
-    from analysis.outcomes import MASKED, with_outcomes
+    from analysis.outcomes import MASKED, OUTCOMES, outcomes_and_notes
     from analysis.statistics import wilson_interval
 
-    sweep = with_outcomes(open_sweep(out))
+    sweep, _ = outcomes_and_notes(open_sweep(out))
     found = dict(zip(sweep["trial"].values, sweep["fault_outcome"].values, strict=True))
-    counts: dict[tuple[int, str], list[int]] = {}
-    for number, campaign in enumerate(campaigns):
+    counts = []
+    for campaign in campaigns:
+        own = {name: [0, 0] for name in strata(campaign.population, campaign.fault.stratify)}
         for trial in campaign.trials(most):
-            count = counts.setdefault((number, campaign.stratum(trial)), [0, 0])
-            outcome = found.get(trial.id, "")
-            count[0] += outcome == MASKED
-            count[1] += outcome != ""
-    low, high = wilson_interval(*np.array(list(counts.values())).T)
+            outcome = found.get(trial.id)
+            own[campaign.stratum(trial)][0] += outcome == MASKED
+            own[campaign.stratum(trial)][1] += outcome in OUTCOMES
+        counts += own.values()
+    low, high = wilson_interval(*np.array(counts).T)
     return float(np.nan_to_num(high - low, nan=1.0).max())

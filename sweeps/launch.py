@@ -66,8 +66,10 @@ def run_rounds(trials: Sequence[Trial], last_bit: Fault, run: Run, executor: Exe
         drawn = [trial for campaign in campaigns for trial in campaign.trials(most)]
         status = run_sweep([*common, *drawn], run, executor, console, notes)
         notes = []
-        if status or not run.wait or run.width is None or most == largest:
+        if status or run.width is None or most == largest:
             break
+        if not run.wait and not {trial.id for trial in drawn} <= complete_trials(run.out):
+            break  # the same command looks at this round once its jobs have ended
         widest = widest_interval(run.out, campaigns, most)
         words = f"widest 95% interval of a masked share: {widest:.3f} after {most} faults of each description"
         console.print(f"{words}; asked for: {run.width}", highlight=False, soft_wrap=True)

@@ -86,7 +86,7 @@ def make_plan(
         best = rows_at_once(model, train.batch // train.ranks, torch.device(device))
         share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
         # A family that is more than one worker's share is shared out, prefix and all.
-        fitting = trials_that_fit(members[0][0], memory, device)
+        fitting = max(2, trials_that_fit(members[0][0], memory, device) - 1)  # a lone trial may join
         longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
         pieces = [piece for family in members for piece in _pieces(family, longest)]
         packs += _fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting))

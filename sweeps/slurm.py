@@ -59,8 +59,8 @@ class SlurmExecutor:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", str(self.options["memory"]).upper())
         if device == "cuda" or found is None:
             return math.inf
-        # As sbatch --mem does, a number without a unit counts megabytes.
-        return SHARE_OF_MEMORY * float(found[1]) * 1024 ** " KMGT".index(found[2] or "M")
+        # As for sbatch --mem, a number without a unit counts megabytes, and 0 is all that a node has.
+        return SHARE_OF_MEMORY * float(found[1]) * 1024 ** " KMGT".index(found[2] or "M") or math.inf
 
     def fitting(self, packs: Sequence[PackPlan]) -> SlurmExecutor:
         """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over."""

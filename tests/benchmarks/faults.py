@@ -84,13 +84,16 @@ def armed(width: int, depth: int, steps: int, rounds: int, device: torch.device)
 
 
 def memory() -> None:
-    tensor = torch.ones(2**26)
+    tensor, small = torch.ones(2**26), torch.ones(8)
     trial = Trial()
-    places = Places({"large": tuple(tensor.shape)}, places_of(trial, 256).taps)
+    places = Places({"large": tuple(tensor.shape), "small": (8,)}, places_of(trial, 256).taps)
     rates = np.array([learning_rate(trial, step) for step in range(trial.train.steps)])
     context = FaultContext(trial, places, np.zeros(1, np.uint8), np.ones(256, np.int64), rates, 0)
     for site in (Site.WEIGHT, Site.UPDATE):
         injector = Value(site=site, tensor="large", bit=30, start=0).arm(context)
+        warm = Value(site=site, tensor="small", bit=30, start=0).arm(context)
+        for call, step in warm.calls:  # whatever is loaded when a fault strikes for the first time
+            warm.visit(Visit(call, step, {"small": small}))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for call, step in injector.calls:
             injector.visit(Visit(call, step, {"large": tensor}))
