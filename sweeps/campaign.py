@@ -107,7 +107,7 @@ def widest_interval(out: Path, campaigns: Sequence[Campaign], most: int) -> floa
 
     sweep, _ = outcomes_and_notes(open_sweep(out))
     found = dict(zip(sweep["trial"].values, sweep["fault_outcome"].values, strict=True))
-    counts = []
+    counts: list[list[int]] = []
     for campaign in campaigns:
         own = {name: [0, 0] for name in strata(campaign.population, campaign.fault.stratify)}
         for trial in campaign.trials(most):

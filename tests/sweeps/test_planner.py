@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import random
 import sys
@@ -12,11 +13,25 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from harness.config import Model, Optim, Train, Trial
+from harness.pack import rows_at_once
 from injectors.batch import RareTokens
 from injectors.value import Value
-from sweeps.planner import MOST_FORKS, Plan, make_plan, pack_seconds, wall_seconds
+from sweeps.local import SHARE_OF_MEMORY
+from sweeps.planner import (
+    MOST_FORKS,
+    PackPlan,
+    Plan,
+    make_plan,
+    mean_rows,
+    pack_bytes,
+    pack_seconds,
+    trials_that_fit,
+    wall_seconds,
+)
+from sweeps.slurm import SlurmExecutor
 
 SEEDS = range(60)
 
@@ -153,6 +168,121 @@ def test_pack_ids_name_what_is_recorded() -> None:
     (same,) = make_plan([golden, faulty], (), 4, "cpu", 2).packs
     (later,) = make_plan([golden, faulty], {golden.id}, 4, "cpu", 1).packs
     assert first.id == same.id != later.id
+
+
+# --- many faults of one golden trial -----------------------------------------------------------------------------
+
+LONG = Trial(Model(width=32), train=Train(steps=100))
+
+
+def family(golden: Trial, count: int, start: int) -> list[Trial]:
+    """Faulty trials that begin at this step or, every other one, at the next."""
+    return [dataclasses.replace(golden, fault=Value(element=i, bit=3, start=start + i % 2)) for i in range(count)]
+
+
+def assert_each_once(plan: Plan, trials: list[Trial]) -> None:
+    """Each trial and golden twin is recorded once, faulty ones beside their twin, which no pack has twice."""
+    recorded = Counter(trial.id for pack in plan.packs for trial in pack.recorded)
+    assert recorded == Counter({t.id for t in trials} | {t.golden.id for t in trials})
+    for pack in plan.packs:
+        inside = Counter(trial.id for trial in pack.trials)
+        assert set(inside.values()) == {1} and {trial.golden.id for trial in pack.trials} <= set(inside)
+
+
+def rows_that_are_fastest(trial: Trial) -> int:
+    return rows_at_once(trial.model, trial.train.batch // trial.train.ranks, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("faults", "packs"), [(MOST_FORKS - 1, 1), (MOST_FORKS, 2), (200, 4)])
+def test_many_faults_share_a_prefix_up_to_a_limit(faults: int, packs: int) -> None:
+    """So early that more than one pack would hold them all; the prefix is trained once a pack."""
+    trials = family(LONG, faults, start=20)
+    plan = make_plan(trials, (), None, "cpu", workers=1)
+    sizes = [len(pack.trials) for pack in plan.packs]
+    assert len(sizes) == packs and max(sizes) <= MOST_FORKS and max(sizes) - min(sizes) <= 1
+    assert_each_once(plan, trials)
+    assert sum(LONG.id in pack.witnesses for pack in plan.packs) == packs - 1
+
+
+@pytest.mark.parametrize("workers", [2, 4, 7])
+def test_many_faults_are_shared_out_over_the_workers(workers: int) -> None:
+    trials = family(LONG, 50, start=20)
+    plan = make_plan(trials, (), None, "cpu", workers)
+    sizes = [len(pack.trials) for pack in plan.packs]
+    assert len(sizes) == workers and max(sizes) - min(sizes) <= 1
+    assert_each_once(plan, trials)
+
+
+@pytest.mark.parametrize("fitting", [3, 5, 20, 50])
+def test_many_faults_are_cut_by_memory(fitting: int) -> None:
+    """A pack whose state would not fit is none, however late its faults begin."""
+    trials = family(LONG, 90, start=98)
+    memory = pack_bytes(PackPlan((LONG,) * fitting, frozenset()))
+    assert trials_that_fit(LONG, memory, "cpu") == fitting
+    plan = make_plan(trials, (), None, "cpu", 1, memory)
+    assert all(pack_bytes(pack) <= memory for pack in plan.packs)
+    assert sum(len(pack.trials) for pack in plan.packs) >= 0.6 * fitting * len(plan.packs)  # and not by more than that
+    assert_each_once(plan, trials)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_packs_fit_into_memory(seed: int) -> None:
+    """Where two trials do, which are the smallest pack; a third joins where it would be alone otherwise."""
+    draw = random.Random(seed)
+    trials = random_trials(draw)
+    trials += family(LONG, draw.choice([0, 3, 70]), start=draw.choice([5, 50, 98]))
+    memory = draw.uniform(1.5, 12) * max(pack_bytes(PackPlan((trial,), frozenset())) for trial in trials)
+    plan = make_plan(trials, (), None, "cpu", draw.randint(1, 4), memory)
+    assert_each_once(plan, trials)
+    for pack in plan.packs:
+        most = trials_that_fit(pack.trials[0], memory, "cpu")
+        assert pack_bytes(pack) <= memory or (most == 2 and len(pack.trials) <= 3)
+
+
+def test_late_faults_fill_packs_by_the_rows_that_they_need() -> None:
+    """Several pieces of a family land in one pack, which has their golden trial once."""
+    trials = family(LONG, 400, start=98)
+    plan = make_plan(trials, (), None, "cpu", workers=1)
+    assert max(len(pack.trials) for pack in plan.packs) > MOST_FORKS
+    assert len(plan.packs) < 400 / MOST_FORKS
+    assert max(mean_rows(pack.trials) for pack in plan.packs) <= rows_that_are_fastest(LONG)
+    assert_each_once(plan, trials)
+    assert sum(trial == LONG for pack in plan.packs for trial in pack.trials) == len(plan.packs)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mixed_sweep_keeps_packs_of_the_size_that_is_fastest(workers: int) -> None:
+    """Goldens alone, small families and large ones: rows in training at a time, on average over the run."""
+    goldens = [dataclasses.replace(LONG, seed=seed) for seed in range(1, 41)]
+    trials = goldens + family(LONG, 150, start=95) + [t for g in goldens[:10] for t in family(g, 3, start=60)]
+    plan = make_plan(trials, (), None, "cpu", workers)
+    assert_each_once(plan, trials)
+    best, rows = rows_that_are_fastest(LONG), [mean_rows(pack.trials) for pack in plan.packs]
+    assert max(rows) <= best and sum(rows) / len(rows) > 0.7 * best
+
+
+def test_mean_rows() -> None:
+    """A golden trial needs one from the first step on, a faulty one from its strike on."""
+    early, late = (dataclasses.replace(LONG, fault=Value(start=start)) for start in (0, 70))
+    assert mean_rows([LONG]) == mean_rows([early]) == 1
+    assert mean_rows([LONG, early, late]) == pytest.approx(2.3)
+    assert mean_rows([dataclasses.replace(LONG, fault=Value(start=100))]) == 0
+
+
+@pytest.mark.parametrize(
+    ("memory", "megabytes"),
+    [("4GB", 4096), ("500M", 500), ("2000", 2000), (2000, 2000), ("1.5T", 1.5 * 2**20), ("64kb", 1 / 16)],
+)
+def test_memory_of_a_job(memory: str | int, megabytes: float) -> None:
+    """As sbatch reads it; packs get their share of it, and on a GPU it says nothing."""
+    executor = SlurmExecutor({"memory": memory}, wait=True)
+    assert executor.memory("cpu") == SHARE_OF_MEMORY * megabytes * 2**20
+    assert executor.memory("cuda") == math.inf
+
+
+@pytest.mark.parametrize("memory", ["0", 0, "plenty"])
+def test_memory_that_is_not_known(memory: str | int) -> None:
+    assert SlurmExecutor({"memory": memory}, wait=True).memory("cpu") == math.inf
 
 
 # --- ten thousand trials -----------------------------------------------------------------------------------------
