@@ -34,8 +34,7 @@ class Campaign:
     @property
     def seed(self) -> int:
         """Descriptions under one seed draw independently of each other, so that their shares can be pooled."""
-        fault = self.fault
-        words = (fault.site, fault.tensor, fault.model, fault.format, fault.field)
+        words = [f"{name}={value}" for name, value in vars(self.fault).items() if name not in ("samples", "seed")]
         return next(stream(self.trial.seeds["fault"], "campaign", *words)) % 2**63
 
     def trials(self, most: int | None = None) -> list[Trial]:

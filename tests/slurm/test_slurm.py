@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slurm
 
 SMALL = ["model.depth=1", "model.head_dim=8", "model.context=16", "train.batch=2", "train.validate_every=5"]
 GRID = ["model.width=16,32", "train.steps=10", "fault=none,weight_bit", "fault.start=5", *SMALL]
+CAMPAIGN = ["fault=value", "fault.model=stuck_at_0", "fault.site=weight,gradient,activation", "fault.samples=12"]
 LAUNCH = ["hydra/launcher=slurm", "hydra.launcher.time=5", "hydra.launcher.memory=1GB"]
 
 
@@ -54,8 +55,11 @@ def assert_equal_stores(one: Path, other: Path) -> None:
     for name in first.data_vars:
         if name != "tokens_per_second":
             np.testing.assert_array_equal(first[name].values, second[name].values, err_msg=str(name))
-    for name in ("outcome", "golden", "nonfinite_step"):
+    for name in ("outcome", "golden", "nonfinite_step", "masked_step", "strikes", "changes"):
         np.testing.assert_array_equal(first[name].values, second[name].values, err_msg=name)
+    events = [analysis.fault_events(out).drop(columns="pack") for out in (one, other)]
+    first_events, second_events = (e.sort_values(["trial", "step"], ignore_index=True) for e in events)
+    assert first_events.equals(second_events)
 
 
 def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
@@ -75,6 +79,38 @@ def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> No
         return nodes if len(nodes) == jobs else []
 
     assert set(eventually(nodes_of_completed_jobs)) == {"n1", "n2"}
+
+
+def test_a_campaign_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
+    """And of its idle faults the same number, though Slurm's jobs tell it by way of the store."""
+    grid = [*CAMPAIGN, "model.width=16", "train.steps=10", "fault.start=3", "fault.until=8", *SMALL]
+    local, remote = sweep(tmp_path / "local", *grid), sweep(tmp_path / "slurm", *grid, *LAUNCH)
+    for done in (local, remote):
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
+    changes = analysis.open_sweep(tmp_path / "slurm").changes.values
+    assert len(changes) == 36 + 8 + 1
+    idle = int((changes == 0).sum()) - 1  # the golden trial has no fault
+    assert idle > 1
+    for done in (local, remote):
+        assert "trained 45 of 45 trials" in done.stdout
+        assert f"{idle} faults never fired, or wrote the value that was there\n" in done.stdout
+
+
+def test_a_campaign_that_stops_by_itself_goes_on_where_it_was_left(tmp_path: Path) -> None:
+    """Nobody waits: each call looks at what has ended, and submits the next round once that is all."""
+    grid = [*CAMPAIGN[:2], "fault.samples=6", "campaign.round=4", "campaign.width=0.1", "campaign.envelope=0"]
+    line = [*grid, "model.width=16", "train.steps=10", "fault.start=3", *SMALL, *LAUNCH]
+    assert "1 pack submitted" in sweep(tmp_path, *line, "wait=false").stdout
+    (array,) = arrays(tmp_path)
+    eventually(lambda: not slurm("squeue", "-h", "-j", array, "-t", "PD,R,CG").strip())
+    again = sweep(tmp_path, *line, "wait=false")
+    assert again.returncode == 0, again.stderr
+    assert " after 4 faults of each description" in again.stdout and "1 pack submitted" in again.stdout
+    assert sweep(tmp_path, *line).returncode == 0
+    assert len(arrays(tmp_path)) == 2, "one for each round"
+    done = analysis.open_sweep(tmp_path)
+    assert done.sizes["trial"] == 6 + 1 and bool(done.complete.all())
 
 
 def test_wait_false_returns_at_once_and_the_same_command_picks_up(tmp_path: Path) -> None:

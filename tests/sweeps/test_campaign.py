@@ -132,16 +132,20 @@ def test_each_description_gives_that_many_faults_inside_of_it(campaign: Path) ->
 
 def test_what_the_description_leaves_open_alone_is_drawn(command: ModuleType, tmp_path: Path) -> None:
     """Not the field, the format, the layer and the step."""
-    given = ["fault.tensor=*.attention.*", "fault.layer=1", "fault.field=exponent", "fault.format=bf16"]
-    sweep(command, tmp_path, "fault=gradient_bit", "model.depth=2", *given, "fault.bit=null", *SOME, "fault.start=3")
+    given = [
+        "fault.tensor=*.attention.*",
+        "fault.layer=1",
+        "fault.field=exponent",
+        "fault.format=bf16",
+        "fault.start=3",
+    ]
+    whole = ["fault.samples=12", "campaign.envelope=0", "pack.size=auto"]
+    sweep(command, tmp_path, "fault=gradient_bit", "model.depth=2", "fault.bit=null", *given, *whole)
     found = list(drawn(tmp_path, "gradient_bit").values())
     assert len(found) == 12
     assert {re.sub(r"[^.]+$", "", trial.fault["tensor"]) for trial in found} == {"blocks.1.attention."}
     assert {trial.fault["bit"] for trial in found} <= set(range(7, 15)) and len({t.fault["bit"] for t in found}) > 2
     assert {trial.fault["start"] for trial in found} == {3}
-
-
-SOME = ("fault.samples=12", "campaign.envelope=0", "pack.size=auto")
 
 
 def test_the_same_command_trains_nothing(command: ModuleType, copied: Path) -> None:

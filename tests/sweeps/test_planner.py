@@ -215,8 +215,8 @@ def test_many_faults_are_shared_out_over_the_workers(workers: int) -> None:
 
 @pytest.mark.parametrize("fitting", [3, 5, 20, 50])
 def test_many_faults_are_cut_by_memory(fitting: int) -> None:
-    """A pack whose state would not fit is none, however late its faults begin."""
-    trials = family(LONG, 90, start=98)
+    """A pack whose state would not fit is none, however late the faults of its families begin."""
+    trials = [trial for seed in range(4) for trial in family(dataclasses.replace(LONG, seed=seed), 45, start=98)]
     memory = pack_bytes(PackPlan((LONG,) * fitting, frozenset()))
     assert trials_that_fit(LONG, memory, "cpu") == fitting
     plan = make_plan(trials, (), None, "cpu", 1, memory)
