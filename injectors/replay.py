@@ -70,7 +70,8 @@ class Replay(InjectableFault):
         except ConfigError:
             raise
         except (OSError, ValueError) as error:
-            raise ConfigError(f"fault.record={self.record[:80]}: no record ({error}); allowed: {WANTED}") from None
+            shown = self.record[:80] if self.record.startswith("{") else self.record
+            raise ConfigError(f"fault.record={shown}: no record ({error}); allowed: {WANTED}") from None
         return record
 
     def _from_results(self) -> dict[str, Any]:

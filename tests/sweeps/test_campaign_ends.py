@@ -46,7 +46,7 @@ def width_now(out: Path, stratum: str) -> float:
     ("given", "stratum"),
     [
         (["fault.site=weight,learning_rate", "campaign.width=0.35", "campaign.round=15"], "none"),
-        (["fault.tensor=*norm*", "campaign.width=0.4", "campaign.round=20"], "tensor"),
+        (["fault.tensor=*norm*", "campaign.width=0.46", "campaign.round=20"], "tensor"),
         (["fault.format=fp8_e4m3", "campaign.width=0.7", "campaign.round=16", "fault.site=gradient"], "bit"),
     ],
 )
