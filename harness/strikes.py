@@ -57,7 +57,9 @@ class Strikes:
             return
 
         def change(gradient: Tensor) -> Tensor:
-            changed = gradient.clone()  # other branches of the graph may be given the same array
+            # Other branches of the graph may be given the same array. Not so at the logits, where the backward pass
+            # begins and memory is at its peak: their gradient comes from the loss alone.
+            changed = gradient if name == "logits" else gradient.clone()
             self.agenda.visit(planned, Visit(site, step, {name: changed[row]}, rank))
             return changed
 
