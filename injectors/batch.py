@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 from harness.config import PER_TRIAL, ConfigError, Trial, number
 from harness.sites import Event, Site, Visit
 from injectors.draws import stream
-from injectors.fault import FaultContext, InjectableFault, Places, Strike, random_tokens
+from injectors.fault import FaultContext, InjectableFault, Places, Strike, digest, random_tokens
 
 
 @dataclass(frozen=True)
@@ -142,14 +141,10 @@ class Poison(Strike):
 
     def strike(self, visit: Visit) -> list[Event]:
         assert self.context is not None
-        batch, before = visit.tensors["batch"], _digest(visit.tensors["batch"])
+        batch, before = visit.tensors["batch"], digest(visit.tensors["batch"])
         sequences = max(1, round(self.fault.share * batch.shape[0]))
         seen = batch if self._seen is None else self._seen
         tokens = self.fault.poison(self.context, visit.step, (sequences, batch.shape[1]), seen)
         batch[:sequences] = torch.as_tensor(tokens, dtype=batch.dtype, device=batch.device)
-        after = _digest(batch)
+        after = digest(batch)
         return [Event(self.site, "batch", None, None, visit.step, before, after, None, None, before != after)]
-
-
-def _digest(batch: Tensor) -> str:
-    return hashlib.sha256(batch.cpu().numpy().tobytes()).hexdigest()

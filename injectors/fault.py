@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from harness.config import ConfigError, Fault, Trial
 from harness.scaling import tensor_table
@@ -135,6 +140,27 @@ def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, w
             raise ConfigError(f"fault.layer={layer}: no {what} of it matches {key}={pattern}; allowed: {allowed}")
         return inside
     return found
+
+
+def wrong_rank(rank: int, trial: Trial) -> list[str]:
+    """The reason against a data-parallel rank that the trial does not have, if there is one."""
+    ranks = trial.train.ranks
+    return [] if rank < ranks else [f"fault.rank={rank}: beyond train.ranks={ranks}; allowed: 0 to {ranks - 1}"]
+
+
+def located(sizes: list[int], address: int) -> tuple[int, int]:
+    """Which of several tensors of these `sizes`, laid end to end, has the element `address`, and its index in there."""
+    ends = list(accumulate(sizes))
+    which = bisect_right(ends, address)
+    return which, address - ends[which] + sizes[which]
+
+
+def digest(*tensors: Tensor) -> str:
+    """SHA-256 of the bytes of whole tensors, one after the other."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def elements_of(shapes: Shapes, names: list[str]) -> list[int]:

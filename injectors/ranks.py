@@ -5,43 +5,27 @@ A rank's gradient that is corrupted or partly NaN is a value fault at the site `
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, number
 from harness.formats import FORMATS
 from harness.ranks import RankMean
 from harness.sites import Event, Site, Visit
-from injectors.fault import FaultContext, InjectableFault, Places, Strike, elements_of, matching
+from injectors.fault import FaultContext, InjectableFault, Places, Strike, digest, elements_of, matching, wrong_rank
 
 Tensors = Mapping[str, Tensor]
-
-
-def _check_rank(rank: int, trial: Trial) -> None:
-    if rank >= trial.train.ranks:
-        raise ConfigError(
-            f"fault.rank={rank}: beyond train.ranks={trial.train.ranks}; allowed: 0 to {trial.train.ranks - 1}"
-        )
 
 
 def _copy(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def _digest(tensors: Tensors) -> str:
-    found = hashlib.sha256()
-    for tensor in tensors.values():
-        found.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
 def _event(visit: Visit, before: str, tensors: Tensors) -> list[Event]:
     """One event for all tensors of a visit."""
-    after = _digest(tensors)
+    after = digest(*tensors.values())
     return [Event(visit.site, "*", None, None, visit.step, before, after, None, None, before != after, visit.rank)]
 
 
@@ -55,9 +39,11 @@ class StaleGradient(InjectableFault):
     late: int = number(PER_TRIAL, 1, "steps by which it is late", low=1)
 
     def check(self, trial: Trial, places: Places) -> None:
-        _check_rank(self.rank, trial)
+        reasons = wrong_rank(self.rank, trial)
         if self.late > self.start:
-            raise ConfigError(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
+            reasons.append(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
+        if reasons:
+            raise ConfigError(*reasons)
 
     def arm(self, context: FaultContext) -> Stale:
         steps = self.strike_steps(context.trial)
@@ -90,7 +76,7 @@ class Stale(Strike):
             return []
         if visit.step - self.late >= self.steps.start:
             del self._kept[visit.step - self.late]
-        before = _digest(visit.tensors)
+        before = digest(*visit.tensors.values())
         for name, tensor in visit.tensors.items():
             tensor.copy_(old[name])
         return _event(visit, before, visit.tensors)
@@ -106,9 +92,11 @@ class DroppedRank(InjectableFault):
     rescale: bool = anything(PER_TRIAL, False, "take the mean over the ranks that are left")
 
     def check(self, trial: Trial, places: Places) -> None:
-        _check_rank(self.rank, trial)
+        reasons = wrong_rank(self.rank, trial)
         if self.rescale and trial.train.ranks == 1:
-            raise ConfigError("fault.rescale=true: no rank is left of train.ranks=1; allowed: false, or more ranks")
+            reasons.append("fault.rescale=true: no rank is left of train.ranks=1; allowed: false, or more ranks")
+        if reasons:
+            raise ConfigError(*reasons)
 
     def arm(self, context: FaultContext) -> Dropped:
         steps, ranks = self.strike_steps(context.trial), context.trial.train.ranks
@@ -128,7 +116,7 @@ class Dropped(Strike):
             for tensor in visit.tensors.values() if self.others != 1 else ():
                 tensor.mul_(self.others)
             return []
-        before = _digest(visit.tensors)
+        before = digest(*visit.tensors.values())
         for tensor in visit.tensors.values():
             tensor.zero_()
         return _event(visit, before, visit.tensors)
@@ -175,7 +163,7 @@ class OtherSum(Strike):
         self._parts[visit.rank] = _copy(visit.tensors)
 
     def strike(self, visit: Visit) -> list[Event]:
-        before = _digest(visit.tensors)
+        before = digest(*visit.tensors.values())
         for name, tensor in visit.tensors.items():
             mean = RankMean(self.ranks, self.order, self.format)
             for rank in mean.sequence():
@@ -243,7 +231,7 @@ class Missed(Strike):
 
     def strike(self, visit: Visit) -> list[Event]:
         shard = self._shard(visit)
-        updated = _digest(shard)
+        updated = digest(*shard.values())
         for name, values in shard.items():
             values.copy_(self._before[name])
         return _event(visit, updated, shard)

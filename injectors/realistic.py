@@ -9,7 +9,7 @@ import numpy as np
 from harness.config import PER_TRIAL, Trial, anything, choice, number
 from harness.formats import FORMATS
 from injectors.draws import distinct, stream
-from injectors.fault import FaultContext, InjectableFault, Places, elements_of, matching
+from injectors.fault import FaultContext, InjectableFault, Places, elements_of, located, matching
 from injectors.value import SITES, Target, Value, ValueStrike
 
 UNIT = 2**128  # words of the stream are below it
@@ -64,10 +64,7 @@ class RealisticSDC(InjectableFault):
         shapes = value.shapes(context.places)
         names = matching("fault.tensor", self.tensor, shapes, self.layer)
         sizes = elements_of(shapes, names)
-        ends = np.cumsum(sizes)
-        address = next(draw) % int(ends[-1])
-        which = int(np.searchsorted(ends, address, side="right"))
-        first = address - int(ends[which]) + sizes[which]
+        which, first = located(sizes, next(draw) % sum(sizes))
         stride = STRIDES[next(draw) % len(STRIDES)]
         flat = sorted({(first + i * stride) % sizes[which] for i in range(self.elements)})
         size = FORMATS[self.format].bits

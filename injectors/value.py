@@ -7,7 +7,6 @@ updates, activations and their gradients, the learning rate and the loss scale.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from dataclasses import dataclass, field
 
@@ -21,7 +20,18 @@ from harness.sites import AT_TAPS, KEPT_EVENTS, Event, Site, Visit
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.bits import OPERATIONS, change_bits, raw_bits, same_bits
 from injectors.draws import distinct, stream
-from injectors.fault import FaultContext, InjectableFault, Places, Shapes, Strike, elements_of, matching
+from injectors.fault import (
+    FaultContext,
+    InjectableFault,
+    Places,
+    Shapes,
+    Strike,
+    digest,
+    elements_of,
+    located,
+    matching,
+    wrong_rank,
+)
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
@@ -92,10 +102,7 @@ class Value(InjectableFault):
         if self.model in OPERATIONS:
             reasons += self._wrong_bits()
         reasons += self._wrong_samples(trial)
-        if self.rank >= trial.train.ranks:
-            reasons.append(
-                f"fault.rank={self.rank}: beyond train.ranks={trial.train.ranks}; allowed: 0 to {trial.train.ranks - 1}"
-            )
+        reasons += wrong_rank(self.rank, trial)
         if reasons:
             raise ConfigError(*reasons)
 
@@ -195,11 +202,8 @@ class Value(InjectableFault):
             drawn = distinct(len(names), 1, *context.key("tensor"))
             places = [(drawn[0], self.element)]
         else:
-            ends = np.cumsum(sizes)
-            places = []
-            for address in distinct(int(ends[-1]), self.elements, *context.key("address")):
-                which = int(np.searchsorted(ends, address, side="right"))
-                places.append((which, address - int(ends[which]) + sizes[which]))
+            drawn = distinct(sum(sizes), self.elements, *context.key("address"))
+            places = [located(sizes, address) for address in drawn]
         masks = {place: self._mask(context, i) for i, place in enumerate(places)}
         targets = []
         for which in sorted({which for which, _ in places}):
@@ -300,7 +304,7 @@ class ValueStrike(Strike):
         place = {"site": visit.site, "tensor": target.tensor, "step": visit.step, "rank": visit.rank}
         if target.elements is None or len(target.elements) > MOST_EVENTS:
             self._told += 1
-            texts = (_digest(before), _digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
+            texts = (digest(before), digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
             whole = {"index": None, "bit": None, "bits_before": None, "bits_after": None}
             return [
                 Event(**place, **whole, before=texts[0], after=texts[1], changed=bool(differs.any()))  # type: ignore[arg-type]
@@ -349,7 +353,3 @@ def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:
         whole.copy_(values)
     else:
         (whole if whole.dim() else whole[None])[_place(whole, target)] = values
-
-
-def _digest(values: Tensor) -> str:
-    return hashlib.sha256(values.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
