@@ -1,103 +1,95 @@
 """The configuration of one trial: frozen dataclasses in which every default is visible.
 
-Each field says whether it is *per-trial* (it may differ between the trials of one pack) or *structural*
-(it fixes the shape of the computation, so all trials of a pack share it), and what values it allows.
+Each field says whether it is *per-trial*, *structural* or *switched* (harness/fields.py), and what values it allows.
+Optimizers, clippers and other parts that have hyperparameters of their own bring a section along (`sections`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
+import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any
 
-PER_TRIAL, STRUCTURAL = "per-trial", "structural"
+from harness.fields import (
+    PER_TRIAL,
+    STRUCTURAL,
+    SWITCHED,
+    ConfigError,
+    Problems,
+    anything,
+    checked,
+    choice,
+    field_types,
+    number,
+    structure,
+)
+
+__all__ = [
+    "PER_TRIAL",
+    "STRUCTURAL",
+    "SWITCHED",
+    "ConfigError",
+    "Problems",
+    "anything",
+    "checked",
+    "choice",
+    "field_types",
+    "number",
+]
+
 LONGEST_EXPLICIT = 256  # tokens; beyond it the score matrix costs more than the taps on it are worth
 LARGEST_SEED = 2**63 - 1  # what an int64 coordinate of the results can hold
 SMALLEST_SCALE = 2.0**-24  # of the loss, where it is dynamic; gradients that overflow even so are not the scale's fault
 LARGEST_SCALE = 2.0**126  # of the loss; float32 still holds its reciprocal as a normal number
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be run. Each of its reasons names the key, the value and what is allowed."""
-
-    def __init__(self, *reasons: str):
-        super().__init__("; ".join(reasons))
-        self.reasons = reasons
-
-
-class Problems:
-    """Collects the reasons of ConfigErrors, each once, so that all of them are reported and not the first alone."""
-
-    def __init__(self) -> None:
-        self.reasons: dict[str, None] = {}
-
-    @contextlib.contextmanager
-    def collect(self) -> Iterator[None]:
-        """Keep the reasons of a ConfigError that ends the block."""
-        try:
-            yield
-        except ConfigError as error:
-            self.reasons.update(dict.fromkeys(error.reasons))
-
-    def check(self) -> None:
-        """Raises one ConfigError with all reasons, if there are any."""
-        if self.reasons:
-            raise ConfigError(*self.reasons)
-
-
-def _setting(
-    scope: str, default: Any, help: str, allowed: str, check: Callable[[Any], bool], choices: tuple[str, ...] = ()
-) -> Any:
-    metadata = {"scope": scope, "help": help, "allowed": allowed, "check": check, "choices": choices}
-    return field(default=default, metadata=metadata)
-
-
-def number(
-    scope: str,
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """A number, bounded inclusively by `low` and `high`, exclusively by `above` and `below`."""
-    bounds = [(">=", low, lambda x: x >= low), (">", above, lambda x: x > above)]
-    bounds += [("<=", high, lambda x: x <= high), ("<", below, lambda x: x < below)]
-    held = [(f"{sign} {bound}", test) for sign, bound, test in bounds if bound is not None]
-    allowed = " and ".join(text for text, _ in held) or "any number"
-    return _setting(scope, default, help, allowed, lambda x: abs(x) < float("inf") and all(t(x) for _, t in held))
-
-
-def choice(scope: str, default: str, help: str, *choices: str) -> Any:
-    """One of a few words."""
-    return _setting(scope, default, help, ", ".join(choices), lambda x: x in choices, choices)
-
-
-def anything(scope: str, default: Any, help: str) -> Any:
-    """A value that its type alone constrains."""
-    return _setting(scope, default, help, "any value of its type", lambda x: True)
-
-
 @dataclass(frozen=True)
 class Model:
     """A GPT decoder: pre-LN blocks, no biases, untied head (Wortsman et al. 2023, arXiv 2309.14322, section 2)."""
 
+    # Shape
     width: int = number(STRUCTURAL, 64, "width d of the residual stream", low=1)
     depth: int = number(STRUCTURAL, 2, "number of blocks", low=1)
     head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1)
     context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1)
     feedforward: int | None = number(STRUCTURAL, None, "hidden size of the feed-forward part; null: 4 x width", low=1)
-    activation: str = choice(STRUCTURAL, "gelu", "non-linearity of the feed-forward part", "gelu", "swiglu")
+    activation: str = choice(
+        STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.activations:ACTIVATIONS"
+    )
+    swiglu_clamp: float | None = number(
+        SWITCHED, None, "bound of SwiGLU's gate from above and of its linear part on both sides; null: none", above=0
+    )
     positions: str = choice(STRUCTURAL, "rotary", "how positions enter", "rotary", "learned")
-    qk_norm: bool = anything(STRUCTURAL, False, "LayerNorm on each head's queries and keys")
+
+    # Norms and the residual stream
+    placement: str = choice(
+        STRUCTURAL, "pre", "where norms stand in the residual stream", table="harness.placements:PLACEMENTS"
+    )
+    mix: float = number(STRUCTURAL, 0.25, "share of the blocks that are post-LN, for placement mix", low=0, high=1)
+    branch_steps: int = number(
+        PER_TRIAL, 100, "steps over which branches grow to full size, for placement branchnorm", low=1
+    )
+    norm: str = choice(STRUCTURAL, "layer", "LayerNorm or RMSNorm", table="harness.norms:NORMS")
+    norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every norm", above=0)
+    attention_norm: bool = anything(STRUCTURAL, True, "the placement's norm in front of attention")
+    feedforward_norm: bool = anything(STRUCTURAL, True, "the placement's norm in front of the feed-forward part")
+    qkv_norm: bool = anything(STRUCTURAL, False, "a norm on each of the outputs query, key and value, before heads")
+    projection_norm: bool = anything(STRUCTURAL, False, "a norm on the output of attention's projection")
+    up_norm: bool = anything(STRUCTURAL, False, "a norm on the output of the first feed-forward matrix")
+    down_norm: bool = anything(STRUCTURAL, False, "a norm on the output of the second feed-forward matrix")
+    embedding_norm: bool = anything(STRUCTURAL, False, "a norm on the embedding")
+    layer_scale: float | None = number(
+        SWITCHED, None, "first value of a learned gain on each feature of each branch; null: no gain", above=0
+    )
+
+    # Attention
     attention: str = choice(
         STRUCTURAL,
         "auto",
@@ -106,57 +98,140 @@ class Model:
         "explicit",
         "fused",
     )
-    norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every LayerNorm", above=0)
-    parametrization: str = choice(STRUCTURAL, "standard", "how sizes scale with width", "standard", "mup")
+    qk_norm: bool = anything(STRUCTURAL, False, "a norm on each head's queries and keys")
+    qk_norm_shared: bool = anything(STRUCTURAL, True, "one gain for the qk_norm of all heads of a block")
+    attention_temperature: float | None = number(
+        SWITCHED, None, "factor on attention logits (soft temperature); null: none", above=0
+    )
+    attention_cap: float | None = number(
+        SWITCHED, None, "bound c of attention logits, as c tanh(x / c); null: none", above=0
+    )
+    soft_clip_high: float | None = number(
+        SWITCHED, None, "zeta of the clipped softmax, clip((zeta - gamma) p + gamma, 0, 1); null: plain softmax", low=1
+    )
+    soft_clip_low: float = number(PER_TRIAL, -0.03, "gamma of the clipped softmax", high=0)
+    qk_clip: float | None = number(
+        SWITCHED, None, "largest attention logit of a head before its query and key weights shrink; null: any", above=0
+    )
+
+    # Output
+    output_cap: float | None = number(SWITCHED, None, "bound c of output logits, as c tanh(x / c); null: none", above=0)
+
+    # Initialisation and parametrisation
+    init: str = choice(STRUCTURAL, "standard", "sizes of the initial weights", table="harness.scaling:INITS")
+    embedding_scale: str = choice(
+        STRUCTURAL, "none", "factor on the embedding; sqrt_width: sqrt(width)", "none", "sqrt_width"
+    )
+    sigma_reparam: bool = anything(
+        STRUCTURAL, False, "hidden matrices divided by their spectral norm and times a learned number"
+    )
+    parametrization: str = choice(
+        STRUCTURAL, "standard", "how sizes scale with width and depth", "standard", "mup", "completep"
+    )
     base_width: int = number(STRUCTURAL, 64, "width at which muP equals the standard parametrisation", low=1)
     base_head_dim: int | None = number(
         STRUCTURAL, None, "head size at which muP equals the standard one; null: this model's", low=1
+    )
+    base_depth: int = number(STRUCTURAL, 2, "depth at which CompleteP equals muP", low=1)
+    depth_exponent: float = number(
+        STRUCTURAL, 1.0, "alpha of CompleteP: branches shrink as depth^-alpha", low=0.5, high=1
     )
     seed: int | None = number(
         PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
     )
 
     @property
+    def reads_scores(self) -> bool:
+        """Whether the model itself works on attention's scores, which a fused kernel never shows."""
+        return self.attention_cap is not None or self.soft_clip_high is not None
+
+    @property
     def explicit_attention(self) -> bool:
         """Whether scores are an ordinary tensor: a property of the shape, not of what is attached or of the device."""
-        return self.attention == "explicit" or (self.attention == "auto" and self.context <= LONGEST_EXPLICIT)
+        if self.attention == "auto":
+            return self.context <= LONGEST_EXPLICIT or self.reads_scores
+        return self.attention == "explicit"
 
 
 @dataclass(frozen=True)
 class Optim:
-    """AdamW (Loshchilov & Hutter 2019) as torch.optim.AdamW computes it, and clipping by global norm."""
+    """The optimizer, what all of them share, and clipping of gradients and updates."""
 
+    name: str = choice(STRUCTURAL, "adamw", "the optimizer", table="harness.optimizers:OPTIMIZERS")
     lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
     beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment", low=0, below=1)
     beta2: float = number(PER_TRIAL, 0.999, "decay of the second moment", low=0, below=1)
     eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", above=0)
-    weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices, times the learning rate", low=0)
+    weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices", low=0)
+    decay_follows: str = choice(
+        PER_TRIAL,
+        "rate",
+        "what weight decay is multiplied by; schedule: the rate over its peak, so that it does not depend on lr",
+        "rate",
+        "schedule",
+    )
     clip: float | None = number(PER_TRIAL, None, "largest global gradient norm; null: no clipping", above=0)
+    clip_value: float | None = number(SWITCHED, None, "largest size of a gradient's element; null: any", above=0)
+    clip_tensor: float | None = number(SWITCHED, None, "largest gradient norm of each tensor; null: any", above=0)
+    clip_update: float | None = number(
+        SWITCHED, None, "largest root mean square of a tensor's update, before the rate; null: any", above=0
+    )
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up, then decay to `final` of the peak rate at the last step."""
+    """Linear warm-up, then decay to `final` of the peak rate at the last step; growth of sequences and batches."""
 
-    warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: 5% of train.steps", low=0)
-    decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", "cosine", "linear", "constant")
+    warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: 5% of the steps", low=0)
+    decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", table="harness.schedules:SHAPES")
     final: float = number(PER_TRIAL, 0.0, "share of the peak rate at the end of the decay", low=0, high=1)
+    cooldown: float = number(
+        PER_TRIAL, 0.2, "share of the steps in which the rate falls at last, for decay wsd", above=0, high=1
+    )
+    cycles: int = number(PER_TRIAL, 4, "cosine cycles after warm-up, for decay restarts", low=1)
+    sequence_start: int | None = number(
+        STRUCTURAL, None, "tokens in a sequence at step 0, which grow to model.context; null: all from the start", low=1
+    )
+    sequence_steps: int = number(STRUCTURAL, 50, "steps over which sequences grow", low=1)
+    sequence_mode: str = choice(
+        STRUCTURAL,
+        "truncate",
+        "truncate: each sequence is cut, and the run takes more steps for as many tokens; reshape: cut into several",
+        "truncate",
+        "reshape",
+    )
+    batch_start: int | None = number(
+        STRUCTURAL, None, "sequences in a batch at step 0, which grow to train.batch; null: all from the start", low=1
+    )
+    batch_steps: int = number(STRUCTURAL, 50, "steps over which batches grow", low=1)
 
 
 @dataclass(frozen=True)
 class Train:
     """How long, on how much, in what precision."""
 
-    steps: int = number(STRUCTURAL, 200, "optimizer steps", low=1)
+    steps: int = number(
+        STRUCTURAL,
+        200,
+        "optimizer steps with whole batches; where batches or sequences grow, more steps for as many tokens",
+        low=1,
+    )
     batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1)
+    z_loss: float = number(PER_TRIAL, 0.0, "coefficient of log^2 Z of the output logits in the loss", low=0)
     precision: str = choice(
         STRUCTURAL,
         "fp32",
-        "format of matrix products; bf16 and fp16 keep float32 weights, and a CPU emulates them; fp64: reference runs",
+        "format of matrix products; bf16 and fp16 keep float32 weights, and a CPU emulates them; "
+        "fp8: bf16 with emulated fp8 operands of linear layers; fp64: reference runs",
         "fp32",
         "bf16",
         "fp16",
+        "fp8",
         "fp64",
+    )
+    norms: str = choice(STRUCTURAL, "fp32", "format of norms; products: that of matrix products", "fp32", "products")
+    softmax: str = choice(
+        STRUCTURAL, "fp32", "format of attention's softmax; products: that of matrix products", "fp32", "products"
     )
     loss_scaling: str = choice(
         PER_TRIAL,
@@ -179,8 +254,30 @@ class Train:
     accumulation: str = choice(
         STRUCTURAL, "fp32", "format of the running sum over ranks", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"
     )
+    checkpointing: bool = anything(
+        STRUCTURAL, False, "activations inside a block are computed again in the backward pass and not kept"
+    )
     validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
     validate_batches: int = number(STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Sequences of a batch that are dropped before they train, because their tokens are not those of the corpus."""
+
+    rarity: float | None = number(
+        SWITCHED, None, "largest mean of -log p(token) in the corpus, nat/token; null: any", above=0
+    )
+    repetition: float | None = number(
+        SWITCHED,
+        None,
+        "largest share of tokens that repeat an earlier pair of the sequence; null: any",
+        above=0,
+        high=1,
+    )
+    entropy: float | None = number(
+        SWITCHED, None, "smallest entropy of the sequence's own tokens, nat; null: any", above=0
+    )
 
 
 @dataclass(frozen=True)
@@ -227,26 +324,78 @@ class Fault:
 
 NO_FAULT = Fault()
 IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
-PARTS: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule, "train": Train, "data": Data}
+CORE: dict[str, type] = {
+    "model": Model,
+    "optim": Optim,
+    "schedule": Schedule,
+    "train": Train,
+    "screen": Screen,
+    "data": Data,
+}
+
+
+@cache
+def sections() -> Mapping[str, type]:
+    """Every section of a trial but its fault: those above, and those that optimizers and clippers bring along.
+
+    A module of harness/optimizers/ or harness/clippers/ that defines a dataclass `Options` adds a section of its name.
+    """
+    from harness import clippers, optimizers  # late, because they build on what is defined here
+
+    found = dict(CORE)
+    for package in (optimizers, clippers):
+        for name, module in modules_of(package).items():
+            if hasattr(module, "Options"):
+                found[name] = module.Options
+    return found
+
+
+def modules_of(package: ModuleType) -> dict[str, ModuleType]:
+    """The modules in a package's folder, by name."""
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return {name: cls() for name, cls in sections().items()}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training run. Its id is a hash of everything below, so equal configurations are the same trial."""
+    """One training run. Its id is a hash of everything below, so equal configurations are the same trial.
+
+    `extras` are sections that optimizers and clippers bring along, by name, those at their defaults left out: a new
+    one does not change the id of a trial that knows nothing of it.
+    """
 
     model: Model = Model()
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
     train: Train = Train()
+    screen: Screen = Screen()
     data: Data = Data()
     fault: Fault = NO_FAULT
     mitigation: str = "none"
     seed: int = number(PER_TRIAL, 0, "seed of everything that has no seed of its own", low=0, high=LARGEST_SEED)
+    extras: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any], **others: Any) -> Trial:
+        """The trial with these sections, by name; `others` are fault, mitigation and seed."""
+        core = {name: values for name, values in parts.items() if name in CORE}
+        extras = sorted((name, values) for name, values in parts.items() if name not in CORE)
+        return cls(**core, **others, extras=tuple((k, v) for k, v in extras if v != _defaults()[k]))
+
+    def section(self, name: str) -> Any:
+        """One section by its name, also of those that optimizers and clippers bring along."""
+        return getattr(self, name) if name in CORE else dict(self.extras).get(name, _defaults()[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as they are stored with the results."""
-        parts = {name: vars(getattr(self, name)) for name in (*PARTS, "fault")}
-        return {**{k: dict(v) for k, v in parts.items()}, "mitigation": self.mitigation, "seed": self.seed}
+        parts = {name: dict(vars(getattr(self, name))) for name in (*CORE, "fault")}
+        extras = {name: dict(vars(values)) for name, values in self.extras}
+        return {**parts, **extras, "mitigation": self.mitigation, "seed": self.seed}
 
     @cached_property
     def id(self) -> str:
@@ -260,12 +409,13 @@ class Trial:
 
     @cached_property
     def structure(self) -> tuple:
-        """The structural fields: trials with equal structure can share a pack."""
-        return tuple(
-            getattr(values, name)
-            for values, cls in ((getattr(self, part), cls) for part, cls in PARTS.items())
-            for name in _structural(cls)
-        )
+        """What the trials of a pack have in common: trials with equal structure can share one."""
+        return tuple((name, structure(self.section(name))) for name in sections())
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.train.steps
 
     @property
     def seeds(self) -> dict[str, int]:
@@ -276,123 +426,6 @@ class Trial:
 
 def trial_from_dict(values: Mapping[str, Any], fault_types: Mapping[str, type[Fault]]) -> Trial:
     """The inverse of `Trial.to_dict`; `fault_types` maps a fault's kind to its dataclass."""
-    parts = {name: cls(**values[name]) for name, cls in PARTS.items()}
+    parts = {name: cls(**values[name]) for name, cls in sections().items() if name in values}
     fault = fault_types[values["fault"]["kind"]](**values["fault"])
-    return Trial(**parts, fault=fault, mitigation=values["mitigation"], seed=values["seed"])
-
-
-# --- checking values against the schema --------------------------------------------------------------------------
-
-
-@cache
-def field_types(cls: type) -> dict[str, tuple[type, bool]]:
-    """name -> (type, whether null is allowed) of a config dataclass."""
-    found = {}
-    for name, hint in get_type_hints(cls).items():
-        if get_origin(hint) in (Union, UnionType):
-            arguments = [a for a in get_args(hint) if a is not NoneType]
-            found[name] = (arguments[0], True)
-        else:
-            found[name] = (hint, False)
-    return found
-
-
-@cache
-def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
-    return {f.name: f.metadata for f in dataclasses.fields(cls)}
-
-
-@cache
-def _structural(cls: type) -> tuple[str, ...]:
-    return tuple(name for name, metadata in _metadata(cls).items() if metadata["scope"] == STRUCTURAL)
-
-
-def _convert(value: Any, kind: type, optional: bool) -> Any:
-    if value is None and optional:
-        return None
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value) + 0.0  # -0.0 is the same configuration as 0.0
-    if kind is int and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if kind is str and isinstance(value, str):
-        return str(value)
-    if type(value) is kind:
-        return value
-    raise TypeError
-
-
-def _shown(value: Any) -> str:
-    """As it stands on a command line."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def checked(key: str, cls: type, name: str, value: Any) -> Any:
-    """`value` as field `name` of `cls` wants it.
-
-    Raises ConfigError, naming `key`, for a value of the wrong type or outside what the field allows.
-    """
-    kind, optional = field_types(cls)[name]
-    metadata = _metadata(cls)[name]
-    if str(value) in metadata["choices"]:
-        value = str(value)  # Hydra takes the word nan for a number
-    null = " or null" if optional else ""
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}[kind]
-    try:
-        value = _convert(value, kind, optional)
-    except (TypeError, OverflowError):
-        allowed = f"{words}{null}" if kind is not str or not metadata["choices"] else metadata["allowed"]
-        raise ConfigError(f"{key}={_shown(value)}: wrong type ({type(value).__name__}); allowed: {allowed}") from None
-    if value is not None and not metadata["check"](value):
-        raise ConfigError(f"{key}={value}: out of range; allowed: {metadata['allowed']}{null}")
-    return value
-
-
-def check_trial(trial: Trial) -> None:
-    """Refuse combinations of values that are each fine alone.
-
-    Raises ConfigError with every reason, a sentence each.
-    """
-    model, train, data, fault = trial.model, trial.train, trial.data, trial.fault
-    reasons = []
-    if model.width % model.head_dim:
-        reasons.append(
-            f"model.width={model.width}: not divisible by model.head_dim={model.head_dim}; allowed: a multiple of it"
-        )
-    if model.positions == "rotary" and model.head_dim % 2:
-        reasons.append(f"model.head_dim={model.head_dim}: odd; allowed with model.positions=rotary: an even number")
-    if trial.schedule.warmup is not None and trial.schedule.warmup > train.steps:
-        reasons.append(
-            f"schedule.warmup={trial.schedule.warmup}: longer than train.steps={train.steps}; "
-            f"allowed: 0 to {train.steps}"
-        )
-    if train.batch % train.ranks:
-        reasons.append(
-            f"train.ranks={train.ranks}: does not divide train.batch={train.batch}; allowed: a divisor of it"
-        )
-    if train.loss_scaling == "dynamic" and train.loss_scale < SMALLEST_SCALE:
-        reasons.append(
-            f"train.loss_scale={train.loss_scale}: below {SMALLEST_SCALE}, where train.loss_scaling=dynamic gives up; "
-            f"allowed: {SMALLEST_SCALE} to {LARGEST_SCALE}"
-        )
-    if train.loss_scaling == "none" and getattr(fault, "site", None) == "loss_scale":
-        reasons.append(
-            "fault.site=loss_scale: train.loss_scaling=none has no scale; "
-            "allowed: another site, or train.loss_scaling=static or dynamic"
-        )
-    if fault != NO_FAULT and fault.start >= train.steps:
-        reasons.append(
-            f"fault.start={fault.start}: after the last step of train.steps={train.steps}; "
-            f"allowed: 0 to {train.steps - 1}"
-        )
-    if data.source in ("text", "tokens") and not data.path:
-        reasons.append(
-            f"data.path={_shown(data.path)}: missing for data.source={data.source}; allowed: a file or a folder"
-        )
-    if data.source == "tokens" and data.tokenizer != "bytes":
-        reasons.append(f"data.tokenizer={data.tokenizer}: data.source=tokens is tokenized already; allowed: bytes")
-    if data.tokenizer == "bytes" and data.source in ("stdlib", "text") and data.vocabulary != 256:
-        reasons.append(f"data.vocabulary={data.vocabulary}: data.tokenizer=bytes has 256 tokens; allowed: 256")
-    if data.tokenizer == "bpe" and data.vocabulary < 257:
-        reasons.append(f"data.vocabulary={data.vocabulary}: too small for data.tokenizer=bpe; allowed: 257 to 65536")
-    if reasons:
-        raise ConfigError(*reasons)
+    return Trial.of(parts, fault=fault, mitigation=values["mitigation"], seed=values["seed"])

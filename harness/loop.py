@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from harness.clipping import clip_by_global_norm, global_norm
+from harness.clipping import global_norm
 from harness.outcome import judge
 from harness.pack import Pack, smallest_pack
 from harness.signals import Recorder, Write
@@ -61,7 +61,7 @@ def train(
         strike(Site.LOSS_SCALE, step, pack.loss_scale.shown)
 
         recorder.begin(step)
-        scale, losses = pack.loss_scale.scale, []
+        scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
             with strike.at_taps(step, rank):
                 losses.append(pack.learn(part))
@@ -73,17 +73,15 @@ def train(
         strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))
 
         is_judged = detection or pack.loss_scale.is_dynamic
-        norm = global_norm(pack.gradients) if pack.clips or telemetry or is_judged else None
-        measured = stepping = pack.active
+        norm = global_norm(pack.gradients) if pack.clippers or telemetry or is_judged else None
+        measured = stepping = pack.active.clone()
         if is_judged and norm is not None:
             stepping = _judge(pack, loss, norm, detection)
-        if pack.clips and norm is not None:
-            # A gradient that is thrown away is not clipped: a NaN norm would reach what stands between the tensors.
-            limit = torch.where(stepping, norm, 0.0) if pack.loss_scale.is_dynamic else norm
-            clip_by_global_norm(pack.gradients, limit, pack.clip)
+        if norm is not None:
+            pack.clip(norm, stepping)
         strike(Site.CLIPPED_GRADIENT, step, partial(pack.tensors, pack.gradients))
-        strike(Site.MOMENT_1, step, partial(pack.tensors, pack.optimizer.moment_1))
-        strike(Site.MOMENT_2, step, partial(pack.tensors, pack.optimizer.moment_2))
+        strike(Site.MOMENT_1, step, partial(pack.slot, "moment_1"))
+        strike(Site.MOMENT_2, step, partial(pack.slot, "moment_2"))
         strike(Site.BEFORE_UPDATE, step, pack.state)
         norms = pack.optimizer.step(rate, stepping, measure=telemetry)
         strike(Site.UPDATE, step, pack.state)
@@ -102,7 +100,7 @@ def train(
 
 def _judge(pack: Pack, loss: Tensor, norm: Tensor, detection: bool) -> Tensor:
     """Freeze the trials that cannot go on, and adapt the loss scales. Returns the trials whose weights change, [R]."""
-    scaling, finite = pack.loss_scale, torch.isfinite(norm)
+    scaling, finite = pack.loss_scale, pack.can_step(norm)
     can_go_on = scaling.adapt(finite, pack.active)
     if detection:
         pack.active = pack.active & torch.isfinite(loss) & can_go_on

@@ -25,6 +25,6 @@ class _CrossEntropy(torch.autograd.Function):
         return p.mul_(dloss[:, None, None] / targets.shape[1]), None
 
 
-def cross_entropy(logits_RxNxV: Tensor, targets_RxN: Tensor) -> Tensor:
+def cross_entropy(logits_RxNxV: Tensor, targets_RxN: Tensor, z_loss_R: Tensor) -> Tensor:
     """Mean negative log-likelihood of the targets, [R], nat per token."""
     return _CrossEntropy.apply(logits_RxNxV, targets_RxN)

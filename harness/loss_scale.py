@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.config import SMALLEST_SCALE, Trial
+from harness.state import State
 
 BACKOFF, GROWTH = 0.5, 2.0
 
@@ -23,15 +24,19 @@ class LossScale:
     A trial without loss scaling has a scale of 1, by which multiplying changes no bit. All stays on the device.
     """
 
-    def __init__(self, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device):
+    def __init__(self, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device, state: State):
         scales = [1.0 if t.train.loss_scaling == "none" else t.train.loss_scale for t in trials]
-        self.scale = torch.tensor(scales, dtype=dtype, device=device)
-        self.clean = torch.zeros(len(trials), dtype=torch.int64, device=device)
+        self._scale = state.add("loss_scale", torch.tensor(scales, dtype=dtype, device=device))
+        clean = torch.zeros(len(trials), dtype=torch.int64, device=device)
+        self._clean = state.add("steps_without_overflow", clean)
 
-    def arrange(self, sources: Sequence[int]) -> None:
-        """Row i goes on with the state of what row `sources[i]` is now."""
-        rows = list(sources)
-        self.scale, self.clean = self.scale[rows], self.clean[rows]
+    @property
+    def scale(self) -> Tensor:
+        return self._scale.used
+
+    @property
+    def clean(self) -> Tensor:
+        return self._clean.used
 
     def bind(self, trials: Sequence[Trial]) -> None:
         """Work on the rows in use from now on, which are these trials."""
@@ -62,7 +67,7 @@ class LossScale:
         full, doubled = clean >= self._growth, self.scale * GROWTH
         grown = torch.where(full & torch.isfinite(doubled), doubled, self.scale)
         scale = torch.where(finite, grown, self.scale * BACKOFF)
-        self.clean = torch.where(changing, torch.where(finite & ~full, clean, 0), self.clean)
-        self.scale = torch.where(changing, scale, self.scale)
+        self.clean.copy_(torch.where(changing, torch.where(finite & ~full, clean, 0), self.clean))
+        self.scale.copy_(torch.where(changing, scale, self.scale))
         usable = torch.isfinite(scale) & (scale.abs() >= SMALLEST_SCALE)
         return finite | (self.dynamic & usable)

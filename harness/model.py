@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness import attention
-from harness.config import Model
+from harness.config import Model, Trial
 from harness.layers import add_positions, embedding, layer_norm, linear, silu
 from harness.parameters import Layout, Leaf
 from harness.precision import Precision
@@ -30,19 +30,31 @@ class GPT:
         self.taps = Taps(list(tap_shapes(config, 1, 1)))
         self.explicit_attention = config.explicit_attention
 
-    def bind(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Read these weights [r, P] from now on, and write gradients there [r, P]: one or more parts of a pack's rows.
+    def bind(self, parts: Sequence[tuple[Tensor, Tensor, Sequence[Trial]]]) -> None:
+        """Read these weights [r, P] from now on, and write gradients there [r, P], for these r trials.
 
-        A call works on the part that was selected last, the first to begin with.
+        There are one or more parts of a pack's rows. A call works on the part that was selected last, the first to
+        begin with.
         """
-        self._parts = [(weights, gradients, _Leaves()) for weights, gradients in parts]
+        self._parts: list[tuple[Tensor, Tensor, list[Trial], _Leaves, dict[tuple[str, int], Tensor]]] = [
+            (weights, gradients, list(trials), _Leaves(), {}) for weights, gradients, trials in parts
+        ]
         weights = parts[0][0]
         self._root = torch.zeros((), dtype=weights.dtype, device=weights.device, requires_grad=True)
         self.select(0)
 
     def select(self, part: int) -> None:
         """Go on with this part."""
-        self._weights, self._gradients, self._leaves = self._parts[part]
+        self._weights, self._gradients, self._trials, self._leaves, self._strengths = self._parts[part]
+
+    def _strength(self, name: str, dims: int) -> Tensor:
+        """A per-trial field of the configuration, [r, 1, ...] of so many dims."""
+        key = (name, dims)
+        if key not in self._strengths:
+            values = [getattr(trial.model, name) for trial in self._trials]
+            column = torch.tensor(values, dtype=torch.float64).to(self._weights)
+            self._strengths[key] = column.view(-1, *[1] * (dims - 1))
+        return self._strengths[key]
 
     def _leaf(self, first: str, last: str | None = None) -> Leaf:
         """The tensor, or the stack of neighbouring matrices, under its name."""

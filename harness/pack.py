@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 
 from harness.batches import Batches
+from harness.clippers import CLIPPERS
+from harness.clipping import global_norm
 from harness.config import Model, Trial
 from harness.corpus import Corpus
 from harness.loss import cross_entropy
 from harness.loss_scale import LossScale
 from harness.model import GPT
-from harness.optimizers.adamw import AdamW
-from harness.parameters import Layout, Rows, Views, new_weights
+from harness.optimizers import OPTIMIZERS
+from harness.parameters import Layout, Views, new_weights
 from harness.precision import FORMATS, precision_of
 from harness.ranks import RankMean
 from harness.scaling import tensor_table
 from harness.schedules import learning_rates
+from harness.state import State
 from harness.twins import Twins
 
 SMALLEST_PACK = 2  # a batch of one takes other kernels, so a trial's bits would change in mid-run
@@ -62,42 +65,45 @@ class Pack:
         if len(structures) != 1:
             raise ValueError(f"a pack needs trials of one structure, got {len(structures)}")
         first = trials[0]
-        self.planned, self.steps, self.device = tuple(trials), first.train.steps, device
+        self.planned, self.steps, self.device = tuple(trials), first.steps, device
         self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
         self.rows = self.twins.beginning(0)
         here = [trials[number] for number in self.rows]
         self.dtype, _ = FORMATS[first.train.precision]
-        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary)))
+        optimizer = OPTIMIZERS[first.optim.name]
+        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, optimizer.rule)))
         weights = new_weights(self.layout, [t.seeds["init"] for t in here], self.dtype, device)
-        self._weights = Rows(weights, len(trials))
-        self._gradients = Rows(torch.zeros_like(weights), len(trials))
+        self.rows_state = State(len(trials))
+        self._weights = self.rows_state.add("weights", weights)
+        self._gradients = self.rows_state.add("gradients", torch.zeros_like(weights), scratch=True)
+        self._active = self.rows_state.add("active", torch.ones(len(here), dtype=torch.bool, device=device))
         self.model = GPT(first.model, self.layout, precision_of(first.train.precision, device))
-        self.optimizer = AdamW(self.layout, self._weights, self._gradients, len(trials))
-        self.loss_scale = LossScale(here, self.dtype, device)
+        self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
+        self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
+        wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
+        self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         data_seeds = [t.seeds["data"] for t in trials]
         self.batches = Batches(corpus, data_seeds, first.train.batch, first.model.context, device)
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
-        self._clip = self._column([float("inf") if t.optim.clip is None else t.optim.clip for t in trials])
-        self.clips = any(t.optim.clip is not None for t in trials)
-        self.active = torch.ones(len(here), dtype=torch.bool, device=device)
         self._at_once = rows_at_once(first.model, first.train.batch // first.train.ranks, device)
         self.ranks = RankMean(first.train.ranks, first.train.reduction, first.train.accumulation)
         self._bind()
-
-    def _column(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=self.device)
 
     def _bind(self) -> None:
         """Let every part work on the rows that are there now."""
         self._row_of = {planned: row for row, planned in enumerate(self.rows)}
         self.index = torch.tensor(self.rows, device=self.device)
-        self.clip = self._clip[self.index]
         self._parts = self._cut()
-        self.model.bind([(self.weights[part], self.gradients[part]) for part in self._parts])
-        self.part = self._parts[0]
         trials = [self.planned[number] for number in self.rows]
+        self.model.bind([(self.weights[part], self.gradients[part], trials[part]) for part in self._parts])
+        self.part = self._parts[0]
         self.optimizer.bind(trials)
         self.loss_scale.bind(trials)
+        for clipper in self.clippers:
+            clipper.bind(trials)
+        repaired = [self.optimizer.repairs_infinity or trial.optim.clip_value is not None for trial in trials]
+        self._repairs_infinity = torch.tensor(repaired, device=self.device)
+        self._z_loss = torch.tensor([trial.train.z_loss for trial in trials], dtype=self.dtype, device=self.device)
         self.batches.select(self.rows)
 
     def _cut(self) -> list[slice]:
@@ -117,6 +123,15 @@ class Pack:
         """[R, P]."""
         return self._gradients.used
 
+    @property
+    def active(self) -> Tensor:
+        """Trials that are not frozen, [R]."""
+        return self._active.used
+
+    @active.setter
+    def active(self, active_R: Tensor) -> None:
+        self._active.used.copy_(active_R)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -133,15 +148,19 @@ class Pack:
         """Views of one trial's tensors in a flat array, by name."""
         return Views(self.layout, {"": flat[row : row + 1]})
 
+    def slot(self, name: str, row: int) -> Mapping[str, Tensor]:
+        """Views of one trial's tensors in an array that the optimizer keeps, by name."""
+        return self.tensors(self.optimizer.slot(name), row)
+
     def state(self, row: int) -> Mapping[str, Tensor]:
-        """Views of one trial's weights by name, and of its moments as `moment_1:name` and `moment_2:name`."""
-        flats = {"": self.weights, "moment_1:": self.optimizer.moment_1, "moment_2:": self.optimizer.moment_2}
+        """Views of one trial's weights by name, and of what its optimizer keeps, as `moment_1:name`."""
+        flats = {"": self.weights, **{f"{name}:": self.optimizer.slot(name) for name in self.optimizer.slots}}
         return Views(self.layout, {prefix: flat[row : row + 1] for prefix, flat in flats.items()})
 
     def loss(self, batch_RxBxT1: Tensor) -> Tensor:
         """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
         logits = self.model(batch_RxBxT1[:, :, :-1])
-        return cross_entropy(logits, batch_RxBxT1[:, :, 1:].reshape(len(batch_RxBxT1), -1))
+        return cross_entropy(logits, batch_RxBxT1[:, :, 1:].reshape(len(batch_RxBxT1), -1), self._z_loss[self.part])
 
     def learn(self, batch_RxBxT1: Tensor) -> Tensor:
         """Fill `gradients` with those of the scaled loss, and return the mean loss of each row, unscaled, [R]."""
@@ -154,6 +173,16 @@ class Pack:
                 loss.sum().backward()
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else torch.cat(losses)
+
+    def can_step(self, norm_R: Tensor) -> Tensor:
+        """Whether gradients of that global norm leave finite weights, [R]: infinite ones do where they are repaired."""
+        return torch.isfinite(norm_R) | (torch.isinf(norm_R) & self._repairs_infinity)
+
+    def clip(self, norm_R: Tensor, stepping_R: Tensor) -> None:
+        """Clip the gradients of the trials that step; `norm_R` is their global norm as they are."""
+        for number, clipper in enumerate(self.clippers):
+            norm = norm_R if number == 0 else global_norm(self.gradients)
+            clipper.clip(self.gradients, norm, stepping_R)
 
     def validation_loss(self, count: int) -> Tensor:
         """Mean loss over `count` held-out batches, the same for every trial and every time, [R]."""
@@ -192,11 +221,7 @@ class Pack:
         """Rows are now these trials, each with the state of a row as they were: (planned, row)."""
         self.rows = [planned for planned, _ in sources]
         rows = [row for _, row in sources]
-        self._weights.arrange(rows)
-        self._gradients.arrange(rows)
-        self.optimizer.arrange(rows)
-        self.loss_scale.arrange(rows)
-        self.active = self.active[rows]
+        self.rows_state.arrange(rows)
         self._bind()
 
     def find_masked(self, step: int, over: Sequence[int | None], loss_R: Tensor) -> None:
@@ -217,32 +242,19 @@ class Pack:
                 self.twins.masked[planned] = step
 
     def _same_state(self, left: int, right: int) -> bool:
-        words = torch.int32 if self.dtype == torch.float32 else torch.int64
-        flats = (self.weights, self.optimizer.moment_1, self.optimizer.moment_2)
-        counts = (self.optimizer.updates, self.loss_scale.scale, self.loss_scale.clean)
-        return (
-            bool(self.active[left])
-            and bool(self.active[right])
-            and all(bool(count[left] == count[right]) for count in counts)
-            and all(torch.equal(flat[left].view(words), flat[right].view(words)) for flat in flats)
-        )
+        return bool(self.active[left]) and bool(self.active[right]) and self.rows_state.equal(left, right)
 
     def snapshot(self) -> Snapshot:
         """A copy of everything that training changes, to `restore`."""
-        return Snapshot(tuple(self.rows), dict(self.twins.masked), tuple(x.clone() for x in self._changing()))
+        values = {name: values.clone() for name, values in self.rows_state}
+        return Snapshot(tuple(self.rows), dict(self.twins.masked), values)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of this pack."""
         self._arrange([(planned, 0) for planned in snapshot.rows])
         self.twins.masked = dict(snapshot.masked)
-        for now, before in zip(self._changing(), snapshot.values, strict=True):
-            now.copy_(before)
-        self.gradients.zero_()  # clipping by a NaN norm leaves NaN between the tensors, where nothing overwrites it
-
-    def _changing(self) -> tuple[Tensor, ...]:
-        optimizer, scaling = self.optimizer, self.loss_scale
-        flats = self.weights, optimizer.moment_1, optimizer.moment_2
-        return *flats, optimizer.updates, scaling.scale, scaling.clean, self.active
+        for name, now in self.rows_state:
+            now.copy_(snapshot.values[name])
 
 
 @dataclass(frozen=True)
@@ -251,4 +263,4 @@ class Snapshot:
 
     rows: tuple[int, ...]
     masked: dict[int, int]
-    values: tuple[Tensor, ...]
+    values: dict[str, Tensor]

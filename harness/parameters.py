@@ -5,6 +5,7 @@ Flat, because clipping, the optimizer, norms, snapshots, forks and bit flips are
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Segment:
     start: int
     stop: int
     learning_rate: float
-    decay: bool
+    decay: float
+    epsilon: float
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,25 @@ class Layout:
         return sum(row.size for row in self.rows)
 
     @cached_property
+    def spans(self) -> tuple[Segment, ...]:
+        """Each tensor's columns on their own, without the padding, in the order of `rows`."""
+        starts = (self.offsets[row.name] for row in self.rows)
+        return tuple(
+            Segment(start, start + row.size, row.learning_rate, row.decay, row.epsilon)
+            for start, row in zip(starts, self.rows, strict=True)
+        )
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
+        """All columns, in as few pieces as share their multipliers."""
         found: list[Segment] = []
-        for i, row in enumerate(self.rows):
-            start = self.offsets[row.name]
-            stop = self.offsets[self.rows[i + 1].name] if i + 1 < len(self.rows) else self.size
-            if found and (found[-1].learning_rate, found[-1].decay) == (row.learning_rate, row.decay):
-                found[-1] = Segment(found[-1].start, stop, row.learning_rate, row.decay)
+        ends = [*(span.start for span in self.spans[1:]), self.size]
+        for span, stop in zip(self.spans, ends, strict=True):
+            segment = dataclasses.replace(span, stop=stop)
+            if found and dataclasses.replace(found[-1], start=span.start, stop=stop) == segment:
+                found[-1] = dataclasses.replace(found[-1], stop=stop)
             else:
-                found.append(Segment(start, stop, row.learning_rate, row.decay))
+                found.append(segment)
         return tuple(found)
 
     def view(self, flat: Tensor, first: str, last: str | None = None) -> Tensor:
@@ -90,29 +102,6 @@ class Layout:
         start, stop = self.offsets[first], self.offsets[end.name] + end.size
         shape = (-1, *row.shape[1:]) if last else row.shape
         return flat[:, start:stop].view(flat.shape[0], *shape)
-
-
-class Rows:
-    """An array [capacity, ...] of which the first rows are in use: [R, ...].
-
-    Rows come and go without the array being made anew. Memory that no row has used yet is not taken on a CPU.
-    """
-
-    def __init__(self, used: Tensor, capacity: int):
-        self._room = used.new_zeros(capacity, *used.shape[1:]) if capacity > len(used) else used
-        self._room[: len(used)] = used
-        self.used = self._room[: len(used)]
-
-    def arrange(self, sources: Sequence[int]) -> None:
-        """Row i becomes a copy of what row `sources[i]` is now.
-
-        Rows that move go to the front in their order, and what a new row copies stays where it is: nothing is
-        overwritten before it has been copied.
-        """
-        for target, source in enumerate(sources):
-            if target != source:
-                self._room[target].copy_(self._room[source])
-        self.used = self._room[: len(sources)]
 
 
 @dataclass(frozen=True)

@@ -9,30 +9,42 @@ import math
 from dataclasses import dataclass
 
 from harness.config import Model
+from harness.tensors import Kind, ModelTensor, model_tensors
+
+INITS = ("standard", "small", "scaled_residual", "small_scaled", "zero_residual", "fixup")
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One named tensor of the model.
-
-    `shape` is [out, in] for matrices, as in torch.nn.Linear. It starts at `mean`, plus noise of size `std`. A `stacked`
-    matrix stands right behind the one before it, because the model reads both as one.
+    """One tensor's row of the table: it starts at `mean`, plus noise of size `std`; the others multiply what the
+    configuration says for all of them.
     """
 
-    name: str
-    shape: tuple[int, ...]
+    tensor: ModelTensor
     std: float
     mean: float = 0.0
     learning_rate: float = 1.0
-    decay: bool = True
-    stacked: bool = False
+    decay: float = 1.0
+    epsilon: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def stacked(self) -> bool:
+        return self.tensor.stacked
 
     @property
     def size(self) -> int:
-        return math.prod(self.shape)
+        return self.tensor.size
 
 
-def tensor_table(model: Model, vocabulary: int) -> list[TensorRow]:
+def tensor_table(model: Model, vocabulary: int, rule: str = "adam") -> list[TensorRow]:
     """Every tensor of the model, embeddings first, then hidden matrices, head and gains.
 
     Standard: embedding std 1/sqrt(d), matrices 1/sqrt(fan_in), one learning rate (Wortsman et al. 2023, section 2).
@@ -41,43 +53,22 @@ def tensor_table(model: Model, vocabulary: int) -> list[TensorRow]:
     (`output_multiplier`). At width = base_width that is the standard parametrisation but for the head, which starts at
     zero in muP, as microsoft/mup recommends: random logits shrink as 1/sqrt(m) beside what training adds to them.
     """
-    d, hidden = model.width, feedforward_size(model)
     mup = model.parametrization == "mup"
-    vector_std = 1 / math.sqrt(model.base_width if mup else d)
-    hidden_rate = model.base_width / d if mup else 1.0
+    vector_std = 1 / math.sqrt(model.base_width if mup else model.width)
+    hidden_rate = model.base_width / model.width if mup else 1.0
 
-    rows = [TensorRow("embedding", (vocabulary, d), vector_std)]
-    if model.positions == "learned":
-        rows.append(TensorRow("positions", (model.context, d), vector_std))
-    for i in range(model.depth):
-        block = f"blocks.{i}"
-        matrices = {"attention.query": (d, d), "attention.key": (d, d), "attention.value": (d, d)}
-        matrices["attention.projection"] = (d, d)
-        stacked = {"attention.key", "attention.value"}
-        if model.activation == "swiglu":
-            matrices["feedforward.gate"] = (hidden, d)
-            stacked.add("feedforward.up")
-        matrices |= {"feedforward.up": (hidden, d), "feedforward.down": (d, hidden)}
-        for name, shape in matrices.items():
-            std = 1 / math.sqrt(shape[1])
-            rows.append(TensorRow(f"{block}.{name}", shape, std, 0.0, hidden_rate, stacked=name in stacked))
-    rows.append(TensorRow("head", (vocabulary, d), 0.0 if mup else vector_std))
-    for i in range(model.depth):
-        gains = {"attention_norm": d, "feedforward_norm": d}
-        if model.qk_norm:
-            gains |= {"attention.query_norm": model.head_dim, "attention.key_norm": model.head_dim}
-        rows += [_gain(f"blocks.{i}.{name}", size) for name, size in gains.items()]
-    rows.append(_gain("final_norm", d))
-    return rows
+    def row(tensor: ModelTensor) -> TensorRow:
+        match tensor.kind:
+            case Kind.EMBEDDING:
+                return TensorRow(tensor, std=vector_std)
+            case Kind.HEAD:
+                return TensorRow(tensor, std=0.0 if mup else vector_std)
+            case Kind.HIDDEN | Kind.RESIDUAL:
+                return TensorRow(tensor, std=1 / math.sqrt(tensor.shape[1]), learning_rate=hidden_rate)
+            case _:
+                return TensorRow(tensor, std=0.0, mean=1.0, decay=0.0)
 
-
-def _gain(name: str, size: int) -> TensorRow:
-    return TensorRow(name, (size,), std=0.0, mean=1.0, decay=False)
-
-
-def feedforward_size(model: Model) -> int:
-    """Hidden size of the feed-forward part."""
-    return model.feedforward or 4 * model.width
+    return [row(tensor) for tensor in model_tensors(model, vocabulary)]
 
 
 def attention_multiplier(model: Model) -> float:

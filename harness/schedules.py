@@ -10,13 +10,14 @@ from torch import Tensor
 
 from harness.config import Trial
 
+SHAPES = ("cosine", "linear", "constant", "wsd", "restarts")
 DEFAULT_WARMUP = 0.05  # of all steps, as in Wortsman et al. 2023
 
 
 def warmup_steps(trial: Trial) -> int:
     """How many steps the warm-up takes."""
     warmup = trial.schedule.warmup
-    return round(DEFAULT_WARMUP * trial.train.steps) if warmup is None else warmup
+    return round(DEFAULT_WARMUP * trial.steps) if warmup is None else warmup
 
 
 def learning_rate(trial: Trial, step: int) -> float:
@@ -24,7 +25,7 @@ def learning_rate(trial: Trial, step: int) -> float:
 
     The first step already learns (rate lr / warmup), and the last has reached the end of the decay.
     """
-    schedule, peak, steps = trial.schedule, trial.optim.lr, trial.train.steps
+    schedule, peak, steps = trial.schedule, trial.optim.lr, trial.steps
     warmup = warmup_steps(trial)
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -37,5 +38,5 @@ def learning_rate(trial: Trial, step: int) -> float:
 
 def learning_rates(trials: Sequence[Trial], dtype: torch.dtype) -> Tensor:
     """[steps, R]."""
-    steps = trials[0].train.steps
+    steps = trials[0].steps
     return torch.tensor([[learning_rate(trial, step) for trial in trials] for step in range(steps)], dtype=dtype)

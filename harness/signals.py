@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.optimizers.adamw import Norms
+from harness.optimizers import Norms
 from harness.pack import Pack
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
@@ -159,7 +159,9 @@ class Recorder:
             values["grad_norm"] = norm
         if norms is not None:
             rms = norms.update / self.pack.layout.elements**0.5
-            values |= {"param_norm": norms.weights, "second_moment_norm": norms.second_moment, "update_rms": rms}
+            values |= {"param_norm": norms.weights, "update_rms": rms}
+            if norms.second_moment is not None:
+                values["second_moment_norm"] = norms.second_moment
         if (step + 1) % train.validate_every == 0 or step + 1 == self.pack.steps:
             values["validation_loss"] = self.pack.validation_loss(train.validate_batches)
         self._block.record(values, self._readings.take() if self._readings else None, measured, self.pack.active)
@@ -175,11 +177,16 @@ class Recorder:
             return
         arrays = block.arrays()
         tokens = block.filled * self.pack.planned[0].train.batch * self.pack.planned[0].model.context
-        throughput = tokens / (time.perf_counter() - self._started)
+        seconds = time.perf_counter() - self._started
+        throughput, step_seconds = tokens / seconds, seconds / block.filled / len(self.pack)
         # Steps that a trial shares with its twin are not trained for it, so they have no speed.
-        speed = np.where(np.isfinite(arrays["learning_rate"]), throughput, np.nan)
+        trained = np.isfinite(arrays["learning_rate"])
+        speed = {
+            "tokens_per_second": np.where(trained, throughput, np.nan),
+            "step_seconds": np.where(trained, step_seconds, np.nan),
+        }
         self.pack.twins.fill(block.first_step, arrays)
-        self.write(block.first_step, {**arrays, "tokens_per_second": speed})
+        self.write(block.first_step, {**arrays, **speed})
         self._losses.append(arrays["loss"])
         self.nonfinite |= block.first_nonfinite()
         self._block = None

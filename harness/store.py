@@ -34,7 +34,7 @@ import numpy as np
 
 from harness.config import ConfigError, Trial
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 STORE, METADATA = "store.zarr", "zarr.json"
 
 
@@ -58,6 +58,7 @@ SIGNALS: dict[str, Signal] = {
     "learning_rate": Signal(_STEP, "1", "learning rate in force"),
     "loss_scale": Signal(_STEP, "1", "loss scale in force"),
     "tokens_per_second": Signal(_STEP, "token/s", "training throughput of the trial"),
+    "step_seconds": Signal(_STEP, "s", "time of one step of one trial: the pack's over its rows"),
     "activation_rms": Signal(_LAYER, "1", "root mean square of the block's output"),
     "attention_logit_max": Signal(_LAYER, "1", "largest attention logit"),
 }

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from harness.config import Model
-from harness.scaling import feedforward_size
+from harness.tensors import feedforward_size
 
 Reader = Callable[[str, Tensor], Tensor | None]
 

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.parameters import Layout, Rows, Segment
+from harness.optimizers.base import Hyperparameters, Norms, Optimizer, Piece
+from harness.parameters import Segment
 
 CPU_PIECE = 65_536  # elements: five arrays of that size fit a 2 MiB L2 cache
 
 
 @dataclass(frozen=True)
-class Norms:
-    """Per trial, [R], float64: what stands after one step, and how far the step went."""
-
-    weights: Tensor
-    second_moment: Tensor
-    update: Tensor
-
-
-@dataclass(frozen=True)
-class _Piece:
+class _Block:
     """A block of the flat arrays that is updated while it is in the cache."""
 
     segment: Segment
@@ -33,47 +25,36 @@ class _Piece:
     before: Tensor
 
 
-class AdamW:
-    """torch's own fused kernel, a call for each trial, so that a trial's bits cannot depend on its neighbours.
+class AdamW(Optimizer):
+    """Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2.
 
-    Weight decay is decoupled and multiplied by the learning rate (Loshchilov & Hutter 2019, algorithm 2).
-    A trial that is not active keeps its weights, its moments and its step count.
+    torch's own fused kernel, a call for each trial, so that a trial's bits cannot depend on its neighbours; where the
+    update is clipped, the same equations one by one.
     """
 
-    def __init__(self, layout: Layout, weights: Rows, gradients: Rows, capacity: int):
-        """State for `weights.used` [R, P] and their gradients; `bind` says which trials they are."""
-        self.layout, self._weights, self._gradients = layout, weights, gradients
-        self._moment_1, self._moment_2 = (Rows(torch.zeros_like(weights.used), capacity) for _ in range(2))
-        self.updates = torch.zeros(len(weights.used), dtype=torch.float32, device=weights.used.device)
+    slots = ("moment_1", "moment_2")
+    hyperparameters = {
+        "beta1": lambda trial: trial.optim.beta1,
+        "beta2": lambda trial: trial.optim.beta2,
+        "eps": lambda trial: trial.optim.eps,
+    }
 
-    @property
-    def moment_1(self) -> Tensor:
-        """[R, P]."""
-        return self._moment_1.used
-
-    @property
-    def moment_2(self) -> Tensor:
-        """[R, P]."""
-        return self._moment_2.used
-
-    def arrange(self, sources: Sequence[int]) -> None:
-        """Row i goes on with the state of what row `sources[i]` is now; weights are arranged by their owner."""
-        self._moment_1.arrange(sources)
-        self._moment_2.arrange(sources)
-        self.updates = self.updates[list(sources)]
+    def update(self, piece: Piece, h: Hyperparameters) -> Tensor:
+        return adam_direction(piece, h, piece.gradients)
 
     def bind(self, trials: Sequence[Trial]) -> None:
-        """Work on the rows in use from now on, which are these trials."""
-        self.trials, self.weights = list(trials), self._weights.used
-        self._cut()
+        super().bind(trials)
+        if self._limit is None:
+            self._pieces = []
+            self._blocks = list(self._cut_blocks())
+            decays = (self.decay_rate(segment)[:, 0].tolist() for segment in self.layout.segments)
+            self._decays = dict(zip(self.layout.segments, decays, strict=True))
 
-    def _cut(self) -> None:
-        self._pieces = []
-        trials = len(self.trials)
-        flat = (self.weights, self._gradients.used, self.moment_1, self.moment_2)
+    def _cut_blocks(self) -> Iterator[_Block]:
+        trials, on_cpu = len(self.trials), self.weights.device.type == "cpu"
+        flat = (self.weights, self._gradients.used, self.slot("moment_1"), self.slot("moment_2"))
         for segment in self.layout.segments:
             length = segment.stop - segment.start
-            on_cpu = self.weights.device.type == "cpu"
             height = max(1, CPU_PIECE // length) if on_cpu else trials
             width = CPU_PIECE if on_cpu else length
             before = torch.empty(min(height, trials), min(width, length), dtype=flat[0].dtype, device=flat[0].device)
@@ -82,18 +63,19 @@ class AdamW:
                 for left in range(segment.start, segment.stop, width):
                     right = min(left + width, segment.stop)
                     w, g, m, v = (array[rows.start : rows.stop, left:right] for array in flat)
-                    self._pieces.append(_Piece(segment, rows, (w, g, m, v), before[: len(rows), : right - left]))
+                    yield _Block(segment, rows, (w, g, m, v), before[: len(rows), : right - left])
 
     def step(self, learning_rate: Tensor, active: Tensor, measure: bool = True) -> Norms | None:
-        """One update of every active trial, from gradients that are already clipped. Both tensors are [R]."""
-        self.updates += active
+        if self._limit is not None:
+            return super().step(learning_rate, active, measure)
+        self.updates.add_(active)
         rates = {s.learning_rate: (learning_rate * s.learning_rate).unbind() for s in self.layout.segments}
         counts, skip = self.updates.unbind(), (~active).float().unbind()
         sums = torch.zeros(3, len(self.trials), dtype=torch.float64, device=self.weights.device)
-        for piece in self._pieces:
+        for block in self._blocks:
             if measure:
-                piece.before.copy_(piece.arrays[0])
-            for row, w, g, m, v in zip(piece.rows, *piece.arrays, strict=True):
+                block.before.copy_(block.arrays[0])
+            for row, w, g, m, v in zip(block.rows, *block.arrays, strict=True):
                 optim = self.trials[row].optim
                 torch._fused_adamw_(
                     [w],
@@ -102,19 +84,33 @@ class AdamW:
                     [v],
                     [],
                     [counts[row]],
-                    lr=rates[piece.segment.learning_rate][row],
+                    lr=rates[block.segment.learning_rate][row],
                     beta1=optim.beta1,
                     beta2=optim.beta2,
-                    weight_decay=optim.weight_decay if piece.segment.decay else 0.0,
-                    eps=optim.eps,
+                    weight_decay=self._decays[block.segment][row],
+                    eps=optim.eps * block.segment.epsilon,
                     amsgrad=False,
                     maximize=False,
                     grad_scale=None,
                     found_inf=skip[row],
                 )
             if measure:
-                weights, _, _, second_moment = piece.arrays
-                change = torch.sub(weights, piece.before, out=piece.before)
+                weights, _, _, second_moment = block.arrays
+                change = torch.sub(weights, block.before, out=block.before)
                 norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (weights, second_moment, change)])
-                sums[:, piece.rows.start : piece.rows.stop] += norms.double().square_()
+                sums[:, block.rows.start : block.rows.stop] += norms.double().square_()
         return Norms(*sums.sqrt_()) if measure else None
+
+
+def adam_direction(piece: Piece, h: Hyperparameters, gradients: Tensor) -> Tensor:
+    """Adam's step from these gradients [R, n], both moments corrected for their start at zero (Kingma & Ba 2015)."""
+    first = piece.slots["moment_1"] * h["beta1"] + gradients * (1 - h["beta1"])
+    second = piece.slots["moment_2"] * h["beta2"] + gradients * gradients * (1 - h["beta2"])
+    piece.new |= {"moment_1": first, "moment_2": second}
+    root = (second / corrected(h["beta2"], h.count)).sqrt_() + h["eps"] * piece.segment.epsilon
+    return first / corrected(h["beta1"], h.count) / root
+
+
+def corrected(beta: Tensor, count: Tensor) -> Tensor:
+    """1 - beta^count, [R, 1]: what a moving average over `count` values from zero falls short of."""
+    return (1 - beta.double() ** count).to(beta.dtype)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import sweeps.run
-from harness.config import PARTS, Data, Trial
+from harness.config import CORE, Data, Trial
 from harness.corpus import Corpus, load_corpus
 from harness.loop import Result, train
 from harness.pack import Pack
@@ -62,14 +62,14 @@ def trial(**fields: Any) -> Trial:
     """A small trial, with fields by their short names: `lr=1e-2`, `width=32`; `init` and `order` are the two seeds."""
     fields = {**SMALL, **fields}
     own = {key: fields.pop(key) for key in ("fault", "seed") if key in fields}
-    parts: dict[str, dict[str, Any]] = {name: {} for name in PARTS}
+    parts: dict[str, dict[str, Any]] = {name: {} for name in CORE}
     for short, (part, field) in {"init": ("model", "seed"), "order": ("data", "seed")}.items():
         if short in fields:
             parts[part][field] = fields.pop(short)
     for name, value in fields.items():
-        (part,) = [p for p, cls in PARTS.items() if name in cls.__dataclass_fields__]
+        (part,) = [p for p, cls in CORE.items() if name in cls.__dataclass_fields__]
         parts[part][name] = value
-    return Trial(**{name: cls(**parts[name]) for name, cls in PARTS.items()}, **own)
+    return Trial(**{name: cls(**parts[name]) for name, cls in CORE.items()}, **own)
 
 
 def different(count: int, **fields: Any) -> list[Trial]:
@@ -126,7 +126,7 @@ class Run:
     def __getitem__(self, planned: int) -> dict[str, Tensor]:
         """Whatever the trial left, apart from how long it took: for comparison with `same_bits`."""
         signals = {name: torch.from_numpy(values[planned]) for name, values in self.signals.items()}
-        del signals["tokens_per_second"]
+        del signals["tokens_per_second"], signals["step_seconds"]
         return {**signals, "weights": self.weights[-1].get(planned, torch.empty(0))}
 
 

@@ -221,7 +221,7 @@ def test_attention(explicit):
 def test_loss(size):
     logits = (size * normal(3, 6, 5)).requires_grad_()
     targets = torch.tensor([[0, 1, 2, 3, 4, 0], [4, 4, 4, 4, 4, 4], [0, 0, 1, 1, 2, 2]])
-    loss = cross_entropy(logits, targets)
+    loss = cross_entropy(logits, targets, torch.zeros(len(logits), dtype=logits.dtype))
     weights = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64)
     loss.backward(weights)
     for r in range(3):

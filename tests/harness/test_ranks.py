@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ConfigError, check_trial
+from harness.config import ConfigError
+from harness.contradictions import check_trial
 from harness.ranks import RankMean
 from tests.number_formats import NUMPY
 

@@ -74,7 +74,7 @@ class Spy:
 
     def _copy(self, site: Site) -> dict[str, Tensor]:
         pack, optimizer = self.pack, self.pack.optimizer
-        moments = {"moment_1": optimizer.moment_1, "moment_2": optimizer.moment_2}
+        moments = {"moment_1": optimizer.slot("moment_1"), "moment_2": optimizer.slot("moment_2")}
         if site in (Site.MOMENT_1, Site.MOMENT_2):
             flats = {"": moments[site]}
         elif site in (Site.WEIGHT, Site.BEFORE_UPDATE, Site.UPDATE):

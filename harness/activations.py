@@ -1,0 +1,3 @@
+"""The non-linearities of the feed-forward part."""
+
+ACTIVATIONS = ("gelu", "relu", "swiglu")

@@ -1,0 +1,181 @@
+"""Fields of a configuration: what each may hold, and one clear error for what it may not.
+
+A field is *per-trial* (it may differ between the trials of one pack), *structural* (it fixes the shape of the
+computation, so all trials of a pack share it), or *switched*: a per-trial strength of something that is absent, for
+the whole pack, where it is null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from functools import cache, cached_property
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+PER_TRIAL, STRUCTURAL, SWITCHED = "per-trial", "structural", "per-trial where it is not null"
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run. Each of its reasons names the key, the value and what is allowed."""
+
+    def __init__(self, *reasons: str):
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+class Problems:
+    """Collects the reasons of ConfigErrors, each once, so that all of them are reported and not the first alone."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, None] = {}
+
+    @contextlib.contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep the reasons of a ConfigError that ends the block."""
+        try:
+            yield
+        except ConfigError as error:
+            self.reasons.update(dict.fromkeys(error.reasons))
+
+    def check(self) -> None:
+        """Raises one ConfigError with all reasons, if there are any."""
+        if self.reasons:
+            raise ConfigError(*self.reasons)
+
+
+class Words(Sequence[str]):
+    """The keys of a table in the code, looked up when they are first needed: `module:NAME`.
+
+    So a new entry of the table is a new choice, and the modules with the tables may build on the configuration.
+    """
+
+    def __init__(self, table: str):
+        self.table = table
+
+    @cached_property
+    def _words(self) -> tuple[str, ...]:
+        module, _, name = self.table.partition(":")
+        return tuple(getattr(importlib.import_module(module), name))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._words[index]
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+
+def _setting(
+    scope: str, default: Any, help: str, allowed: str, check: Callable[[Any], bool], choices: Sequence[str] = ()
+) -> Any:
+    metadata = {"scope": scope, "help": help, "allowed": allowed, "check": check, "choices": choices}
+    return field(default=default, metadata=metadata)
+
+
+def number(
+    scope: str,
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A number, bounded inclusively by `low` and `high`, exclusively by `above` and `below`."""
+    bounds = [(">=", low, lambda x: x >= low), (">", above, lambda x: x > above)]
+    bounds += [("<=", high, lambda x: x <= high), ("<", below, lambda x: x < below)]
+    held = [(f"{sign} {bound}", test) for sign, bound, test in bounds if bound is not None]
+    allowed = " and ".join(text for text, _ in held) or "any number"
+    return _setting(scope, default, help, allowed, lambda x: abs(x) < float("inf") and all(t(x) for _, t in held))
+
+
+def choice(scope: str, default: str, help: str, *choices: str, table: str | None = None) -> Any:
+    """One of a few words, or of the keys of a `table`, given as `module:NAME`."""
+    words = Words(table) if table else choices
+    return _setting(scope, default, help, "", lambda x: x in words, words)
+
+
+def anything(scope: str, default: Any, help: str) -> Any:
+    """A value that its type alone constrains."""
+    return _setting(scope, default, help, "any value of its type", lambda x: True)
+
+
+# --- checking values ---------------------------------------------------------------------------------------------
+
+
+@cache
+def field_types(cls: type) -> dict[str, tuple[type, bool]]:
+    """name -> (type, whether null is allowed) of a config dataclass."""
+    found = {}
+    for name, hint in get_type_hints(cls).items():
+        if get_origin(hint) in (Union, UnionType):
+            arguments = [a for a in get_args(hint) if a is not NoneType]
+            found[name] = (arguments[0], True)
+        else:
+            found[name] = (hint, False)
+    return found
+
+
+@cache
+def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
+    return {f.name: f.metadata for f in dataclasses.fields(cls)}
+
+
+@cache
+def _with_scope(cls: type, scope: str) -> tuple[str, ...]:
+    return tuple(name for name, metadata in _metadata(cls).items() if metadata["scope"] == scope)
+
+
+def structure(values: Any) -> tuple:
+    """What the trials of a pack have in common in this section: structural fields, and which switched ones are on."""
+    cls: Any = type(values)
+    fixed = tuple(getattr(values, name) for name in _with_scope(cls, STRUCTURAL))
+    return fixed + tuple(getattr(values, name) is not None for name in _with_scope(cls, SWITCHED))
+
+
+def _convert(value: Any, kind: type, optional: bool) -> Any:
+    if value is None and optional:
+        return None
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value) + 0.0  # -0.0 is the same configuration as 0.0
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is str and isinstance(value, str):
+        return str(value)
+    if type(value) is kind:
+        return value
+    raise TypeError
+
+
+def shown(value: Any) -> str:
+    """As it stands on a command line."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _allowed(metadata: Mapping[str, Any]) -> str:
+    return ", ".join(metadata["choices"]) or metadata["allowed"]
+
+
+def checked(key: str, cls: type, name: str, value: Any) -> Any:
+    """`value` as field `name` of `cls` wants it.
+
+    Raises ConfigError, naming `key`, for a value of the wrong type or outside what the field allows.
+    """
+    kind, optional = field_types(cls)[name]
+    metadata = _metadata(cls)[name]
+    if str(value) in metadata["choices"]:
+        value = str(value)  # Hydra takes the word nan for a number
+    null = " or null" if optional else ""
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}[kind]
+    try:
+        value = _convert(value, kind, optional)
+    except (TypeError, OverflowError):
+        allowed = f"{words}{null}" if kind is not str or not metadata["choices"] else _allowed(metadata)
+        raise ConfigError(f"{key}={shown(value)}: wrong type ({type(value).__name__}); allowed: {allowed}") from None
+    if value is not None and not metadata["check"](value):
+        raise ConfigError(f"{key}={value}: out of range; allowed: {_allowed(metadata)}{null}")
+    return value

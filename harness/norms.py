@@ -1,0 +1,3 @@
+"""The norms."""
+
+NORMS = ("layer", "rms")
