@@ -13,6 +13,8 @@ from analysis.campaign import write_campaign
 from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import Drawing
 from analysis.figures import FIGURES
+from analysis.mitigation_map import MITIGATION_FIGURES
+from analysis.mitigations import compare
 from analysis.open_sweep import fault_events, open_sweep
 from analysis.outcomes import outcomes_and_notes
 from analysis.report import write_report
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "campaign", help="say what faults did; write OUT/figures/*.png and OUT/campaign.html"
     )
     figure = commands.add_parser("figure", help="write one figure to FILE (.svg, .pdf, .png)")
-    names = (*FIGURES, *CAMPAIGN_FIGURES)
+    names = (*FIGURES, *MITIGATION_FIGURES, *CAMPAIGN_FIGURES)
     figure.add_argument("name", metavar="NAME", choices=names, help=", ".join(names))
     for command in (report, campaign, figure):
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
@@ -74,6 +76,8 @@ def _drawing(name: str, out: Path) -> Drawing:
     sweep = open_sweep(out)
     if name in FIGURES:
         return FIGURES[name](sweep, fault_events(out))
+    if name in MITIGATION_FIGURES:
+        return MITIGATION_FIGURES[name](compare(sweep))
     judged, notes = outcomes_and_notes(sweep)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -18,7 +18,10 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 from analysis import metrics
 from analysis.drawing import MARKERS, Drawing, count, palette, short, style
 
-DODGE = 1.06  # neighbouring series stand this factor apart on a log axis, so that their markers do not hide each other
+# Neighbouring series stand the first factor apart on a log axis, so that their markers do not hide each other, and all
+# of them within the second, so that they do not reach the next width.
+DODGE, SPREAD = 1.06, 1.35
+MOST_SERIES, MOST_COLUMNS = 10, 4  # lines of a panel, and columns of a figure, that can be told apart
 TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
 GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
 
@@ -34,8 +37,22 @@ def _in_order(series: Sequence[str]) -> list[str]:
     return sorted(set(series), key=lambda name: (name.split(",")[0] != "none", name))
 
 
+def _chosen(scores: pd.Series, most: int) -> tuple[list[str], str]:
+    """The series to show of those in `scores`, in order: those without a mitigation, and of the others the lowest.
+
+    With the words for the caption on how many that leaves out, if it does.
+    """
+    series = _in_order(scores.index)
+    if len(series) <= most:
+        return series, ""
+    plain = [name for name in series if name.split(",")[0] == "none"][:most]
+    lowest = scores.drop(plain).sort_values(kind="stable").index[: most - len(plain)]
+    return _in_order([*plain, *lowest]), f" Not shown: {len(series) - most} mitigations with higher values."
+
+
 def _dodged(values: pd.Series, position: int, count: int) -> pd.Series:
-    return values * DODGE ** (position - (count - 1) / 2)
+    factor = min(DODGE, SPREAD ** (1 / max(1, count - 1)))
+    return values * factor ** (position - (count - 1) / 2)
 
 
 # --- loss against learning rate ----------------------------------------------------------------------------------
@@ -53,7 +70,9 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: _series(t, axes[1:]))
     if table["lr"].nunique() < 2:
         return Drawing(None, f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished trials.")
-    widths, series = sorted(table["width"].unique()), _in_order(table["series"])
+    series, left_out = _chosen(table.groupby("series")["capped_loss"].mean(), MOST_SERIES)
+    table = table[table["series"].isin(series)]
+    widths = sorted(table["width"].unique())
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
     rows = math.ceil(len(widths) / columns)
     lost = int(table["nonfinite_step"].notna().sum())
@@ -79,6 +98,7 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     caption = (
         "Final training loss of the trials without a fault against the peak learning rate, at most the loss at "
         f"initialisation; lines are means over {count(_seeds(table), 'seed')}, dots are single trials, and {crosses}."
+        f"{left_out}"
     )
     return Drawing(figure, caption)
 
@@ -122,8 +142,9 @@ def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
     table = table[table["sensitivity"].notna()].assign(series=lambda t: _series(t, axes[1:]))
     if table.empty:
         return Drawing(None, "No figure: no width has finished trials at two learning rates or more.")
-    series, widths = _in_order(table["series"]), sorted(table["width"].unique())
-    colours = palette(series)
+    series, left_out = _chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
+    table = table[table["series"].isin(series)]
+    widths, colours = sorted(table["width"].unique()), palette(series)
     with style():
         figure = Figure(figsize=(6.6, 4.6), layout="constrained")
         panel = figure.subplots()
@@ -148,7 +169,7 @@ def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
         panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
         panel.set_ylabel("LR sensitivity [nat/token]")
         figure.legend(title="mitigation", loc="outside right upper", frameon=False)
-    return Drawing(figure, _sensitivity_caption(table))
+    return Drawing(figure, _sensitivity_caption(table) + left_out)
 
 
 def _sensitivity_caption(table: pd.DataFrame) -> str:
@@ -178,7 +199,8 @@ def faulty_against_golden(ds: xr.Dataset, events: pd.DataFrame | None = None) ->
         return Drawing(None, "No figure: no faulty trial is finished and has a finished golden twin.")
     golden_loss = pd.Series(metrics.final_loss(ds).values, index=ds["trial"].values)
     table["golden_loss"] = golden_loss.reindex(table["golden"]).to_numpy()
-    kinds, mitigations = sorted(table["fault"].unique()), _in_order(table["mitigation"])
+    kinds = sorted(table["fault"].unique())
+    mitigations, left_out = _chosen(table.groupby("mitigation")["size"].median(), MOST_COLUMNS)
     with style():
         figure = Figure(figsize=(4.2 * len(mitigations) + 0.8, 4.4 * len(kinds) + 1.0), layout="constrained")
         shape, ratios = (2 * len(kinds), len(mitigations)), [2.2, 1] * len(kinds)
@@ -196,7 +218,7 @@ def faulty_against_golden(ds: xr.Dataset, events: pd.DataFrame | None = None) ->
         figure,
         "Training loss of a faulty trial and of its golden twin, which is the same trial without the fault, and below "
         "it their difference; for each fault and mitigation the middle width, the rate with the lowest golden loss, "
-        "and there the trial that deviates most.",
+        f"and there the trial that deviates most.{left_out}",
     )
 
 

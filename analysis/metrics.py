@@ -19,16 +19,35 @@ RESAMPLES, CONFIDENCE = 2000, 0.95
 def final_loss(ds: xr.Dataset) -> xr.DataArray:
     """Mean training loss over the last 5% of a trial's steps, but at least 5 of them (or all): [trial].
 
-    One step's batch is too noisy to compare trials by. NaN if any of those losses is not finite, or not there yet.
+    One step's batch is too noisy to compare trials by. NaN if any of those losses is not finite, or not there yet; but
+    steps whose whole batch was dropped, which have no loss, are left out of the mean.
     """
     steps = ds["steps"]
     window = final_window(steps)
     begin = int((steps - window).min()) if ds.sizes["trial"] else 0
     loss, step = ds["loss"].isel(step=slice(begin, None)), ds["step"].isel(step=slice(begin, None))
     inside = (step >= steps - window) & (step < steps)
-    total = loss.where(inside, 0).sum("step", skipna=False, dtype="float64").compute()
-    mean = (total / window).where(np.isfinite(total) & ds["nonfinite_step"].isnull())
+    # A trial that is finished and never became non-finite has a loss at every step that read a batch.
+    is_dropped = loss.isnull() & ds["complete"] & ds["nonfinite_step"].isnull()
+    counted = inside & ~is_dropped
+    total = loss.where(counted, 0).sum("step", skipna=False, dtype="float64")
+    sums = xr.Dataset({"total": total, "number": counted.sum("step")}).compute()  # at once: the losses are read once
+    is_known = np.isfinite(sums["total"]) & (sums["number"] > 0) & ds["nonfinite_step"].isnull()
+    mean = (sums["total"] / sums["number"]).where(is_known)
     return mean.rename("final_loss").assign_attrs(units="nat/token", long_name="final training loss")
+
+
+def final_validation_loss(ds: xr.Dataset) -> xr.DataArray:
+    """Validation loss of a trial's last step, which always validates: [trial]. NaN if it is not finite or not there."""
+    last = ds["steps"] - 1
+    begin = int(last.min()) if ds.sizes["trial"] else 0
+    loss = ds["validation_loss"].isel(step=slice(begin, None))
+    value = loss.where(loss["step"] == last, 0).sum("step", skipna=False, dtype="float64").compute()
+    return (
+        value.where(np.isfinite(value))
+        .rename("final_validation_loss")
+        .assign_attrs(units="nat/token", long_name="final validation loss")
+    )
 
 
 def initial_loss(ds: xr.Dataset) -> xr.DataArray:

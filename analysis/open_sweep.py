@@ -16,13 +16,14 @@ import xarray as xr
 import zarr
 from zarr.storage import LocalStore, StorePath
 
-from harness.config import NO_FAULT, PARTS, Fault, Trial
+from harness.config import CORE, NO_FAULT, Fault, Trial, sections
 from harness.store import SIGNALS, PackInfo, read_packs, read_root
 
 ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
 RESULTS = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes", "changes", "pack")
 STRUCK = ("struck_site", "struck_tensor", "struck_bit")
 TAKEN = {*RESULTS, *STRUCK, "step", "layer", "fault", *SIGNALS}
+OWN_NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
 IN_STEPS = {"steps", "start", "duration", "period", "warmup", "validate_every", "nonfinite_step", "masked_step"}
 SEVERAL = "several"
 UNFINISHED = "unfinished"
@@ -137,7 +138,8 @@ def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> 
         name: xr.Variable("trial", np.array(values, dtype=kind), {"long_name": text} | _units(name, kind))
         for name, (values, kind, text) in fixed.items()
     }
-    return coordinates | _config_coordinates([_flat(a["trials"][row]) for _, a, row in owners])
+    configs = [_flat(a["trials"][row]) | {"train.steps": p.arrays["loss"]["shape"][1]} for p, a, row in owners]
+    return coordinates | _config_coordinates(configs)
 
 
 def _results(owners: Sequence[tuple[PackInfo, dict[str, Any], int]], name: str, missing: Any) -> list[Any]:
@@ -167,7 +169,7 @@ def _config_coordinates(configs: Sequence[dict[str, Any]]) -> dict[str, xr.Varia
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Path -> name: its last part, or `part_name` if a path before it, or a variable, has that name already."""
-    names = {"fault.name": "fault"}
+    names = {path: name for path, name in OWN_NAMES.items() if path in paths or path == "fault.name"}
     for path in paths:
         last = path.split(".")[-1]
         is_taken = last in TAKEN or last in names.values()
@@ -178,18 +180,26 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 @functools.cache
 def _described() -> dict[str, str]:
     """Path -> what the field is, for all fields that do not belong to one injector, the trial's own first."""
-    parts = {"": Trial, **PARTS, "fault": Fault}
+    parts = {"": Trial, **sections(), "fault": Fault}
     found = {"mitigation": "mitigation", "fault.name": "fault", "fault.kind": "class of the fault"}
     for part, cls in parts.items():
         for field in dataclasses.fields(cls):
             if "help" in field.metadata:
                 found[f"{part}.{field.name}" if part else field.name] = field.metadata["help"]
+    found["train.steps"] = "optimizer steps of the run"
     return found
+
+
+@functools.cache
+def _left_out() -> dict[str, Any]:
+    """Path -> default of the sections that a stored trial leaves out where they are at their defaults."""
+    extras = {part: cls() for part, cls in sections().items() if part not in CORE}
+    return {f"{part}.{name}": value for part, values in extras.items() for name, value in vars(values).items()}
 
 
 def _flat(trial: dict[str, Any]) -> dict[str, Any]:
     """Path -> value. A trial without a fault has none of its fields but the name."""
-    flat: dict[str, Any] = {}
+    flat = dict(_left_out())
     for name, value in trial.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{key}": item for key, item in value.items()}

@@ -17,9 +17,13 @@ import xarray as xr
 from analysis import metrics
 from analysis.drawing import Drawing
 from analysis.figures import FIGURES
+from analysis.mitigation_map import MITIGATION_FIGURES
+from analysis.mitigation_words import coverage, mitigation_findings, table_rows
+from analysis.mitigations import compare
 from analysis.open_sweep import UNFINISHED, fault_events, open_sweep
 
 DOTS_PER_INCH = 110
+MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
 KEPT_IN_MEMORY = 2**28  # bytes of losses; every figure and table reads them
 
 
@@ -51,8 +55,10 @@ def write_report(out: Path | str) -> Report:
     ds, events = open_sweep(out), fault_events(out)
     if ds["loss"].nbytes <= KEPT_IN_MEMORY:
         ds["loss"] = ds["loss"].load()
-    found = findings(ds)
+    compared = compare(ds)
+    found = findings(ds) + mitigation_findings(compared)
     figures = {name: draw(ds, events) for name, draw in FIGURES.items()}
+    figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
     pictures = save_figures(figures, out / "figures")
     page = template("report").render(
         study=ds.attrs["study"],
@@ -60,7 +66,11 @@ def write_report(out: Path | str) -> Report:
         counts=outcome_counts(ds["outcome"].values),
         trials=ds.sizes["trial"],
         packs=len(np.unique(ds["pack"].values)),
-        pictures=pictures,
+        pictures=[picture for picture in pictures if picture.name in FIGURES],
+        has_mitigations=len(np.unique(ds["mitigation"].values)) > 1,
+        mitigations=table_rows(compared),
+        certainty=coverage(compared),
+        mitigation_pictures=[picture for picture in pictures if picture.name in MITIGATION_FIGURES],
         sensitivity=_sensitivity_rows(metrics.lr_sensitivity(ds)),
         faults=_fault_rows(fault_table(ds)),
         corpora=json.loads(ds.attrs["corpus"]),
@@ -154,7 +164,8 @@ def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
     rows = []
     for row in table.itertuples():
         shares = ", ".join(f"{name} {count / row.trials:.0%}" for name, count in row.outcomes.items())
-        worst = "" if np.isnan(row.worst_deviation) else f"{row.worst_deviation:+.3f} (trial {row.worst_trial})"
+        size = f"{row.worst_deviation:+.3f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.3g}"
+        worst = "" if np.isnan(row.worst_deviation) else f"{size} (trial {row.worst_trial})"
         counts = [row.strikes, row.changed, row.without_effect, row.never_fired, f"{row.moved} of {row.with_twin}"]
         rows.append([row.fault, row.mitigation, row.trials, shares, *counts, row.lost, worst])
     return {"heading": heading, "rows": rows}
@@ -169,7 +180,7 @@ def findings(ds: xr.Dataset) -> list[str]:
     lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
     if ds.sizes["trial"]:
         lines += _clean_lines(ds) + _sensitivity_lines(metrics.lr_sensitivity(ds))
-        lines += [_fault_line(row) for row in fault_table(ds).itertuples()]
+        lines += _fault_lines(fault_table(ds))
     return lines
 
 
@@ -184,6 +195,8 @@ def _clean_lines(ds: xr.Dataset) -> list[str]:
     for mitigation, group in table.groupby("mitigation", sort=True):
         shares = outcome_counts(group["outcome"].to_numpy())
         words.append(f"{mitigation}: {', '.join(f'{count} {name}' for name, count in shares.items())}")
+    if len(words) > MOST_MITIGATIONS:
+        return []
     return [f"Without a fault, by mitigation: {'; '.join(words)}."]
 
 
@@ -194,7 +207,9 @@ def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
         return ["LR sensitivity needs two learning rates or more, finished without a fault."]
     widest = table[table["width"] == table["width"].max()]
     others = [axis for axis in axes if axis != "mitigation"]
-    lines = []
+    lines: list[str] = []
+    if widest["mitigation"].nunique() > MOST_MITIGATIONS:
+        return [_sensitivity_range(widest, others)]
     for mitigation, group in widest[widest["mitigation"] != "none"].groupby("mitigation", sort=True):
         pairs = group.merge(widest[widest["mitigation"] == "none"], on=others, suffixes=("", "_without"))
         lines += [_comparison(mitigation, pair, others) for _, pair in pairs.head(1).iterrows()]
@@ -202,6 +217,17 @@ def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
         rows = [row for _, row in widest.iterrows()]
         lines = [f"{row['mitigation']}: LR sensitivity {_place(row, others)} {_value(row)}." for row in rows]
     return lines
+
+
+def _sensitivity_range(widest: pd.DataFrame, others: list[str]) -> str:
+    """The lowest and the highest of many mitigations, and the recipe without one."""
+    rows = widest.sort_values("sensitivity", kind="stable")
+    named = {f"lowest with {rows['mitigation'].iloc[0]}": rows.iloc[0]}
+    named |= {f"highest with {rows['mitigation'].iloc[-1]}": rows.iloc[-1]}
+    plain = rows[rows["mitigation"] == "none"]
+    named |= {"without any": plain.iloc[0]} if len(plain) else {}
+    words = "; ".join(f"{name} {_place(row, others)} {_value(row)}" for name, row in named.items())
+    return f"LR sensitivity of {widest['mitigation'].nunique()} mitigations: {words}."
 
 
 def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:
@@ -226,10 +252,27 @@ def _value(row: pd.Series) -> str:
     return f"{row['sensitivity']:.2f}{interval}"
 
 
-def _fault_line(row: Any) -> str:
+def _fault_lines(table: pd.DataFrame) -> list[str]:
+    """A sentence a fault and mitigation, or, if there are many mitigations, a fault."""
+    if table["mitigation"].nunique() <= MOST_MITIGATIONS:
+        return [_fault_line(row, f"mitigation {row.mitigation}") for row in table.itertuples()]
+    lines = []
+    for _, group in table.groupby("fault", sort=True):
+        total = group.iloc[0].copy()
+        for name in ("trials", "strikes", "without_effect", "never_fired", "with_twin", "moved", "lost"):
+            total[name] = group[name].sum()
+        total["outcomes"] = {UNFINISHED: sum(outcomes.get(UNFINISHED, 0) for outcomes in group["outcomes"])}
+        worst = group.sort_values("worst_deviation", kind="stable", na_position="first").iloc[-1]
+        total[["worst_deviation", "worst_trial"]] = worst[["worst_deviation", "worst_trial"]]
+        lines.append(_fault_line(total, f"{len(group)} mitigations"))
+    return lines
+
+
+def _fault_line(row: Any, mitigation: str) -> str:
     parts = [f"{row.moved} of {row.with_twin} trials moved away from their golden twin"]
     if not np.isnan(row.worst_deviation):
-        parts.append(f"the worst by {row.worst_deviation:+.2f} nat/token (trial {row.worst_trial})")
+        size = f"{row.worst_deviation:+.2f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.2g}"
+        parts.append(f"the worst by {size} nat/token (trial {row.worst_trial})")
     others = {
         "became non-finite, unlike the twin": row.lost,
         "never fired": row.never_fired,
@@ -237,4 +280,4 @@ def _fault_line(row: Any) -> str:
         "unfinished": row.outcomes.get(UNFINISHED, 0),
     }
     parts += [f"{number} {words}" for words, number in others.items() if number]
-    return f"Fault {row.fault}, mitigation {row.mitigation}: {'; '.join(parts)}."
+    return f"Fault {row.fault}, {mitigation}: {'; '.join(parts)}."

@@ -6,6 +6,7 @@ Shapes: R trials, B sequences of T tokens, H heads of D features.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from harness.caps import for_each_trial, soft_cap
 from harness.precision import Precision
 from harness.taps import Taps
 
@@ -83,14 +85,33 @@ def _causal_mask(context: int, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.full((context, context), -math.inf, dtype=dtype, device=device).triu_(1)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What holds attention logits and shares back, a strength for each trial, [R, 1, 1, 1, 1]; None: nothing does.
+
+    Logits are multiplied by `temperature` (soft temperature), then become c tanh(x / c) of the `cap` c (Gemma 2, arXiv
+    2408.00118; both in Rybakov et al. 2024, arXiv 2410.16682). Shares p become clip((zeta - gamma) p + gamma, 0, 1),
+    with `clip` = (zeta, gamma) (Bondarenko et al. 2023, arXiv 2306.12929, equation 4): since gamma <= 0, masked
+    positions stay at 0.
+    """
+
+    temperature: Tensor | None = None
+    cap: Tensor | None = None
+    clip: tuple[Tensor, Tensor] | None = None
+
+
+UNLIMITED = Limits()
+
+
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, precision: Precision) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, precision: Precision, mask: Tensor | None) -> Tensor:
         ctx.save_for_backward(q, k)
         ctx.scale, ctx.precision = scale, precision
         scores = q.new_empty(*q.shape[:2], k.shape[1])
         torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale, out=scores)
-        return precision(scores).add_(_causal_mask(q.shape[1], q.dtype, q.device))
+        scores = precision(scores)
+        return scores if mask is None else scores.add_(mask)
 
     @staticmethod
     @once_differentiable
@@ -100,19 +121,60 @@ class _Scores(torch.autograd.Function):
         dq, dk = torch.empty_like(q), torch.empty_like(k)
         torch.baddbmm(dq, dscores, k, beta=0, alpha=ctx.scale, out=dq)
         torch.baddbmm(dk, dscores.mT, q, beta=0, alpha=ctx.scale, out=dk)
-        return dq, dk, None, None
+        return dq, dk, None, None, None
+
+
+class _RoundedSoftmax(torch.autograd.Function):
+    """The softmax of someone who never leaves the format of matrix products: each step of it is rounded.
+
+    Micikevicius et al. 2017 (arXiv 1710.03740, section 3.3) ask for its arithmetic in float32 instead.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, precision: Precision) -> Tensor:
+        below = precision(scores - scores.amax(-1, keepdim=True))
+        powers = precision(for_each_trial(torch.exp, below))
+        shares = precision(powers / precision(powers.sum(-1, keepdim=True)))
+        ctx.save_for_backward(shares)
+        ctx.precision = precision
+        return shares
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dshares: Tensor) -> Any:
+        (shares,), precision = ctx.saved_tensors, ctx.precision
+        mean = precision(precision(dshares * shares).sum(-1, keepdim=True))
+        return precision(shares * precision(dshares - mean)), None
+
+
+def _softmax(scores_RxBxHxTxT: Tensor, precision: Precision) -> Tensor:
+    """Each query's shares of its keys, in at least float32, as torch.autocast has them, or in half precision."""
+    if precision.softmax:
+        return _RoundedSoftmax.apply(scores_RxBxHxTxT, precision)
+    return torch.softmax(scores_RxBxHxTxT, -1, dtype=torch.promote_types(scores_RxBxHxTxT.dtype, torch.float32))
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, explicit: bool, precision: Precision, tap: Taps, name: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    explicit: bool,
+    precision: Precision,
+    tap: Taps,
+    name: str,
+    limits: Limits = UNLIMITED,
 ) -> Tensor:
-    """softmax(scale q k^T + causal mask) v, its products in `precision` and its softmax in at least float32.
+    """softmax(scale q k^T + causal mask) v within `limits`, its products in `precision`.
 
-    q, k, v: [R, B, H, T, D]. Returns [R, B, T, H, D]. The tap `<name>.scores` sees [R, B, H, T, T], masked entries at
-    -inf; with the fused kernel it sees a copy that it cannot change, one sequence of the batch after the other, because
-    all of them would not fit.
+    q, k, v: [R, B, H, T, D]. Returns [R, B, T, H, D]. The tap `<name>.scores` sees what the softmax reads,
+    [R, B, H, T, T], masked entries at -inf; with the fused kernel it sees a copy that it cannot change, one sequence of
+    the batch after the other, because all of them would not fit. That kernel has no room for `cap` and `clip`, and
+    takes its softmax in float32.
     """
     shape, scores_name = q.shape, f"{name}.scores"
+    if limits.temperature is not None:
+        q = q * limits.temperature.to(q.dtype)
     q, k, v = precision(q), precision(k), precision(v)
     if not explicit:
         if scores_name in tap:
@@ -124,9 +186,15 @@ def attend(
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
         return precision(mixed).view(shape).transpose(2, 3)
     q, k, v = (x.flatten(0, 2) for x in (q, k, v))
-    scores = _Scores.apply(q, k, scale, precision)
+    square, mask = (*shape[:-1], shape[-2]), _causal_mask(shape[-2], q.dtype, q.device)
+    if limits.cap is None:
+        scores = _Scores.apply(q, k, scale, precision, mask).view(square)
+    else:  # before the mask: the cap of -inf is a number
+        scores = precision(soft_cap(_Scores.apply(q, k, scale, precision, None).view(square), limits.cap)) + mask
     if scores_name in tap:
-        scores = precision(tap(scores_name, scores.view(*shape[:-1], shape[-2]))).view_as(scores)
-    # As torch.autocast does: a softmax of half-precision scores is taken in float32.
-    shares = precision(torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)))
-    return precision(torch.bmm(shares, v)).view(shape).transpose(2, 3)
+        scores = precision(tap(scores_name, scores))
+    shares = _softmax(scores, precision)
+    if limits.clip is not None:
+        zeta, gamma = limits.clip
+        shares = torch.clamp(shares * (zeta - gamma) + gamma, 0.0, 1.0)
+    return precision(torch.bmm(precision(shares).flatten(0, 2), v)).view(shape).transpose(2, 3)

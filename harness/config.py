@@ -72,14 +72,18 @@ class Model:
     placement: str = choice(
         STRUCTURAL, "pre", "where norms stand in the residual stream", table="harness.placements:PLACEMENTS"
     )
-    mix: float = number(STRUCTURAL, 0.25, "share of the blocks that are post-LN, for placement mix", low=0, high=1)
+    mix: float = number(
+        STRUCTURAL, 0.25, "share of the blocks, the first ones, that are post-LN, for placement mix", low=0, high=1
+    )
     branch_steps: int = number(
         PER_TRIAL, 100, "steps over which branches grow to full size, for placement branchnorm", low=1
     )
     norm: str = choice(STRUCTURAL, "layer", "LayerNorm or RMSNorm", table="harness.norms:NORMS")
     norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every norm", above=0)
-    attention_norm: bool = anything(STRUCTURAL, True, "the placement's norm in front of attention")
-    feedforward_norm: bool = anything(STRUCTURAL, True, "the placement's norm in front of the feed-forward part")
+    attention_norm: bool = anything(STRUCTURAL, True, "the norm in front of attention, where the placement has one")
+    feedforward_norm: bool = anything(
+        STRUCTURAL, True, "the norm in front of the feed-forward part, where the placement has one"
+    )
     qkv_norm: bool = anything(STRUCTURAL, False, "a norm on each of the outputs query, key and value, before heads")
     projection_norm: bool = anything(STRUCTURAL, False, "a norm on the output of attention's projection")
     up_norm: bool = anything(STRUCTURAL, False, "a norm on the output of the first feed-forward matrix")
@@ -159,8 +163,8 @@ class Optim:
 
     name: str = choice(STRUCTURAL, "adamw", "the optimizer", table="harness.optimizers:OPTIMIZERS")
     lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
-    beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment", low=0, below=1)
-    beta2: float = number(PER_TRIAL, 0.999, "decay of the second moment", low=0, below=1)
+    beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment; sgd and lars: momentum", low=0, below=1)
+    beta2: float = number(PER_TRIAL, 0.999, "decay of the second moment; lion: of the momentum", low=0, below=1)
     eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", above=0)
     weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices", low=0)
     decay_follows: str = choice(
@@ -182,11 +186,14 @@ class Optim:
 class Schedule:
     """Linear warm-up, then decay to `final` of the peak rate at the last step; growth of sequences and batches."""
 
-    warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: 5% of the steps", low=0)
+    warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: as warmup_share says", low=0)
+    warmup_share: float = number(
+        PER_TRIAL, 0.05, "share of train.steps that the warm-up takes, where warmup is null", low=0, high=1
+    )
     decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", table="harness.schedules:SHAPES")
     final: float = number(PER_TRIAL, 0.0, "share of the peak rate at the end of the decay", low=0, high=1)
     cooldown: float = number(
-        PER_TRIAL, 0.2, "share of the steps in which the rate falls at last, for decay wsd", above=0, high=1
+        PER_TRIAL, 0.2, "share of the run in which the rate falls, for decay wsd and wsd_linear", above=0, high=1
     )
     cycles: int = number(PER_TRIAL, 4, "cosine cycles after warm-up, for decay restarts", low=1)
     sequence_start: int | None = number(
@@ -217,7 +224,9 @@ class Train:
         low=1,
     )
     batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1)
-    z_loss: float = number(PER_TRIAL, 0.0, "coefficient of log^2 Z of the output logits in the loss", low=0)
+    z_loss: float = number(
+        PER_TRIAL, 0.0, "coefficient of log^2 Z of the output logits in what is differentiated, not in the loss", low=0
+    )
     precision: str = choice(
         STRUCTURAL,
         "fp32",
@@ -229,9 +238,15 @@ class Train:
         "fp8",
         "fp64",
     )
-    norms: str = choice(STRUCTURAL, "fp32", "format of norms; products: that of matrix products", "fp32", "products")
+    norms: str = choice(
+        STRUCTURAL, "fp32", "format of what norms read and leave; products: that of matrix products", "fp32", "products"
+    )
     softmax: str = choice(
-        STRUCTURAL, "fp32", "format of attention's softmax; products: that of matrix products", "fp32", "products"
+        STRUCTURAL,
+        "fp32",
+        "format of attention's softmax; products: each of its steps is rounded to that of matrix products",
+        "fp32",
+        "products",
     )
     loss_scaling: str = choice(
         PER_TRIAL,
@@ -255,7 +270,10 @@ class Train:
         STRUCTURAL, "fp32", "format of the running sum over ranks", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"
     )
     checkpointing: bool = anything(
-        STRUCTURAL, False, "activations inside a block are computed again in the backward pass and not kept"
+        STRUCTURAL,
+        False,
+        "activations inside a block are computed again in the backward pass and not kept; a fault strikes them in the "
+        "forward pass alone, and what is computed again is without it, as after a transient fault",
     )
     validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
     validate_batches: int = number(STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1)
@@ -414,8 +432,12 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the run."""
-        return self.train.steps
+        """Optimizer steps of the run: more than train.steps where sequences or batches grow, for as many tokens."""
+        if self.schedule.sequence_start is None and self.schedule.batch_start is None:
+            return self.train.steps
+        from harness.curriculum import curriculum_of  # late, because it builds on what is defined here
+
+        return curriculum_of(self).steps
 
     @property
     def seeds(self) -> dict[str, int]:

@@ -85,6 +85,27 @@ def round_to(x: Tensor, name: str) -> Tensor:
     return torch.where(x.abs() > LARGEST_E4M3, torch.copysign(torch.full_like(x, math.inf), x), rounded)
 
 
+LARGEST_POWER = 2.0**126  # of the factors of `round_scaled`: float32 holds its reciprocal as a normal number
+
+
+def round_scaled(x_Rxxx: Tensor, name: str) -> Tensor:
+    """`x` rounded to a format of 8 bits, each trial at a scale of its own, in its own type again.
+
+    A trial's values are multiplied by the largest power of two that keeps the largest of them among the format's finite
+    numbers, rounded, and divided by it again. That is exact, so float32 and bfloat16 hold what a product of 8-bit
+    numbers with a factor beside it would read. A trial that is not finite everywhere stays as it is.
+    """
+    dtype = FORMATS[name].dtype
+    largest_R = x_Rxxx.abs().flatten(1).amax(1).to(torch.float32)
+    ratio_R = (torch.finfo(dtype).max / largest_R).clamp(max=LARGEST_POWER)
+    power_R = (ratio_R.view(torch.int32) & 0x7F800000).view(torch.float32)  # the bits of the mantissa cut off
+    usable_R = torch.isfinite(largest_R) & (largest_R > 0)
+    shape = (-1, *[1] * (x_Rxxx.dim() - 1))
+    power = torch.where(usable_R, power_R, 1.0).to(x_Rxxx.dtype).view(shape)
+    rounded = (x_Rxxx * power).to(dtype).to(x_Rxxx.dtype).mul_(power.reciprocal())
+    return torch.where(usable_R.view(shape), rounded, x_Rxxx)
+
+
 def _convert(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` in another type, the same on every machine.
 

@@ -6,14 +6,16 @@ tokens happens per trial in one matrix product. Shapes: R trials, N = batch x co
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harness.parameters import Leaf
 from harness.precision import Precision
+
+if TYPE_CHECKING:  # which layers there are decides which tensors a model has, so the import would be a circle
+    from harness.parameters import Leaf
 
 # Typed as Any because torch's stubs give Function.apply no signature.
 
@@ -21,7 +23,7 @@ from harness.precision import Precision
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, precision: Precision) -> Tensor:
-        x, weight = precision(x), precision(weight)
+        x, weight = precision.operand(x), precision.operand(weight)
         ctx.save_for_backward(x, weight)
         ctx.gradient, ctx.precision = gradient, precision
         return precision(torch.bmm(x, weight.mT))
@@ -30,7 +32,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        precision, dy = ctx.precision, ctx.precision(dy)
+        precision, dy = ctx.precision, ctx.precision.gradient(dy)
         if precision.rounds is None and ctx.gradient.dtype == x.dtype:
             torch.baddbmm(ctx.gradient, dy.mT, x, beta=0, out=ctx.gradient)
         else:
@@ -69,22 +71,22 @@ def embedding(ids_RxN: Tensor, leaf: Leaf, root: Tensor) -> Tensor:
 
 class _AddPositions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        trials, context, width = weight.shape
-        return (x.view(trials, -1, context, width) + weight[:, None]).view_as(x)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, context: int) -> Tensor:
+        ctx.gradient, ctx.context = gradient, context
+        return (x.view(len(x), -1, context, x.shape[-1]) + weight[:, None, :context]).view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        trials, context, width = ctx.gradient.shape
-        torch.sum(dy.view(trials, -1, context, width), 1, out=ctx.gradient)
-        return dy, None, None
+        context = ctx.context
+        torch.sum(dy.view(len(dy), -1, context, dy.shape[-1]), 1, out=ctx.gradient[:, :context])
+        ctx.gradient[:, context:] = 0
+        return dy, None, None, None
 
 
-def add_positions(x_RxNxD: Tensor, leaf: Leaf) -> Tensor:
-    """x plus the learned vector of each token's position; N counts whole sequences."""
-    return _AddPositions.apply(x_RxNxD, leaf.weight, leaf.gradient)
+def add_positions(x_RxNxD: Tensor, leaf: Leaf, context: int) -> Tensor:
+    """x plus the learned vector of each token's position; N counts sequences of `context` tokens each."""
+    return _AddPositions.apply(x_RxNxD, leaf.weight, leaf.gradient, context)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -92,7 +94,7 @@ class _LayerNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, gradient: Tensor, epsilon: float) -> Tensor:
         shape = [x.shape[-1]]
         normed, mean, rstd = torch.native_layer_norm(x, shape, None, None, epsilon)
-        gain = gain.view(gain.shape[0], *[1] * (x.dim() - 2), gain.shape[1])
+        gain = _beside(gain, x)
         ctx.save_for_backward(x, mean, rstd, normed, gain)
         ctx.gradient = gradient
         return normed * gain
@@ -101,7 +103,7 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, mean, rstd, normed, gain = ctx.saved_tensors
-        torch.sum((dy * normed).flatten(1, -2), 1, out=ctx.gradient)
+        _sum_over_tokens(dy * normed, ctx.gradient)
         dx, _, _ = torch.ops.aten.native_layer_norm_backward(
             dy * gain, x, [x.shape[-1]], mean, rstd, None, None, [True, False, False]
         )
@@ -109,8 +111,97 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
-    """LayerNorm over the last dim with each trial's own gain and no bias, in the precision of the gain."""
+    """LayerNorm over the last dim with each trial's own gain and no bias, in the precision of the gain.
+
+    Gains are [R, D], or [R, G, D]: a row of them for each index of dim 2 of x.
+    """
     return _LayerNorm.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient, epsilon)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, gradient: Tensor, epsilon: float) -> Tensor:
+        rms = (x * x).mean(-1, keepdim=True).add_(epsilon).sqrt_()
+        normed, gain = x / rms, _beside(gain, x)
+        ctx.save_for_backward(rms, normed, gain)
+        ctx.gradient = gradient
+        return normed * gain
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        rms, normed, gain = ctx.saved_tensors
+        product = dy * normed
+        _sum_over_tokens(product, ctx.gradient)
+        along = product.mul_(gain).mean(-1, keepdim=True)
+        return (dy * gain).sub_(normed * along).div_(rms), None, None, None
+
+
+def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
+    """gain * x / sqrt(mean(x^2) + epsilon) over the last dim (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4).
+
+    Gains as in `layer_norm`. The paper has no epsilon; it stands where Llama's code has it.
+    """
+    return _RMSNorm.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient, epsilon)
+
+
+def _beside(gain: Tensor, x: Tensor) -> Tensor:
+    """Gains [R, D] or [R, G, D] as they are multiplied with x [R, ..., D]."""
+    if gain.dim() == 2:
+        return gain.view(gain.shape[0], *[1] * (x.dim() - 2), gain.shape[1])
+    return gain.view(gain.shape[0], 1, gain.shape[1], *[1] * (x.dim() - 4), gain.shape[2])
+
+
+def _sum_over_tokens(product: Tensor, target: Tensor) -> None:
+    """Sum [R, ..., D] into [R, D], or into [R, G, D] with G its dim 2."""
+    if target.dim() == 2:
+        torch.sum(product.flatten(1, -2), 1, out=target)
+    else:
+        torch.sum(product.transpose(1, 2).flatten(2, -2), 2, out=target)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        ctx.gradient = gradient
+        return x * factor[:, None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, factor = ctx.saved_tensors
+        _sum_into(dy * x, ctx.gradient)
+        return dy * factor[:, None], None, None
+
+
+def scaled(x_RxNxD: Tensor, leaf: Leaf) -> Tensor:
+    """x times a learned gain on each feature [R, D], or times one learned number [R, 1], in the precision of that."""
+    return _Scaled.apply(x_RxNxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient)
+
+
+class _Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, summand: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return x + summand[:, None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        _sum_into(dy, ctx.gradient)
+        return dy, None, None
+
+
+def shifted(x_RxNxD: Tensor, leaf: Leaf) -> Tensor:
+    """x plus one learned number [R, 1], in the precision of that."""
+    return _Shifted.apply(x_RxNxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient)
+
+
+def _sum_into(product_RxNxD: Tensor, target: Tensor) -> None:
+    """Sum over tokens into [R, D], or over everything of a trial into [R, 1]."""
+    total = product_RxNxD.sum(1)
+    target.copy_(total.sum(1, keepdim=True) if target.shape[1] < total.shape[1] else total)
 
 
 class _SiLU(torch.autograd.Function):

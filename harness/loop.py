@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class Result:
     events: list[list[Event]]
     strikes: list[int]
     changes: list[int]
+    dropped: list[list[dict[str, Any]]]
 
 
 def train(
@@ -45,7 +47,8 @@ def train(
 
     `write(first_step, signals)` gets each block of steps, `progress(steps done, trials frozen)` follows it.
     A trial whose loss or gradient is not finite freezes: that step and all later ones change none of its weights.
-    With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/loss_scale.py).
+    With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/loss_scale.py). One
+    whose batch is dropped as a whole misses that step and nothing else (harness/screening.py).
     The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
     two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
     trial.
@@ -57,24 +60,27 @@ def train(
         strike(Site.LEARNING_RATE, step, one("learning_rate", rate))
         batch = pack.batches(step)
         strike(Site.BATCH, step, one("batch", batch))
+        batch, weights = pack.what_trains(batch, step)
         strike(Site.WEIGHT, step, partial(pack.tensors, pack.weights))
         strike(Site.LOSS_SCALE, step, pack.loss_scale.shown)
 
+        pack.begin(step)
         recorder.begin(step)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
             with strike.at_taps(step, rank):
-                losses.append(pack.learn(part))
+                losses.append(pack.learn(part, None if weights is None else pack.ranks.part(weights, rank)))
             strike(Site.GRADIENT, step, partial(pack.tensors, pack.gradients), rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
         pack.loss_scale.unscale(pack.gradients)
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
+        loss = loss.where(pack.screening.trains, torch.nan)
         strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))
 
         is_judged = detection or pack.loss_scale.is_dynamic
         norm = global_norm(pack.gradients) if pack.clippers or telemetry or is_judged else None
-        measured = stepping = pack.active.clone()
+        measured, stepping = pack.active.clone(), pack.active & pack.screening.trains
         if is_judged and norm is not None:
             stepping = _judge(pack, loss, norm, detection)
         if norm is not None:
@@ -83,7 +89,7 @@ def train(
         strike(Site.MOMENT_1, step, partial(pack.slot, "moment_1"))
         strike(Site.MOMENT_2, step, partial(pack.slot, "moment_2"))
         strike(Site.BEFORE_UPDATE, step, pack.state)
-        norms = pack.optimizer.step(rate, stepping, measure=telemetry)
+        norms = pack.step(rate, stepping, measure=telemetry)
         strike(Site.UPDATE, step, pack.state)
 
         recorder.record(step, loss, norm, rate, scale, norms, measured)
@@ -100,11 +106,12 @@ def train(
 
 def _judge(pack: Pack, loss: Tensor, norm: Tensor, detection: bool) -> Tensor:
     """Freeze the trials that cannot go on, and adapt the loss scales. Returns the trials whose weights change, [R]."""
-    scaling, finite = pack.loss_scale, pack.can_step(norm)
-    can_go_on = scaling.adapt(finite, pack.active)
+    scaling, finite, trains = pack.loss_scale, pack.can_step(norm), pack.screening.trains
+    can_go_on = scaling.adapt(finite, pack.active & trains)
     if detection:
-        pack.active = pack.active & torch.isfinite(loss) & can_go_on
-    return pack.active & (finite | ~scaling.dynamic) if scaling.is_dynamic else pack.active
+        pack.active = pack.active & (torch.isfinite(loss) & can_go_on | ~trains)
+    stepping = pack.active & trains
+    return stepping & (finite | ~scaling.dynamic) if scaling.is_dynamic else stepping
 
 
 def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
@@ -113,7 +120,8 @@ def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
     nonfinite = [recorder.nonfinite_step(number) for number in numbers]
     outcome = [judge(loss, step) for loss, step in zip(recorder.losses(), nonfinite, strict=True)]
     masked = [pack.twins.masked.get(number) for number in numbers]
-    return Result(outcome, nonfinite, masked, agenda.events, agenda.strikes, agenda.changes)
+    dropped = pack.screening.records_with(pack.twins)
+    return Result(outcome, nonfinite, masked, agenda.events, agenda.strikes, agenda.changes, dropped)
 
 
 def _shrink(pack: Pack) -> None:

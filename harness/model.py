@@ -1,117 +1,233 @@
-"""The GPT decoder of a pack: pre-LN blocks, trial first everywhere."""
+"""The GPT decoder of a pack, trial first everywhere.
+
+Every variant is written where it stands in the forward pass. A norm, gain or shift whose tensor the configuration gives
+to the model (harness/tensors.py) is applied; one without a tensor is not there, and x passes as it is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from harness import attention
+from harness.activations import ACTIVATIONS, clamp_swiglu
+from harness.caps import soft_cap
 from harness.config import Model, Trial
-from harness.layers import add_positions, embedding, layer_norm, linear, silu
+from harness.layers import add_positions, embedding, linear, scaled, shifted
+from harness.norms import NORMS
 from harness.parameters import Layout, Leaf
+from harness.placements import Placement, placement_of
 from harness.precision import Precision
-from harness.scaling import attention_multiplier, output_multiplier
+from harness.scaling import attention_multiplier, branch_multiplier, embedding_multiplier, output_multiplier
+from harness.sigma import SingularVectors, reparametrised
 from harness.taps import Taps, tap_shapes
 
-_Leaves = dict[tuple[str, str | None], Leaf]
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that pass through the model together, and what has been looked up for them: weights, gradients [r, P]."""
+
+    rows: slice
+    trials: Sequence[Trial]
+    weights: Tensor
+    gradients: Tensor
+    leaves: dict[tuple[str, str | None], Leaf] = field(default_factory=dict)
+    strengths: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
 
 class GPT:
     """Computes logits from flat weights, and leaves gradients in a flat array of the same layout.
 
-    `precision` is that of matrix products; norms, the residual stream and the loss keep that of the weights.
+    `precision` is that of matrix products; the residual stream and the loss keep that of the weights. With
+    `checkpointing` a block keeps its input alone, and computes the rest again when its backward pass begins.
+    `vectors` are there where hidden matrices are reparametrised.
     """
 
-    def __init__(self, config: Model, layout: Layout, precision: Precision):
-        self.config, self.layout, self.precision = config, layout, precision
+    def __init__(
+        self,
+        config: Model,
+        layout: Layout,
+        precision: Precision,
+        checkpointing: bool = False,
+        vectors: SingularVectors | None = None,
+    ):
+        self.config, self.layout, self.precision, self.checkpointing = config, layout, precision, checkpointing
         self.taps = Taps(list(tap_shapes(config, 1, 1)))
         self.explicit_attention = config.explicit_attention
+        self.step = 0
+        self._vectors = vectors
+        self._placements = [placement_of(config, block) for block in range(config.depth)]
 
-    def bind(self, parts: Sequence[tuple[Tensor, Tensor, Sequence[Trial]]]) -> None:
-        """Read these weights [r, P] from now on, and write gradients there [r, P], for these r trials.
+    def bind(self, trials: Sequence[Trial], parts: Sequence[slice], weights_RxP: Tensor, gradients_RxP: Tensor) -> None:
+        """Read these weights from now on, and write gradients there: rows of these trials, cut into `parts`.
 
-        There are one or more parts of a pack's rows. A call works on the part that was selected last, the first to
-        begin with.
+        A call works on the part that was selected last, the first to begin with.
         """
-        self._parts: list[tuple[Tensor, Tensor, list[Trial], _Leaves, dict[tuple[str, int], Tensor]]] = [
-            (weights, gradients, list(trials), _Leaves(), {}) for weights, gradients, trials in parts
-        ]
-        weights = parts[0][0]
-        self._root = torch.zeros((), dtype=weights.dtype, device=weights.device, requires_grad=True)
+        self._parts = [_Part(rows, trials[rows], weights_RxP[rows], gradients_RxP[rows]) for rows in parts]
+        self._root = weights_RxP.new_zeros((), requires_grad=True)
         self.select(0)
 
     def select(self, part: int) -> None:
         """Go on with this part."""
-        self._weights, self._gradients, self._trials, self._leaves, self._strengths = self._parts[part]
+        self._part = self._parts[part]
+
+    def begin(self, step: int, active_R: Tensor) -> None:
+        """Be ready for all forward passes up to the next call, now that the weights of this step are known.
+
+        Nothing changes in trials that are not active.
+        """
+        self.step = step
+        if self._vectors:
+            self._vectors.iterate(active_R)
+
+    # --- what belongs to the trials of the part ----------------------------------------------------------------------
 
     def _strength(self, name: str, dims: int) -> Tensor:
         """A per-trial field of the configuration, [r, 1, ...] of so many dims."""
-        key = (name, dims)
-        if key not in self._strengths:
-            values = [getattr(trial.model, name) for trial in self._trials]
-            column = torch.tensor(values, dtype=torch.float64).to(self._weights)
-            self._strengths[key] = column.view(-1, *[1] * (dims - 1))
-        return self._strengths[key]
+        key, part = (name, dims), self._part
+        if key not in part.strengths:
+            values = [getattr(trial.model, name) for trial in part.trials]
+            column = torch.tensor(values, dtype=torch.float64).to(part.weights)
+            part.strengths[key] = column.view(-1, *[1] * (dims - 1))
+        return part.strengths[key]
+
+    def _switched(self, name: str, dims: int) -> Tensor | None:
+        """The same of a field that may be null, and is then null in every trial."""
+        return None if getattr(self.config, name) is None else self._strength(name, dims)
 
     def _leaf(self, first: str, last: str | None = None) -> Leaf:
         """The tensor, or the stack of neighbouring matrices, under its name."""
-        key = (first, last)
-        if key not in self._leaves:
-            views = (self.layout.view(flat, first, last) for flat in (self._weights, self._gradients))
-            self._leaves[key] = Leaf(*views)
-        return self._leaves[key]
+        key, part = (first, last), self._part
+        if key not in part.leaves:
+            views = (self.layout.view(flat, first, last) for flat in (part.weights, part.gradients))
+            part.leaves[key] = Leaf(*views)
+        return part.leaves[key]
+
+    # --- small parts -------------------------------------------------------------------------------------------------
 
     def _linear(self, x_RxNxI: Tensor, first: str, last: str | None = None) -> Tensor:
-        return linear(x_RxNxI, self._leaf(first, last), self.precision)
+        x, leaf = self._shifted(f"{first}_shift", x_RxNxI), self._leaf(first, last)
+        if self._vectors and first != "head":
+            gamma = self._leaf(f"{first}_scale", f"{last}_scale" if last else None)
+            x, leaf = reparametrised(x, leaf, gamma, *self._vectors.stack(first, last, self._part.rows))
+        return linear(x, leaf, self.precision)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        if name not in self.layout.by_name:
+            return x
+        norm, leaf, held = NORMS[self.config.norm], self._leaf(name), self.precision.norm
+        gain = Leaf(held(leaf.weight).to(leaf.weight.dtype), leaf.gradient)
+        return held(norm(held(x), gain, self.config.norm_epsilon))
+
+    def _scaled(self, name: str, x: Tensor) -> Tensor:
+        return scaled(x, self._leaf(name)) if name in self.layout.by_name else x
+
+    def _shifted(self, name: str, x: Tensor) -> Tensor:
+        return shifted(x, self._leaf(name)) if name in self.layout.by_name else x
 
     def _tap(self, name: str, x: Tensor) -> Tensor:
         """A tap on what matrix products read or leave: whatever is written there is held in their precision too."""
         return self.precision(self.taps(name, x)) if name in self.taps else x
 
+    # --- the forward pass --------------------------------------------------------------------------------------------
+
     def __call__(self, tokens_RxBxT: Tensor) -> Tensor:
         """Logits [R, B x T, V]."""
+        context = tokens_RxBxT.shape[-1]
+        x = self._embedding(tokens_RxBxT)
+        for i in range(self.config.depth):
+            x = self._checkpointed_block(i, x, context) if self.checkpointing else self._block(i, x, context)
+            x = self.taps(f"blocks.{i}.residual", x)
+        x = self._norm("final_norm", self.taps.copied("head.input", x))
+        logits = self._linear(x, "head").to(self._root.dtype)
+        multiplier, cap = output_multiplier(self.config), self._switched("output_cap", 3)
+        logits = logits if multiplier == 1 else logits * multiplier
+        return self.taps("logits", logits if cap is None else soft_cap(logits, cap))
+
+    def _embedding(self, tokens_RxBxT: Tensor) -> Tensor:
         trials, _, context = tokens_RxBxT.shape
         x = embedding(tokens_RxBxT.reshape(trials, -1), self._leaf("embedding"), self._root)
         if self.config.positions == "learned":
-            x = add_positions(x, self._leaf("positions"))
-        x = self.taps("embedding", x)
-        for i in range(self.config.depth):
-            x = x + self._attention(f"blocks.{i}", x, context)
-            x = x + self._feedforward(f"blocks.{i}", x)
-            x = self.taps(f"blocks.{i}.residual", x)
-        x = self.taps.copied("head.input", x)
-        x = layer_norm(x, self._leaf("final_norm"), self.config.norm_epsilon)
-        logits = self._linear(x, "head").to(x.dtype)
-        multiplier = output_multiplier(self.config)
-        return self.taps("logits", logits if multiplier == 1 else logits * multiplier)
+            x = add_positions(x, self._leaf("positions"), context)
+        multiplier = embedding_multiplier(self.config)
+        x = x if multiplier == 1 else x * multiplier
+        return self.taps("embedding", self._norm("embedding_norm", x).to(self._root.dtype))
 
-    def _attention(self, block: str, x_RxNxD: Tensor, context: int) -> Tensor:
-        c, precision, name = self.config, self.precision, f"{block}.attention"
-        trials, tokens, width = x_RxNxD.shape
-        x = self.taps.copied(f"{name}.input", x_RxNxD)
-        normed = layer_norm(x, self._leaf(f"{block}.attention_norm"), c.norm_epsilon)
-        qkv = self._linear(normed, f"{name}.query", f"{name}.value")
-        q, k, v = attention.split_heads(qkv, context, width // c.head_dim)
+    def _checkpointed_block(self, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
+        """The block, whose taps are read and struck in the forward pass alone, and not when it is computed again."""
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self.taps.muted()
+
+        return checkpoint(
+            self._block, i, x_RxNxD, context, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+        )
+
+    def _block(self, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
+        placement, x = self._placements[i], x_RxNxD
+        name = f"blocks.{i}.attention"
+        x = self._add(name, placement, x, self._attention(name, self._read(name, x), context))
+        name = f"blocks.{i}.feedforward"
+        return self._add(name, placement, x, self._feedforward(name, self._read(name, x)))
+
+    def _read(self, name: str, x_RxNxD: Tensor) -> Tensor:
+        """What a branch reads of the residual stream."""
+        return self._norm(f"{name}_norm", self.taps.copied(f"{name}.input", x_RxNxD))
+
+    def _add(self, name: str, placement: Placement, x_RxNxD: Tensor, branch_RxNxD: Tensor) -> Tensor:
+        """The residual stream with what a branch adds to it, as the equation in harness/placements.py has it."""
+        x, branch = x_RxNxD, self._norm(f"{name}_output_norm", branch_RxNxD)
+        branch = self._scaled(f"{name}.multiplier", self._scaled(f"{name}.layer_scale", branch))
+        multiplier = branch_multiplier(self.config)
+        if multiplier != 1:
+            branch = branch.to(x.dtype) * multiplier
+        if placement.grows:
+            steps = self._strength("branch_steps", 3)
+            branch = branch * (torch.full_like(steps, self.step) / steps).clamp(max=1.0)
+        x = (x if placement.skip == 1 else x * placement.skip) + branch
+        return self._norm(f"{name}_sum_norm", self.taps(f"{name}.sum", x)).to(x.dtype)
+
+    def _attention(self, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
+        c, precision = self.config, self.precision
+        qkv = self._linear(x_RxNxD, f"{name}.query", f"{name}.value")
+        if c.qkv_norm:
+            parts = qkv.unflatten(-1, (3, c.width))
+            qkv = precision(self._norm(f"{name}.qkv_norm", parts)).flatten(-2)
+        q, k, v = attention.split_heads(qkv, context, c.width // c.head_dim)
         if c.qk_norm:
-            q = precision(layer_norm(q, self._leaf(f"{name}.query_norm"), c.norm_epsilon))
-            k = precision(layer_norm(k, self._leaf(f"{name}.key_norm"), c.norm_epsilon))
+            q = precision(self._norm(f"{name}.query_norm", q))
+            k = precision(self._norm(f"{name}.key_norm", k))
         q, k, v = self._tap(f"{name}.query", q), self._tap(f"{name}.key", k), self._tap(f"{name}.value", v)
         if c.positions == "rotary":
-            q, k = (attention.rotate(part, x_RxNxD.dtype) for part in (q, k))
+            q, k = (attention.rotate(part, self._root.dtype) for part in (q, k))
         scale, explicit = attention_multiplier(c), self.explicit_attention
-        mixed = attention.attend(q, k, v, scale, explicit, precision, self.taps, name)
-        return self._tap(f"{name}.projection", self._linear(mixed.reshape(trials, tokens, width), f"{name}.projection"))
+        mixed = attention.attend(q, k, v, scale, explicit, precision, self.taps, name, self._limits())
+        projection = self._linear(mixed.reshape(x_RxNxD.shape), f"{name}.projection")
+        return self._norm(f"{name}.projection_norm", self._tap(f"{name}.projection", projection))
 
-    def _feedforward(self, block: str, x_RxNxD: Tensor) -> Tensor:
-        name = f"{block}.feedforward"
-        x = self.taps.copied(f"{name}.input", x_RxNxD)
-        normed = layer_norm(x, self._leaf(f"{block}.feedforward_norm"), self.config.norm_epsilon)
-        if self.config.activation == "swiglu":
-            gate, up = self._linear(normed, f"{name}.gate", f"{name}.up").chunk(2, -1)
-            hidden = self.precision(silu(gate)) * self._tap(f"{name}.up", up)
+    def _limits(self) -> attention.Limits:
+        """What the configuration holds attention's logits and shares back with."""
+        temperature, cap = self._switched("attention_temperature", 5), self._switched("attention_cap", 5)
+        zeta = self._switched("soft_clip_high", 5)
+        return attention.Limits(temperature, cap, None if zeta is None else (zeta, self._strength("soft_clip_low", 5)))
+
+    def _feedforward(self, name: str, x_RxNxD: Tensor) -> Tensor:
+        activation, precision = ACTIVATIONS[self.config.activation], self.precision
+        if activation.gated:
+            gate, up = self._linear(x_RxNxD, f"{name}.gate", f"{name}.up").chunk(2, -1)
+            gate = self._shifted(f"{name}.activation_shift", self._norm(f"{name}.gate_norm", gate))
+            up = self._norm(f"{name}.up_norm", self._tap(f"{name}.up", up))
+            bound = self._switched("swiglu_clamp", 3)
+            if bound is not None:
+                gate, up = clamp_swiglu(gate, up, precision(bound))
+            hidden = precision(activation.function(gate)) * up
         else:
-            hidden = F.gelu(self._tap(f"{name}.up", self._linear(normed, f"{name}.up")))
-        return self._tap(f"{name}.down", self._linear(hidden, f"{name}.down"))
+            up = self._norm(f"{name}.up_norm", self._tap(f"{name}.up", self._linear(x_RxNxD, f"{name}.up")))
+            hidden = activation.function(self._shifted(f"{name}.activation_shift", up))
+        down = self._tap(f"{name}.down", self._linear(hidden, f"{name}.down"))
+        return self._norm(f"{name}.down_norm", down)

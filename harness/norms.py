@@ -1,3 +1,15 @@
-"""The norms."""
+"""The norms: name -> function of activations [R, ..., D], the gains of D features, and epsilon."""
 
-NORMS = ("layer", "rms")
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from harness.layers import layer_norm, rms_norm
+from harness.parameters import Leaf
+
+NORMS: Mapping[str, Callable[[Tensor, Leaf, float], Tensor]] = {
+    "layer": layer_norm,  # Ba et al. 2016, arXiv 1607.06450
+    "rms": rms_norm,  # Zhang & Sennrich 2019, arXiv 1910.07467
+}

@@ -13,15 +13,19 @@ from harness.clippers import CLIPPERS
 from harness.clipping import global_norm
 from harness.config import Model, Trial
 from harness.corpus import Corpus
+from harness.curriculum import curriculum_of
 from harness.loss import cross_entropy
 from harness.loss_scale import LossScale
 from harness.model import GPT
-from harness.optimizers import OPTIMIZERS
+from harness.optimizers import OPTIMIZERS, Norms
 from harness.parameters import Layout, Views, new_weights
 from harness.precision import FORMATS, precision_of
+from harness.qk_clip import QKClip
 from harness.ranks import RankMean
 from harness.scaling import tensor_table
 from harness.schedules import learning_rates
+from harness.screening import Screening
+from harness.sigma import SingularVectors
 from harness.state import State
 from harness.twins import Twins
 
@@ -71,19 +75,26 @@ class Pack:
         here = [trials[number] for number in self.rows]
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer = OPTIMIZERS[first.optim.name]
-        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, optimizer.rule)))
-        weights = new_weights(self.layout, [t.seeds["init"] for t in here], self.dtype, device)
+        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, optimizer.rule_of(first))))
+        weights = new_weights(self.layout, here, self.dtype, device)
         self.rows_state = State(len(trials))
         self._weights = self.rows_state.add("weights", weights)
         self._gradients = self.rows_state.add("gradients", torch.zeros_like(weights), scratch=True)
         self._active = self.rows_state.add("active", torch.ones(len(here), dtype=torch.bool, device=device))
-        self.model = GPT(first.model, self.layout, precision_of(first.train.precision, device))
+        precision = precision_of(first.train, device)
+        vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
+        self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
+        self.qk_clip: QKClip | None = None
+        if QKClip.is_on(first):
+            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps, lambda: self.part)
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         data_seeds = [t.seeds["data"] for t in trials]
         self.batches = Batches(corpus, data_seeds, first.train.batch, first.model.context, device)
+        self.curriculum = curriculum_of(first)
+        self.screening = Screening(trials, corpus, device)
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
         self._at_once = rows_at_once(first.model, first.train.batch // first.train.ranks, device)
         self.ranks = RankMean(first.train.ranks, first.train.reduction, first.train.accumulation)
@@ -95,16 +106,32 @@ class Pack:
         self.index = torch.tensor(self.rows, device=self.device)
         self._parts = self._cut()
         trials = [self.planned[number] for number in self.rows]
-        self.model.bind([(self.weights[part], self.gradients[part], trials[part]) for part in self._parts])
+        self.model.bind(trials, self._parts, self.weights, self.gradients)
         self.part = self._parts[0]
         self.optimizer.bind(trials)
         self.loss_scale.bind(trials)
         for clipper in self.clippers:
             clipper.bind(trials)
-        repaired = [self.optimizer.repairs_infinity or trial.optim.clip_value is not None for trial in trials]
-        self._repairs_infinity = torch.tensor(repaired, device=self.device)
-        self._z_loss = torch.tensor([trial.train.z_loss for trial in trials], dtype=self.dtype, device=self.device)
+        if self.qk_clip:
+            self.qk_clip.bind(trials)
+        first = [self._first_to_repair(trial) for trial in trials]
+        self._clipper_repairs, self._optimizer_may = (
+            torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
+        )
+        z_loss = torch.tensor([trial.train.z_loss for trial in trials], dtype=self.dtype, device=self.device)
+        self._z_loss = z_loss if any(trial.train.z_loss for trial in trials) else None
         self.batches.select(self.rows)
+        self.screening.bind(trials, self.rows)
+
+    def _first_to_repair(self, trial: Trial) -> str | None:
+        """Who can make a finite step of an infinite gradient: what acts on it first decides, because 0 * inf is NaN.
+
+        With dynamic loss scaling it costs the step before anything acts on it, as in torch.amp.GradScaler.
+        """
+        if trial.train.loss_scaling == "dynamic":
+            return None
+        acting = [clipper.repairs_infinity for clipper in self.clippers if clipper.is_on(trial)]
+        return ("clipper" if acting[0] else None) if acting else "optimizer"
 
     def _cut(self) -> list[slice]:
         """Rows that pass through the model together: parts of about the size that is fastest, none too small."""
@@ -157,16 +184,33 @@ class Pack:
         flats = {"": self.weights, **{f"{name}:": self.optimizer.slot(name) for name in self.optimizer.slots}}
         return Views(self.layout, {prefix: flat[row : row + 1] for prefix, flat in flats.items()})
 
-    def loss(self, batch_RxBxT1: Tensor) -> Tensor:
-        """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
-        logits = self.model(batch_RxBxT1[:, :, :-1])
-        return cross_entropy(logits, batch_RxBxT1[:, :, 1:].reshape(len(batch_RxBxT1), -1), self._z_loss[self.part])
+    def what_trains(self, batch_RxBxT1: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        """A batch of the loader as it trains at this step: screened, and cut to its sizes, [R, b, t+1].
 
-    def learn(self, batch_RxBxT1: Tensor) -> Tensor:
+        With it comes the weight of each sequence, [R, b]; None: all count alike.
+        """
+        batch = self.curriculum.loaded(batch_RxBxT1, step)
+        batch, weights = self.screening(batch, step, self.active)
+        if weights is not None:
+            weights = self.curriculum.share_out(weights.to(self.dtype), step)
+        return self.curriculum.cut(batch, step), weights
+
+    def begin(self, step: int) -> None:
+        """Be ready for the forward passes of this step, validation included, with the weights as they are now."""
+        self.model.begin(step, self.active)
+
+    def loss(self, batch_RxBxT1: Tensor, weights_RxB: Tensor | None = None) -> Tensor:
+        """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
+        logits, targets = self.model(batch_RxBxT1[:, :, :-1]), batch_RxBxT1[:, :, 1:]
+        weights = None if weights_RxB is None else weights_RxB[:, :, None].expand_as(targets).flatten(1)
+        z_loss = None if self._z_loss is None else self._z_loss[self.part]
+        return cross_entropy(logits, targets.flatten(1), z_loss, weights)
+
+    def learn(self, batch_RxBxT1: Tensor, weights_RxB: Tensor | None = None) -> Tensor:
         """Fill `gradients` with those of the scaled loss, and return the mean loss of each row, unscaled, [R]."""
         losses = []
         for rows in self._each_part():
-            loss = self.loss(batch_RxBxT1[rows])
+            loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows])
             if self.loss_scale.is_on:
                 loss.backward(self.loss_scale.scale[rows])
             else:
@@ -176,13 +220,21 @@ class Pack:
 
     def can_step(self, norm_R: Tensor) -> Tensor:
         """Whether gradients of that global norm leave finite weights, [R]: infinite ones do where they are repaired."""
-        return torch.isfinite(norm_R) | (torch.isinf(norm_R) & self._repairs_infinity)
+        repaired = self._clipper_repairs | (self._optimizer_may & self.optimizer.repairs())
+        return torch.isfinite(norm_R) | (torch.isinf(norm_R) & repaired)
 
     def clip(self, norm_R: Tensor, stepping_R: Tensor) -> None:
         """Clip the gradients of the trials that step; `norm_R` is their global norm as they are."""
         for number, clipper in enumerate(self.clippers):
-            norm = norm_R if number == 0 else global_norm(self.gradients)
-            clipper.clip(self.gradients, norm, stepping_R)
+            is_changed = number > 0 and clipper.needs_norm
+            clipper.clip(self.gradients, global_norm(self.gradients) if is_changed else norm_R, stepping_R)
+
+    def step(self, rate_R: Tensor, stepping_R: Tensor, measure: bool) -> Norms | None:
+        """One step of the trials that step, from gradients that are clipped, with all that is done to weights in it."""
+        norms = self.optimizer.step(rate_R, stepping_R, measure)
+        if self.qk_clip:
+            self.qk_clip.clip(stepping_R)
+        return norms
 
     def validation_loss(self, count: int) -> Tensor:
         """Mean loss over `count` held-out batches, the same for every trial and every time, [R]."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from harness.config import Trial
 from harness.scaling import TensorRow
 
 ALIGNMENT = 16  # elements: BLAS may round differently when a matrix does not start on a cache line
@@ -122,16 +123,19 @@ class Views(Mapping[str, Tensor]):
         return len(self.flats) * len(self.layout.by_name)
 
 
-def new_weights(layout: Layout, seeds: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Initial weights [R, P]: normal, cut at two standard deviations, with the table's mean and std.
 
-    A tensor's values depend on (seed, its name, its shape) alone: not on the pack, the device or other tensors.
+    A tensor's values depend on (the seed or field of the trial, its name, its shape) alone: not on the pack, the device
+    or other tensors.
     """
-    flat = torch.zeros(len(seeds), layout.size)
+    flat = torch.zeros(len(trials), layout.size)
+    seeds = [trial.seeds["init"] for trial in trials]
     for row in layout.rows:
         view = layout.view(flat, row.name)
         if row.std == 0:
-            view.fill_(row.mean)
+            means = [row.mean if row.field is None else getattr(trial.model, row.field) for trial in trials]
+            view.copy_(torch.tensor(means).view(-1, *[1] * len(row.shape)))
             continue
         for r, seed in enumerate(seeds):
             digest = hashlib.sha256(f"{seed} {row.name}".encode()).digest()

@@ -1,6 +1,11 @@
 """Simulated data-parallel ranks: each takes the gradient of its part of the batch, and the mean over them is taken.
 
-The same arithmetic as an all-reduce, on one device.
+The same arithmetic as an all-reduce, on one device, and as micro-batches whose gradients are accumulated.
+
+Gradients are added as they are, times the loss scale, and unscaled once, after the mean: per whole batch, as
+torch.amp.GradScaler asks for where gradients are accumulated. An overflow in one rank costs the trial the whole step,
+and all ranks of a step have one scale. Per micro-batch, sums would be of unscaled gradients, which a narrow format of
+the running sum loses.
 """
 
 from __future__ import annotations
@@ -21,12 +26,12 @@ class RankMean:
 
     def parts(self, batch_RxBxT1: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The ranks in the order in which they are added, each with its sequences of the batch."""
-        if self.count == 1:
-            yield 0, batch_RxBxT1
-            return
-        parts = batch_RxBxT1.chunk(self.count, dim=1)
         for rank in self.sequence():
-            yield rank, parts[rank]
+            yield rank, self.part(batch_RxBxT1, rank)
+
+    def part(self, values_RxB: Tensor, rank: int) -> Tensor:
+        """What of something [R, B, ...] that has an entry for each sequence of the batch is a rank's."""
+        return values_RxB if self.count == 1 else values_RxB.chunk(self.count, dim=1)[rank]
 
     def sequence(self) -> Sequence[int]:
         """The ranks in the order in which they are added."""

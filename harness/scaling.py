@@ -1,31 +1,38 @@
-"""The parametrisation: one row per tensor with its shape, initial size and learning-rate multiplier.
+"""Sizes: one table with a row for each tensor, and what the model multiplies by on the way forward.
 
-Rows come in the order in which the optimizer wants them: tensors with the same multipliers stand side by side.
+How sizes follow width and depth is `model.parametrization`, how the weights start is `model.init`: a new init is a
+function and its entry in INITS. m stands for width / base_width, m_L for depth / base_depth, N for depth.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from harness.activations import ACTIVATIONS
 from harness.config import Model
 from harness.tensors import Kind, ModelTensor, model_tensors
 
-INITS = ("standard", "small", "scaled_residual", "small_scaled", "zero_residual", "fixup")
+IN_BLOCKS = (Kind.HIDDEN, Kind.RESIDUAL)  # matrices of which both sides grow with the width
+STARTS = {Kind.GAIN: 1.0, Kind.FINAL_GAIN: 1.0, Kind.LAYER_SCALE: 1.0, Kind.SCALE: 1.0, Kind.SHIFT: 0.0}  # no noise
 
 
 @dataclass(frozen=True)
 class TensorRow:
     """One tensor's row of the table: it starts at `mean`, plus noise of size `std`; the others multiply what the
-    configuration says for all of them.
+    configuration says for all of them. `forward` is what the model multiplies the tensor's output by. Where `field`
+    names a field of the model, the tensor starts at the trial's value of it, and not at `mean`.
     """
 
     tensor: ModelTensor
     std: float
     mean: float = 0.0
     learning_rate: float = 1.0
+    forward: float = 1.0
     decay: float = 1.0
     epsilon: float = 1.0
+    field: str | None = None
 
     @property
     def name(self) -> str:
@@ -45,30 +52,244 @@ class TensorRow:
 
 
 def tensor_table(model: Model, vocabulary: int, rule: str = "adam") -> list[TensorRow]:
-    """Every tensor of the model, embeddings first, then hidden matrices, head and gains.
+    """Every tensor of the model, in the order in which the optimizer wants them.
 
-    Standard: embedding std 1/sqrt(d), matrices 1/sqrt(fan_in), one learning rate (Wortsman et al. 2023, section 2).
-    muP, with m = width / base_width (Yang et al. 2022, arXiv 2203.03466, table 8): the embedding keeps the size that
-    it has at the base width, hidden matrices learn at lr / m, and the head's output is multiplied by 1/m
-    (`output_multiplier`). At width = base_width that is the standard parametrisation but for the head, which starts at
-    zero in muP, as microsoft/mup recommends: random logits shrink as 1/sqrt(m) beside what training adds to them.
+    `rule` says what the size of an optimizer's update follows: "adam" nothing, because it is normalised element by
+    element; "sgd" the gradient; "relative" the root mean square (RMS) of the weights; "relative_sgd" that of matrices
+    and embeddings, and for vectors the gradient.
+
+    Standard: one learning rate for all (Wortsman et al. 2023, arXiv 2309.14322, section 2).
+    muP (Yang et al. 2022, arXiv 2203.03466, table 8): sizes are those of the standard parametrisation at the base
+    width, and change from there so that no activation's change grows with the width (`learning_rate`).
+    CompleteP (Dey et al. 2025, arXiv 2505.01618, table 1): muP, and branches shrink as m_L^-depth_exponent; weight
+    decay and epsilon follow too.
     """
-    mup = model.parametrization == "mup"
-    vector_std = 1 / math.sqrt(model.base_width if mup else model.width)
-    hidden_rate = model.base_width / model.width if mup else 1.0
+    matrices, _, vectors = rule.partition("_")
+    return [
+        _row(model, tensor, vectors if vectors and tensor.kind in STARTS else matrices)
+        for tensor in model_tensors(model, vocabulary)
+    ]
 
-    def row(tensor: ModelTensor) -> TensorRow:
-        match tensor.kind:
-            case Kind.EMBEDDING:
-                return TensorRow(tensor, std=vector_std)
-            case Kind.HEAD:
-                return TensorRow(tensor, std=0.0 if mup else vector_std)
-            case Kind.HIDDEN | Kind.RESIDUAL:
-                return TensorRow(tensor, std=1 / math.sqrt(tensor.shape[1]), learning_rate=hidden_rate)
-            case _:
-                return TensorRow(tensor, std=0.0, mean=1.0, decay=0.0)
 
-    return [row(tensor) for tensor in model_tensors(model, vocabulary)]
+def _row(model: Model, tensor: ModelTensor, rule: str) -> TensorRow:
+    rate, forward = learning_rate(model, tensor, rule), forward_multiplier(model, tensor)
+    if tensor.kind in STARTS:
+        own = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
+        return TensorRow(tensor, 0.0, STARTS[tensor.kind], rate, forward, 0.0, epsilon(model, tensor), own)
+    std, decay = initial_std(model, tensor, rule), weight_decay(model, tensor, rule)
+    return TensorRow(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor))
+
+
+# --- how the weights start ---------------------------------------------------------------------------------------
+
+Init = Callable[[Model, ModelTensor], float]
+
+
+def standard(model: Model, matrix: ModelTensor) -> float:
+    """1/sqrt(fan_in); embeddings and head 1/sqrt(width), for muP that of the base width (Wortsman et al. 2023)."""
+    if matrix.kind in IN_BLOCKS:
+        return 1 / math.sqrt(matrix.shape[1])
+    return 1 / math.sqrt(model.width if model.parametrization == "standard" else model.base_width)
+
+
+def small(model: Model, matrix: ModelTensor) -> float:
+    """sqrt(2 / (5 width)) inside the blocks: Xavier's size of the feed-forward matrices (Nguyen & Salazar 2019,
+    arXiv 1910.05895, section 2.2). Embeddings and head stay as they are.
+    """
+    return math.sqrt(2 / (5 * model.width)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
+
+
+def scaled_residual(model: Model, matrix: ModelTensor) -> float:
+    """The last matrix of each of the 2N branches times 1/sqrt(2N) (GPT-2, Radford et al. 2019, section 2.3)."""
+    return standard(model, matrix) * _branch_share(model, matrix)
+
+
+def small_scaled(model: Model, matrix: ModelTensor) -> float:
+    """Both (Takase et al. 2023, arXiv 2312.16903, section 4)."""
+    return small(model, matrix) * _branch_share(model, matrix)
+
+
+def _branch_share(model: Model, matrix: ModelTensor) -> float:
+    return 1 / math.sqrt(2 * model.depth) if matrix.kind == Kind.RESIDUAL else 1.0
+
+
+def zero_residual(model: Model, matrix: ModelTensor) -> float:
+    """The last matrix of each branch starts at zero, so that every block starts as the identity."""
+    return 0.0 if matrix.kind == Kind.RESIDUAL else standard(model, matrix)
+
+
+def fixup(model: Model, matrix: ModelTensor) -> float:
+    """Zhang et al. 2019 (arXiv 1901.09321, section 3.2): the last matrix of each branch and the head start at zero, the
+    others of a branch of k matrices are multiplied by L^(-1/(2k - 2)), with L = 2N branches.
+
+    k is 4 for attention, as Mesh TensorFlow counts and the paper's authors say, 2 for a feed-forward part, 3 with a
+    gate.
+    """
+    if matrix.kind in (Kind.RESIDUAL, Kind.HEAD):
+        return 0.0
+    if matrix.kind != Kind.HIDDEN:
+        return standard(model, matrix)
+    k = 4 if ".attention." in matrix.name else 3 if ACTIVATIONS[model.activation].gated else 2
+    return standard(model, matrix) * (2 * model.depth) ** (-1 / (2 * k - 2))
+
+
+INITS: Mapping[str, Init] = {
+    "standard": standard,
+    "small": small,
+    "scaled_residual": scaled_residual,
+    "small_scaled": small_scaled,
+    "zero_residual": zero_residual,
+    "fixup": fixup,
+}
+ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which nothing can be relative
+DEPTH_INITS = ("scaled_residual", "small_scaled", "fixup")  # which say how branches shrink with depth
+
+
+def initial_std(model: Model, matrix: ModelTensor, rule: str = "adam") -> float:
+    """Standard deviation of an embedding or matrix at the start: that of `model.init`, and what else has a say in it.
+
+    DeepNorm multiplies it by its beta. muP's head starts at zero, as microsoft/mup recommends: random logits shrink as
+    1/sqrt(m) beside what training adds to them. A relative rule would leave zeros where they are, or move them by
+    whatever its floor is, so there the head keeps its size: it is what the updates are measured by.
+    """
+    if matrix.kind == Kind.HEAD and model.parametrization != "standard" and rule != "relative":
+        return 0.0
+    std = INITS[model.init](model, matrix)
+    has_beta = matrix.kind in IN_BLOCKS and not matrix.name.endswith((".query", ".key"))
+    return std * deepnorm_beta(model) if has_beta else std
+
+
+def deepnorm_beta(model: Model) -> float:
+    """What DeepNorm multiplies value, projection and feed-forward matrices by at the start; 1 for other placements.
+
+    (8N)^(-1/4) for a decoder alone (Wang et al. 2022, arXiv 2203.00555); GLM-130B takes (2N)^(-1/2) (Zeng et al. 2022,
+    arXiv 2210.02414, section 2.1).
+    """
+    match model.placement:
+        case "deepnorm":
+            return (8 * model.depth) ** -0.25
+        case "deepnorm_glm":
+            return (2 * model.depth) ** -0.5
+    return 1.0
+
+
+# --- how fast they learn -----------------------------------------------------------------------------------------
+
+
+def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
+    """What the learning rate of a tensor is multiplied by.
+
+    Width. A step must change what a tensor gives by as much at every width. A matrix inside a block sums over its
+    inputs, of which there are m times as many, and a step is aligned with them: its elements may change by 1/m. An
+    embedding or a gain does not sum, and the head's sum is multiplied by 1/m already: their elements change by as much
+    as at the base width. What rate that takes depends on the rule:
+
+    - adam: elements change by the rate itself, so it is 1/m and 1 (table 8).
+    - sgd: elements change by the rate times the gradient, which is 1/m everywhere because the logits are multiplied by
+      1/m: so it is 1 and m (table 8). A gain that heads share adds up the gradients of m heads of one size, so it has
+      only the growth of its own length, as in microsoft/mup.
+    - relative: elements change by the rate times the RMS of the tensor, which is 1/sqrt(m) for a matrix inside a block
+      and 1 for the others: so it is 1/sqrt(m) and 1.
+
+    Depth, CompleteP alone, with alpha = depth_exponent. The changes of m_L times as many branches add up, each
+    multiplied by m_L^-alpha: elements inside a block may change by m_L^(alpha - 1). That is the rate of adam, and of
+    relative, because the weights' size does not depend on depth. With sgd the gradient inside a branch is multiplied by
+    m_L^-alpha too, which leaves m_L^(2 alpha - 1). At alpha 1/2 these are the rates of depth-muP (Yang et al. 2023,
+    arXiv 2310.02244).
+    """
+    if model.parametrization == "standard":
+        return 1.0
+    m = model.width / model.base_width
+    is_matrix = tensor.kind in IN_BLOCKS
+    width = {
+        "adam": 1 / m if is_matrix else 1.0,
+        "sgd": 1.0 if is_matrix else _growth(model, tensor),
+        "relative": 1 / math.sqrt(m) if is_matrix else 1.0,
+    }[rule]
+    if not _in_branch(tensor):
+        return width
+    gradient = branch_multiplier(model) if rule == "sgd" else 1.0
+    return width * _branch_change(model) / gradient
+
+
+def _growth(model: Model, vector: ModelTensor) -> float:
+    """How much longer a vector, or a row of vectors, is than at the base width."""
+    if vector.size == 1:
+        return 1.0
+    if vector.name.endswith((".query_norm", ".key_norm")) and model.qk_norm_shared:
+        return model.head_dim / (model.base_head_dim or model.head_dim)
+    return model.width / model.base_width
+
+
+def _in_branch(tensor: ModelTensor) -> bool:
+    return tensor.name.startswith("blocks.")
+
+
+def _depth(model: Model) -> float:
+    """m_L, where depth is scaled."""
+    return model.depth / model.base_depth if model.parametrization == "completep" else 1.0
+
+
+def _branch_change(model: Model) -> float:
+    """By how much elements inside a block may change, m_L^(alpha - 1)."""
+    return _depth(model) ** (model.depth_exponent - 1)
+
+
+def weight_decay(model: Model, tensor: ModelTensor, rule: str) -> float:
+    """What weight decay is multiplied by where it follows the learning rate: a step takes off rate x decay of a weight.
+
+    muP leaves it alone (Dey et al. 2025, table 1), but for what sgd gives a rate of m: there it is 1/m, as in
+    microsoft/mup, or a step would take off more the wider the model. For adam and a matrix inside a block microsoft/mup
+    multiplies by m; here that is CompleteP's choice.
+    CompleteP: rate x decay is the same at every width, and m_L^(alpha - 1) inside a block. For adam that is m there.
+    """
+    rate = learning_rate(model, tensor, rule)
+    if model.parametrization == "completep":
+        return (_branch_change(model) if _in_branch(tensor) else 1.0) / rate
+    return 1 / rate if rule == "sgd" else 1.0
+
+
+def epsilon(model: Model, tensor: ModelTensor) -> float:
+    """What an optimizer's epsilon is multiplied by, where it is added to the size of a gradient's elements.
+
+    CompleteP: 1/m, and m_L^-alpha inside a block: as gradients shrink (equation 40, and the authors' nanoGPT-mup).
+    muP leaves it alone.
+    """
+    if model.parametrization != "completep":
+        return 1.0
+    inside = branch_multiplier(model) if _in_branch(tensor) else 1.0
+    return model.base_width / model.width * inside
+
+
+# --- on the way forward ------------------------------------------------------------------------------------------
+
+
+def forward_multiplier(model: Model, tensor: ModelTensor) -> float:
+    """What the model multiplies by behind the tensor: behind embedding, branch or head."""
+    match tensor.kind:
+        case Kind.EMBEDDING:
+            return embedding_multiplier(model)
+        case Kind.RESIDUAL:
+            return branch_multiplier(model)
+        case Kind.HEAD:
+            return output_multiplier(model)
+    return 1.0
+
+
+def embedding_multiplier(model: Model) -> float:
+    """What the embedding is multiplied by: 1, or sqrt(width) (Takase et al. 2023, arXiv 2312.16903, section 4).
+
+    Its elements, 1/sqrt(width) at the start, are then 1. For muP, whose embedding keeps its size, that is the base
+    width's.
+    """
+    if model.embedding_scale == "none":
+        return 1.0
+    return math.sqrt(model.width if model.parametrization == "standard" else model.base_width)
+
+
+def branch_multiplier(model: Model) -> float:
+    """What a branch is multiplied by before it is added to the residual stream: 1, or for CompleteP m_L^-alpha."""
+    return _depth(model) ** -model.depth_exponent
 
 
 def attention_multiplier(model: Model) -> float:
@@ -80,4 +301,4 @@ def attention_multiplier(model: Model) -> float:
 
 def output_multiplier(model: Model) -> float:
     """What the head's output is multiplied by: 1, or for muP base_width/width."""
-    return model.base_width / model.width if model.parametrization == "mup" else 1.0
+    return 1.0 if model.parametrization == "standard" else model.base_width / model.width

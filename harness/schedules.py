@@ -1,42 +1,125 @@
-"""Learning rates of every step, per trial."""
+"""Learning rates of every step, per trial: linear warm-up to the peak, then one of the shapes in `SHAPES`.
+
+Warm-up counts steps. What comes after it counts tokens, which is the same unless sequences or batches grow: then the
+rate of a step is that of a run without growth which has trained on as many tokens. So do Li, Zhang & He 2022 (arXiv
+2108.06084, appendix A.2, and the tutorial of their code): counted in steps, the rate would fall before the tokens came.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.config import Trial
+from harness.config import Schedule, Trial
+from harness.curriculum import Curriculum, curriculum_of
 
-SHAPES = ("cosine", "linear", "constant", "wsd", "restarts")
-DEFAULT_WARMUP = 0.05  # of all steps, as in Wortsman et al. 2023
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class AfterWarmup:
+    """The steps after the warm-up: tokens `done` since then, up to and including each step, [n].
+
+    `span` of them come in all, and `whole` in the entire run, warm-up included. All are whole numbers.
+    """
+
+    done: Floats
+    span: float
+    whole: float
+
+
+def _cosine(schedule: Schedule, after: AfterWarmup) -> Floats:
+    return _half_turn(after.done / after.span)
+
+
+def _linear(schedule: Schedule, after: AfterWarmup) -> Floats:
+    return 1 - after.done / after.span
+
+
+def _constant(schedule: Schedule, after: AfterWarmup) -> Floats:
+    return np.ones_like(after.done)
+
+
+def _wsd(schedule: Schedule, after: AfterWarmup) -> Floats:
+    """Warm-up, stable, decay: 1 - sqrt(x), the best cooldown of Haegele et al. 2024 (arXiv 2405.18392, equation 2).
+
+    Hu et al. 2024 (arXiv 2404.06395), who named the schedule, decay exponentially, over the last tenth.
+    """
+    return 1 - np.sqrt(_cooled(schedule, after))
+
+
+def _wsd_linear(schedule: Schedule, after: AfterWarmup) -> Floats:
+    """The same with the linear cooldown that Haegele et al. compare with."""
+    return 1 - _cooled(schedule, after)
+
+
+def _restarts(schedule: Schedule, after: AfterWarmup) -> Floats:
+    """SGDR (Loshchilov & Hutter 2017, arXiv 1608.03983, equation 5) with cycles of equal length.
+
+    A cycle begins at the peak, and the last step ends the last of them.
+    """
+    inside = np.where(after.done < after.span, (after.done * schedule.cycles) % after.span, after.span)
+    return _half_turn(inside / after.span)
+
+
+def _half_turn(progress: Floats) -> Floats:
+    return 0.5 * (1 + np.cos(np.pi * progress))
+
+
+def _cooled(schedule: Schedule, after: AfterWarmup) -> Floats:
+    """How much of the cooldown is over. It takes a share of the entire run, as far as the warm-up leaves that."""
+    cooldown = min(schedule.cooldown * after.whole, after.span)
+    return np.clip(1 - (after.span - after.done) / cooldown, 0, 1)
+
+
+SHAPES: dict[str, Callable[[Schedule, AfterWarmup], Floats]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "constant": _constant,
+    "wsd": _wsd,
+    "wsd_linear": _wsd_linear,
+    "restarts": _restarts,
+}
+"""Name of a decay -> what is left of the way from `final` up to the peak, 1 to 0, at each step after the warm-up."""
 
 
 def warmup_steps(trial: Trial) -> int:
     """How many steps the warm-up takes."""
     warmup = trial.schedule.warmup
-    return round(DEFAULT_WARMUP * trial.steps) if warmup is None else warmup
+    return round(trial.schedule.warmup_share * trial.train.steps) if warmup is None else warmup
 
 
-def learning_rate(trial: Trial, step: int) -> float:
-    """The rate of step 0, 1, ...: linear to the peak over `warmup` steps, then from the peak towards `final` x peak.
+def rates_of(trial: Trial) -> Floats:
+    """The rate of every step, [steps]: linear to the peak over the warm-up, then from there towards `final` x peak.
 
     The first step already learns (rate lr / warmup), and the last has reached the end of the decay.
     """
-    schedule, peak, steps = trial.schedule, trial.optim.lr, trial.steps
-    warmup = warmup_steps(trial)
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if schedule.decay == "constant":
-        return peak
-    progress = (step + 1 - warmup) / max(1, steps - warmup)
-    falling = 0.5 * (1 + math.cos(math.pi * progress)) if schedule.decay == "cosine" else 1 - progress
-    return peak * (schedule.final + (1 - schedule.final) * falling)
+    return trial.optim.lr * _shares(trial.schedule, warmup_steps(trial), curriculum_of(trial))
+
+
+@lru_cache(maxsize=64)
+def _shares(schedule: Schedule, warmup: int, curriculum: Curriculum) -> Floats:
+    """The rates as shares of the peak, [steps]."""
+    rising = np.arange(1, min(warmup, curriculum.steps) + 1) / max(1, warmup)
+    if warmup >= curriculum.steps:
+        return rising
+    tokens = curriculum.tokens.astype(np.float64)
+    before = tokens[warmup - 1] if warmup else 0.0
+    left = SHAPES[schedule.decay](schedule, AfterWarmup(tokens[warmup:] - before, tokens[-1] - before, tokens[-1]))
+    return np.concatenate([rising, left + schedule.final * (1 - left)])
+
+
+def learning_rate(trial: Trial, step: int) -> float:
+    """The rate of step 0, 1, ..."""
+    return float(rates_of(trial)[step])
 
 
 def learning_rates(trials: Sequence[Trial], dtype: torch.dtype) -> Tensor:
     """[steps, R]."""
-    steps = trials[0].steps
-    return torch.tensor([[learning_rate(trial, step) for trial in trials] for step in range(steps)], dtype=dtype)
+    return torch.tensor(np.stack([rates_of(trial) for trial in trials], axis=1), dtype=dtype)

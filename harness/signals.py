@@ -23,6 +23,8 @@ PER_STEP = (
     "update_rms",
     "learning_rate",
     "loss_scale",
+    "tokens",
+    "dropped",
 )
 SCORES_EVERY = 10
 PER_LAYER = ("activation_rms", "attention_logit_max")
@@ -125,7 +127,7 @@ class Block:
 
 
 class Recorder:
-    """Fills blocks, and hands each to `write` when it is full. `telemetry` False records loss, rate and scale alone."""
+    """Fills blocks, and hands each to `write` when it is full. `telemetry` False: loss, rate, scale and data alone."""
 
     def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool):
         self.pack, self.length, self.write = pack, length, write
@@ -154,7 +156,9 @@ class Recorder:
         if self._block is None:
             self._block = Block(self.pack, step, self.length)
         train = self.pack.planned[0].train
+        tokens = torch.full_like(rate, int(self.pack.curriculum.tokens[step]), dtype=torch.float64)
         values = {"loss": loss.detach(), "learning_rate": rate, "loss_scale": scale}
+        values |= {"tokens": tokens, "dropped": self.pack.screening.dropped}
         if norm is not None:
             values["grad_norm"] = norm
         if norms is not None:
@@ -176,16 +180,19 @@ class Recorder:
         if block is None:
             return
         arrays = block.arrays()
-        tokens = block.filled * self.pack.planned[0].train.batch * self.pack.planned[0].model.context
+        trained = self.pack.curriculum.tokens
+        first, last = block.first_step, block.first_step + block.filled - 1
+        tokens = int(trained[last] - (trained[first - 1] if first else 0))
         seconds = time.perf_counter() - self._started
         throughput, step_seconds = tokens / seconds, seconds / block.filled / len(self.pack)
         # Steps that a trial shares with its twin are not trained for it, so they have no speed.
-        trained = np.isfinite(arrays["learning_rate"])
+        has_row = np.isfinite(arrays["learning_rate"])
         speed = {
-            "tokens_per_second": np.where(trained, throughput, np.nan),
-            "step_seconds": np.where(trained, step_seconds, np.nan),
+            "tokens_per_second": np.where(has_row, throughput, np.nan),
+            "step_seconds": np.where(has_row, step_seconds, np.nan),
         }
         self.pack.twins.fill(block.first_step, arrays)
+        self.pack.screening.collect()
         self.write(block.first_step, {**arrays, **speed})
         self._losses.append(arrays["loss"])
         self.nonfinite |= block.first_nonfinite()

@@ -20,7 +20,7 @@ class Site(StrEnum):
     """A point of the step, in the order of the loop; a visit shows the tensors that are named here."""
 
     LEARNING_RATE = "learning_rate"  # {"learning_rate": []}
-    BATCH = "batch"  # {"batch": [B, T + 1] token ids}
+    BATCH = "batch"  # {"batch": [B, T + 1] token ids}, as loaded: before sequences are dropped, and batches cut
     WEIGHT = "weight"  # each tensor of the model, before it is read
     ACTIVATION = "activation"  # {tap: one activation}, when it is computed; of one rank's part of the batch
     LOSS_SCALE = "loss_scale"  # {"loss_scale": []}, before the backward pass

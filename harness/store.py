@@ -57,6 +57,8 @@ SIGNALS: dict[str, Signal] = {
     "update_rms": Signal(_STEP, "1", "root mean square of the weights' change"),
     "learning_rate": Signal(_STEP, "1", "learning rate in force"),
     "loss_scale": Signal(_STEP, "1", "loss scale in force"),
+    "tokens": Signal(_STEP, "token", "tokens trained on so far, dropped sequences included"),
+    "dropped": Signal(_STEP, "sequence", "sequences of the batch that were dropped"),
     "tokens_per_second": Signal(_STEP, "token/s", "training throughput of the trial"),
     "step_seconds": Signal(_STEP, "s", "time of one step of one trial: the pack's over its rows"),
     "activation_rms": Signal(_LAYER, "1", "root mean square of the block's output"),
@@ -233,14 +235,15 @@ class PackStore:
         faults: Sequence[Sequence[Mapping[str, Any]]],
         strikes: Sequence[int],
         changes: Sequence[int],
+        dropped: Sequence[Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
         """Mark the pack complete, with one value of each of these for each of the R trials.
 
         `outcome` is the harness's word for how the run ended, `nonfinite_step` the first step with a non-finite value,
         `masked_step` the step after which the whole state of a faulty trial was again bitwise that of its golden twin;
         both steps are None where there is none. `faults` lists the fault's events, perhaps not all of them; `strikes`
-        counts its strikes, and `changes` those of them that changed something. Raises ValueError for a wrong number of
-        values.
+        counts its strikes, and `changes` those of them that changed something. `dropped` lists the first sequences that
+        were dropped from its batches; None: none were. Raises ValueError for a wrong number of values.
         """
         results: dict[str, list[Any]] = {
             "outcome": list(outcome),
@@ -249,6 +252,7 @@ class PackStore:
             "faults": [list(events) for events in faults],
             "strikes": list(strikes),
             "changes": list(changes),
+            "dropped": [[]] * self.trials if dropped is None else [list(records) for records in dropped],
         }
         for name, values in results.items():
             if len(values) != self.trials:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.activations import ACTIVATIONS
 from harness.config import Model
+from harness.placements import has_final_norm, placement_of
 
 
 class Kind(StrEnum):
@@ -17,8 +19,11 @@ class Kind(StrEnum):
     HIDDEN = "hidden"  # [out, in], inside a block
     RESIDUAL = "residual"  # [out, in], the last matrix of a branch: what it gives is added to the residual stream
     HEAD = "head"  # [vocabulary, width]
-    GAIN = "gain"  # [features], of a norm inside a block
+    GAIN = "gain"  # [features], of a norm inside a block, or a row of them for each of several norms side by side
     FINAL_GAIN = "final_gain"  # [features], of a norm outside of the blocks
+    LAYER_SCALE = "layer_scale"  # [width], a gain on what a branch gives, which starts at the trial's model.layer_scale
+    SCALE = "scale"  # [1], a learned factor that starts at one
+    SHIFT = "shift"  # [1], a learned summand that starts at zero
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class ModelTensor:
 
 
 def model_tensors(model: Model, vocabulary: int) -> Iterator[ModelTensor]:
-    """Embeddings first, then hidden matrices, head and gains: tensors with the same multipliers stand side by side."""
+    """Embeddings first, then hidden matrices, head, gains and single numbers: equal multipliers stand side by side."""
     d = model.width
     yield ModelTensor("embedding", (vocabulary, d), Kind.EMBEDDING)
     if model.positions == "learned":
@@ -48,12 +53,28 @@ def model_tensors(model: Model, vocabulary: int) -> Iterator[ModelTensor]:
         yield from _matrices(model, f"blocks.{i}")
     yield ModelTensor("head", (vocabulary, d), Kind.HEAD)
     for i in range(model.depth):
-        yield from _gains(model, f"blocks.{i}")
-    yield ModelTensor("final_norm", (d,), Kind.FINAL_GAIN)
+        yield from block_norms(model, i)
+    if model.embedding_norm:
+        yield ModelTensor("embedding_norm", (d,), Kind.FINAL_GAIN)
+    if has_final_norm(model):
+        yield ModelTensor("final_norm", (d,), Kind.FINAL_GAIN)
+    if model.layer_scale is not None:
+        for name in _branches(model):
+            yield ModelTensor(f"{name}.layer_scale", (d,), Kind.LAYER_SCALE)
+    if model.sigma_reparam:
+        for i in range(model.depth):
+            for matrix in _matrices(model, f"blocks.{i}"):
+                yield ModelTensor(f"{matrix.name}_scale", (1,), Kind.SCALE, matrix.stacked)
+    if model.init == "fixup":
+        yield from _fixup(model)
+
+
+def _branches(model: Model) -> Iterator[str]:
+    return (f"blocks.{i}.{part}" for i in range(model.depth) for part in ("attention", "feedforward"))
 
 
 def _matrices(model: Model, block: str) -> Iterator[ModelTensor]:
-    d, hidden, is_gated = model.width, feedforward_size(model), model.activation == "swiglu"
+    d, hidden, is_gated = model.width, feedforward_size(model), ACTIVATIONS[model.activation].gated
     yield ModelTensor(f"{block}.attention.query", (d, d), Kind.HIDDEN)
     yield ModelTensor(f"{block}.attention.key", (d, d), Kind.HIDDEN, stacked=True)
     yield ModelTensor(f"{block}.attention.value", (d, d), Kind.HIDDEN, stacked=True)
@@ -64,12 +85,44 @@ def _matrices(model: Model, block: str) -> Iterator[ModelTensor]:
     yield ModelTensor(f"{block}.feedforward.down", (d, hidden), Kind.RESIDUAL)
 
 
-def _gains(model: Model, block: str) -> Iterator[ModelTensor]:
-    yield ModelTensor(f"{block}.attention_norm", (model.width,), Kind.GAIN)
-    yield ModelTensor(f"{block}.feedforward_norm", (model.width,), Kind.GAIN)
-    if model.qk_norm:
-        yield ModelTensor(f"{block}.attention.query_norm", (model.head_dim,), Kind.GAIN)
-        yield ModelTensor(f"{block}.attention.key_norm", (model.head_dim,), Kind.GAIN)
+def block_norms(model: Model, number: int) -> Iterator[ModelTensor]:
+    """The gains of one block's norms: those of its placement, then those that have a switch of their own."""
+    block, at = f"blocks.{number}", placement_of(model, number)
+    d, hidden, heads = model.width, feedforward_size(model), model.width // model.head_dim
+    of_head = (model.head_dim,) if model.qk_norm_shared else (heads, model.head_dim)
+    norms: dict[str, tuple[bool, tuple[int, ...]]] = {
+        "attention_norm": (at.before and model.attention_norm, (d,)),
+        "attention_output_norm": (at.on_branch, (d,)),
+        "attention_sum_norm": (at.after, (d,)),
+        "feedforward_norm": (at.before and model.feedforward_norm, (d,)),
+        "feedforward_output_norm": (at.on_branch, (d,)),
+        "feedforward_sum_norm": (at.after, (d,)),
+        "attention.qkv_norm": (model.qkv_norm, (3, d)),
+        "attention.query_norm": (model.qk_norm, of_head),
+        "attention.key_norm": (model.qk_norm, of_head),
+        "attention.projection_norm": (model.projection_norm, (d,)),
+        "feedforward.gate_norm": (model.up_norm and ACTIVATIONS[model.activation].gated, (hidden,)),
+        "feedforward.up_norm": (model.up_norm, (hidden,)),
+        "feedforward.down_norm": (model.down_norm, (d,)),
+    }
+    for name, (is_there, shape) in norms.items():
+        if is_there:
+            yield ModelTensor(f"{block}.{name}", shape, Kind.GAIN)
+
+
+def _fixup(model: Model) -> Iterator[ModelTensor]:
+    """A factor for each branch, and a summand before each linear layer and each non-linearity.
+
+    Zhang et al. 2019 (arXiv 1901.09321), section 3.2, rule 3. Matrices that the model reads as one are one layer.
+    """
+    first = "gate" if ACTIVATIONS[model.activation].gated else "up"
+    places = {"attention": ("query", "projection"), "feedforward": (first, "activation", "down")}
+    for name in _branches(model):
+        yield ModelTensor(f"{name}.multiplier", (1,), Kind.SCALE)
+    for name in _branches(model):
+        for place in places[name.rpartition(".")[2]]:
+            yield ModelTensor(f"{name}.{place}_shift", (1,), Kind.SHIFT)
+    yield ModelTensor("head_shift", (1,), Kind.SHIFT)
 
 
 def feedforward_size(model: Model) -> int:

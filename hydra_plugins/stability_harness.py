@@ -57,7 +57,8 @@ class PackLauncher(Launcher):
             run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
             executor = self.executor(run)
         problems.check()
-        sys.exit(run_rounds(trials, composer.last_bit(), run, executor, Console(markup=False, highlight=False)))
+        console = Console(markup=False, highlight=False)
+        sys.exit(run_rounds(trials, composer.last_bit(), run, executor, console, composer.notices()))
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""

@@ -55,7 +55,10 @@ class RareTokens(BatchFault):
 
 @dataclass(frozen=True)
 class RandomTokens(BatchFault):
-    """Tokens drawn uniformly from the whole vocabulary: bytes of a file that is no text, an encoding gone wrong."""
+    """Tokens drawn uniformly from the whole vocabulary: bytes of a file that is no text, an encoding gone wrong.
+
+    Zhang et al. 2026, arXiv 2602.02400.
+    """
 
     kind: str = "random_tokens"
 
@@ -65,7 +68,7 @@ class RandomTokens(BatchFault):
 
 @dataclass(frozen=True)
 class Repetition(BatchFault):
-    """Sequences that degenerate into one short pattern of the text, repeated.
+    """Sequences that degenerate into one short pattern of the text, repeated (Walsh et al. 2024, arXiv 2501.00656).
 
     The first `length` tokens of each sequence repeat the `pattern` tokens that stand at its start.
     """
@@ -95,7 +98,10 @@ class Repetition(BatchFault):
 
 @dataclass(frozen=True)
 class LongDocument(BatchFault):
-    """One over-long stretch of text fills the struck batches: each sequence goes on where the one before it ended."""
+    """One over-long stretch of text fills the struck batches: each sequence goes on where the one before it ended.
+
+    Cf. Li et al. 2022, arXiv 2108.06084.
+    """
 
     kind: str = "long_document"
 
@@ -111,7 +117,10 @@ class LongDocument(BatchFault):
 
 @dataclass(frozen=True)
 class DuplicatedBatch(BatchFault):
-    """The data loader hands out the batch of an earlier step again and again."""
+    """The data loader hands out the batch of an earlier step again and again.
+
+    Cf. Hernandez et al. 2022, arXiv 2205.10487.
+    """
 
     kind: str = "duplicated_batch"
     late: int = number(PER_TRIAL, 1, "steps before the first strike at which the batch was first read", low=1)

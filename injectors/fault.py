@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Fault, Trial
+from harness.optimizers import OPTIMIZERS
 from harness.scaling import tensor_table
 from harness.sites import Event, Injector, Site, Visit
 from harness.taps import tap_shapes
@@ -92,7 +93,7 @@ class InjectableFault(Fault):
 
     def strike_steps(self, trial: Trial) -> range:
         """The steps at which it strikes, up to the end of the trial."""
-        end = trial.train.steps if self.duration is None else min(trial.train.steps, self.start + self.duration)
+        end = trial.steps if self.duration is None else min(trial.steps, self.start + self.duration)
         return range(self.start, max(self.start, end), self.period)
 
 
@@ -146,6 +147,16 @@ def wrong_rank(rank: int, trial: Trial) -> list[str]:
     """The reason against a data-parallel rank that the trial does not have, if there is one."""
     ranks = trial.train.ranks
     return [] if rank < ranks else [f"fault.rank={rank}: beyond train.ranks={ranks}; allowed: 0 to {ranks - 1}"]
+
+
+def slots_of(trial: Trial) -> tuple[str, ...]:
+    """The arrays of the trial's optimizer that have an element for each weight: its moments, of those that it has."""
+    return OPTIMIZERS[trial.optim.name].slots
+
+
+def optimizers_with(slot: str) -> str:
+    """The optimizers that have such an array, as an error lists them."""
+    return ", ".join(name for name, cls in OPTIMIZERS.items() if slot in cls.slots)
 
 
 def located(sizes: list[int], address: int) -> tuple[int, int]:

@@ -14,7 +14,18 @@ from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, numb
 from harness.formats import FORMATS
 from harness.ranks import RankMean
 from harness.sites import Event, Site, Visit
-from injectors.fault import FaultContext, InjectableFault, Places, Strike, digest, elements_of, matching, wrong_rank
+from injectors.fault import (
+    FaultContext,
+    InjectableFault,
+    Places,
+    Strike,
+    digest,
+    elements_of,
+    matching,
+    optimizers_with,
+    slots_of,
+    wrong_rank,
+)
 
 Tensors = Mapping[str, Tensor]
 
@@ -31,7 +42,10 @@ def _event(visit: Visit, before: str, tensors: Tensors) -> list[Event]:
 
 @dataclass(frozen=True)
 class StaleGradient(InjectableFault):
-    """A rank hands in the gradient that it had `late` steps ago, as in asynchronous training."""
+    """A rank hands in the gradient that it had `late` steps ago, as in asynchronous training.
+
+    Chen et al. 2016, arXiv 1604.00981.
+    """
 
     kind: str = "stale_gradient"
     start: int = number(PER_TRIAL, 100, "first step with a stale gradient", low=0)
@@ -84,7 +98,10 @@ class Stale(Strike):
 
 @dataclass(frozen=True)
 class DroppedRank(InjectableFault):
-    """A rank's gradient is lost: it counts as zero, or the mean is taken over the ranks that are left."""
+    """A rank's gradient is lost: it counts as zero, or the mean is taken over the ranks that are left.
+
+    Chen et al. 2016, arXiv 1604.00981.
+    """
 
     kind: str = "dropped_rank"
     start: int = number(PER_TRIAL, 100, "first step without the rank", low=0)
@@ -124,7 +141,10 @@ class Dropped(Strike):
 
 @dataclass(frozen=True)
 class Reduction(InjectableFault):
-    """The gradients of the ranks are added in another order, or in a narrower format, than everybody else's."""
+    """The gradients of the ranks are added in another order, or in a narrower format, than everybody else's.
+
+    Shanmugavelu et al. 2024, arXiv 2408.05148.
+    """
 
     kind: str = "reduction"
     start: int = number(PER_TRIAL, 100, "first step with the other reduction", low=0)
@@ -177,8 +197,9 @@ class OtherSum(Strike):
 class MissedUpdate(InjectableFault):
     """An optimizer shard misses its updates: its weights and moments stay as they were.
 
-    The shard is all elements of the tensors that match, or one of `shards` equal slices of them. The optimizer's step
-    count, which all shards share, goes on.
+    The shard is all elements of the tensors that match, or one of `shards` equal slices of them. What all shards share
+    goes on: the optimizer's step count, and the numbers that it keeps of whole tensors.
+    Such shards: cf. Rajbhandari et al. 2019, arXiv 1910.02054.
     """
 
     kind: str = "missed_update"
@@ -189,6 +210,11 @@ class MissedUpdate(InjectableFault):
     shard: int = number(PER_TRIAL, 0, "the slice that misses the update", low=0)
 
     def check(self, trial: Trial, places: Places) -> None:
+        if not slots_of(trial):
+            raise ConfigError(
+                f"optim.name={trial.optim.name}: keeps no moment element by element that fault.kind={self.kind} could "
+                f"leave as it was; allowed: {optimizers_with('moment_1')}"
+            )
         names = matching("fault.tensor", self.tensor, places.tensors, self.layer)
         total = sum(elements_of(places.tensors, names))
         if self.shards > total:
@@ -210,7 +236,8 @@ class MissedUpdate(InjectableFault):
                 slices[name] = slice(max(first - start, 0), min(last - start, size))
         steps = self.strike_steps(context.trial)
         looks = tuple((Site.BEFORE_UPDATE, step) for step in steps)
-        return Missed(Site.UPDATE, steps, self.duration is None, looks=looks, slices=slices)
+        arrays = ("", *(f"{slot}:" for slot in slots_of(context.trial)))
+        return Missed(Site.UPDATE, steps, self.duration is None, looks=looks, slices=slices, arrays=arrays)
 
 
 @dataclass
@@ -218,12 +245,11 @@ class Missed(Strike):
     """Puts the shard back to what it was before the optimizer step."""
 
     slices: dict[str, slice] = field(default_factory=dict)
+    arrays: tuple[str, ...] = ()  # what stands before a tensor's name: nothing for its weights, `moment_1:`
     _before: dict[str, Tensor] = field(default_factory=dict)
 
     def _shard(self, visit: Visit) -> dict[str, Tensor]:
-        keys = [
-            (f"{moment}{name}", part) for moment in ("", "moment_1:", "moment_2:") for name, part in self.slices.items()
-        ]
+        keys = [(f"{array}{name}", part) for array in self.arrays for name, part in self.slices.items()]
         return {key: visit.tensors[key].view(-1)[part] for key, part in keys}
 
     def look(self, visit: Visit) -> None:

@@ -20,10 +20,10 @@ STRIDES = (16, 32, 64, 128)
 class RealisticSDC(InjectableFault):
     """A seeded mix: most events flip several bits, addresses repeat periodically, about 1% are not finite.
 
-    Shares are those of a field study of accelerators (arXiv 2605.04213): `nonfinite` of the faults write NaN or an
-    infinity, `single` of the others flip one bit in each element, the rest two to `most` bits, scattered. The elements
-    of a fault stand a fixed stride apart in one tensor, which is drawn in proportion to its size; in one that the
-    stride wraps around, such as the gain of a norm, they can be fewer.
+    Shares are those of stuck-at faults injected into the gates of a GPU (arXiv 2605.04213): `nonfinite` of the faults
+    write NaN or an infinity, `single` of the others flip one bit in each element, the rest two to `most` bits,
+    scattered. The elements of a fault stand a fixed stride apart in one tensor, which is drawn in proportion to its
+    size; in one that the stride wraps around, such as the gain of a norm, they can be fewer.
     """
 
     kind: str = "realistic_sdc"

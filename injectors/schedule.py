@@ -15,6 +15,7 @@ class ScheduleOffset(InjectableFault):
     """The schedule is resumed at the wrong step: the rate of `offset` steps later, or earlier if it is negative.
 
     Beyond the ends of the schedule the rate is that of its first or last step.
+    Cf. Gupta et al. 2023, arXiv 2308.04014.
     """
 
     kind: str = "schedule_offset"
@@ -31,7 +32,10 @@ class ScheduleOffset(InjectableFault):
 
 @dataclass(frozen=True)
 class WarmupSkipped(InjectableFault):
-    """The warm-up is left out from `start` on: its remaining steps are taken at the peak rate."""
+    """The warm-up is left out from `start` on: its remaining steps are taken at the peak rate.
+
+    Xiong et al. 2020, arXiv 2002.04745.
+    """
 
     kind: str = "warmup_skipped"
     start: int = number(PER_TRIAL, 0, "first step at the peak rate", low=0)

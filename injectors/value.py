@@ -30,6 +30,8 @@ from injectors.fault import (
     elements_of,
     located,
     matching,
+    optimizers_with,
+    slots_of,
     wrong_rank,
 )
 
@@ -37,6 +39,7 @@ SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
 CONSTANTS = {"zero": 0.0, "nan": math.nan, "infinity": math.inf, "minus_infinity": -math.inf}
 RANKED = (*AT_TAPS, Site.GRADIENT)  # sites that a rank has for itself
+MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
 MODELS = (*OPERATIONS, *CONSTANTS, "set", "scale", "noise", "sign", "round")
 MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
 
@@ -49,6 +52,7 @@ class Value(InjectableFault):
     fault's seed as far as it is left open. `format` is the representation in which bits are changed: a value is
     converted, changed and converted back, and no other element changes. Other fault models round what they write to
     it, so that a number scaled past 65,504 overflows in fp16; `round` does that alone.
+    He et al. 2023, doi 10.1145/3579371.3589105.
     """
 
     kind: str = "value"
@@ -86,7 +90,7 @@ class Value(InjectableFault):
             )
         names = matching("fault.tensor", self.tensor, shapes, self.layer, what)
         sizes = elements_of(shapes, names)
-        reasons = []
+        reasons = self._missing_moment(trial)
         if self.element is not None and self.element >= min(sizes):
             reasons.append(
                 f"fault.element={self.element}: beyond fault.tensor={self.tensor}, whose smallest match has "
@@ -105,6 +109,16 @@ class Value(InjectableFault):
         reasons += wrong_rank(self.rank, trial)
         if reasons:
             raise ConfigError(*reasons)
+
+    def _missing_moment(self, trial: Trial) -> list[str]:
+        kept = slots_of(trial)
+        if self.site not in MOMENTS or self.site in kept:
+            return []
+        others = ", ".join([*kept, "a site that is no moment"])
+        return [
+            f"fault.site={self.site}: optim.name={trial.optim.name} keeps no such array; "
+            f"allowed: {others}, or optim.name={optimizers_with(self.site)}"
+        ]
 
     def _wrong_bits(self) -> list[str]:
         size, choices = FORMATS[self.format].bits, FORMATS[self.format].field(self.field)
@@ -134,8 +148,8 @@ class Value(InjectableFault):
         if self.elements != 1:
             given = "null" if self.elements is None else self.elements
             reasons.append(f"fault.elements={given}: a campaign draws single elements; allowed with fault.samples: 1")
-        if self.until is not None and not self.start <= self.until < trial.train.steps:
-            allowed = f"fault.start={self.start} to {trial.train.steps - 1}"
+        if self.until is not None and not self.start <= self.until < trial.steps:
+            allowed = f"fault.start={self.start} to {trial.steps - 1}"
             reasons.append(f"fault.until={self.until}: outside of the run after the start; allowed: {allowed}")
         if self.stratify == "bit" and self.model not in OPERATIONS:
             reasons.append(

@@ -11,10 +11,13 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
 
 from harness.config import ConfigError
-from sweeps.arguments import CONFIG_NAME, FOLDER, check_command_line, explain, is_question
+from sweeps.arguments import CONFIG_NAME, FOLDER, as_sweep, check_command_line, explain, is_question
+from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
 from sweeps.grid import fault_schemas, schema
+from sweeps.mitigations import in_parts
 from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
 
 MOST_REASONS = 20
@@ -43,8 +46,14 @@ def main() -> None:
     register()
     arguments = sys.argv[1:]
     try:
-        if not is_question(arguments):
+        if is_list(arguments):
+            print_catalogue(folder_beside_list(arguments), Console(markup=False, highlight=False, emoji=False))
+            return
+        if is_question(arguments):
+            sys.argv[1:] = in_parts(arguments)
+        else:
             check_command_line(arguments)
+            sys.argv[1:] = map(as_sweep, arguments)
             if not {"--multirun", "-m"} & set(arguments):
                 sys.argv.insert(1, "--multirun")  # every call is a sweep, also one of a single trial
         application()

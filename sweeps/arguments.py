@@ -21,9 +21,10 @@ from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import IDENTITY, PARTS, ConfigError, Problems, Trial, checked, field_types
+from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, field_types, sections
 from injectors import fault_types
 from sweeps import settings
+from sweeps.choices import listed, parts_of, unknown_option
 
 FOLDER, CONFIG_NAME = Path(__file__).parent / "conf", "config"
 GROUPS = ("study", "mitigation", "fault")
@@ -36,7 +37,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 @cache
 def trial_fields() -> dict[str, tuple[type, str]]:
     """key -> (dataclass, field), for every key of a trial but those of its fault."""
-    found = {f"{part}.{name}": (cls, name) for part, cls in PARTS.items() for name in field_types(cls)}
+    found = {f"{part}.{name}": (cls, name) for part, cls in sections().items() for name in field_types(cls)}
     return {**found, "seed": (Trial, "seed")}
 
 
@@ -65,12 +66,6 @@ def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> 
     section = f"{key.split('.')[0]}."
     near = [k for k in known if k.startswith(section)] or sorted({k.split(".")[0] for k in known})
     return ConfigError(f"{key}={value}: unknown key{where}; {hint}allowed: {', '.join(near)}")
-
-
-def unknown_option(group: str, name: Any, options: Sequence[str]) -> ConfigError:
-    close = difflib.get_close_matches(str(name), options, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    return ConfigError(f"{group}={name}: unknown {group}; {hint}allowed: {', '.join(options)}")
 
 
 # --- one override ------------------------------------------------------------------------------------------------
@@ -128,7 +123,7 @@ def _words(override: Override, loader: ConfigLoader) -> list[str]:
         (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
         found = list(matched.sweep_string_iterator())
         if not found:
-            raise ConfigError(f"{text}: matches nothing; allowed: {', '.join(loader.get_group_options(key))}")
+            raise ConfigError(f"{text}: matches nothing; allowed: {listed(loader.get_group_options(key))}")
         return found
     if override.is_interval_sweep():
         raise ConfigError(f"{text}: an interval has no grid; allowed: values with commas, or range()")
@@ -155,10 +150,26 @@ def _axis(text: str, loader: ConfigLoader) -> tuple[str, list[str]]:
     for word in words:
         with problems.collect():
             found = assignment(f"{key}={word}")[1]
-            if key in GROUPS and found not in options:
+            if key == "mitigation":
+                parts_of(found, options)
+            elif key in GROUPS and found not in options:
                 raise unknown_option(key, word, options)
     problems.check()
     return key, words
+
+
+def combination(text: str) -> str | None:
+    """The value of an override that chooses one combination of mitigations, as it is written; else None."""
+    if not text.startswith("mitigation=") or "+" not in text:
+        return None
+    override = parse(text)
+    return None if override.is_sweep_override() else override.get_value_element_as_str()
+
+
+def as_sweep(text: str) -> str:
+    """A combination of mitigations as a sweep of one value, which Hydra leaves alone; else it looks for such a file."""
+    name = combination(text)
+    return text if name is None else f"mitigation=choice({name})"
 
 
 # --- all of them -------------------------------------------------------------------------------------------------
@@ -222,12 +233,30 @@ def is_question(arguments: Sequence[str]) -> bool:
     return bool(options.help or options.hydra_help or options.cfg or options.info or options.shell_completion)
 
 
+def folder_of(arguments: Sequence[str]) -> Path | None:
+    """The user's own folder that a command line names."""
+    name = get_args_parser().parse_args(list(arguments)).config_dir
+    return Path(name) if name else None
+
+
 def config_loader(folder: Path | None = None) -> ConfigLoader:
     """The loader that Hydra itself makes: our configuration, and before it a user's folder."""
     path = create_config_search_path(str(FOLDER))
     if folder:
         path.prepend("command-line", f"file://{folder.absolute()}", SearchPathQuery(provider="schema"))
     return ConfigLoaderImpl(path)
+
+
+def check_folder(folder: Path | None) -> None:
+    """Raises ConfigError for a --config-dir that is none."""
+    wrong = None
+    if folder and not folder.is_dir():
+        wrong = "no such folder"
+    elif folder and (folder / f"{CONFIG_NAME}.yaml").exists():
+        wrong = f"its {CONFIG_NAME}.yaml would take the place of this program's own"
+    if wrong:
+        wanted = "a folder with studies in study/, mitigations in mitigation/ or faults in fault/"
+        raise ConfigError(f"--config-dir={folder}: {wrong}; allowed: {wanted}")
 
 
 def check_command_line(arguments: Sequence[str]) -> None:
@@ -237,20 +266,15 @@ def check_command_line(arguments: Sequence[str]) -> None:
         if getattr(options, name):
             flag = f"--{name.replace('_', '-')}"
             problems.reasons[f"{flag}={getattr(options, name)}: not for sweeps; allowed: --config-dir, -m"] = None
-    folder = Path(options.config_dir) if options.config_dir else None
-    wrong = None
-    if folder and not folder.is_dir():
-        wrong = "no such folder"
-    elif folder and (folder / f"{CONFIG_NAME}.yaml").exists():
-        wrong = f"its {CONFIG_NAME}.yaml would take the place of this program's own"
-    if wrong:
-        wanted = "a folder with studies in study/, mitigations in mitigation/ or faults in fault/"
-        problems.reasons[f"--config-dir={folder}: {wrong}; allowed: {wanted}"] = None
+    folder = folder_of(arguments)
+    with problems.collect():
+        check_folder(folder)
     loader = config_loader(folder)
     with problems.collect():
         check_arguments(options.overrides, loader)
     problems.check()
-    check_composed(loader.load_configuration(CONFIG_NAME, options.overrides, run_mode=RunMode.MULTIRUN))
+    overrides = [as_sweep(text) for text in options.overrides]
+    check_composed(loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN))
 
 
 # --- what Hydra made of it -------------------------------------------------------------------------------------

@@ -1,17 +1,20 @@
-"""The coordinate check: do the first steps of training change activations equally at every width?
+"""The coordinate check: do the first steps of training change activations equally at every width, or every depth?
 
-    python -m sweeps.coordinate_check OUT.png [--widths 64,128,256,512,1024] [--steps 4] [--rate 0.01] [--seeds 3]
+    python -m sweeps.coordinate_check OUT.png [--widths 64,128,256,512,1024 | --depths 2,4,8,16]
+        [--optimizer adamw] [--steps 4] [--rate 0.01] [--seeds 3]
 
-Trains GPTs in the standard parametrisation and in muP at one learning rate, and draws by how much activations on a
-fixed batch moved away from their values at initialisation, against the width (Yang et al. 2022, arXiv 2203.03466).
-muP keeps that flat. Its first step moves the head alone, because the head starts at zero and passes no gradient on.
+Trains GPTs in each parametrisation at one learning rate, and draws by how much activations on a fixed batch moved away
+from their values at initialisation, against the width (Yang et al. 2022, arXiv 2203.03466) or the depth (Dey et al.
+2025, arXiv 2505.01618). muP keeps that flat over the width, CompleteP over both. Their first step moves the head alone,
+because the head starts at zero and passes no gradient on. Where an optimizer's step is relative to the weights the head
+starts at random, and what it gives at random shrinks with the width.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -20,63 +23,76 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 import torch
+from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from harness.config import Data, Model, Optim, Schedule, Train, Trial
 from harness.corpus import Corpus, load_corpus
 from harness.loop import train
+from harness.optimizers import OPTIMIZERS
 from harness.pack import Pack
 from harness.sites import Agenda
 
-WIDTHS, STEPS, RATE, SEEDS = (64, 128, 256, 512, 1024), 4, 1e-2, 3
-BASE_WIDTH, DEPTH, HEAD_DIM, CONTEXT, BATCH, VOCABULARY = 64, 2, 32, 16, 4, 256
-PARAMETRIZATIONS = {"standard": "standard", "mup": "muP"}
+WIDTHS, DEPTHS, STEPS, SEEDS = (64, 128, 256, 512, 1024), (2, 4, 8, 16), 4, 3
+RATES = {"adam": 1e-2, "sgd": 0.3, "relative": 0.05, "lars": 5.0}  # by optimizer, or by the rule of its updates' size
+BASE_WIDTH, BASE_DEPTH, HEAD_DIM, CONTEXT, BATCH, VOCABULARY = 64, 2, 32, 16, 4, 256
+PARAMETRIZATIONS = {"standard": "standard", "mup": "muP", "completep": "CompleteP"}
+COMPARED = {"width": ("standard", "mup"), "depth": ("standard", "mup", "completep")}
 ACTIVATIONS = {
     "embedding": "embedding",
-    f"blocks.{DEPTH - 1}.attention.scores": "attention logits",
-    f"blocks.{DEPTH - 1}.attention.projection": "attention output",
-    f"blocks.{DEPTH - 1}.feedforward.down": "feed-forward output",
-    f"blocks.{DEPTH - 1}.residual": "residual stream",
+    "attention.scores": "attention logits",
+    "attention.projection": "attention output",
+    "feedforward.down": "feed-forward output",
+    "residual": "residual stream",
     "logits": "output logits",
 }
+"""What is looked at, by the tap's name; those inside a block in the last one."""
 
 
-def measure(widths: Sequence[int], steps: int, rate: float, seeds: int) -> pd.DataFrame:
-    """A row for each parametrisation, width, seed, activation and step t = 1, 2, ...: `change` and `size`.
+def measure(
+    against: str,
+    sizes: Sequence[int],
+    steps: int = STEPS,
+    rate: float | None = None,
+    seeds: int = SEEDS,
+    optimizer: str = "adamw",
+    parametrizations: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """A row for each parametrisation, width, depth, seed, activation and step t = 1, 2, ...: `change` and `size`.
 
-    `change` is the root mean square of what t steps have added to the activation on a fixed batch, `size` that of the
-    activation itself.
+    `against` is "width" or "depth", which takes each of the `sizes`; `rate` None takes that of RATES. `change` is the
+    root mean square of what t steps have added to the activation on a fixed batch, `size` that of the activation.
     """
     corpus = load_corpus(Data(source="zipf", vocabulary=VOCABULARY, length=200_000), CONTEXT)
     rows = [
         row
-        for parametrization in PARAMETRIZATIONS
-        for width in widths
-        for row in _measure_pack(_trials(parametrization, width, steps, rate, seeds), corpus)
+        for parametrization in parametrizations or COMPARED[against]
+        for size in sizes
+        for row in _measure_pack(_trials(parametrization, {against: size}, steps, rate, seeds, optimizer), corpus)
     ]
     return pd.DataFrame(rows)
 
 
-def slopes(table: pd.DataFrame, of: str = "change") -> pd.Series:
-    """Exponent k of change ~ width^k by parametrisation, activation and step, fitted to the mean over the seeds.
+def slopes(table: pd.DataFrame, against: str, of: str = "change") -> pd.Series:
+    """Exponent k of change ~ size^k by parametrisation, activation and step, fitted to the mean over the seeds.
 
-    `of` "size" fits the activations themselves. What did not move at all has no exponent.
+    `against` is "width" or "depth"; `of` "size" fits the activations themselves. What did not move has no exponent.
     """
-    means = table[table["change"] > 0].groupby(["parametrization", "activation", "step", "width"])[of].mean()
+    means = table[table["change"] > 0].groupby(["parametrization", "activation", "step", against])[of].mean()
     grouped = means.groupby(["parametrization", "activation", "step"])
-    return grouped.apply(lambda m: np.polyfit(np.log(m.index.get_level_values("width")), np.log(m.to_numpy()), 1)[0])
+    return grouped.apply(lambda m: np.polyfit(np.log(m.index.get_level_values(against)), np.log(m.to_numpy()), 1)[0])
 
 
-def draw(table: pd.DataFrame, path: Path) -> None:
+def draw(table: pd.DataFrame, against: str, path: Path) -> None:
     """A panel for each activation, a row of panels for each parametrisation, a line for each step."""
-    names = {"width": "width", "change": "RMS change since initialisation", "step": "steps taken"}
+    names = {"change": "RMS change since initialisation", "step": "steps taken"}
     moved = table[table["change"] > 0]
     shown = moved.replace({"parametrization": PARAMETRIZATIONS, "activation": ACTIVATIONS}).rename(columns=names)
     with matplotlib.rc_context({"backend": "agg"}):
         sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
         grid = sns.relplot(
             shown,
-            x=names["width"],
+            x=against,
             y=names["change"],
             hue=names["step"],
             col="activation",
@@ -91,40 +107,56 @@ def draw(table: pd.DataFrame, path: Path) -> None:
             facet_kws={"sharey": "col", "margin_titles": True},
         )
         grid.set(xscale="log", yscale="log")
-        widths = sorted(table["width"].unique())
+        sizes = sorted(table[against].unique())
         for axes in grid.axes.flat:
-            axes.set_xticks(widths, [str(width) for width in widths], rotation=45)
+            axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45 if max(sizes) > 99 else 0)
+            lowest, highest = axes.get_ylim()
+            is_narrow = highest < 5 * lowest
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if is_narrow else (1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
         grid.set_titles(col_template="{col_name}", row_template="{row_name}", size=13)
-        grid.set_axis_labels(names["width"], "")
+        grid.set_axis_labels(against, "")
         grid.figure.supylabel(names["change"], fontsize=12, x=0.0)
         grid.savefig(path, dpi=150)
         plt.close(grid.figure)
 
 
-def _trials(parametrization: str, width: int, steps: int, rate: float, seeds: int) -> list[Trial]:
-    return [
-        Trial(
-            Model(width, DEPTH, HEAD_DIM, CONTEXT, parametrization=parametrization, base_width=BASE_WIDTH),
-            Optim(lr=rate, weight_decay=0.0),
-            Schedule(warmup=0, decay="constant"),
-            Train(steps, BATCH, validate_every=steps, validate_batches=1),
-            seed=seed,
-        )
-        for seed in range(seeds)
-    ]
+def _trials(
+    parametrization: str, size: Mapping[str, int], steps: int, rate: float | None, seeds: int, optimizer: str
+) -> list[Trial]:
+    """`size` is the width or the depth. Over the depth the last matrix of each branch starts at zero: what random
+    branches add falls with depth in CompleteP, and takes gradients along. A step that is relative to the weights needs
+    weights, and does not follow the size of gradients.
+    """
+    rule, _, _ = OPTIMIZERS[optimizer].rule.partition("_")
+    rate = RATES.get(optimizer, RATES[rule]) if rate is None else rate
+    model = Model(
+        width=size.get("width", BASE_WIDTH),
+        depth=size.get("depth", BASE_DEPTH),
+        head_dim=HEAD_DIM,
+        context=CONTEXT,
+        parametrization=parametrization,
+        base_width=BASE_WIDTH,
+        base_depth=BASE_DEPTH,
+        init="zero_residual" if "depth" in size and rule != "relative" else "standard",
+    )
+    optim = Optim(name=optimizer, lr=rate, weight_decay=0.0)
+    length = Train(steps, BATCH, validate_every=steps, validate_batches=1)
+    return [Trial(model, optim, Schedule(warmup=0, decay="constant"), length, seed=seed) for seed in range(seeds)]
 
 
 def _measure_pack(trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, object]]:
     pack, model = Pack(trials, corpus, torch.device("cpu")), trials[0].model
     initial, rows = _activations(pack), []
+    of_all = {"parametrization": model.parametrization, "width": model.width, "depth": model.depth}
 
     def write(step: int, signals: Mapping[str, np.ndarray]) -> None:
         for name, now in _activations(pack).items():
             change, size = _root_mean_square(now - initial[name]), _root_mean_square(now)
             for row, planned in enumerate(pack.rows):
-                at = {"parametrization": model.parametrization, "width": model.width, "seed": trials[planned].seed}
-                rows.append({**at, "activation": name, "step": step + 1, "change": change[row], "size": size[row]})
+                at = {**of_all, "seed": trials[planned].seed, "activation": name, "step": step + 1}
+                rows.append({**at, "change": change[row], "size": size[row]})
 
     train(pack, Agenda([None] * len(trials)), 1, write, telemetry=False, detection=False)
     return rows
@@ -132,9 +164,11 @@ def _measure_pack(trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, obj
 
 def _activations(pack: Pack) -> dict[str, Tensor]:
     """Activations on the first validation batch, [R, ...]; scores of the future, at -inf, are set to zero."""
+    last_block = f"blocks.{pack.planned[0].model.depth - 1}."
     found: dict[str, Tensor] = {}
 
-    def read(name: str, x: Tensor) -> None:
+    def read(tap: str, x: Tensor) -> None:
+        name = tap.removeprefix(last_block)
         if name in ACTIVATIONS:
             found[name] = torch.where(x == -math.inf, 0.0, x)
 
@@ -149,11 +183,16 @@ def _root_mean_square(x: Tensor) -> list[float]:
     return x.flatten(1).double().square().mean(1).sqrt().tolist()
 
 
-def _widths(text: str) -> list[int]:
-    widths = [int(part) for part in text.split(",")]
-    if len(set(widths)) < 2 or any(width < HEAD_DIM or width % HEAD_DIM for width in widths):
-        raise argparse.ArgumentTypeError(f"{text}: allowed: two or more multiples of {HEAD_DIM}, separated by commas")
-    return widths
+def _sizes(allowed: str, is_allowed: Callable[[int], bool]) -> Callable[[str], list[int]]:
+    """A parser of two or more different numbers."""
+
+    def parse(text: str) -> list[int]:
+        sizes = [int(part) for part in text.split(",")]
+        if len(set(sizes)) < 2 or not all(map(is_allowed, sizes)):
+            raise argparse.ArgumentTypeError(f"{text}: allowed: two or more {allowed}, separated by commas")
+        return sizes
+
+    return parse
 
 
 def _count(text: str) -> int:
@@ -162,22 +201,36 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def main() -> None:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sweeps.coordinate_check", description=(__doc__ or "").split("\n")[0]
     )
+    widths = _sizes(f"multiples of {HEAD_DIM}", lambda width: width >= HEAD_DIM and width % HEAD_DIM == 0)
+    depths = _sizes("whole numbers from 1 on", lambda depth: depth >= 1)
     parser.add_argument("out", type=Path, help="the figure to write, a .png")
-    parser.add_argument("--widths", type=_widths, default=list(WIDTHS), help=f"default {','.join(map(str, WIDTHS))}")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--widths", type=widths, help=f"default {','.join(map(str, WIDTHS))}")
+    sizes.add_argument("--depths", type=depths, help=f"depths to compare instead, such as {','.join(map(str, DEPTHS))}")
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adamw", help="default adamw")
     parser.add_argument("--steps", type=_count, default=STEPS, help=f"training steps, default {STEPS}")
-    parser.add_argument("--rate", type=float, default=RATE, help=f"learning rate, the same everywhere, default {RATE}")
+    parser.add_argument(
+        "--rate", type=float, help=f"learning rate, the same everywhere, default {RATES['adam']} for adamw"
+    )
     parser.add_argument("--seeds", type=_count, default=SEEDS, help=f"trials in each pack, default {SEEDS}")
-    options = parser.parse_args()
-    table = measure(options.widths, options.steps, options.rate, options.seeds)
+    return parser
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    against = "depth" if options.depths else "width"
+    sizes = options.depths or options.widths or list(WIDTHS)
+    table = measure(against, sizes, options.steps, options.rate, options.seeds, options.optimizer)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(table, options.out)
-    last = slopes(table).xs(options.steps, level="step").unstack("parametrization")
-    shown = last.loc[list(ACTIVATIONS), list(PARAMETRIZATIONS)].rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS)
-    print(f"Exponent of the change after {options.steps} steps against the width:\n{shown.round(2).to_string()}")
+    draw(table, against, options.out)
+    last = slopes(table, against).xs(options.steps, level="step").unstack("parametrization")
+    last = last.reindex(index=list(ACTIVATIONS), columns=list(COMPARED[against]))
+    shown = last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string()
+    print(f"Exponent of the change after {options.steps} steps of {options.optimizer} against the {against}:\n{shown}")
     print(f"Figure: {options.out}")
 
 

@@ -5,8 +5,7 @@ Stock Hydra composes and checks a job in 170 ms. Here a job costs a few dictiona
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,19 +16,22 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config import (
     IDENTITY,
     NO_FAULT,
-    PARTS,
     ConfigError,
     Fault,
     Problems,
     Trial,
-    check_trial,
     checked,
     field_types,
+    sections,
 )
+from harness.contradictions import check_trial
+from harness.optimizers import OPTIMIZERS
 from injectors import InjectableFault, fault_types
 from injectors.fault import Places, places_of
 from sweeps import settings
-from sweeps.arguments import CONFIG_NAME, GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key, unknown_option
+from sweeps.arguments import CONFIG_NAME, GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
+from sweeps.choices import NONE, unknown_option
+from sweeps.mitigations import Mitigation, Mitigations, flat, told_of
 
 
 def schema() -> dict[str, Any]:
@@ -37,7 +39,7 @@ def schema() -> dict[str, Any]:
 
     The fields of all faults are among them, without a value: they may stand beside any choice of `fault`.
     """
-    trial = {name: vars(cls()) for name, cls in PARTS.items()}
+    trial = {name: vars(cls()) for name, cls in sections().items()}
     fault = {name: None for cls in fault_types().values() for name in vars(cls())}
     return {**trial, "seed": Trial().seed, "fault": {**fault, "kind": "none", "name": "none"}, **settings.schema()}
 
@@ -47,23 +49,10 @@ def fault_schemas() -> dict[str, dict[str, Any]]:
     return {kind: {"kind": kind} if kind == "none" else vars(cls()) for kind, cls in fault_types().items()}
 
 
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
-@contextmanager
-def _told_of(where: str) -> Iterator[None]:
-    """Say of each reason where its key stands."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(*(f"{where}: {reason}" for reason in error.reasons)) from None
+def _is_idle(key: str, optimizer: str) -> bool:
+    """Whether the key, or the section, belongs to an optimizer that is not the one in use."""
+    section = key.partition(".")[0]
+    return section in OPTIMIZERS and section != optimizer
 
 
 @dataclass
@@ -77,13 +66,14 @@ class Composer:
     study: str
     required: frozenset[str] = frozenset()
     recipe: dict[str, Any] = field(init=False)
-    _mitigations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _mitigations: Mitigations = field(init=False)
     _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
     _parts: dict[tuple, Any] = field(default_factory=dict)
     _places: dict[tuple, Places] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _overruled: dict[str, str] = field(default_factory=dict)
+    _idle: dict[str, bool] = field(default_factory=dict)
 
     def _compose(self, *overrides: str) -> DictConfig:
         return self.loader.load_configuration(
@@ -92,6 +82,7 @@ class Composer:
 
     def __post_init__(self) -> None:
         self.recipe = self._compose_recipe()
+        self._mitigations = Mitigations(self.loader)
 
     def _compose_recipe(self) -> dict[str, Any]:
         """Defaults and what the study changes in them, as flat keys; no mitigation, no fault. Raises ConfigError."""
@@ -102,10 +93,10 @@ class Composer:
             if config.hydra.runtime.choices.get(group) != "none":
                 reason = f"study={self.study}: {group}={config.hydra.runtime.choices.get(group)}: {beside}"
                 problems.reasons[reason] = None
-        for key, value in _flat(OmegaConf.to_container(config)).items():  # type: ignore[arg-type]
+        for key, value in flat(OmegaConf.to_container(config)).items():  # type: ignore[arg-type]
             if key in RUN_KEYS or key.startswith("hydra.") or (key.startswith("fault.") and value in (None, "none")):
                 continue
-            with problems.collect(), _told_of(f"study={self.study}"):
+            with problems.collect(), told_of(f"study={self.study}"):
                 if key in trial_fields():
                     recipe[key] = checked(key, *trial_fields()[key], value)
                 elif key.split(".")[0] in GROUPS:
@@ -115,39 +106,21 @@ class Composer:
         problems.check()
         return recipe
 
-    def _check_option(self, group: str, name: Any) -> None:
-        options = self.loader.get_group_options(group)
-        if name not in options:
-            raise unknown_option(group, name, options)
-
-    def mitigation(self, name: str) -> dict[str, Any]:
-        """The fields that a mitigation sets. Raises ConfigError."""
-        if name not in self._mitigations:
-            self._check_option("mitigation", name)
-            file = self.loader.repository.load_config(f"mitigation/{name}")  # type: ignore[attr-defined]
-            difference, problems = {}, Problems()
-            values = OmegaConf.to_container(file.config)
-            with _told_of(f"mitigation={name}"):
-                if file.defaults_list:
-                    raise ConfigError("defaults: a mitigation stands alone; allowed: fields of the trial")
-                for key, value in _flat(values if isinstance(values, dict) else {"": values}).items():
-                    with problems.collect():
-                        if key not in trial_fields():
-                            raise unknown_key(key, value, trial_fields())
-                        difference[key] = checked(key, *trial_fields()[key], value)
-                problems.check()
-            self._mitigations[name] = difference
-        return self._mitigations[name]
+    def mitigation(self, name: str) -> Mapping[str, Any]:
+        """The fields that a choice of `mitigation` sets. Raises ConfigError."""
+        return self._mitigations.choose(name).fields
 
     def preset(self, name: str) -> dict[str, Any]:
         """The fields that a choice of `fault` sets, `kind` among them. Raises ConfigError."""
         if name not in self._presets:
-            self._check_option("fault", name)
+            options = self.loader.get_group_options("fault")
+            if name not in options:
+                raise unknown_option("fault", name, options)
             composed = {"kind": "none"} if name == "none" else self._compose(f"fault={name}").fault
-            values = _flat(OmegaConf.to_container(OmegaConf.create(composed)))  # type: ignore[arg-type]
+            values = flat(OmegaConf.to_container(OmegaConf.create(composed)))  # type: ignore[arg-type]
             kinds: Mapping[str, type] = fault_types()
             kind = str(values.get("kind"))
-            with _told_of(f"fault={name}"):
+            with told_of(f"fault={name}"):
                 if kind not in kinds:
                     raise ConfigError(f"kind={kind}: unknown kind of fault; allowed: {', '.join(sorted(kinds))}")
                 own = field_types(kinds[kind]) if kind != "none" else dict.fromkeys(IDENTITY, (str, False))
@@ -169,10 +142,10 @@ class Composer:
             with problems.collect():
                 key, value = assignment(text)
                 given[key] = value
-        mitigation, fault_name = given.pop("mitigation", "none"), given.pop("fault", "none")
-        difference: dict[str, Any] = {}
+        chosen, fault_name = given.pop("mitigation", NONE), given.pop("fault", NONE)
+        mitigation = Mitigation(NONE, {})
         with problems.collect():
-            difference = self.mitigation(mitigation)
+            mitigation = self._mitigations.choose(chosen)
         fault = NO_FAULT
         with problems.collect():
             fault = self._fault(fault_name, given)
@@ -180,18 +153,38 @@ class Composer:
         for key, value in given.items():
             if key in values:
                 values[key] = value
-                self._note(key, value, key not in difference, f"mitigation={mitigation} sets it")
+        optimizer = (values | mitigation.fields)["optim.name"]
+        for key, value in given.items():
+            if key in mitigation.fields:
+                self._note(key, value, False, f"mitigation={mitigation.name} sets it")
+            elif key in values:
+                self._note(key, value, not _is_idle(key, optimizer), f"optim.name={optimizer} has no such field")
         problems.check()
-        values |= difference
-        parts = {part: self._part(part, cls, values) for part, cls in PARTS.items()}
-        trial = Trial(**parts, fault=fault, mitigation=mitigation, seed=values["seed"])
+        trial = self._made(values | mitigation.fields, fault, mitigation.name)
+        if reasons := self._reasons(trial):
+            # What is wrong without the mitigation too is not its fault.
+            others = self._reasons(self._made(values, fault, NONE))
+            raise ConfigError(*(r if r in others else f"mitigation={mitigation.name}: {r}" for r in reasons))
+        is_idle = mitigation.fields.items() <= values.items()
+        self._idle[mitigation.name] = is_idle and self._idle.get(mitigation.name, True)
+        return trial
+
+    def _made(self, values: Mapping[str, Any], fault: Fault, mitigation: str) -> Trial:
+        optimizer = values["optim.name"]
+        parts = {
+            part: self._part(part, cls, values) for part, cls in sections().items() if not _is_idle(part, optimizer)
+        }
+        return Trial.of(parts, fault=fault, mitigation=mitigation, seed=values["seed"])
+
+    def _reasons(self, trial: Trial) -> Sequence[str]:
+        """Everything because of which a trial cannot be trained."""
+        problems = Problems()
         with problems.collect():
             check_trial(trial)
-        if isinstance(fault, InjectableFault) and trial.model.width % trial.model.head_dim == 0:
+        if isinstance(trial.fault, InjectableFault) and trial.model.width % trial.model.head_dim == 0:
             with problems.collect():
-                self._check_fault(fault, trial)
-        problems.check()
-        return trial
+                self._check_fault(trial.fault, trial)
+        return tuple(problems.reasons)
 
     def _fault(self, name: str, given: Mapping[str, Any]) -> Fault:
         """The fault of that name with the given `fault.*` fields that it has."""
@@ -233,7 +226,8 @@ class Composer:
         if used:
             self._reached.add(key)
         elif key in self.required:
-            other = "fault" if key.startswith("fault.") else "mitigation"
+            section = key.partition(".")[0]
+            other = "fault" if section == "fault" else "optimizer" if section in OPTIMIZERS else "mitigation"
             self._overruled[key] = (
                 f"{key}={value}: reaches no trial, because {why}; allowed: leave it out, or another {other}"
             )
@@ -253,6 +247,11 @@ class Composer:
         problems.reasons |= {reason: None for key, reason in self._overruled.items() if key not in self._reached}
         problems.check()
         return list(found.values())
+
+    def notices(self) -> list[str]:
+        """A line for each mitigation that changed nothing in any trial made so far."""
+        idle = sorted(name for name, idle in self._idle.items() if idle and name != NONE)
+        return [f"mitigation={name}: sets nothing that the recipe does not have already" for name in idle]
 
     def last_bit(self) -> Fault:
         """The fault from which the clean envelope is made."""

@@ -43,8 +43,17 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM has come."""
 
 
-def run_rounds(trials: Sequence[Trial], last_bit: Fault, run: Run, executor: Executor, console: Console) -> int:
+def run_rounds(
+    trials: Sequence[Trial],
+    last_bit: Fault,
+    run: Run,
+    executor: Executor,
+    console: Console,
+    notices: Sequence[str] = (),
+) -> int:
     """Run the sweep, its campaigns drawn; in rounds, if it is to stop by itself. Returns the exit status.
+
+    `notices` are lines that belong to the plan.
 
     Raises ConfigError before anything is written if something about the run is wrong.
     """
@@ -58,7 +67,7 @@ def run_rounds(trials: Sequence[Trial], last_bit: Fault, run: Run, executor: Exe
                 campaigns.append(campaign)
     problems.check()
     assert isinstance(last_bit, Value)
-    notes = [campaign.words() for campaign in campaigns]
+    notes = [*notices, *(campaign.words() for campaign in campaigns)]
     common = [*single, *(envelope(campaigns, last_bit, run.envelope) if run.envelope and campaigns else ())]
     largest = max((campaign.samples for campaign in campaigns), default=0)
     rounds = [largest] if run.width is None or run.plan else [*range(run.round, largest, run.round), largest]

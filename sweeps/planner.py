@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.activations import ACTIVATIONS
 from harness.config import NO_FAULT, Model, Trial
 from harness.pack import rows_at_once
+from harness.placements import has_final_norm
 from harness.precision import FORMATS
-from harness.scaling import feedforward_size, tensor_table
+from harness.scaling import tensor_table
+from harness.tensors import block_norms, feedforward_size
 
 
 @dataclass(frozen=True)
@@ -163,26 +166,42 @@ def _join(pieces: Sequence[PackPlan]) -> PackPlan:
 # --- what a pack costs -------------------------------------------------------------------------------------------
 
 
-def activation_elements(model: Model, vocabulary: int) -> int:
+def activation_elements(model: Model, vocabulary: int, checkpointing: bool = False) -> int:
     """Values that one token leaves for the backward pass: a count over the model's code, scores included."""
-    heads = model.width // model.head_dim
-    explicit_scores = 2 * heads * model.context
-    norms = 2 * model.width if model.qk_norm else 0
-    feedforward = (3 if model.activation == "swiglu" else 2) * feedforward_size(model)
-    block = 14 * model.width + norms + explicit_scores + feedforward
-    return model.depth * block + 3 * model.width + 2 * vocabulary
+    width = model.width
+    copies = 2 + (model.attention_cap is not None) + 2 * (model.soft_clip_high is not None)
+    scores = copies * width // model.head_dim * model.context
+    gated = 4 + 2 * (model.swiglu_clamp is not None) + (model.init == "fixup")
+    plain = 1 if model.activation == "relu" else 2  # a ReLU keeps what it gives, as the next matrix does
+    feedforward = (gated if ACTIVATIONS[model.activation].gated else plain) * feedforward_size(model)
+    scaled_branches = 2 * width * ((model.layer_scale is not None) + (model.init == "fixup"))
+    block = 10 * width + scores + feedforward + scaled_branches
+    inside = sum(block + _normed(model, number) for number in range(model.depth))
+    if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
+        inside = model.depth * width + 3 * inside // model.depth
+    outside = width + (2 * width if has_final_norm(model) else 0) + (2 * width if model.embedding_norm else 0)
+    return inside + outside + (2 + (model.output_cap is not None)) * vocabulary
+
+
+def _normed(model: Model, block: int) -> int:
+    """What the norms of a block leave: two values, or with RMSNorm one, for each feature that they are fed."""
+    fed = 0
+    for tensor in block_norms(model, block):
+        is_of_heads = tensor.name.endswith((".query_norm", ".key_norm"))
+        fed += model.width if is_of_heads else tensor.size
+    return (2 if model.norm == "layer" else 1) * fed
 
 
 def mean_rows(trials: Sequence[Trial]) -> float:
     """Rows that train at a time, on average: a faulty trial needs none before its strike."""
-    steps = trials[0].train.steps
+    steps = trials[0].steps
     return sum(1.0 if trial.fault == NO_FAULT else max(0, steps - trial.fault.start) / steps for trial in trials)
 
 
 def state_bytes(trial: Trial) -> int:
-    """Memory of one trial's weights, gradients and two moments."""
+    """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
     state, _ = FORMATS[trial.train.precision]
-    copies = 4 + (2 if trial.train.ranks > 1 else 0)
+    copies = 4 + (2 if trial.train.ranks > 1 else 0) + (1 if trial.model.sigma_reparam else 0)
     return copies * state.itemsize * sum(row.size for row in tensor_table(trial.model, trial.data.vocabulary))
 
 
@@ -190,7 +209,8 @@ def activation_bytes(trial: Trial, rows: int, device: str) -> float:
     """Memory of the activations of those of `rows` trials that pass through the model together."""
     sequences = trial.train.batch // trial.train.ranks
     together = min(rows, 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
-    elements = sequences * trial.model.context * activation_elements(trial.model, trial.data.vocabulary)
+    a_token = activation_elements(trial.model, trial.data.vocabulary, trial.train.checkpointing)
+    elements = sequences * trial.model.context * a_token
     return together * FORMATS[trial.train.precision][0].itemsize * elements
 
 
@@ -220,12 +240,14 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
     operations = 6 * tokens * (matrices + 2 * model.depth * model.context * model.width)
     traffic = 4 * 5 * tokens * activation_elements(model, trial.data.vocabulary)
     rate, bandwidth = (1e14, 1e12) if device == "cuda" else (1.5e11, 5e9)
-    return operations / rate + traffic / bandwidth
+    passes = 4 / 3 if trial.train.checkpointing else 1  # a forward pass is a third of a step
+    return passes * (operations / rate + traffic / bandwidth)
 
 
 def pack_seconds(pack: PackPlan, device: str) -> float:
     """A rough time for a pack on one worker."""
     trial = pack.trials[0]
+    # Where sequences or batches grow, more steps are as many tokens.
     return mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
 
 

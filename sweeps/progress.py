@@ -25,7 +25,7 @@ class Display:
         self.out, self.console = out, console
         self.packs = {pack.id: pack for pack in packs}
         self.total = sum(len(pack.recorded) for pack in packs)
-        self.total_steps = sum(len(pack.trials) * pack.trials[0].train.steps for pack in packs)
+        self.total_steps = sum(len(pack.trials) * pack.trials[0].steps for pack in packs)
         self.done_trials = self.bad_trials = self.failed_packs = 0
         self.done_steps, self.skipped_steps = 0, 0
         self.started = self.last_line = time.monotonic()
@@ -49,12 +49,12 @@ class Display:
         pack = self.packs.pop(result.pack)
         if isinstance(result, Failed):
             self.failed_packs += 1
-            self.skipped_steps += len(pack.trials) * pack.trials[0].train.steps
+            self.skipped_steps += len(pack.trials) * pack.trials[0].steps
             self.console.print(f"pack {result.pack} failed: {result.reason}", highlight=False, markup=False)
         else:
             self.done_trials += len(result.outcome)
             self.bad_trials += sum(outcome != TRAINED for outcome in result.outcome)
-            self.done_steps += len(pack.trials) * pack.trials[0].train.steps
+            self.done_steps += len(pack.trials) * pack.trials[0].steps
         self.update()
 
     def update(self) -> None:

@@ -20,7 +20,7 @@ from harness.corpus import Corpus, load_corpus
 from harness.loop import Result, train
 from harness.pack import Pack
 from harness.precision import make_deterministic, pick_device
-from harness.schedules import learning_rate
+from harness.schedules import rates_of
 from harness.sites import Agenda, Injector
 from harness.store import PackStore
 from injectors import FaultContext, InjectableFault
@@ -76,8 +76,7 @@ def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
     """The trial's fault, armed."""
     if not isinstance(trial.fault, InjectableFault):
         return None
-    rates = np.array([learning_rate(trial, step) for step in range(trial.train.steps)])
-    places = places_of(trial, corpus.vocabulary)
+    places, rates = places_of(trial, corpus.vocabulary), rates_of(trial)
     context = FaultContext(trial, places, corpus.train, corpus.counts, rates, trial.seeds["fault"], corpus.fingerprint)
     return trial.fault.arm(context)
 
@@ -96,7 +95,7 @@ def train_pack(job: Job) -> Finished:
         job.out,
         job.pack.id,
         recorded,
-        first.train.steps,
+        first.steps,
         first.model.depth,
         description,
         _environment(device),
@@ -150,7 +149,7 @@ def _idle_faults(trials: tuple[Trial, ...], result: Result, kept: list[int]) -> 
 def _report(job: Job, steps: int, frozen: int) -> None:
     """One small file a running pack: the same for processes here and for jobs on Slurm."""
     trials = job.pack.trials
-    values = {"steps": steps, "of": trials[0].train.steps, "trials": len(trials), "frozen": frozen, "time": time.time()}
+    values = {"steps": steps, "of": trials[0].steps, "trials": len(trials), "frozen": frozen, "time": time.time()}
     job.progress_file.parent.mkdir(parents=True, exist_ok=True)
     temporary = job.progress_file.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(values))

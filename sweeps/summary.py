@@ -34,7 +34,7 @@ def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
         console.print(
             f"  width {model.width}, depth {model.depth}{''.join(f', {words}' for words in changed)}: "
             f"{count(len(packs), 'pack')} of {span} trials, batch {train.batch} x {model.context} tokens, "
-            f"{train.steps} steps, {max(map(pack_bytes, packs)) / 2**20:,.0f} MiB a pack",
+            f"{trial.steps} steps, {max(map(pack_bytes, packs)) / 2**20:,.0f} MiB a pack",
             highlight=False,
             soft_wrap=True,
         )

@@ -19,13 +19,15 @@ ALLOWED = {
 NARROW = {
     # analysis reads datasets: of the harness it knows the store's layout and the configuration's fields.
     "analysis": {"harness.store", "harness.config"},
-    # injectors know sites, shapes, configuration and the arithmetic that they imitate, never the loop or the pack.
+    # injectors know sites, shapes, configuration, what optimizers keep and the arithmetic that they imitate, never the
+    # loop or the pack.
     "injectors": {
         "harness.sites",
         "harness.config",
         "harness.scaling",
         "harness.taps",
         "harness.formats",
+        "harness.optimizers",
         "harness.ranks",
         "harness.schedules",
         "harness.store",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,13 +16,16 @@ from harness.state import State
 class Clipper:
     """Base of the clippers: made for a pack in which some trial asks for it, and called at every step.
 
-    `order` says which of several acts first. A clipper with a memory adds its arrays [R, ...] to the pack's `state`.
+    A clipper with a memory adds its arrays [R, ...] to the pack's `state`, and then forks, snapshots and masked trials
+    see it. What it remembers is to stay finite, whatever the gradients are.
     """
 
-    order: ClassVar[int] = 0
+    order: ClassVar[int] = 0  # which of several acts first
+    needs_norm: ClassVar[bool] = True  # whether it looks at the global norm; if another acted before, that is a pass
+    repairs_infinity: ClassVar[bool] = False  # whether infinite elements are finite afterwards; NaN freezes a trial
 
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
-        self.layout = layout
+        self.layout, self.device = layout, device
 
     @classmethod
     def is_on(cls, trial: Trial) -> bool:
@@ -36,6 +39,13 @@ class Clipper:
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
         """Clip the gradients in place. `norm_R` is their global norm as they come, float64.
 
-        A row that is not active is left as it is, and so is what the clipper remembers of it.
+        A row that is not active is left as it is, and so is what the clipper remembers of it. The columns between
+        tensors are zero and have to stay so.
         """
         raise NotImplementedError
+
+    def column(self, trials: Sequence[Trial], read: Callable[[Trial], float | None]) -> Tensor:
+        """One number a trial, [R], float64; infinity where there is none."""
+        values = [read(trial) for trial in trials]
+        exact = [float("inf") if value is None else value for value in values]
+        return torch.tensor(exact, dtype=torch.float64, device=self.device)

@@ -8,24 +8,31 @@ import torch
 from torch import Tensor
 
 from harness.clippers.base import Clipper
-from harness.clipping import clip_by_global_norm
+from harness.clipping import clipping_factor, padding_of, scale_trials
 from harness.config import Trial
+from harness.parameters import Layout
+from harness.state import State
 
 
 class GlobalNorm(Clipper):
-    """`optim.clip`: gradients scaled to a global norm of at most that (Pascanu et al. 2013, arXiv 1211.5063)."""
+    """`optim.clip`: gradients scaled to a global norm of at most that (Pascanu et al. 2013, arXiv 1211.5063).
+
+    With the factor of torch.nn.utils.clip_grad_norm_.
+    """
 
     order = 90
+
+    def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
+        super().__init__(layout, state, rows, device)
+        self._padding = padding_of(layout).to(device)
 
     @classmethod
     def is_on(cls, trial: Trial) -> bool:
         return trial.optim.clip is not None
 
     def bind(self, trials: Sequence[Trial]) -> None:
-        limits = [float("inf") if trial.optim.clip is None else trial.optim.clip for trial in trials]
-        self._limits = torch.tensor(limits, dtype=torch.float64)
+        self._limit = self.column(trials, lambda trial: trial.optim.clip)
 
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
-        # A gradient that is thrown away is not clipped: a NaN norm would reach what stands between the tensors.
-        self._limits = self._limits.to(norm_R.device)
-        clip_by_global_norm(gradients_RxP, torch.where(active_R, norm_R, 0.0), self._limits)
+        factor = torch.where(active_R, clipping_factor(norm_R, self._limit), 1.0)
+        scale_trials(gradients_RxP, factor, self._padding)

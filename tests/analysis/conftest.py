@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from pathlib import Path
@@ -109,8 +109,9 @@ def write_pack(
     grad_norm: Callable[[Trial], np.ndarray] | None = None,
     outcome: Callable[[Trial], str] = lambda trial: "trained",
     masked_step: Callable[[Trial], int | None] = lambda trial: None,
+    signals: Mapping[str, Callable[[Trial], np.ndarray]] | None = None,
 ) -> PackStore:
-    """A pack whose `loss` is given and whose other signals are 1; non-finite from the first NaN on.
+    """A pack whose `loss` is given, and `signals` beside it; all others are 1. Non-finite from the first NaN loss on.
 
     Its faults struck as often as they have events, which the store keeps as the loop does: 64 of a trial.
     """
@@ -122,6 +123,8 @@ def write_pack(
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")
     if grad_norm is not None:
         values["grad_norm"] = np.array([grad_norm(trial) for trial in trials], "f4")
+    for name, curve in (signals or {}).items():
+        values[name] = np.array([curve(trial) for trial in trials], "f4")
     done = steps if steps_done is None else steps_done
     if done:
         store.write(0, {name: array[:, :done] for name, array in values.items()})

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from analysis import fault_events, figures, metrics, open_sweep
 from analysis.figures import FIGURES
+from tests.analysis.mitigated import Ending, Study
 
 
 def settings() -> dict[str, object]:
@@ -248,6 +249,29 @@ def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path, synthetic
 
 
 # --- nothing to draw ---------------------------------------------------------------------------------------------
+
+
+def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Path, synthetic) -> None:
+    names = ["none", *(f"m{number:02}" for number in range(20))]
+    study = Study(synthetic, tmp_path)
+
+    def ending(trial) -> Ending:
+        size = 20 - names.index(trial.mitigation)
+        return Ending(2 + size * trial.optim.lr, deviation={} if trial.fault.name == "none" else {1: size})
+
+    study.write(ending, mitigations=names, faults=[study.flip()], widths=(32, 64))
+    drawn = {name: draw(study.sweep, fault_events(tmp_path)) for name, draw in FIGURES.items()}
+    shown = {"loss_against_rate": 10, "sensitivity_against_width": 10, "faulty_against_golden": 4}
+    for name, drawing in drawn.items():
+        assert synthetic.check_texts(drawing.figure)
+        assert drawing.caption.endswith(f" Not shown: {21 - shown[name]} mitigations with higher values."), name
+    lines = [text.removeprefix("mitigation: ") for text in legend_texts(drawn["loss_against_rate"].figure)]
+    assert lines[:10] == ["none", *names[-9:]] and legend_texts(drawn["sensitivity_against_width"].figure) == lines[:10]
+    titles = [panel.get_title() for panel in drawn["faulty_against_golden"].figure.axes]
+    assert titles[:4] == [f"weight_bit, mitigation: {name}" for name in ["none", *names[-3:]]]
+    panel = drawn["sensitivity_against_width"].figure.axes[0]
+    own = np.array([container[0].get_xdata() for container in panel.containers])
+    assert own[:, 0].max() < own[:, 1].min(), "no series reaches the next width"
 
 
 def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path, synthetic) -> None:

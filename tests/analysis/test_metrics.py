@@ -46,6 +46,31 @@ def test_final_loss_is_nan_where_there_is_none(tmp_path: Path, synthetic) -> Non
     assert all(np.isnan(one_value(final, trial)) for trial in trials[1:])
 
 
+def test_steps_whose_batch_was_dropped_are_left_out_of_the_final_loss(tmp_path: Path, synthetic) -> None:
+    trials = [synthetic.make_trial(seed=seed) for seed in range(3)]
+    synthetic.write_pack(tmp_path, trials, lambda t: np.arange(t.train.steps, dtype=float))
+    ds = open_sweep(tmp_path)
+    dropped = np.zeros((3, 40), dtype=bool)
+    dropped[0, [36, 38]] = dropped[1, 20] = dropped[2, 35:] = True
+    ds["loss"] = ds["loss"].where(~dropped)
+    final = metrics.final_loss(ds)
+    assert [one_value(final, trial) for trial in trials[:2]] == [(35 + 37 + 39) / 3, 37]
+    assert np.isnan(one_value(final, trials[2])), "nothing is left"
+
+
+def test_final_validation_loss_is_that_of_the_last_step(tmp_path: Path, synthetic) -> None:
+    trial, longer, lost = synthetic.make_trial(), synthetic.make_trial(steps=60), synthetic.make_trial(seed=1)
+    for each in (trial, longer, lost):
+        curve = {
+            "validation_loss": lambda t: np.where(np.arange(t.train.steps) % 20 == 19, np.arange(t.train.steps), np.nan)
+        }
+        signals = {"validation_loss": lambda t: np.full(40, np.inf)} if each is lost else curve
+        synthetic.write_pack(tmp_path, [each], signals=signals)
+    found = metrics.final_validation_loss(open_sweep(tmp_path))
+    assert (one_value(found, trial), one_value(found, longer)) == (39, 59) and np.isnan(one_value(found, lost))
+    assert found.attrs["units"] == "nat/token"
+
+
 def test_initial_loss_is_that_of_the_first_step(tmp_path: Path, synthetic) -> None:
     trials = [synthetic.make_trial(seed=seed) for seed in range(2)]
     synthetic.write_pack(tmp_path, trials, lambda t: np.where(np.arange(40) == 0, [5, np.inf][t.seed], 1))

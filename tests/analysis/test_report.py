@@ -18,6 +18,7 @@ import pytest
 from analysis import open_sweep, report
 from analysis.__main__ import main
 from harness.store import PackStore, open_store
+from tests.analysis.mitigated import Ending, Study
 
 HOSTILE = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
 
@@ -43,10 +44,11 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
         "loss_against_rate.png",
         "sensitivity_against_width.png",
         "faulty_against_golden.png",
+        "mitigation_map.png",
     ]
     for path in made.figures:
         assert path.read_bytes().startswith(b"\x89PNG")
-    assert page.count("data:image/png;base64,") == 3 == page.count("<figcaption>")
+    assert page.count("data:image/png;base64,") == 4 == page.count("<figcaption>")
     for text in ("<h1>synthetic</h1>", "c0ffee", "<td>cpu</td>", "all, in 18 packs", "<th>180</th>"):
         assert text in page
     for heading in ("LR sensitivity [nat/token]", "never fired", "fired without effect", "worst deviation [nat/token]"):
@@ -57,7 +59,7 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
 def test_the_page_needs_nothing_beside_it(written) -> None:
     _, page = written
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]{1,30})""", page)
-    assert len(links) == 3 and all(link.startswith("data:image/png;base64,") for link in links)
+    assert len(links) == 4 and all(link.startswith("data:image/png;base64,") for link in links)
     assert "<script" not in page
 
 
@@ -68,7 +70,8 @@ def test_findings_compare_with_and_without(written) -> None:
     pattern = r"qk_norm: LR sensitivity at width 128 0\.22 \[.*\] against 1\.09 \[1\.08, 1\.10\] without\."
     assert re.fullmatch(pattern, lines[2])
     assert lines[3].startswith("Fault rare_tokens, mitigation none: 27 of 30 trials moved away from their golden twin")
-    assert len(lines) == 7
+    assert len(lines) == 10
+    assert lines[7].startswith("Largest stable learning rate at width 128: ") and "2 seeds" in lines[9]
 
 
 def test_hostile_text_stays_text(tmp_path: Path, synthetic) -> None:
@@ -202,6 +205,65 @@ def test_different_rates_are_not_compared(tmp_path: Path, synthetic) -> None:
     assert findings_of(tmp_path)[1].endswith("without; their learning rates differ, so the two cannot be compared.")
 
 
+# --- mitigations -------------------------------------------------------------------------------------------------
+
+
+def section(page: str, heading: str) -> str:
+    return page.split(f"<h2>{heading}</h2>")[1].split("<h2>")[0] if f"<h2>{heading}</h2>" in page else ""
+
+
+def test_mitigations_have_a_figure_and_a_table_with_intervals(tmp_path: Path, synthetic) -> None:
+    study = Study(synthetic, tmp_path)
+    size = {"none": 3.0, HOSTILE: 2.5}
+    study.write(lambda t: Ending(loss=size[t.mitigation]), mitigations=list(size), faults=[study.flip()])
+    page = section(report.write_report(tmp_path).html.read_text(encoding="utf-8"), "Mitigations")
+    assert page.count("data:image/png;base64,") == 1 and "<script" not in page
+    for heading in ("largest stable rate", "deviation, weight_bit [nat/token]", "step time [x baseline]"):
+        assert f"<th>{heading}</th>" in page
+    assert page.count("&lt;script&gt;") == 1, "one row, at one width"
+    cell = '<td class="better">2.500 [2.500, 2.500] at 0.001<br>-0.500 [-0.500, -0.500]</td>'
+    assert cell in page and "3 seeds" in page
+
+
+def test_without_other_mitigations_there_is_no_section(tmp_path: Path, synthetic) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "mitigation_map.png").write_bytes(b"old")
+    Study(synthetic, tmp_path).write(mitigations=["none"])
+    made = report.write_report(tmp_path)
+    assert "<h2>Mitigations" not in made.html.read_text(encoding="utf-8")
+    assert not (tmp_path / "figures" / "mitigation_map.png").exists()
+
+
+def test_without_a_baseline_the_section_says_so(tmp_path: Path, synthetic) -> None:
+    Study(synthetic, tmp_path).write(mitigations=["a", "b"])
+    page = section(report.write_report(tmp_path).html.read_text(encoding="utf-8"), "Mitigations")
+    assert "No figure: the baseline, mitigation=none, is not among the finished trials." in page
+    assert "<table" not in page
+
+
+def test_many_mitigations_do_not_make_many_sentences(tmp_path: Path, synthetic) -> None:
+    study = Study(synthetic, tmp_path)
+    names = ["none", *(f"m{number}" for number in range(11))]
+
+    def ending(trial) -> Ending:
+        size = names.index(trial.mitigation)
+        return Ending(loss=2 + size * trial.optim.lr, deviation={} if trial.fault.name == "none" else {1: size})
+
+    study.write(ending, mitigations=names, faults=[study.flip()])
+    made = report.write_report(tmp_path)
+    assert made.findings[1] == (
+        "LR sensitivity of 12 mitigations: lowest with none at width 32 0.00 [0.00, 0.00]; "
+        "highest with m10 at width 32 0.40 [0.40, 0.40]; without any at width 32 0.00 [0.00, 0.00]."
+    )
+    assert made.findings[2].startswith(
+        "Fault weight_bit, 12 mitigations: 99 of 108 trials moved away from their golden twin; the worst by +11.00"
+    )
+    assert len(made.findings) == 6
+    page = section(made.html.read_text(encoding="utf-8"), "Figures")
+    assert page.count("Not shown: 2 mitigations with higher values.") == 2
+    assert page.count("Not shown: 8 mitigations with higher values.") == 1
+
+
 # --- the command -------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +276,20 @@ def test_the_command_says_what_was_found_and_where_to_look(tmp_path: Path, reali
     lines = done.stdout.splitlines()
     assert any("LR sensitivity at width 128" in line for line in lines)
     assert lines[-2] == f"Report: {out / 'report.html'}" and str(out / "figures" / "loss_against_rate.png") in lines[-1]
+
+
+def test_the_map_of_mitigations_is_a_figure_of_its_own(tmp_path: Path, synthetic, capsys) -> None:
+    Study(synthetic, tmp_path).write()
+    assert main(["figure", "mitigation_map", str(tmp_path), str(tmp_path / "map.svg")]) == 0
+    drawn = (tmp_path / "map.svg").read_text()
+    assert "qk_norm" in drawn and "largest stable" in drawn
+    other = tmp_path / "other"
+    Study(synthetic, other).write(mitigations=["a", "b"])
+    assert main(["figure", "mitigation_map", str(other), str(tmp_path / "none.png")]) == 2
+    expected = (
+        "error: figure mitigation_map: No figure: the baseline, mitigation=none, is not among the finished trials.\n"
+    )
+    assert capsys.readouterr().err == expected and not (tmp_path / "none.png").exists()
 
 
 def test_errors_are_one_line_and_status_2(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,6 +340,6 @@ def test_a_browser_shows_the_page(written, browser: str, tmp_path: Path) -> None
     title = re.search(r"<title>(.*?)</title>", dump_dom(browser, page, tmp_path / "profile"))
     assert title, "no page"
     found = json.loads(html.unescape(title[1]))
-    assert len(found["images"]) == 3 and all(width > 400 for width in found["images"])
+    assert len(found["images"]) == 4 and all(width > 400 for width in found["images"])
     assert not found["wide"], "the page scrolls sideways"
     assert found["tables"] > 10

@@ -1,67 +1,142 @@
-"""muP: what the first steps change does not depend on the width, where it grows in the standard parametrisation."""
+"""Coordinate checks: what the first steps change does not depend on the width in muP, nor on the depth in CompleteP.
+
+In the standard parametrisation it does on both, and in muP on the depth. Every optimizer is checked.
+"""
 
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 
 import pytest
 import torch
 
-from sweeps.coordinate_check import ACTIVATIONS, main, measure, slopes
+from harness.optimizers import OPTIMIZERS
+from sweeps.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, slopes
 
 STEPS = 3
 FLAT = 0.15
 """Over 16 times the width a factor of 1.5 at most. A wrong exponent is off by 1/2 or 1: a factor of 4 or 16."""
 GROWS = 0.3
 WITHIN = [name for name in ACTIVATIONS if name not in ("embedding", "logits")]
+OF_A_RULE = {cls.rule: name for name, cls in OPTIMIZERS.items()}
+"""One optimizer for each rule by which the size of updates may go."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@lru_cache
+def exponents(against, sizes, optimizer, parametrization):
+    """By activation, after the last step."""
+    table = measure(against, sizes, STEPS, seeds=2, optimizer=optimizer, parametrizations=(parametrization,))
+    return slopes(table, against)[parametrization].xs(STEPS, level="step").to_dict()
+
+
+# --- over the width ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def table():
-    """Widths 64 to 1024."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield measure((64, 128, 256, 1024), STEPS, rate=1e-2, seeds=2)
-    torch.set_num_threads(before)
+    """AdamW, widths 64 to 1024."""
+    return measure("width", (64, 128, 256, 1024), STEPS, seeds=2)
 
 
 @pytest.fixture(scope="module")
-def exponents(table):
-    """By parametrisation, activation and step."""
-    return slopes(table)
+def over_width(table):
+    """Exponents by parametrisation, activation and step."""
+    return slopes(table, "width")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_mup_is_flat(exponents, activation):
-    found = exponents["mup"][activation]
+def test_mup_is_flat(over_width, activation):
+    found = over_width["mup"][activation]
     for step in range(1 if activation == "logits" else 2, STEPS + 1):
         assert abs(found[step]) < FLAT, f"step {step}: {found.to_dict()}"
 
 
 @pytest.mark.parametrize("activation", [*WITHIN, "logits"])
-def test_the_standard_parametrisation_grows(exponents, activation):
-    assert exponents["standard"][activation][STEPS] > GROWS
+def test_the_standard_parametrisation_grows(over_width, activation):
+    assert over_width["standard"][activation][STEPS] > GROWS
 
 
-def test_embeddings(table, exponents):
+def test_embeddings(table, over_width):
     """They move by the learning rate in both; at initialisation they keep their size in muP alone."""
-    assert abs(exponents["standard"]["embedding"][STEPS]) < FLAT
-    sizes = slopes(table, of="size")
+    assert abs(over_width["standard"]["embedding"][STEPS]) < FLAT
+    sizes = slopes(table, "width", of="size")
     assert abs(sizes["mup"]["embedding"][STEPS]) < FLAT < GROWS < -sizes["standard"]["embedding"][STEPS]
 
 
-def test_only_the_head_moves_in_the_first_step_of_mup(exponents):
-    assert {name for name in ACTIVATIONS if 1 in exponents["mup"].get(name, ())} == {"logits"}
+def test_only_the_head_moves_in_the_first_step_of_mup(over_width):
+    assert {name for name in ACTIVATIONS if 1 in over_width["mup"].get(name, ())} == {"logits"}
 
 
-def test_both_agree_at_the_base_width_but_for_the_head(engine):
-    """So a learning rate that was tuned at the base width in one is tuned for the other."""
-    standard, mup = (engine.pack_of([engine.trial(parametrization=p, base_width=16)] * 2) for p in ("standard", "mup"))
-    for name, row in standard.layout.by_name.items():
-        same = torch.equal(standard.tensors(standard.weights, 0)[name], mup.tensors(mup.weights, 0)[name])
-        assert same == (name != "head")
-        assert row.learning_rate == mup.layout.by_name[name].learning_rate == 1
-    assert not mup.tensors(mup.weights, 0)["head"].any()
+def test_completep_is_flat_over_the_width_too():
+    found = exponents("width", (64, 256), "adamw", "completep")
+    assert all(abs(exponent) < FLAT for exponent in found.values()), found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_mup_is_flat_with_every_optimizer(optimizer):
+    """From width 128 on, where tokens hardly overlap in direction: the norm of a gradient depends on whether they do.
+
+    A wrong exponent of the width is off by 1/2 or 1. Attention logits of four heads differ by a third between seeds.
+    """
+    found = exponents("width", (128, 512), optimizer, "mup")
+    flat = {name: 0.45 if name == "attention.scores" else 0.25 for name in ("embedding", *WITHIN)}
+    assert all(abs(found[name]) < tolerance for name, tolerance in flat.items()), found
+    # A head that starts at random adds a share that shrinks as 1/sqrt(width).
+    lowest = -0.6 if OPTIMIZERS[optimizer].rule.startswith("relative") else -FLAT
+    assert lowest < found["logits"] < FLAT, found
+
+
+@pytest.mark.parametrize("optimizer", OF_A_RULE.values(), ids=OF_A_RULE)
+def test_the_standard_parametrisation_is_not_flat_with_any_rule(optimizer):
+    found = exponents("width", (128, 512), optimizer, "standard")
+    assert max(abs(exponent) for exponent in found.values()) > 0.45, found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_all_agree_at_the_base_size_but_for_the_head(engine, optimizer):
+    """So a learning rate that was tuned at the base size in one is tuned for the others."""
+    base = {"width": 16, "base_width": 16, "depth": 2, "base_depth": 2, "name": optimizer}
+    packs = {p: engine.pack_of([engine.trial(parametrization=p, **base)] * 2) for p in PARAMETRIZATIONS}
+    standard = packs.pop("standard")
+    needs_size = OPTIMIZERS[optimizer].rule.startswith("relative")
+    for pack in packs.values():
+        for name, row in standard.layout.by_name.items():
+            other, values = pack.layout.by_name[name], pack.tensors(pack.weights, 0)[name]
+            assert (other.learning_rate, other.decay, other.epsilon) == (1, row.decay, 1)
+            assert torch.equal(standard.tensors(standard.weights, 0)[name], values) == (name != "head" or needs_size)
+            assert values.any() == (name != "head" or needs_size)
+
+
+# --- over the depth ----------------------------------------------------------------------------------------------
+
+DEPTHS = (2, 4, 8, 16)
+STEADY = ("embedding", "feedforward.down", "residual", "logits")
+"""Attention's part hangs on few heads of one block: over two seeds and small models it is noise."""
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_completep_is_flat_over_the_depth(optimizer):
+    """Over 8 times the depth a factor of 1.5 at most; what a wrong exponent of the depth leaves is off by 1/2 or 1."""
+    found = exponents("depth", DEPTHS, optimizer, "completep")
+    assert all(abs(found[name]) < 0.2 for name in STEADY), found
+
+
+@pytest.mark.parametrize("parametrization", ["standard", "mup"])
+@pytest.mark.parametrize("optimizer", OF_A_RULE.values(), ids=OF_A_RULE)
+def test_the_residual_stream_grows_with_depth_in_the_others(optimizer, parametrization):
+    assert exponents("depth", DEPTHS, optimizer, parametrization)["residual"] > 0.6
+
+
+# --- the command -------------------------------------------------------------------------------------------------
 
 
 def run_command(monkeypatch, *arguments):
@@ -69,18 +144,38 @@ def run_command(monkeypatch, *arguments):
     main()
 
 
-@pytest.mark.usefixtures("engine")
-def test_the_command_draws_a_figure(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--widths", "32,64"), "2 steps of adamw against the width"),
+        (("--depths", "1,2", "--optimizer", "lion", "--rate", "1e-3"), "2 steps of lion against the depth"),
+    ],
+)
+def test_the_command_draws_a_figure(tmp_path, monkeypatch, capsys, arguments, said):
     out = tmp_path / "figures" / "check.png"
-    run_command(monkeypatch, out, "--steps", 2, "--seeds", 1, "--widths", "32,64")
+    run_command(monkeypatch, out, "--steps", 2, "--seeds", 1, *arguments)
     assert out.read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
-    assert str(out) in printed and all(name in printed for name in ACTIVATIONS.values())
+    assert said in printed and str(out) in printed and all(name in printed for name in ACTIVATIONS.values())
+    assert ("CompleteP" in printed) == ("--depths" in arguments)
 
 
-@pytest.mark.parametrize("widths", ["64", "64,64", "64,65", "0,64"])
-def test_widths_that_it_refuses(tmp_path, monkeypatch, capsys, widths):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--widths", "64"), "64: allowed: two or more multiples of 32"),
+        (("--widths", "64,64"), "64,64: allowed: two or more multiples of 32"),
+        (("--widths", "64,65"), "64,65: allowed: two or more multiples of 32"),
+        (("--widths", "0,64"), "0,64: allowed: two or more multiples of 32"),
+        (("--depths", "2"), "2: allowed: two or more whole numbers from 1 on"),
+        (("--depths", "0,2"), "0,2: allowed: two or more whole numbers from 1 on"),
+        (("--widths", "64,128", "--depths", "2,4"), "not allowed with"),
+        (("--optimizer", "adam"), "adamw"),
+        (("--steps", "0"), "0: allowed: a whole number from 1 on"),
+    ],
+)
+def test_what_the_command_refuses(tmp_path, monkeypatch, capsys, arguments, said):
     with pytest.raises(SystemExit) as end:
-        run_command(monkeypatch, tmp_path / "check.png", "--widths", widths)
+        run_command(monkeypatch, tmp_path / "check.png", *arguments)
     assert end.value.code == 2
-    assert f"{widths}: allowed: two or more multiples of 32" in capsys.readouterr().err
+    assert said in capsys.readouterr().err

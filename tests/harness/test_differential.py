@@ -154,7 +154,10 @@ def test_embedding():
 
 def test_positions():
     x, weight = normal(3, 8, 5), normal(3, 4, 5, seed=1)  # two sequences of four tokens
-    assert_equal_to_torch(add_positions, lambda x, w: (x.view(2, 4, 5) + w).view(8, 5), x, weight)
+    ours, theirs = lambda x, own: add_positions(x, own, 4), lambda x, w: (x.view(2, 4, 5) + w).view(8, 5)
+    assert_equal_to_torch(ours, theirs, x, weight)
+    ours, theirs = lambda x, own: add_positions(x, own, 2), lambda x, w: (x.view(4, 2, 5) + w[:2]).view(8, 5)
+    assert_equal_to_torch(ours, theirs, x, weight)  # four sequences of half the length
 
 
 @pytest.mark.parametrize("heads", [(), (2,)])

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from harness.attention import attend
-from harness.config import ConfigError
+from harness.config import ConfigError, Train
 from harness.formats import round_to
 from harness.layers import linear
 from harness.outcome import NON_FINITE
@@ -165,15 +166,102 @@ def test_small_gradients_underflow_and_large_ones_overflow_in_fp16():
 
 @pytest.mark.parametrize("name", ["fp32", "fp64"])
 def test_full_precision_rounds_nothing(name):
-    precision, x = precision_of(name, torch.device("cpu")), torch.ones(3)
+    precision, x = precision_of(Train(precision=name), torch.device("cpu")), torch.ones(3)
     x = x.double() if name == "fp64" else x
     assert precision(x) is x and precision.rounds is None
 
 
 def test_an_accelerator_has_real_half_precision():
     for name, dtype in HALF.items():
-        assert precision_of(name, torch.device("cuda")) == Precision(dtype)
-        assert precision_of(name, torch.device("cpu")) == Precision(torch.float32, name)
+        assert precision_of(Train(precision=name), torch.device("cuda")) == Precision(dtype)
+        assert precision_of(Train(precision=name), torch.device("cpu")) == Precision(torch.float32, name)
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------
+
+
+@half
+@pytest.mark.parametrize(("norm", "torch_norm"), [("layer", F.layer_norm), ("rms", F.rms_norm)])
+@pytest.mark.parametrize("norms", ["fp32", "products"])
+def test_what_a_norm_reads_and_leaves_is_held_where_the_configuration_says_so(engine, name, norm, torch_norm, norms):
+    """The final norm against float64: a head of unit vectors shows it in the logits, as the head has rounded it."""
+    pack = engine.pack_of([engine.trial(seed=r, precision=name, norms=norms, norm=norm) for r in range(2)])
+    head, gain = (pack.layout.view(pack.weights, tensor) for tensor in ("head", "final_norm"))
+    head.copy_(torch.eye(64, 16).expand_as(head))
+    gain.copy_(1 + torch.rand(gain.shape, generator=generator(1)))
+    seen, gradients = {}, {}
+
+    def read(tap, x):
+        seen[tap] = x.detach().clone()
+        x.register_hook(lambda dx: gradients.update({tap: dx.clone()}))
+
+    pack.model.taps.attach("head.input", read)
+    pack.model.taps.attach("logits", read)
+    pack.learn(pack.batches(0))
+
+    differ = {}
+    for kind in ("fp32", "products"):
+        for r in range(2):
+            x, factor = seen["head.input"][r].double(), gain[r].double()
+            if kind == "products":
+                x, factor = round_to(x, name), round_to(factor, name)
+            y = round_to(torch_norm(x, [16], eps=1e-6) * factor, name)
+            differ[kind] = (seen["logits"][r, :, :16].double() != y).float().mean()
+    other = "fp32" if norms == "products" else "products"
+    assert differ[norms] < 0.01 and differ[other] > 0.2, "float32 on its way may decide a tie"
+    for tap, is_held in (("head.input", norms == "products"), ("logits", False)):
+        assert torch.equal(round_to(gradients[tap], name), gradients[tap]) == is_held, tap
+
+
+@half
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_norms_and_softmax_in_the_format_are_those_of_its_tensors(engine, name, shape):
+    softmax = shape.get("attention") != "fused"
+    (loss, emulated, layout), (real_loss, real, _), (_, whole, _) = (
+        learned(engine, Precision(torch.float32, name, norms=True, softmax=softmax), shape),
+        learned(engine, Precision(HALF[name], norms=True, softmax=softmax), shape),
+        learned(engine, Precision(torch.float32, name), shape),
+    )
+    epsilon = torch.finfo(HALF[name]).eps / 2
+    torch.testing.assert_close(loss, real_loss, rtol=2 * epsilon, atol=0)
+    for tensor in layout.by_name:
+        ours, theirs, without = (layout.view(flat, tensor) for flat in (emulated, real, whole))
+        assert (ours - theirs).norm() < 8 * epsilon * theirs.norm(), tensor
+        assert not torch.equal(ours, without), tensor
+
+
+def test_a_norm_in_fp16_overflows_where_one_in_fp32_does_not(engine):
+    """A residual stream of a million is no number of fp16; a norm in float32 makes it one again."""
+    outcomes = {}
+    for norms in ("fp32", "products"):
+
+        def enlarge(pack):
+            pack.layout.view(pack.weights, "embedding").mul_(1e6)
+
+        run = engine.run([engine.trial(seed=r, precision="fp16", norms=norms) for r in range(2)], prepare=enlarge)
+        outcomes[norms] = [outcome == NON_FINITE for outcome in run.result.outcome]
+    assert outcomes == {"fp32": [False, False], "products": [True, True]}
+
+
+@half
+def test_a_residual_stream_behind_norms_is_held_with_them(engine, name):
+    """Post-LN: the last norm of a block leaves the stream."""
+    for norms in ("fp32", "products"):
+        pack = engine.pack_of([engine.trial(seed=r, precision=name, norms=norms, placement="post") for r in range(2)])
+        seen = []
+        pack.model.taps.attach("blocks.0.residual", lambda _, x, seen=seen: seen.append(x.clone()))
+        pack.learn(pack.batches(0))
+        assert seen[0].dtype == torch.float32
+        assert torch.equal(round_to(seen[0], name), seen[0]) == (norms == "products")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_norms_in_the_format_of_products_are_the_same_in_full_precision(engine, precision):
+    runs = [
+        engine.run([engine.trial(seed=r, precision=precision, norms=norms) for r in range(2)])
+        for norms in ("fp32", "products")
+    ]
+    assert [engine.same_bits(*(run[i] for run in runs)) for i in range(2)] == [[]] * 2
 
 
 # --- the engine's promises in half precision ------------------------------------------------------------------------
@@ -190,7 +278,7 @@ def test_it_trains_almost_as_well_as_in_full_precision(engine, name):
 
 
 @half
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES.values(), {"norms": "products", "softmax": "products"}])
 def test_neither_neighbours_nor_measuring_change_a_bit(engine, name, shape):
     trials = [engine.trial(seed=r, precision=name, **shape) for r in range(5)]
     together = engine.run(trials)
@@ -222,7 +310,7 @@ def test_a_cuda_device_without_bf16_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     assert pick_device("auto", "fp16").type == "cuda"
     with pytest.raises(
-        ConfigError, match="train.precision=bf16: this CUDA device lacks it .*allowed: fp32, fp16, fp64"
+        ConfigError, match="train.precision=bf16: this CUDA device lacks bf16 .*allowed: fp32, fp16, fp64"
     ):
         pick_device("auto", "bf16")
     assert pick_device("cpu", "bf16").type == "cpu"

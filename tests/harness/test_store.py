@@ -148,6 +148,7 @@ def test_attributes_are_strict_json(tmp_path: Path) -> None:
         faults=[events, [], [{"after": float("-inf")}]],
         strikes=[np.int64(90), 0, 1],
         changes=[80, 0, 1],
+        dropped=[[], [{"step": np.int64(3), "score": np.float64(8.5)}], []],
     )
 
     def refuse(constant: str) -> None:
@@ -163,6 +164,7 @@ def test_attributes_are_strict_json(tmp_path: Path) -> None:
     ]
     assert attributes["nonfinite_step"] == [None, 4, None] and attributes["masked_step"] == [None, None, 7]
     assert attributes["strikes"] == [90, 0, 1] and attributes["changes"] == [80, 0, 1]
+    assert attributes["dropped"] == [[], [{"step": 3, "score": 8.5}], []]
 
 
 def test_attributes_say_what_was_trained(tmp_path: Path) -> None:
@@ -183,9 +185,10 @@ def test_only_finished_packs_are_complete(tmp_path: Path) -> None:
     assert complete_trials(tmp_path) == set()
     finish(first)
     assert complete_trials(tmp_path) == {trial.id for trial in TRIALS[:2]}
+    assert read_pack_attrs(tmp_path, "aa")["dropped"] == [[], []]
 
 
-RESULTS = ("outcome", "nonfinite_step", "masked_step", "faults", "strikes", "changes")
+RESULTS = ("outcome", "nonfinite_step", "masked_step", "faults", "strikes", "changes", "dropped")
 
 
 @pytest.mark.parametrize("short", RESULTS)
@@ -330,7 +333,7 @@ def unknown_store(out: Path) -> Path:
     ("prepare", "got", "allowed"),
     [
         (other_study, "holds results of study other", "an empty or new folder, or study=other"),
-        (other_version, "holds a store of format 99", "format 2, or an empty or new folder"),
+        (other_version, "holds a store of format 99", f"format {FORMAT_VERSION}, or an empty or new folder"),
         (a_file, "is a file", "a folder"),
         (below_a_file, "no write permission", "a writable folder"),
         (foreign_store, "cannot be read", "another folder"),

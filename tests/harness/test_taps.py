@@ -8,13 +8,15 @@ import torch
 
 from harness.config import Model
 from harness.taps import Taps, tap_shapes
+from tests.harness.variants import VARIANTS, with_fields
 
-VARIANTS = [
-    {},
-    {"activation": "swiglu", "qk_norm": True},
-    {"positions": "learned", "attention": "fused", "depth": 3},
-    {"parametrization": "mup", "base_width": 8},
-]
+SHAPES = {
+    "plain": {},
+    "SwiGLU, QK-norm": {"activation": "swiglu", "qk_norm": True},
+    "learned positions, fused attention": {"positions": "learned", "attention": "fused"},
+    "muP": {"parametrization": "mup", "base_width": 8},
+    "Mix-LN, fused attention": {"placement": "mix", "mix": 0.5, "attention": "fused", "depth": 5},
+}
 
 
 def forward(pack, step=0):
@@ -23,9 +25,9 @@ def forward(pack, step=0):
         return pack.loss(batch)
 
 
-@pytest.mark.parametrize("fields", VARIANTS)
+@pytest.mark.parametrize("fields", (SHAPES | VARIANTS).values(), ids=SHAPES | VARIANTS)
 def test_each_point_is_passed_once_in_the_order_of_its_name(engine, fields):
-    trials = engine.different(3, **fields)
+    trials = with_fields(engine.different(3), fields)
     model, pack = trials[0].model, engine.pack_of(trials)
     seen = []
     pack.model.taps.attach("*", lambda name, x: seen.append((name, tuple(x.shape))))
@@ -57,6 +59,30 @@ def test_values_are_those_of_the_forward_pass(engine):
     torch.testing.assert_close(each.view(2, -1).mean(1), loss)
 
 
+def test_a_norm_behind_the_sum_is_fed_the_sum(engine):
+    """Of what a block reads and what its branch gives; what it leaves is read by the next branch as it is."""
+    pack = engine.pack_of(with_fields(engine.different(2), {"placement": "deepnorm"}))
+    values = {}
+    pack.model.taps.attach("*", lambda name, x: values.update({name: x.clone()}))
+    forward(pack)
+    attention = 2 ** (2 / 4) * values["embedding"] + values["blocks.0.attention.projection"]
+    torch.testing.assert_close(values["blocks.0.attention.sum"], attention)
+    normed = torch.nn.functional.layer_norm(values["blocks.0.feedforward.sum"], [16], eps=1e-6)
+    torch.testing.assert_close(values["blocks.0.residual"], normed)
+    torch.testing.assert_close(values["head.input"], values["blocks.1.residual"])
+
+
+def test_the_tap_of_a_matrix_shows_it_before_a_norm(engine):
+    """So that a fault there passes the norm, as it would in a machine."""
+    names = ("attention.projection", "feedforward.up", "feedforward.down")
+    fields = {"projection_norm": True, "up_norm": True, "down_norm": True}
+    pack = engine.pack_of(with_fields(engine.different(2), fields))
+    before = forward(pack)
+    for name in names:
+        pack.model.taps.attach(f"blocks.*.{name}", lambda name, x: x * 64.0)
+    torch.testing.assert_close(forward(pack), before, rtol=1e-4, atol=0)
+
+
 def test_scores_are_the_same_with_both_kernels(engine):
     """And both show the future as -inf. Rounding: products of 8 numbers near one."""
     found = {"explicit": [], "fused": []}
@@ -81,10 +107,13 @@ def test_the_largest_score_is_that_of_the_whole_batch(engine):
     np.testing.assert_allclose(signals["fused"][:, read], signals["explicit"][:, read], rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", list(tap_shapes(Model(depth=2), 1, 1)))
-def test_what_a_reader_returns_takes_effect_forward_and_backward(engine, name):
+@pytest.mark.parametrize(
+    ("placement", "name"),
+    [(placement, name) for placement in ("pre", "post") for name in tap_shapes(Model(placement=placement), 1, 1)],
+)
+def test_what_a_reader_returns_takes_effect_forward_and_backward(engine, placement, name):
     """Scaling one trial's features, each by its own factor, changes its loss and gradients, and not the other's."""
-    trials = engine.different(2, activation="swiglu")
+    trials = engine.different(2, activation="swiglu", placement=placement)
     plain, changed = engine.pack_of(trials), engine.pack_of(trials)
 
     def scale_the_first(_, x):

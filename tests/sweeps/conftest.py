@@ -219,7 +219,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 def results(out: Path) -> xr.Dataset:
     """Everything that was measured, in the order of the trials' ids; without speed, which is never the same twice."""
-    dataset = open_sweep(out).drop_vars("tokens_per_second").load()
+    dataset = open_sweep(out).drop_vars(["tokens_per_second", "step_seconds"]).load()
     return dataset.sortby("trial")
 
 

@@ -29,7 +29,11 @@ FILES = {
     "mitigation/odd.yaml": ("optim: {beta3: 1}", "mitigation=odd: optim.beta3=1: unknown key; did you", "optim.beta2"),
     "mitigation/typed.yaml": ("optim: {beta2: high}", "mitigation=typed: optim.beta2=high: wrong type", "a number"),
     "mitigation/range.yaml": ("optim: {beta2: 2}", "mitigation=range: optim.beta2=2.0: out of range", "allowed: >= 0"),
-    "mitigation/device.yaml": ("device: cpu", "mitigation=device: device=cpu: unknown key", "allowed: data, model"),
+    "mitigation/device.yaml": (
+        "device: cpu",
+        "mitigation=device: device=cpu: unknown key",
+        "allowed: adafactor, adagc, data, lars, model",
+    ),
     "mitigation/sum.yaml": ("defaults: [qk_norm]", "mitigation=sum: defaults: a mitigation stands alone", "allowed"),
     "mitigation/broken.yaml": ("model: [", "{folder}/mitigation/broken.yaml: line", "allowed: YAML"),
     "fault/odd.yaml": ("{kind: value, bitt: 3}", "fault=odd: bitt=3: unknown key; did you mean bit", "element"),

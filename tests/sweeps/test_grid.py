@@ -15,7 +15,7 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from harness.config import NO_FAULT, ConfigError, Model, Optim, Trial, trial_from_dict
+from harness.config import CORE, NO_FAULT, ConfigError, Model, Optim, Trial, sections, trial_from_dict
 from injectors import fault_types
 from injectors.batch import RareTokens
 from injectors.value import Value
@@ -260,7 +260,7 @@ def test_ids_are_pinned() -> None:
     longer be told from new ones.
     """
     message = "ids have changed: stored results are no longer found; see this test's docstring"
-    assert (Trial().id, STRUCK.id, STRUCK.golden.id) == ("223b0c93d28291b1", "c75041779a30f03a", "fb8c8686fca2d011"), (
+    assert (Trial().id, STRUCK.id, STRUCK.golden.id) == ("51dbc56268d2904b", "0d223450a4a277c7", "b16ee01ee76db430"), (
         message
     )
 
@@ -281,29 +281,31 @@ def test_ids_ignore_the_order_of_fields(command: ModuleType) -> None:
     assert trial_from_dict(backwards, fault_types()).id == STRUCK.id
 
 
+def with_another_value(values: Any, field: dataclasses.Field) -> Any:
+    """The dataclass with one of its fields changed."""
+    old = getattr(values, field.name)
+    others = [word for word in field.metadata.get("choices", ()) if word != old]
+    new = others[0] if others else "x" if isinstance(old, str) else not old if isinstance(old, bool) else 17
+    return dataclasses.replace(values, **{field.name: new})
+
+
 def test_every_field_changes_the_id() -> None:
     """A field that the id forgets would make two different trials one."""
-    words = {
-        "gelu": "swiglu",
-        "standard": "mup",
-        "auto": "fused",
-        "fp32": "fp64",
-        "stdlib": "zipf",
-        "rotary": "learned",
-    }
-    words |= {"cosine": "linear", "bytes": "bpe", "none": "clip_1", "weight_bit": "rare_tokens"}
-    ids = {STRUCK.id}
-    for part, values in ((f.name, getattr(STRUCK, f.name)) for f in dataclasses.fields(Trial)):
-        if not dataclasses.is_dataclass(values):
-            ids.add(dataclasses.replace(STRUCK, **{part: words.get(values, 17)}).id)
-            continue
-        for field in dataclasses.fields(values):
-            old = getattr(values, field.name)
-            new = words.get(old, "x") if isinstance(old, str) else (not old) if isinstance(old, bool) else 17
-            changed = dataclasses.replace(values, **{field.name: new})
-            ids.add(dataclasses.replace(STRUCK, **{part: changed}).id)
+    changed = [STRUCK]
+    for part in dataclasses.fields(Trial):
+        values = getattr(STRUCK, part.name)
+        if dataclasses.is_dataclass(values):
+            parts = [with_another_value(values, field) for field in dataclasses.fields(values)]
+            changed += [dataclasses.replace(STRUCK, **{part.name: values}) for values in parts]
+        elif part.name != "extras":
+            changed.append(with_another_value(STRUCK, part))
+    brought = {name: cls() for name, cls in sections().items() if name not in CORE}
+    for name, values in brought.items():
+        parts = [with_another_value(values, field) for field in dataclasses.fields(values)]
+        changed += [dataclasses.replace(STRUCK, extras=((name, values),)) for values in parts]
     fields = sum(len(v) if isinstance(v, dict) else 1 for v in STRUCK.to_dict().values())
-    assert len(ids) == 1 + fields
+    fields += sum(len(dataclasses.fields(values)) for values in brought.values())
+    assert len({trial.id for trial in changed}) == 1 + fields
 
 
 @pytest.mark.parametrize("kind", sorted(set(fault_types()) - {"replay"}))  # that needs something to replay

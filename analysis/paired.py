@@ -1,0 +1,78 @@
+"""One number of a group of seeds, and how it differs from that of another group of the same seeds; with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.statistics import bootstrap
+
+# Of values [k, ..., n], over k and the seeds n: [...].
+Statistic = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its change against a baseline, each with a 95% interval; NaN where there is none."""
+
+    value: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    change: float = np.nan
+    change_low: float = np.nan
+    change_high: float = np.nan
+    seeds: int = 0
+
+    def columns(self, name: str) -> dict[str, float]:
+        """As columns of a table: `name`, `name_low`, `name_change` and so on."""
+        return {name if field == "value" else f"{name}_{field}": number for field, number in vars(self).items()}
+
+    def exponential(self) -> Estimate:
+        """Of a mean of logarithms: the geometric mean, and the ratio in place of the difference."""
+        numbers = {field: float(np.exp(number)) for field, number in vars(self).items() if field != "seeds"}
+        return Estimate(**numbers, seeds=self.seeds)
+
+
+def paired(own: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -> Estimate:
+    """`statistic` of `own` [seed, k], and its difference to that of `base` over the seeds and columns that both have.
+
+    Values may be infinite. A column of nothing but NaN does not count, and neither does a seed with NaN in another. Two
+    infinite statistics do not differ. Bootstraps draw the seeds of both alike.
+    """
+    own = own.dropna(axis=1, how="all").dropna()
+    if own.empty:
+        return Estimate()
+    values = own.to_numpy().T
+    value, interval = float(statistic(values)), bootstrap(values, statistic)
+    found = Estimate(value, *interval, seeds=len(own))
+    if base is None:
+        return found
+    base = base.dropna(axis=1, how="all")
+    columns = own.columns.intersection(base.columns)
+    base = base[columns].dropna()
+    seeds = own.index.intersection(base.index)
+    if not len(seeds) or not len(columns):
+        return found
+    both = np.stack([frame.loc[seeds, columns].to_numpy().T for frame in (own, base)])
+
+    def difference(drawn: np.ndarray) -> np.ndarray:
+        first, second = statistic(drawn[0]), statistic(drawn[1])
+        is_alike = np.isinf(first) & (first == second)
+        with np.errstate(invalid="ignore"):
+            return np.where(is_alike, 0.0, first - second)
+
+    change, (low, high) = float(difference(both)), bootstrap(both, difference)
+    return Estimate(value, *interval, change, low, high, len(own))
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Of [1, ..., n], over seeds."""
+    return values[0].mean(axis=-1)
+
+
+def largest_median(values: np.ndarray) -> np.ndarray:
+    """Of [k, ..., n]: the median over seeds, and of these the largest."""
+    return np.median(values, axis=-1).max(axis=0)

@@ -1,0 +1,33 @@
+"""Clipping of each tensor by its own norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from harness.clippers.base import Clipper
+from harness.clipping import clipping_factor, scale_tensors, tensor_norms
+from harness.config import Trial
+
+
+class PerTensor(Clipper):
+    """`optim.clip_tensor`: each tensor's gradient scaled to a norm of at most that, whatever the others are.
+
+    torch.nn.utils.clip_grad_norm_ on one tensor at a time (Keras' `clipnorm`).
+    """
+
+    order = 20
+    needs_norm = False
+
+    @classmethod
+    def is_on(cls, trial: Trial) -> bool:
+        return trial.optim.clip_tensor is not None
+
+    def bind(self, trials: Sequence[Trial]) -> None:
+        self._limit = self.column(trials, lambda trial: trial.optim.clip_tensor)[:, None]
+
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
+        factors = clipping_factor(tensor_norms(gradients_RxP, self.layout), self._limit)
+        scale_tensors(gradients_RxP, torch.where(active_R[:, None], factors, 1.0), self.layout)

@@ -1,0 +1,255 @@
+"""The heat map of mitigations and its words: what stands in a cell, what its colour means, and that it can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from analysis.mitigation_map import COLOURS, PALE, full_colour, mitigation_map
+from analysis.mitigation_words import mitigation_findings, table_rows
+from analysis.mitigations import Comparison, compare
+from analysis.report import DOTS_PER_INCH
+from harness.config import Trial
+from tests.analysis.mitigated import LOST, Ending, Study
+
+PAGE = 1088  # pixels that a figure has on the page
+
+
+@pytest.fixture(scope="module")
+def study(synthetic, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return Study(synthetic, tmp_path_factory.mktemp("mitigations"))
+
+
+@pytest.fixture(scope="module")
+def known(study: Study) -> Comparison:
+    """`better` and `worse` in every seed, `noise` in some; `worse` is lost at its largest rate and under the fault."""
+    size = {"none": 0.0, "better": -0.5, "worse": 1.0, "noise": 0.25}
+
+    def ending(trial: Trial) -> Ending:
+        own = size[trial.mitigation] * (1 if trial.mitigation != "noise" else trial.seed - 1)
+        if trial.fault.name == "none":
+            is_high = trial.optim.lr == 1e-1 and trial.mitigation in ("none", "worse")
+            return Ending(loss=3 + own, outcome="divergent" if is_high else "trained", seconds=1 + 0.5 * own)
+        if trial.mitigation == "worse":
+            return LOST
+        return Ending(deviation={range(0, 4 + trial.seed): 1 + own})
+
+    study.write(ending, mitigations=["none", "noise", "worse", "better"], faults=[study.flip()], widths=(32, 64))
+    return study.compare()
+
+
+@pytest.fixture(scope="module")
+def figure(known: Comparison) -> Figure:
+    return mitigation_map(known).figure
+
+
+def words_at(figure: Figure, name: str) -> list[str]:
+    """The cells of a row, from left to right."""
+    texts = figure.axes[0].texts
+    (label,) = [text for text in texts if text.get_text() == name]
+    height, left = label.get_position()[1], label.get_position()[0]
+    own = [text for text in texts if text.get_position()[1] == pytest.approx(height) and text.get_position()[0] > left]
+    return [text.get_text() for text in sorted(own, key=lambda text: text.get_position()[0])]
+
+
+def looks_at(figure: Figure, name: str, column: int) -> tuple[np.ndarray, str]:
+    """(colour, weight of the number) of a cell."""
+    panel = figure.axes[0]
+    (label,) = [text for text in panel.texts if text.get_text() == name]
+    height = label.get_position()[1]
+    own = [patch for patch in panel.patches if isinstance(patch, Rectangle) and patch.get_y() < height]
+    own = sorted((patch for patch in own if height < patch.get_y() + patch.get_height()), key=Rectangle.get_x)
+    x = own[column].get_x() + own[column].get_width() / 2
+    (text,) = [t for t in panel.texts if t.get_position() == pytest.approx((x, height))]
+    return np.array(own[column].get_facecolor()[:3]), text.get_fontweight()
+
+
+# --- the figure --------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_mitigations_and_numbers_the_values(figure: Figure) -> None:
+    expected = {
+        "none": ["3.000", "0.01", "0.67", "1.00", "5", "1.00"],
+        "better": ["2.500", "≥0.1", "0.00", "0.50", "5", "0.75"],
+        "noise": ["3.000", "≥0.1", "0.00", "1.00", "5", "1.00"],
+        "worse": ["4.000", "0.01", "0.33", "∞", ">20", "1.50"],
+    }
+    for name, words in expected.items():
+        shown = words_at(figure, name)
+        assert len(shown) == 2 * len(words), "two widths"
+        assert [shown[0], shown[2], shown[6], shown[8], shown[10]] == [*words[:2], *words[3:]], name
+
+
+def test_colours_say_better_or_worse_and_bold_what_can_be_told(figure: Figure) -> None:
+    (red, heavy), (blue, also), (pale, light) = (looks_at(figure, name, 0) for name in ("worse", "better", "noise"))
+    assert red[0] > red[2] + 0.1 and blue[2] > blue[0] + 0.1
+    assert (heavy, also, light) == ("bold", "bold", "normal")
+    np.testing.assert_array_equal(pale, [1, 1, 1])
+    baseline, _ = looks_at(figure, "none", 0)
+    np.testing.assert_array_equal(baseline, [1, 1, 1])
+    infinite, weight = looks_at(figure, "worse", 6)
+    np.testing.assert_allclose(infinite, COLOURS(0.0)[:3])
+    assert weight == "bold"
+
+
+def test_more_is_better_for_the_stable_rate_alone(figure: Figure) -> None:
+    blue, weight = looks_at(figure, "better", 2)
+    assert blue[2] > blue[0] and weight == "bold", "10 times the baseline's, in every seed"
+
+
+def test_a_change_that_cannot_be_told_is_paler_than_one_that_can(study: Study, synthetic, tmp_path: Path) -> None:
+    other = Study(synthetic, tmp_path)
+    sizes = {"none": (0.0, 0.0, 0.0), "sure": (1.0, 1.0, 1.0), "unsure": (-1.0, 0.0, 4.0)}
+    other.write(lambda t: Ending(loss=3 + sizes[t.mitigation][t.seed]), mitigations=list(sizes), seeds=(0, 1, 2))
+    figure = mitigation_map(other.compare()).figure
+    sure, unsure = (looks_at(figure, name, 0)[0] for name in ("sure", "unsure"))
+    np.testing.assert_allclose(1 - unsure, PALE * (1 - sure), atol=1e-6)
+
+
+def test_the_full_colour_is_written_over_the_metric(known: Comparison, figure: Figure) -> None:
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert full_colour(known, "final_loss") == 1 and "full at ± 1" in texts
+    assert full_colour(known, "stable_rate") == 10 and "full at x or / 10" in texts
+    assert "slowest recovery\n[steps]" in texts and "width" in texts and texts.count("64") == 6
+
+
+def test_what_was_not_measured_is_a_dash_on_grey(synthetic, tmp_path: Path) -> None:
+    own = Study(synthetic, tmp_path)
+    own.write(lambda t: LOST if t.mitigation == "b" else Ending(), mitigations=["none", "a", "b"], faults=[own.flip()])
+    figure = mitigation_map(own.compare()).figure
+    assert words_at(figure, "b") == ["∞", "<0.001", "0.00", "–", "–", "1.00"]
+    grey, _ = looks_at(figure, "b", 3)
+    assert len(set(grey)) == 1 and grey[0] < 1
+
+
+def test_one_seed_has_numbers_and_no_bold_but_the_baseline(synthetic, tmp_path: Path) -> None:
+    own = Study(synthetic, tmp_path)
+    drawing = mitigation_map(own.write(lambda t: Ending(loss=len(t.mitigation)), seeds=[0]).compare())
+    assert looks_at(drawing.figure, "qk_norm", 0)[1] == "normal"
+    assert "One seed, so there are no intervals" in drawing.caption
+
+
+def test_the_caption_says_what_the_signs_mean(known: Comparison) -> None:
+    caption = mitigation_map(known).caption
+    for words in ("blue is better, red worse", "3 seeds", "a quarter of the time", "≥", "∞", ">", "3 mitigations"):
+        assert words in caption
+
+
+def test_without_a_comparison_there_is_a_reason(synthetic, tmp_path: Path) -> None:
+    drawing = mitigation_map(Study(synthetic, tmp_path).write(mitigations=["a", "b"]).compare())
+    assert drawing.figure is None
+    assert drawing.caption == "No figure: the baseline, mitigation=none, is not among the finished trials."
+
+
+# --- its size ----------------------------------------------------------------------------------------------------
+
+
+def many(study: Study, names: list[str], **options) -> Comparison:
+    rng = np.random.default_rng(0)
+    size = {name: 0.0 if name == "none" else rng.normal(0, 0.5) for name in names}
+    noise = dict(zip(names, rng.normal(0, 0.2, (len(names), 3)), strict=True))
+
+    def ending(trial: Trial) -> Ending:
+        own = size[trial.mitigation] + noise[trial.mitigation][trial.seed]
+        if trial.fault.name != "none":
+            return (
+                LOST if own > 0.9 else Ending(deviation={range(0, round(6 + 5 * own)): 2000 if own > 0.7 else 2**own})
+            )
+        is_high = trial.optim.lr > 10 ** (-2 - own)
+        return Ending(3 + own, outcome="divergent" if is_high else "trained", seconds=2**own)
+
+    return study.write(ending, mitigations=names, faults=[study.flip(), study.poison()], **options).compare()
+
+
+NAMES = {
+    "three": ["none", "qk_norm", "z_loss"],
+    "fifty": ["none", "embedding_layernorm+qk_norm+z_loss", "W" * 50, *(f"mitigation_{n}" for n in range(47))],
+}
+
+
+@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("widths", [(32,), (32, 64)])
+def test_no_text_lies_on_another_or_outside(synthetic, tmp_path: Path, names: list[str], widths: tuple) -> None:
+    figure = mitigation_map(many(Study(synthetic, tmp_path), names, widths=widths)).figure
+    assert synthetic.check_texts(figure) > 6 * len(names) * len(widths)
+    assert figure.get_figwidth() * DOTS_PER_INCH < 1.25 * PAGE, "letters shrink with the figure"
+
+
+def test_other_axes_stand_upright_beside_the_width(synthetic, tmp_path: Path) -> None:
+    found = many(Study(synthetic, tmp_path), NAMES["three"], widths=(32, 64), depths=(1, 2))
+    figure = mitigation_map(found).figure
+    assert synthetic.check_texts(figure)
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert "width, depth" in texts and texts.count("64, 2") == 6
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_value_change_and_interval(known: Comparison) -> None:
+    table = table_rows(known)
+    assert table["heading"][:4] == [
+        "mitigation",
+        "width",
+        "final loss [nat/token]",
+        "final loss at the baseline's rate [nat/token]",
+    ]
+    rows = {tuple(row["names"]): dict(zip(known.metrics, row["cells"], strict=True)) for row in table["rows"]}
+    assert list(rows)[:3] == [("none", "32"), ("none", "64"), ("better", "32")] and len(rows) == 8
+    better, worse, base = rows["better", "32"], rows["worse", "64"], rows["none", "32"]
+    assert better["final_loss"].value == "2.500 [2.500, 2.500] at 0.001"
+    assert (better["final_loss"].change, better["final_loss"].verdict) == ("-0.500 [-0.500, -0.500]", "better")
+    assert better["stable_rate"].value == "≥0.1 [0.1, 0.1]" and better["stable_rate"].change == "x10 [10, 10]"
+    assert worse["deviation"].value == "∞ [∞, ∞]" and worse["deviation"].change == "+∞ [∞, ∞]"
+    assert worse["recovery.weight_bit"].value == ">20 [∞, ∞]; back: 0% [0, 56] of 3"
+    assert worse["deviation"].verdict == "worse" and rows["noise", "32"]["final_loss"].verdict == ""
+    assert (base["final_loss"].change, base["final_loss"].verdict) == ("", "")
+    assert better["step_time"].value == "0.75" and better["step_time"].change == ""
+
+
+def test_findings_name_what_can_be_told_at_the_largest_width(known: Comparison) -> None:
+    stable, deviation, certainty = mitigation_findings(known)
+    assert stable == (
+        "Largest stable learning rate at width 64: raised by better x10 [10, 10] (final loss -0.500 [-0.500, -0.500], "
+        "step time x0.75); noise x10 [10, 10] (final loss 0.000 [-0.250, 0.250], step time x1.00). "
+        "No difference can be told for 1 other."
+    )
+    assert deviation == (
+        "Worst deviation over the faults at width 64: lowered by better -0.50 [-0.50, -0.50]. "
+        "Raised by worse +∞ [∞, ∞]. No difference can be told for 1 other."
+    )
+    assert "comparisons with the baseline have an interval that excludes no change." in certainty
+
+
+def test_findings_are_short_however_many_mitigations_there_are(synthetic, tmp_path: Path) -> None:
+    lines = mitigation_findings(many(Study(synthetic, tmp_path), NAMES["fifty"]))
+    assert len(lines) == 3 and " more. " in lines[1] and max(map(len, lines)) < 700
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "seeds", "expected"),
+    [
+        (
+            {"none": "trained", "qk_norm": "trained"},
+            (0, 1),
+            "no difference to the baseline can be told for any of 1 mitigation. The baseline is stable at every",
+        ),
+        ({"none": "trained", "qk_norm": "divergent"}, (0,), "nothing can be told from one seed. The baseline"),
+        ({"none": "trained", "qk_norm": "divergent"}, (0, 1), "lowered by qk_norm x0.001 [0.001, 0.001]. The baseline"),
+    ],
+    ids=["all stable", "one seed", "lowered"],
+)
+def test_findings_say_what_cannot_be_told(
+    synthetic, tmp_path: Path, outcomes: dict, seeds: tuple, expected: str
+) -> None:
+    found = Study(synthetic, tmp_path).write(lambda t: Ending(outcome=outcomes[t.mitigation]), seeds=seeds).compare()
+    assert mitigation_findings(found)[0].startswith(f"Largest stable learning rate at width 32: {expected}")
+
+
+def test_without_a_comparison_there_are_no_findings(synthetic, tmp_path: Path) -> None:
+    found = compare(Study(synthetic, tmp_path).write(mitigations=["none"]).sweep)
+    assert mitigation_findings(found) == [] and table_rows(found)["rows"] == []

@@ -1,0 +1,71 @@
+"""Step times with a mitigation against those without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.mitigations import compare
+from tests.analysis.mitigated import STEPS, Ending, Study
+
+
+@pytest.fixture
+def study(synthetic, tmp_path: Path) -> Study:
+    return Study(synthetic, tmp_path)
+
+
+def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:
+    """(value, low, high, change, its low, its high)."""
+    return tuple(row[f"{metric}{end}"] for end in ("", "_low", "_high", "_change", "_change_low", "_change_high"))
+
+
+def write_packs(study: Study, seconds: dict[str, list[float]]) -> None:
+    """A pack of one trial for each time; the first pack of a mitigation has an odd first step."""
+    for mitigation, times in seconds.items():
+        for seed, time in enumerate(times):
+            trial = study.synthetic.make_trial(seed=seed, mitigation=mitigation, steps=STEPS)
+            study.write_pack([trial], lambda t, time=time: Ending(seconds=time))
+
+
+def test_step_time_is_a_ratio_of_medians_over_packs(study: Study) -> None:
+    write_packs(study, {"none": [1.0, 2.0, 3.0], "qk_norm": [3.0, 4.0, 5.0]})
+    row, base = study.row(), study.row("none")
+    assert (row["step_time"], row["step_seconds"], row["step_time_bound"]) == (2.0, 4.0, "")
+    assert (row["step_time_low"], row["step_time_high"]) == (1.0, 5.0) and row["step_time_change"] == 2.0
+    assert (base["step_time"], base["step_seconds"]) == (1.0, 2.0) and np.isnan(base["step_time_change"])
+
+
+def test_one_pack_is_one_measurement_whatever_its_size(study: Study) -> None:
+    study.write(lambda t: Ending(seconds=1.5 if t.mitigation == "qk_norm" else 1.0))
+    row = study.row()
+    assert row["step_time"] == 1.5 and np.isnan([row["step_time_low"], row["step_time_high"]]).all()
+
+
+def test_mitigations_in_one_pack_share_its_time(study: Study) -> None:
+    trials = [
+        study.synthetic.make_trial(lr, mitigation=name, steps=STEPS) for name in ("none", "clip_1") for lr in [32]
+    ]
+    study.write_pack(trials)
+    study.write(mitigations=["qk_norm"])
+    assert {name: study.row(name)["step_time_bound"] for name in ("none", "clip_1", "qk_norm")} == {
+        "none": "~",
+        "clip_1": "~",
+        "qk_norm": "",
+    }
+
+
+def test_results_without_times_have_no_step_time(study: Study) -> None:
+    sweep = study.write().sweep
+    for older in (sweep.drop_vars("step_seconds"), sweep.assign(step_seconds=sweep["step_seconds"] * np.nan)):
+        found = compare(older)
+        assert "step_time" not in found.metrics and "step_seconds" not in found.table
+        assert found.table["final_loss"].notna().all()
+
+
+def test_steps_that_were_not_timed_do_not_count(study: Study) -> None:
+    sweep = study.write(lambda t: Ending(seconds=3.0 if t.mitigation == "qk_norm" else 1.0)).sweep
+    times = sweep["step_seconds"].where(sweep["step"] > 30)
+    assert compare(sweep.assign(step_seconds=times)).table["step_time"].tolist() == [1.0, 3.0]

@@ -1,0 +1,206 @@
+"""Activation checkpointing: less is kept, all else is equal, and what is computed again is neither read nor struck."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from harness.outcome import NON_FINITE
+from injectors.batch import RandomTokens
+from injectors.value import Value
+from sweeps.planner import activation_elements
+
+SHAPES = {
+    "plain": {},
+    "fused, learned positions, swiglu, qk_norm": {
+        "attention": "fused",
+        "positions": "learned",
+        "activation": "swiglu",
+        "qk_norm": True,
+    },
+    "limits of logits": {
+        "attention_temperature": 0.5,
+        "attention_cap": 2.0,
+        "soft_clip_high": 1.03,
+        "output_cap": 5.0,
+        "z_loss": 0.01,
+    },
+    "fp16, everything in it": {
+        "precision": "fp16",
+        "norms": "products",
+        "softmax": "products",
+        "loss_scaling": "dynamic",
+        "ranks": 2,
+    },
+    "fp8, muP": {"precision": "fp8", "parametrization": "mup", "base_width": 8},
+    "norms everywhere": {
+        "placement": "sandwich",
+        "norm": "rms",
+        "qkv_norm": True,
+        "projection_norm": True,
+        "up_norm": True,
+        "down_norm": True,
+        "layer_scale": 0.1,
+    },
+    "branchnorm": {"placement": "branchnorm", "branch_steps": 4},
+    "sigma-reparametrisation": {"sigma_reparam": True},
+}
+# What one block hands to the next, and what is only added to it: nothing that is computed again depends on them.
+KEPT = ("embedding", "blocks.0.feedforward.down", "blocks.0.residual", "head.input", "logits")
+COMPUTED_AGAIN = (
+    "blocks.1.attention.input",
+    "blocks.1.attention.value",
+    "blocks.1.attention.scores",
+    "blocks.0.attention.projection",
+    "blocks.1.feedforward.up",
+)
+
+
+def both(engine, trials, **options):
+    """The same trials without checkpointing and with it."""
+    checkpointed = [replace(trial, train=replace(trial.train, checkpointing=True)) for trial in trials]
+    return engine.run(trials, **options), engine.run(checkpointed, **options)
+
+
+def assert_same(engine, plain, checkpointed, trials):
+    assert [engine.same_bits(plain[i], checkpointed[i]) for i in trials] == [[]] * len(trials)
+
+
+# --- the same bits --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_it_changes_no_bit_of_weights_or_telemetry(engine, shape):
+    plain, checkpointed = both(engine, engine.different(3, **shape))
+    assert_same(engine, plain, checkpointed, range(3))
+
+
+def test_it_changes_no_bit_where_rows_pass_in_parts_and_validation_comes_between(engine):
+    trials = engine.different(12, steps=30, validate_every=1)
+    plain, checkpointed = both(engine, trials)
+    assert_same(engine, plain, checkpointed, range(12))
+    assert plain.signals["loss"][:3, -1].max() < plain.signals["loss"][:3, 0].min(), "they train"
+
+
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine):
+    def poison(pack):
+        pack.weights[2] = math.nan
+
+    trials = engine.different(5)
+    _, healthy = both(engine, trials)
+    plain, ruined = both(engine, trials, prepare=poison)
+    assert ruined.result.outcome[2] == NON_FINITE
+    assert_same(engine, healthy, ruined, (0, 1, 3, 4))
+    assert_same(engine, plain, ruined, range(5))
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_inside_a_block_are_not_kept(engine, checkpointing):
+    """Between the forward and the backward pass: what gelu reads is gone, what a block reads is there."""
+    pack = engine.pack_of([engine.trial(seed=r, checkpointing=checkpointing) for r in range(2)])
+    kept = {}
+    for name in ("blocks.*.feedforward.up", "blocks.0.residual"):
+        pack.model.taps.attach(name, lambda name, x: kept.update({name: weakref.ref(x)}))
+    loss = pack.loss(pack.batches(0))
+    alive = {name for name, x in kept.items() if x() is not None}
+    inside = set() if checkpointing else {"blocks.0.feedforward.up", "blocks.1.feedforward.up"}
+    assert alive == {"blocks.0.residual", *inside}
+    loss.sum().backward()
+    assert all(x() is None for name, x in kept.items() if name.endswith("up"))
+
+
+def test_plans_know_what_is_kept(engine):
+    """Of five blocks, the input of each, and three times the inside of one: values, gradients, room between them."""
+    model = engine.trial(depth=5).model
+    plain, checkpointed = (activation_elements(model, 64, checkpointing) for checkpointing in (False, True))
+    one_block = (plain - activation_elements(replace(model, depth=1), 64, False)) / 4
+    assert checkpointed == plain - 2 * one_block + 5 * model.width
+
+
+# --- taps and faults ------------------------------------------------------------------------------------------------
+
+
+def test_taps_are_read_once_a_step(engine):
+    seen = {}
+    for checkpointing in (False, True):
+        pack = engine.pack_of([engine.trial(seed=r, checkpointing=checkpointing) for r in range(2)])
+        calls = seen[checkpointing] = []
+        pack.model.taps.attach("*", lambda name, x, calls=calls: calls.append((name, x.detach().clone())))
+        pack.learn(pack.batches(0))
+        assert "embedding" in pack.model.taps, "still attached afterwards"
+    for (name, x), (again, y) in zip(*seen.values(), strict=True):
+        assert name == again and torch.equal(x, y)
+
+
+def faulty(engine, fault, **shape):
+    trials = engine.different(3, loss_scaling="static", loss_scale=64.0, ranks=2, batch=4, **shape)
+    trials.append(replace(trials[1], fault=fault))
+    return trials
+
+
+SITES = [
+    ("weight", "blocks.1.feedforward.up"),
+    ("learning_rate", "*"),
+    ("loss_scale", "*"),
+    ("gradient", "blocks.0.attention.query"),
+    ("reduced_gradient", "head"),
+    ("clipped_gradient", "head"),
+    ("moment_1", "blocks.1.feedforward.up"),
+    ("moment_2", "head"),
+    ("update", "blocks.0.attention.key"),
+    *(("activation", name) for name in KEPT),
+    *(("activation_gradient", name) for name in (*KEPT, *COMPUTED_AGAIN)),
+]
+FAULTS = {
+    f"{site} {tensor}": Value(start=3, site=site, tensor=tensor, model="scale", value=3.0, elements=None, duration=2)
+    for site, tensor in SITES
+}
+FAULTS["batch"] = RandomTokens(start=3)
+
+
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_faults_do_the_same_bit_for_bit(engine, fault, forks):
+    plain, checkpointed = both(engine, faulty(engine, fault), forks=forks)
+    assert_same(engine, plain, checkpointed, range(4))
+    assert plain.result.events[3] == checkpointed.result.events[3] != []
+    assert plain.result.changes[3] > 0 and engine.same_bits(plain[1], plain[3])
+
+
+@pytest.mark.parametrize("tensor", COMPUTED_AGAIN)
+def test_a_fault_inside_a_block_is_gone_when_the_block_is_computed_again(engine, tensor):
+    """The loss of its step is that of any other run; gradients inside the block are not."""
+    fault = Value(start=3, site="activation", tensor=tensor, model="set", value=2.0, elements=None)
+    plain, checkpointed = both(engine, faulty(engine, fault))
+    assert_same(engine, plain, checkpointed, range(3))
+    assert plain.result.events[3] == checkpointed.result.events[3] != []
+    for name in ("loss", "activation_rms", "attention_logit_max"):
+        assert (plain.signals[name][3, :4] == checkpointed.signals[name][3, :4]).all(), name
+    assert plain.signals["loss"][3, 3] != plain.signals["loss"][1, 3]
+    assert plain.signals["grad_norm"][3, 3] != checkpointed.signals["grad_norm"][3, 3]
+
+
+def test_gradients_are_those_of_activations_computed_again(engine):
+    """`up` is struck: what the next matrix learns from is the activation without the strike."""
+    pack = engine.pack_of([engine.trial(seed=r, checkpointing=True) for r in range(2)])
+    up, dy = [], []
+
+    def strike(_, x):
+        up.append(x.detach().clone())
+        x.data[0] += 1.0
+
+    pack.model.taps.attach("blocks.1.feedforward.up", strike)
+    pack.model.taps.attach("blocks.1.feedforward.down", lambda _, x: x.register_hook(dy.append) and None)
+    pack.learn(pack.batches(0))
+    found = pack.layout.view(pack.gradients, "blocks.1.feedforward.down")
+    torch.testing.assert_close(found, torch.bmm(dy[0].mT, F.gelu(up[0])))
+    struck = torch.bmm(dy[0].mT, F.gelu(up[0] + 1.0))
+    assert not torch.allclose(found[0], struck[0], rtol=0.1)

@@ -1,0 +1,303 @@
+"""Clippers as parts of a pack: bits, forks, and what a gradient that is not what it should be does to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from harness.clipping import global_norm, padding_of
+from harness.loop import train
+from harness.optimizers.adamw import AdamW
+from harness.optimizers.spam import Options as SPAMOptions
+from harness.outcome import NON_FINITE
+from harness.sites import Agenda, Site
+from injectors.value import Value
+from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of, with_options
+from tests.harness.test_promises import Change
+
+STRUCK = 12
+LENGTH = {"steps": 18, "validate_every": 18, "warmup": 2}
+LIMITS = {  # for trial r: fields or options, all of which act in these runs
+    "clip_value": lambda r: {"clip_value": 0.003 * (1 + r)},
+    "clip_tensor": lambda r: {"clip_tensor": 0.03 * (1 + r)},
+    "zclip": lambda r: {"zclip": dataclasses.replace(ZCLIPS[r % 3], threshold=0.2 + 0.1 * r, warmup=4 + r)},
+    "adagc": lambda r: {"adagc": dataclasses.replace(ADAGCS[r % 3], threshold=1.02 + 0.1 * r, warmup=2 * r)},
+    "clip": lambda r: {"clip": None if r == 2 else 0.1 * (1 + r)},
+    "all": lambda r: {
+        "clip_value": 0.1 * (1 + r),
+        "clip_tensor": 0.3 * (1 + r),
+        "zclip": dataclasses.replace(ZCLIPS[0], threshold=0.2 + 0.1 * r, warmup=4 + r),
+        "adagc": dataclasses.replace(ADAGCS[0], threshold=1.02 + 0.1 * r, warmup=2 * r),
+        "clip": 0.5,
+    },
+}
+HUGE = {
+    "clip_value": {"clip_value": 1e30},
+    "clip_tensor": {"clip_tensor": 1e30},
+    "zclip": {"zclip": dataclasses.replace(ZCLIPS[0], threshold=1e30)},
+    "adagc": {"adagc": dataclasses.replace(ADAGCS[0], threshold=1e30, warmup_clip=1e30)},
+    "clip": {"clip": 1e30},
+}
+MEMORY = {"zclip": ZClip, "adagc": AdaGC}
+
+
+def trials(engine, kind, count, **others):
+    return trials_of(engine, [LIMITS[kind](r) for r in range(count)], **{**LENGTH, **others})
+
+
+def spoil(value, steps=range(STRUCK, STRUCK + 1)):
+    """One element of one tensor."""
+    return Change(Site.REDUCED_GRADIENT, steps, lambda t: t["blocks.0.feedforward.up"].view(-1)[5].fill_(value))
+
+
+def times(factor):
+    def change(tensors):
+        for tensor in tensors.values():
+            tensor.mul_(factor)
+
+    return Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), change)
+
+
+def memory_of(pack, kind, row):
+    return {name: values[row].clone() for name, values in pack.rows_state if name.startswith(kind)}
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "threads"), [*((kind, 1) for kind in LIMITS), ("all", 2)])
+def test_a_trial_does_not_depend_on_its_pack(engine, kind, threads):
+    """Each with its own limits, at sizes that leave gaps between tensors."""
+    torch.set_num_threads(threads)
+    steps = {1: 18, 2: 8}[threads]
+    many = trials(engine, kind, 7, width=30, head_dim=10, vocabulary=61, feedforward=101, steps=steps)
+    together = engine.run(many)
+    assert len({tuple(together.signals["loss"][r]) for r in range(7)}) == 7
+    for members in ([5, 3], [6, 2, 4]):
+        apart = engine.run([many[i] for i in members])
+        for row, i in enumerate(members):
+            assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_limit_that_is_never_reached_changes_no_bit(engine, kind):
+    plain = engine.run(trials_of(engine, [{}] * 3, **LENGTH))
+    limited = engine.run(trials_of(engine, [HUGE[kind]] * 3, **LENGTH))
+    assert [engine.same_bits(plain[r], limited[r]) for r in range(3)] == [[], [], []]
+    tight = engine.run(trials(engine, kind, 3))
+    assert engine.same_bits(plain[1], tight[1]), "the same clipper does act on a smaller one"
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_measuring_changes_no_bit(engine, kind):
+    full, bare = (engine.run(trials(engine, kind, 3), telemetry=on, detection=on) for on in (True, False))
+    for r in range(3):
+        left, right = ({name: run[r][name] for name in ("loss", "weights")} for run in (full, bare))
+        assert engine.same_bits(left, right) == []
+    unclipped = engine.run(trials_of(engine, [{}] * 3, **LENGTH))
+    first = [run.signals["grad_norm"][:, 0].tolist() for run in (full, unclipped)]
+    assert first[0] == first[1], "the norm that is shown is that before clipping"
+
+
+@pytest.mark.parametrize("detection", [True, False])
+@pytest.mark.parametrize("kind", LIMITS)
+def test_ruined_trials_change_no_bit_of_the_others(engine, kind, detection):
+    many = trials(engine, kind, 5, width=6, head_dim=6, vocabulary=61)
+    clean = engine.run(many)
+    ruined = engine.run(many, {1: spoil(math.nan), 2: spoil(math.inf), 4: spoil(1e30)}, detection=detection)
+    assert [bool(engine.same_bits(clean[r], ruined[r])) for r in range(5)] == [False, True, True, False, True]
+    gaps = padding_of(ruined.pack.layout)
+    assert len(gaps) and not ruined.pack.gradients[:, gaps].any(), "nothing reaches what stands between tensors"
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["zclip", "adagc", "all"])
+@pytest.mark.parametrize("start", [1, 6, STRUCK])
+def test_a_fork_takes_the_memory_along(engine, kind, start):
+    """In the warm-up and after it; the fault leaves a finite trial, which differs for good."""
+    golden = trials(engine, kind, 3)
+    fault = Value(start=start, site="reduced_gradient", model="scale", value=100.0, tensor="head", elements=None)
+    many = [*golden, *(dataclasses.replace(t, fault=fault) for t in golden)]
+    forked, full = engine.run(many, forks=True, block=4), engine.run(many, block=4)
+    assert forked.result == full.result and forked.result.changes[3:] == [1, 1, 1]
+    for i in range(6):
+        left, right = ({k: v for k, v in run[i].items() if k != "weights"} for run in (forked, full))
+        assert engine.same_bits(left, right) == [], i
+    for i in range(6):
+        left, right = (memory_of(run.pack, "", run.pack.rows.index(i)) for run in (forked, full))
+        assert engine.same_bits(floating(left), floating(right)) == [], i
+
+
+def floating(values):
+    return {name: x for name, x in values.items() if x.is_floating_point()}
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_a_snapshot_holds_the_memory(engine, kind):
+    pack, agenda, found = engine.pack_of(trials(engine, kind, 3)), Agenda([None] * 3), []
+
+    def go(steps):
+        train(pack, agenda, 100, lambda first, arrays: found.append(arrays), steps=steps)
+        return {name: values.clone() for name, values in pack.rows_state}
+
+    go(range(8))
+    before = pack.snapshot()
+    first = go(range(8, 18))
+    pack.restore(before)
+    again = go(range(8, 18))
+    assert engine.same_bits(floating(first), floating(again)) == []
+
+
+@pytest.mark.parametrize("kind", ["clip_value", "clip_tensor", "zclip", "adagc", "clip"])
+def test_a_row_that_is_not_active_is_left_as_it_is(engine, kind):
+    """Its gradients, and what is remembered of it."""
+    many = trials(engine, kind, 3)
+    pack, active = engine.pack_of(many), torch.tensor([True, False, True])
+    (clipper,) = pack.clippers
+    for step, gradients in enumerate(stream(pack.layout, 3, torch.float32, 12)):
+        if step in (3, 10):
+            gradients[1, 5] = math.nan if step == 3 else math.inf
+        before, remembered = gradients.clone(), memory_of(pack, kind, 1)
+        clipper.clip(gradients, global_norm(gradients), active)
+        assert torch.equal(engine.bits(gradients[1]), engine.bits(before[1]))
+        assert engine.same_bits(remembered, memory_of(pack, kind, 1)) == []
+    assert torch.isfinite(gradients[[0, 2]]).all()
+    if kind in MEMORY:
+        assert engine.same_bits(memory_of(pack, kind, 0), memory_of(pack, kind, 1))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("step", [2, 9])
+@pytest.mark.parametrize("kind", MEMORY)
+def test_what_is_not_finite_is_never_remembered(engine, kind, step, value):
+    """While warming up and later: the step might not have been."""
+    options = {"zclip": dataclasses.replace(ZCLIPS[0], warmup=5), "adagc": dataclasses.replace(ADAGCS[0], warmup=5)}
+    one = [with_options(engine.trial(), **{kind: options[kind]})] * 2
+    clipper, layout, state = a_clipper(MEMORY[kind], one)
+    spared, _, state_of_spared = a_clipper(MEMORY[kind], one)
+    for number, gradients in enumerate(stream(layout, 2, torch.float32, 14)):
+        everywhere, untouched = torch.ones(2, dtype=torch.bool), gradients.clone()
+        if number == step:
+            layout.view(gradients, "head")[1, 3, 2] = value
+        clipper.clip(gradients, global_norm(gradients), everywhere)
+        assert number == step or torch.isfinite(gradients).all()
+        spared.clip(untouched, global_norm(untouched), torch.tensor([True, number != step]))
+    assert all(torch.isfinite(values).all() for _, values in state)
+    assert engine.same_bits(dict(state), dict(state_of_spared)) == []
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_memory_stays_finite_without_detection(engine, kind):
+    """Though the weights of the trial are ruined, and every gradient after that."""
+    run = engine.run(trials(engine, kind, 3), {1: spoil(math.nan)}, detection=False)
+    assert run.pack.weights[1].isnan().any() and np.isnan(run.signals["grad_norm"][1, STRUCK + 1 :]).all()
+    assert all(torch.isfinite(x).all() for x in memory_of(run.pack, kind, 1).values())
+
+
+@pytest.mark.parametrize("kind", MEMORY)
+def test_a_spike_is_remembered_as_it_was_clipped(engine, kind):
+    """A gradient a million times too large leaves averages that are like those before it."""
+    many = trials(engine, kind, 3)
+    run, clean = engine.run(many, {1: times(1e6)}), engine.run(many)
+    assert run.signals["grad_norm"][1, STRUCK] == pytest.approx(1e6 * clean.signals["grad_norm"][1, STRUCK], rel=1e-5)
+    assert np.isfinite(run.signals["loss"]).all()
+    found, expected = (memory_of(r.pack, kind, 1) for r in (run, clean))
+    name = {"zclip": "zclip_mean", "adagc": "adagc_average"}[kind]
+    assert (found[name] < 2 * expected[name]).all() and (found[name] > expected[name] / 2).all()
+
+
+def test_adagc_trains_what_has_no_gradient_at_first(engine):
+    """In muP the head starts at zero, so that nothing below it has a gradient in the first step."""
+    options = dataclasses.replace(ADAGCS[0], warmup=5)
+    many = trials_of(engine, [{"adagc": options}] * 2, parametrization="mup", lr=1e-2, **LENGTH)
+    run = engine.run(many)
+    average = memory_of(run.pack, "adagc_average", 0)["adagc_average"]
+    assert (average > 0).all() and torch.isfinite(average).all()
+    before, after = run.weights[8][0], run.weights[-1][0]
+    for row in run.pack.layout.rows:
+        assert not torch.equal(*(run.pack.layout.view(w[None], row.name) for w in (before, after))), row.name
+
+
+# --- what freezes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_an_element_that_is_not_finite_freezes_unless_it_becomes_the_bound(engine, kind):
+    """Scaling by a norm leaves NaN where infinity was; clipping by value comes first, and leaves NaN alone."""
+    values = {1: math.nan, 2: math.inf, 3: -math.inf}
+    run = engine.run(trials(engine, kind, 5), {r: spoil(value) for r, value in values.items()})
+    # Trial 2 of "clip" has no limit of its own, which saves it no more than one would.
+    saved = [2, 3] if kind in ("clip_value", "all") else []
+    assert run.result.nonfinite_step == [STRUCK if r in values and r not in saved else None for r in range(5)]
+    for r, value in values.items():
+        assert (run.result.outcome[r] == NON_FINITE) == (r not in saved)
+        assert run.signals["grad_norm"][r, STRUCK] == pytest.approx(abs(value), nan_ok=True)
+        assert np.isfinite(run.signals["grad_norm"][r, STRUCK + 1 :]).all() == (r in saved)
+        assert torch.isfinite(run.weights[STRUCK][r]).all()
+
+
+def test_an_infinite_element_moves_its_weight_as_far_as_the_bound_does(engine):
+    many = trials(engine, "clip_value", 2)
+    infinite, bound = (engine.run(many, {1: spoil(v)}) for v in (-math.inf, -many[1].optim.clip_value))
+    assert torch.equal(engine.bits(infinite.weights[-1][1]), engine.bits(bound.weights[-1][1]))
+
+
+@pytest.mark.parametrize("kind", ["clip_value", "zclip", "adagc"])
+def test_with_dynamic_loss_scaling_an_overflow_costs_the_step(engine, kind):
+    """Before anything clips it, as in torch: unscale_ looks for it, step is skipped, and nothing remembers it."""
+    own = {"loss_scaling": "dynamic", "loss_scale": 1024.0}
+    many = trials(engine, kind, 3, **own)
+    run, plain = engine.run(many, {1: spoil(math.inf)}), engine.run(trials_of(engine, [{}] * 3, **LENGTH, **own))
+    assert run.result.nonfinite_step == [None] * 3
+    assert run.signals["loss_scale"][1].tolist() == [1024.0] * (STRUCK + 1) + [512.0] * (17 - STRUCK)
+    assert (plain.signals["loss_scale"] == 1024).all()
+    before, at = (run.weights[step][1] for step in (STRUCK - 1, STRUCK))
+    assert torch.equal(engine.bits(before), engine.bits(at))
+    counts = [x for name, x in memory_of(run.pack, kind, 1).items() if name.endswith("count")]
+    assert all(count == 17 for count in counts) and bool(counts) == (kind in MEMORY)
+
+
+def test_what_acts_first_decides_whether_infinity_is_repaired(engine, monkeypatch):
+    """An optimizer that could repair it never sees it behind a norm."""
+    monkeypatch.setattr(AdamW, "repairs_infinity", True)
+    ways = [
+        ({}, True),
+        ({"clip": 1.0}, False),
+        ({"loss_scaling": "dynamic"}, False),
+        ({"loss_scaling": "static"}, True),
+    ]
+    pack = engine.pack_of([engine.trial(**fields) for fields, _ in ways])
+    infinite = torch.full((len(ways),), math.inf, dtype=torch.float64)
+    assert pack.can_step(infinite).tolist() == [repaired for _, repaired in ways]
+    assert not pack.can_step(infinite * 0).any() and pack.can_step(infinite.clamp(max=1)).all()
+    pack.gradients.fill_(math.inf).index_fill_(1, padding_of(pack.layout), 0.0)
+    pack.clip(infinite, torch.ones(len(ways), dtype=torch.bool))
+    assert pack.gradients.isnan().any(1).tolist() == [False, True, False, False]
+
+    for fields, repaired in (
+        ({"clip_tensor": 1.0}, False),
+        ({"clip_value": 1.0}, True),
+        ({"clip_value": 1.0, "clip_tensor": 1.0, "clip": 1.0}, True),
+        ({"zclip": ZCLIPS[0]}, False),
+        ({"adagc": ADAGCS[0], "clip_value": 1.0}, True),
+        ({"adagc": ADAGCS[0]}, False),
+    ):
+        pack = engine.pack_of(trials_of(engine, [fields] * 2))
+        assert pack.can_step(infinite[:2]).tolist() == [repaired] * 2, fields
+
+
+@pytest.mark.parametrize(("name", "sections"), [("lion", {}), ("spam", {"spam": SPAMOptions(grace=2)})])
+def test_an_optimizer_that_repairs_infinity_is_not_shown_it_behind_a_norm(engine, name, sections):
+    """In one pack with a trial that has no limit."""
+    ways = [{}, {"clip": 0.5}, {}, {"clip": 0.5}, {}]
+    many = [engine.trial(seed=r, name=name, lr=1e-4, **way, **LENGTH) for r, way in enumerate(ways)]
+    many = [with_options(trial, **sections) for trial in many]
+    run = engine.run(many, {r: spoil(math.inf) for r in (0, 1)})
+    assert run.result.nonfinite_step == [None, STRUCK, None, None, None]
+    assert np.isfinite(run.signals["loss"][0]).all() and torch.isfinite(run.weights[-1][0]).all()

@@ -1,0 +1,287 @@
+"""What every optimizer of the folder has to keep: isolation, pack independence, state, decay and clipped updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from harness.optimizers import OPTIMIZERS
+from harness.optimizers.base import CPU_COLUMNS, CPU_GRAIN
+from harness.tensors import Kind
+from tests.harness.optimizing import TENSORS, Rig, bits, different, differing, share, tensor_row, trial, without
+
+every = pytest.mark.parametrize("name", OPTIMIZERS)
+clipped_or_not = pytest.mark.parametrize("clip_update", [None, 0.1])
+MATRICES = ("embedding", "square", "tall")
+OPTIONS = {
+    "spam": [{"interval": 4, "warmup": 2, "grace": 2, "threshold": 4.0}, {"interval": 3, "reset_count": True}],
+    "stable_spam": [{"interval": 4}, {"interval": 3, "reset_count": False}],
+    "adafactor": [{"relative_step": True}, {"clip": 0.5, "decay_exponent": 0.5}],
+    "lars": [{"trust": 0.1}, {"trust": 1.0}],
+}
+"""Short intervals, so that a test of some steps sees every branch."""
+
+
+def trials_of(name, count=3, **optim):
+    return different(name, count, OPTIONS.get(name), **optim)
+
+
+# --- isolation and pack independence -----------------------------------------------------------------------------
+
+
+@every
+@clipped_or_not
+@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
+def test_a_trial_that_stands_still_keeps_every_bit(name, clip_update, value):
+    trials = trials_of(name, clip_update=clip_update)
+    rig, all_move = Rig(trials, dtype=torch.float32), Rig(trials, dtype=torch.float32)
+    for one in (rig, all_move):
+        one.train(3)
+    before = rig.everything(1)
+    for step in (3, 4, 5):
+        for one in (rig, all_move):
+            one.draw(step)
+        rig.gradients[1] *= value
+        rates = [t.optim.lr for t in trials]
+        rig.step(rates, [True, False, True])
+        all_move.step(rates)
+    assert differing(before, rig.everything(1)) == []
+    for row in (0, 2):
+        assert differing(rig.everything(row), all_move.everything(row)) == []
+    assert rig.optimizer.updates.tolist() == [6, 3, 6]
+    rig.train(1, start=6)
+    assert "weights" in differing(before, rig.everything(1)), "it can go on"
+
+
+@every
+@clipped_or_not
+@pytest.mark.parametrize("what", ["weights", "gradients", "state", "rate"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stays_in_its_trial(name, clip_update, what, value):
+    trials = trials_of(name, clip_update=clip_update)
+    ruined, clean = Rig(trials, dtype=torch.float32), Rig(trials, dtype=torch.float32)
+    for step in range(6):
+        for rig in (ruined, clean):
+            rig.draw(step)
+        rates = [t.optim.lr for t in trials]
+        if step == 3:  # not a reset, which would forgive it
+            if what == "state":
+                for values in (ruined.optimizer.slot(slot) for slot in slots(ruined)):
+                    values[1] = value
+            elif what == "rate":
+                rates[1] = value
+            else:
+                getattr(ruined, what)[1] = value
+        ruined.step(rates)
+        clean.step([t.optim.lr for t in trials])
+    for row in (0, 2):
+        assert differing(ruined.everything(row), clean.everything(row)) == []
+    assert differing(ruined.everything(1), clean.everything(1)) != []
+
+
+def slots(rig):
+    return [*rig.optimizer.slots, *rig.optimizer.tensor_slots]
+
+
+ODD = (
+    tensor_row("long", (131, 67), Kind.EMBEDDING),  # more elements than a row of a piece has columns
+    tensor_row("longer", (300, 173), Kind.HIDDEN, learning_rate=0.5),  # so many that two threads would share a row
+    tensor_row("small", (7, 9), Kind.HIDDEN, learning_rate=0.5),
+    tensor_row("gain", (13,), Kind.GAIN, decay=0.0),
+    tensor_row("scale", (1,), Kind.SCALE, decay=0.0),
+)
+
+
+@every
+@pytest.mark.parametrize(("threads", "clip_update"), [(1, None), (2, None), (1, 0.1)])
+def test_bits_do_not_depend_on_the_pack(engine, name, threads, clip_update):
+    torch.set_num_threads(threads)
+    assert ODD[0].size > CPU_COLUMNS and ODD[1].size > CPU_GRAIN
+    trials = trials_of(name, 7, clip_update=clip_update)
+    together = Rig(trials, ODD, torch.float32)
+    together.train(4)
+    for members in ([5, 3], [6, 2, 4]):
+        apart = Rig([trials[i] for i in members], ODD, torch.float32)
+        apart.train(4)
+        for row, i in enumerate(members):
+            assert differing(apart.everything(row), together.everything(i)) == [], f"{i} in a pack of {len(members)}"
+
+
+@every
+@clipped_or_not
+def test_norms(name, clip_update):
+    """And that they are taken changes no bit."""
+    trials = trials_of(name, clip_update=clip_update)
+    rig, unmeasured = Rig(trials, ODD), Rig(trials, ODD)
+    for step in range(3):
+        before = rig.weights.clone()
+        rig.draw(step)
+        unmeasured.draw(step)
+        norms = rig.step()
+        assert unmeasured.step(measure=False) is None
+        torch.testing.assert_close(norms.weights, rig.weights.norm(dim=1))
+        torch.testing.assert_close(norms.update, (rig.weights - before).norm(dim=1))
+        if "moment_2" in rig.optimizer.slots:
+            torch.testing.assert_close(norms.second_moment, rig.optimizer.slot("moment_2").norm(dim=1))
+        else:
+            assert norms.second_moment is None
+    for row in range(3):
+        assert differing(rig.everything(row), unmeasured.everything(row)) == []
+
+
+@every
+@clipped_or_not
+def test_rows_in_pieces_are_as_all_rows_at_once(name, clip_update):
+    """As they are on an accelerator, where nobody looks which rows move."""
+    trials = trials_of(name, 4, clip_update=clip_update)
+    pieces, whole = Rig(trials, ODD, torch.float32), Rig(trials, ODD, torch.float32)
+    whole.optimizer._on_cpu = False
+    whole.optimizer._blocks = list(whole.optimizer._cut_blocks()) if name == "adamw" else None
+    for rig in (pieces, whole):
+        rig.train(3)
+        rig.train(2, start=3, active=[True, False, True, True])
+    assert max(len(piece.rows) for piece in whole.optimizer._cut()) == 4
+    assert [differing(pieces.everything(row), whole.everything(row)) for row in range(4)] == [[]] * 4
+
+
+# --- state -------------------------------------------------------------------------------------------------------
+
+
+@every
+@clipped_or_not
+def test_rows_that_come_and_go(name, clip_update):
+    """A copy of a row goes on as the row does, and so does one that moves to another place."""
+    trials = trials_of(name, clip_update=clip_update)
+    rig, whole = Rig(trials, dtype=torch.float32), Rig(trials, dtype=torch.float32)
+    rig.train(4)
+    rig.arrange([0, 1, 2, 1])
+    rig.train(2, start=4)
+    assert differing(rig.everything(1), rig.everything(3)) == []
+    rig.arrange([2, 3])
+    rig.train(3, start=6)
+    whole.train(9)
+    for row, i in enumerate((2, 1)):
+        assert differing(rig.everything(row), whole.everything(i)) == []
+
+
+@every
+def test_its_state_is_all_that_it_remembers(name):
+    """Put back, everything goes as it went."""
+    rig = Rig(trials_of(name), dtype=torch.float32)
+    rig.train(5)
+    before = {name: values.clone() for name, values in rig.state}
+    rig.train(4, start=5)
+    first = [rig.everything(row) for row in range(3)]
+    for name_, values in rig.state:
+        values.copy_(before[name_])
+    rig.train(4, start=5)
+    assert [differing(first[row], rig.everything(row)) for row in range(3)] == [[], [], []]
+
+
+@every
+@clipped_or_not
+def test_what_stands_between_tensors_stays_zero(name, clip_update):
+    rig = Rig(trials_of(name, clip_update=clip_update), ODD, torch.float32)
+    for step in range(6):
+        rig.draw(step)
+        if step == 4:
+            rig.layout.view(rig.gradients, "gain")[1] = math.nan
+        rig.step()
+    between = torch.ones(rig.layout.size, dtype=torch.bool)
+    for span in rig.layout.spans:
+        between[span.start : span.stop] = False
+    assert between.any()
+    for slot in rig.optimizer.slots:
+        assert (rig.optimizer.slot(slot)[:, between] == 0).all()
+    assert (rig.weights[:, between] == 0).all()
+
+
+@every
+@clipped_or_not
+def test_a_tensor_whose_rate_is_multiplied_by_zero_is_left_alone(name, clip_update):
+    rows = [replace(row, learning_rate=0.0) if row.name in ("square", "gain") else row for row in TENSORS]
+    rig = Rig(trials_of(name, clip_update=clip_update), rows, torch.float32)
+    before = rig.weights.clone()
+    for step in range(6):
+        rig.draw(step)
+        if step == 3:
+            rig.layout.view(rig.gradients, "square")[1] = math.nan
+        rig.step()
+    for row in rows:
+        found, old = (rig.layout.view(flat, row.name) for flat in (rig.weights, before))
+        assert torch.equal(bits(found), bits(old)) == (row.name in ("square", "gain")), row.name
+
+
+# --- weight decay ------------------------------------------------------------------------------------------------
+
+
+@every
+def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(name):
+    """w <- w - eta_t lambda w, eta_t being the schedule (Loshchilov & Hutter 2019, algorithm 2), with no gradient."""
+    own = {"weight_decay": 0.02, "decay_follows": "schedule"}
+    trials = [trial(name, seed=5, lr=lr, **own) for lr in (1e-3, 1e-1)]
+    rig = Rig(
+        [*trials, without(trials[0], decay_follows="rate", weight_decay=20.0), trial(name, seed=5, lr=0.0, **own)]
+    )
+    start = rig.weights.clone()
+    shares = [share(step) for step in range(7)]
+    for eta in shares:
+        rig.step([t.optim.lr * eta for t in rig.trials])
+    expected = math.prod(1 - 0.02 * eta for eta in shares)
+    for name_ in MATRICES:
+        old = rig.layout.view(start, name_)[0]
+        for row in (0, 1):
+            torch.testing.assert_close(rig.view(name_, row), old * expected, rtol=1e-12, atol=0)
+        assert torch.equal(rig.view(name_, 3), old), "a rate of zero has no schedule"
+    torch.testing.assert_close(rig.view("embedding", 2), rig.view("embedding", 0), rtol=1e-12, atol=0)
+    for name_ in ("gains", "gain", "scale"):
+        assert torch.equal(rig.layout.view(rig.weights, name_), rig.layout.view(start, name_)), "vectors do not decay"
+
+
+@every
+def test_decay_is_beside_the_step(name):
+    """It takes the same share of the weights, whatever the gradient is and does."""
+    plain = trials_of(name, weight_decay=0.0)
+    decaying = [without(t, weight_decay=0.5) for t in plain]
+    left, right = Rig(plain), Rig(decaying)
+    for rig in (left, right):
+        rig.draw(0)
+        rig.step()
+    for r, one in enumerate(plain):
+        for row in TENSORS:
+            start = Rig([one]).view(row.name, 0)
+            taken = 0.5 * row.decay * one.optim.lr * row.learning_rate
+            torch.testing.assert_close(right.view(row.name, r), left.view(row.name, r) - taken * start)
+
+
+# --- updates that are clipped ------------------------------------------------------------------------------------
+
+
+@every
+def test_a_clipped_update_has_no_larger_root_mean_square(name):
+    """And is as it was where it is smaller, tensor by tensor, each trial with its own limit (arXiv 1804.04235)."""
+    plain = trials_of(name, weight_decay=0.0)
+    free, start = Rig(plain), Rig(plain)
+    free.draw(0)
+    free.step()
+    sizes = {(row.name, r): size(free, start, row, r) for row in TENSORS for r in range(3)}
+    limits = [sorted(sizes[row.name, r] for row in TENSORS)[3] * factor for r, factor in enumerate((1.01, 0.5, 2.0))]
+    clipped = Rig([without(one, clip_update=limit) for one, limit in zip(plain, limits, strict=True)])
+    clipped.draw(0)
+    clipped.step()
+    for (name_, r), unclipped in sizes.items():
+        row = next(row for row in TENSORS if row.name == name_)
+        assert size(clipped, start, row, r) == pytest.approx(min(unclipped, limits[r]), rel=1e-6)
+        whole, shortened = (rig.view(name_, r) - start.view(name_, r) for rig in (free, clipped))
+        torch.testing.assert_close(shortened, whole * min(1.0, limits[r] / unclipped))
+    assert any(found > limits[r] for (_, r), found in sizes.items())
+    assert any(found < limits[r] for (_, r), found in sizes.items())
+
+
+def size(rig, start, row, r):
+    """Root mean square of a tensor's update before the rate."""
+    change = rig.view(row.name, r) - start.view(row.name, r)
+    return float(change.square().mean().sqrt()) / (rig.trials[r].optim.lr * row.learning_rate)

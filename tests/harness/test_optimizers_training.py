@@ -1,0 +1,120 @@
+"""Every optimizer in real packs: it trains, forks, is masked, goes back to a snapshot, and keeps its bits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import Trial
+from harness.loop import train
+from harness.optimizers import OPTIMIZERS
+from harness.sites import Agenda, Site
+from injectors.value import Value
+
+every = pytest.mark.parametrize("name", OPTIMIZERS)
+RATES = {"sgd": 0.1, "lars": 0.1, "lion": 3e-3, "lamb": 3e-2, "adafactor": 3e-2}
+OPTIONS = {
+    "spam": {"interval": 12, "warmup": 4, "grace": 3},
+    "stable_spam": {"interval": 12},
+    "adafactor": {"relative_step": True},
+    "lars": {"trust": 1.0},
+}
+
+
+def trials_of(engine, name, count, **fields):
+    """Trials that differ; intervals are short, so that resets happen."""
+    rate = RATES.get(name, 1e-2)
+    own = [
+        engine.trial(
+            seed=r,
+            name=name,
+            lr=rate * (1 + 0.3 * r),
+            **{"steps": 30, "vocabulary": 32, "weight_decay": 1e-3 * r, **fields},
+        )
+        for r in range(count)
+    ]
+    if name not in OPTIONS:
+        return own
+    parts = [{part: getattr(trial, part) for part in ("model", "optim", "schedule", "train", "data")} for trial in own]
+    options = type(own[0].section(name))(**OPTIONS[name])
+    return [Trial.of({**part, name: options}, seed=trial.seed) for part, trial in zip(parts, own, strict=True)]
+
+
+@every
+@pytest.mark.parametrize(
+    "fields", [{}, {"clip_update": 0.5}, {"decay_follows": "schedule"}, {"parametrization": "mup"}]
+)
+def test_it_trains(engine, name, fields):
+    run = engine.run(trials_of(engine, name, 3, batch=8, base_width=8, **fields))
+    loss = run.signals["loss"]
+    assert run.result.nonfinite_step == [None] * 3
+    assert (loss[:, -5:].mean(1) < loss[:, 0] - 0.1).all(), loss[:, ::5]
+    assert np.isfinite(run.signals["second_moment_norm"]).all() == ("moment_2" in OPTIMIZERS[name].slots)
+
+
+@every
+def test_bits_do_not_depend_on_the_pack(engine, name):
+    trials = trials_of(engine, name, 7, width=48, head_dim=16, context=33, batch=3, steps=5)
+    together = engine.run(trials)
+    for members in ([5, 3], [6, 2, 4]):
+        apart = engine.run([trials[i] for i in members])
+        for row, i in enumerate(members):
+            assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"
+
+
+@every
+def test_a_fork_equals_a_full_run(engine, name):
+    """Rows come in the middle of the run, with all that the optimizer knows."""
+    golden = trials_of(engine, name, 2, steps=16)
+    faults = [Value(start=start, tensor="head", element=3, model="scale", value=2.0) for start in (5, 11, 12)]
+    trials = [*golden, *(dataclasses.replace(golden[0], fault=fault) for fault in faults)]
+    forked, full = engine.run(trials, forks=True, block=3), engine.run(trials, block=3)
+    assert forked.pack.twins.begins != full.pack.twins.begins, "some rows came later"
+    assert [engine.same_bits(forked[i], full[i]) for i in range(5)] == [[]] * 5
+    assert all(engine.same_bits(forked[0], forked[i]) for i in (2, 3, 4))
+
+
+@every
+def test_a_fault_that_the_state_forgets_is_masked(engine, name):
+    """A learning rate of zero takes nothing from the weights that a fault puts back: only what is the same is equal."""
+    golden = trials_of(engine, name, 2, steps=10)[0]
+    nothing = Value(start=4, site=Site.REDUCED_GRADIENT, tensor="head", element=3, model="scale", value=1.0)
+    something = dataclasses.replace(nothing, value=1.5)
+    trials = [golden, *(dataclasses.replace(golden, fault=fault) for fault in (nothing, something))]
+    run = engine.run(trials)
+    assert run.result.masked_step[:2] == [None, 4]
+    if name != "lion":  # whose step is the sign alone, but whose momentum differs for some steps
+        assert run.result.masked_step[2] is None
+
+
+@every
+def test_it_goes_back_to_a_snapshot(engine, name):
+    pack = engine.pack_of(trials_of(engine, name, 3, steps=20))
+    losses = []
+
+    def go(steps):
+        train(pack, Agenda([None] * 3), 100, lambda first, arrays: losses.append(arrays["loss"]), steps=steps)
+
+    go(range(9))
+    before = pack.snapshot()
+    go(range(9, 16))
+    weights = pack.weights.clone()
+    pack.restore(before)
+    go(range(9, 16))
+    assert torch.equal(pack.weights, weights)
+    assert np.array_equal(losses[1], losses[2])
+
+
+def test_adafactor_that_is_relative_to_the_weights_has_the_rates_for_that(engine):
+    """muP's rates follow from what the size of an update follows (harness/scaling.py)."""
+    plain = trials_of(engine, "adafactor", 2, parametrization="mup", base_width=4)
+    options = [dataclasses.replace(trial.section("adafactor"), parameter_scale=True) for trial in plain]
+    scaled = [
+        dataclasses.replace(trial, extras=(("adafactor", own),)) for trial, own in zip(plain, options, strict=True)
+    ]
+    name = "blocks.0.attention.query"
+    left, right = (engine.pack_of(trials).layout.by_name[name] for trials in (plain, scaled))
+    assert (left.learning_rate, right.learning_rate) == (0.25, 0.5)

@@ -1,0 +1,307 @@
+"""The table of sizes: every multiplier against the papers' tables, written out, at several widths and depths."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from harness.config import Model, Optim, Trial
+from harness.contradictions import check_trial
+from harness.fields import ConfigError
+from harness.optimizers import OPTIMIZERS
+from harness.scaling import (
+    INITS,
+    attention_multiplier,
+    branch_multiplier,
+    embedding_multiplier,
+    output_multiplier,
+    tensor_table,
+)
+
+BASE_WIDTH, BASE_DEPTH, HEAD_DIM, VOCABULARY = 32, 4, 8, 61
+RULES = ("adam", "sgd", "relative", "relative_sgd")
+NAMES = {
+    "embedding": "embedding",
+    "positions": "embedding",
+    "blocks.1.attention.query": "hidden",
+    "blocks.1.attention.projection": "residual",
+    "blocks.1.feedforward.up": "hidden",
+    "blocks.0.feedforward.down": "residual",
+    "head": "head",
+    "blocks.1.attention_norm": "gain",
+    "blocks.0.feedforward_norm": "gain",
+    "final_norm": "final_gain",
+}
+
+
+def model_of(m: float = 1, depth_ratio: float = 1, **fields) -> Model:
+    """A model m times as wide as the base model and `depth_ratio` times as deep."""
+    shape = {"width": int(BASE_WIDTH * m), "depth": int(BASE_DEPTH * depth_ratio), "head_dim": HEAD_DIM, "context": 16}
+    base = {"base_width": BASE_WIDTH, "base_depth": BASE_DEPTH, "positions": "learned"}
+    return Model(**{**shape, **base, **fields})
+
+
+def column(model: Model, name: str, rule: str = "adam") -> dict[str, float]:
+    """One column of the table by kind of tensor; tensors of a kind have the same."""
+    rows = {row.name: getattr(row, name) for row in tensor_table(model, VOCABULARY, rule)}
+    found: dict[str, set[float]] = {}
+    for tensor, kind in NAMES.items():
+        found.setdefault(kind, set()).add(rows[tensor])
+    assert all(len(values) == 1 for values in found.values()), found
+    return {kind: next(iter(values)) for kind, values in found.items()}
+
+
+SIZES = [(1, 1), (4, 1), (1, 8), (4, 8), (8, 4), (0.5, 0.5)]
+KINDS = ("embedding", "hidden", "residual", "head", "gain", "final_gain")
+
+
+def expected(values: dict[str, float]) -> dict[str, float]:
+    """`hidden` also holds for the last matrices of branches; kinds that are not named have 1."""
+    return {kind: values.get("hidden" if kind == "residual" else kind, 1.0) for kind in KINDS}
+
+
+# --- learning rates ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_standard_multiplies_nothing(rule):
+    model = model_of(4, 8)
+    for name in ("learning_rate", "forward", "epsilon"):
+        assert set(column(model, name, rule).values()) == {1.0}
+    assert column(model, "decay", rule) == expected({"gain": 0.0, "final_gain": 0.0})
+
+
+MUP_RATES = {
+    # Yang et al. 2022 (arXiv 2203.03466), table 8: what a vector, an embedding or the head gets, and a hidden matrix.
+    "adam": lambda m: {"hidden": 1 / m},
+    "sgd": lambda m: {"embedding": m, "head": m, "gain": m, "final_gain": m},
+    # Its argument for a step of rate x RMS(W): a hidden matrix of RMS m^-1/2 may change by 1/m.
+    "relative": lambda m: {"hidden": m**-0.5},
+    "relative_sgd": lambda m: {"hidden": m**-0.5, "gain": m, "final_gain": m},
+}
+DEPTH_RATES = {
+    # Dey et al. 2025 (arXiv 2505.01618), table 1; sgd also has the branch's own multiplier m_L^-alpha in its gradient.
+    "adam": lambda m_l, alpha: {"hidden": m_l ** (alpha - 1), "gain": m_l ** (alpha - 1)},
+    "sgd": lambda m_l, alpha: {"hidden": m_l ** (2 * alpha - 1), "gain": m_l ** (2 * alpha - 1)},
+    "relative": lambda m_l, alpha: {"hidden": m_l ** (alpha - 1), "gain": m_l ** (alpha - 1)},
+    "relative_sgd": lambda m_l, alpha: {"hidden": m_l ** (alpha - 1), "gain": m_l ** (2 * alpha - 1)},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("m", "m_l"), SIZES)
+def test_mup_rates(rule, m, m_l):
+    found = column(model_of(m, m_l, parametrization="mup"), "learning_rate", rule)
+    assert found == pytest.approx(expected(MUP_RATES[rule](m)))
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("m", "m_l"), SIZES)
+def test_completep_rates(rule, m, m_l, alpha):
+    found = column(model_of(m, m_l, parametrization="completep", depth_exponent=alpha), "learning_rate", rule)
+    width, depth = expected(MUP_RATES[rule](m)), expected(DEPTH_RATES[rule](m_l, alpha))
+    assert found == pytest.approx({kind: width[kind] * depth[kind] for kind in KINDS})
+
+
+def test_completep_in_numbers():
+    """Four times as wide and 16 times as deep at alpha 1/2: all columns, for Adam."""
+    model = model_of(4, 16, parametrization="completep", depth_exponent=0.5, embedding_scale="sqrt_width")
+    shown = {name: column(model, name) for name in ("learning_rate", "forward", "decay", "epsilon")}
+    assert shown == {
+        "learning_rate": pytest.approx(expected({"hidden": 1 / 16, "gain": 1 / 4})),
+        "forward": pytest.approx(dict.fromkeys(KINDS, 1.0) | {"embedding": 32**0.5, "residual": 1 / 4, "head": 1 / 4}),
+        "decay": pytest.approx(expected({"hidden": 4.0, "gain": 0.0, "final_gain": 0.0})),
+        "epsilon": pytest.approx(
+            expected({"hidden": 1 / 16, "gain": 1 / 16, "embedding": 1 / 4, "head": 1 / 4, "final_gain": 1 / 4})
+        ),
+    }
+
+
+def test_gains_of_heads_and_single_numbers_in_sgd():
+    """A vector's rate grows with its own length (microsoft/mup): heads that share a gain do not make it longer."""
+    more = {"parametrization": "mup", "qk_norm": True, "qkv_norm": True, "sigma_reparam": True, "layer_scale": 0.1}
+
+    def rates(**fields):
+        table = tensor_table(model_of(4, **more, **fields), VOCABULARY, "sgd")
+        return {row.name.removeprefix("blocks.1."): row.learning_rate for row in table}
+
+    shared, own = rates(), rates(qk_norm_shared=False)
+    assert (shared["attention.query_norm"], own["attention.query_norm"]) == (1, 4)
+    assert shared["attention.qkv_norm"] == shared["feedforward.layer_scale"] == 4
+    assert shared["attention.query_scale"] == 1
+    wider_heads = rates(head_dim=16, base_head_dim=8)
+    assert wider_heads["attention.key_norm"] == 2
+
+
+# --- weight decay and epsilon ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("m", "m_l"), SIZES)
+def test_completep_decays_alike_at_every_width(rule, m, m_l):
+    """Rate x decay is that of Adam whatever the rule, lambda m_d times rate / m_d: table 1."""
+    for alpha in (0.5, 1.0):
+        model = model_of(m, m_l, parametrization="completep", depth_exponent=alpha)
+        rate, decay = column(model, "learning_rate", rule), column(model, "decay", rule)
+        taken = {kind: rate[kind] * decay[kind] for kind in KINDS}
+        assert taken == pytest.approx(expected({"hidden": m_l ** (alpha - 1), "gain": 0.0, "final_gain": 0.0}))
+    if rule == "adam":
+        assert decay["hidden"] == pytest.approx(m)
+
+
+@pytest.mark.parametrize(("m", "m_l"), SIZES)
+def test_mup_decay(m, m_l):
+    """Lambda as it is, but for embeddings and head in SGD, which microsoft/mup divides as it multiplies their rate."""
+    model, vectors = model_of(m, m_l, parametrization="mup"), {"gain": 0.0, "final_gain": 0.0}
+    for rule in ("adam", "relative", "relative_sgd"):
+        assert column(model, "decay", rule) == expected(vectors)
+    assert column(model, "decay", "sgd") == pytest.approx(expected({"embedding": 1 / m, "head": 1 / m, **vectors}))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("parametrization", ["standard", "mup", "completep"])
+def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(engine, name, parametrization):
+    """At the peak of its rate a trial takes lambda off every matrix, whatever the rate and its multipliers are."""
+    fields = {"width": 32, "depth": 4, "base_width": 16, "parametrization": parametrization, "name": name}
+    trials = [engine.trial(lr=lr, weight_decay=0.01, decay_follows="schedule", **fields) for lr in (1e-3, 0.3)]
+    pack = engine.pack_of(trials)
+    peaks = torch.tensor([trial.optim.lr for trial in trials], dtype=torch.float64)
+    for row, span in zip(pack.layout.rows, pack.layout.spans, strict=True):
+        taken = pack.optimizer.decay_rate(span)[:, 0] * peaks * span.learning_rate
+        assert taken.tolist() == pytest.approx([0.01 if len(row.shape) == 2 else 0.0] * 2)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("m", "m_l"), SIZES)
+def test_epsilon(rule, m, m_l):
+    """Dey et al. 2025, equation 40: with the gradients, 1/m_d everywhere and m_L^-alpha inside the blocks."""
+    for alpha in (0.5, 1.0):
+        model = model_of(m, m_l, parametrization="completep", depth_exponent=alpha)
+        inside, outside = m_l**-alpha / m, 1 / m
+        want = dict.fromkeys(KINDS, outside) | dict.fromkeys(("hidden", "residual", "gain"), inside)
+        assert column(model, "epsilon", rule) == pytest.approx(want)
+    assert set(column(model_of(m, m_l, parametrization="mup"), "epsilon", rule).values()) == {1.0}
+
+
+def test_epsilon_follows_gradients(engine):
+    """What the epsilon row says of gradients is so: their size against that of the base model, tensor by tensor."""
+    looked_at = ("embedding", "blocks.0.attention.query", "blocks.1.feedforward.up", "blocks.1.attention_norm", "head")
+    measured = {}
+    for width, depth in ((32, 2), (128, 2), (32, 16)):
+        shape = {"width": width, "depth": depth, "base_width": 32, "base_depth": 2, "head_dim": 16, "vocabulary": 256}
+        fields = {"parametrization": "completep", "name": "lamb", "context": 16, "batch": 8, **shape}
+        pack = engine.pack_of([engine.trial(seed=seed, embedding_scale="sqrt_width", **fields) for seed in range(3)])
+        pack.learn(pack.batches(0))
+        rows = [row for row in pack.layout.rows if row.name in looked_at]
+        sizes = [pack.layout.view(pack.gradients, row.name).square().mean().sqrt().item() for row in rows]
+        measured[width, depth] = {row.name: (size, row.epsilon) for row, size in zip(rows, sizes, strict=True)}
+    for now in ((128, 2), (32, 16)):
+        for name, (size, epsilon) in measured[now].items():
+            base, _ = measured[32, 2][name]
+            # Widths and depths are finite: a factor of 2 beside the 4 to 8 that are at stake.
+            assert 0.5 < size / base / epsilon < 2.0, (now, name)
+
+
+# --- on the way forward ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parametrization", ["standard", "mup", "completep"])
+@pytest.mark.parametrize(("m", "m_l"), SIZES)
+def test_forward_multipliers(parametrization, m, m_l):
+    is_scaled, is_deep = parametrization != "standard", parametrization == "completep"
+    for alpha in (0.5, 1.0):
+        model = model_of(m, m_l, parametrization=parametrization, depth_exponent=alpha)
+        assert output_multiplier(model) == pytest.approx(1 / m if is_scaled else 1)
+        assert branch_multiplier(model) == pytest.approx(m_l**-alpha if is_deep else 1)
+        assert embedding_multiplier(model) == 1
+        scaled = dataclasses.replace(model, embedding_scale="sqrt_width")
+        assert embedding_multiplier(scaled) == pytest.approx(math.sqrt(BASE_WIDTH * (1 if is_scaled else m)))
+        forward = {"embedding": 1, "residual": branch_multiplier(model), "head": output_multiplier(model)}
+        assert column(model, "forward") == pytest.approx(dict.fromkeys(KINDS, 1.0) | forward)
+
+
+def test_attention_multiplier():
+    """1/sqrt(d_head), and for muP proportional to 1/d_head, with the same value at the base head (appendix B.1)."""
+    assert attention_multiplier(model_of(head_dim=16)) == pytest.approx(1 / 4)
+    for parametrization in ("mup", "completep"):
+        assert attention_multiplier(model_of(parametrization=parametrization, head_dim=16)) == pytest.approx(1 / 4)
+        wide = model_of(4, parametrization=parametrization, head_dim=64, base_head_dim=16)
+        assert attention_multiplier(wide) == pytest.approx(4 / 64)
+
+
+def test_multipliers_reach_the_model(engine):
+    """The logits of a CompleteP model are those of the standard one with its multipliers applied by hand."""
+    fields = {"width": 32, "depth": 4, "head_dim": 8, "embedding_scale": "sqrt_width", "name": "lamb"}
+    pair = [engine.trial(**fields, base_width=16, parametrization=p) for p in ("completep", "standard")]
+    scaled, plain = (engine.pack_of([trial] * 2) for trial in pair)
+    plain.weights.copy_(scaled.weights)
+    for row in plain.layout.rows:
+        tensor, factor = plain.layout.view(plain.weights, row.name), 1.0
+        if row.name == "embedding":
+            factor = math.sqrt(16 / 32)  # sqrt(base width) instead of sqrt(width)
+        elif row.name.endswith(("projection", "down")):
+            factor = 1 / 2  # m_L^-1
+        elif row.name == "head":
+            factor = 1 / 2  # 1/m
+        tensor.mul_(factor)
+    tokens = scaled.batches(0)[:, :, :-1]
+    with torch.no_grad():
+        # The norms' epsilon is not scaled along, so the two differ by about 1e-6 of the logits.
+        torch.testing.assert_close(scaled.model(tokens), plain.model(tokens), rtol=1e-4, atol=1e-5)
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def reasons(optimizer: str = "adamw", **fields) -> tuple[str, ...]:
+    try:
+        check_trial(Trial(Model(**fields), Optim(name=optimizer)))
+    except ConfigError as error:
+        return error.reasons
+    return ()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parametrization": "completep", "placement": "deepnorm"},
+        {"parametrization": "completep", "init": "scaled_residual"},
+        {"placement": "deepnorm_glm", "init": "small_scaled"},
+        {"placement": "deepnorm", "init": "scaled_residual"},
+    ],
+)
+def test_two_answers_to_how_branches_shrink_with_depth(fields):
+    (reason,) = reasons(**fields)
+    assert all(f"model.{name}={value}" in reason for name, value in fields.items())
+    assert "allowed: one of them" in reason
+    for name, value in fields.items():
+        assert not reasons(**{name: value})
+
+
+def test_depth_and_width_go_together():
+    assert not reasons(placement="deepnorm", init="small")
+    assert not reasons(parametrization="mup", placement="deepnorm")
+    assert not reasons(parametrization="completep", init="zero_residual")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("init", INITS)
+def test_steps_relative_to_weights_that_are_zero(optimizer, init):
+    placement = "none" if init == "fixup" else "pre"
+    found = reasons(optimizer, init=init, placement=placement)
+    is_relative = OPTIMIZERS[optimizer].rule.startswith("relative")
+    if is_relative and init in ("zero_residual", "fixup"):
+        (reason,) = found
+        assert f"model.init={init}" in reason and f"optim.name={optimizer}" in reason
+        assert "allowed: standard, small, scaled_residual, small_scaled" in reason
+    else:
+        assert not found
+
+
+def test_reparametrised_matrices_that_are_zero():
+    (reason,) = reasons(sigma_reparam=True, init="zero_residual")
+    assert "model.init=zero_residual" in reason and "model.sigma_reparam=true" in reason

@@ -1,0 +1,66 @@
+"""Variants of the model's structure, for tests that hold for each of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from harness.config import Trial
+from harness.pack import Pack
+
+# Fields of `model`; a tuple holds a value for each trial, in turn.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "post-LN": {"placement": "post"},
+    "DeepNorm": {"placement": "deepnorm"},
+    "DeepNorm of GLM": {"placement": "deepnorm_glm"},
+    "Mix-LN": {"placement": "mix", "mix": 0.5},
+    "BranchNorm": {"placement": "branchnorm", "branch_steps": (4, 7, 1)},
+    "sandwich": {"placement": "sandwich"},
+    "norm on branches alone": {"placement": "sandwich", "attention_norm": False, "feedforward_norm": False},
+    "no norms": {"placement": "none"},
+    "RMSNorm": {"norm": "rms"},
+    "RMSNorm, post-LN, QK-norm": {"norm": "rms", "placement": "post", "qk_norm": True},
+    "QKV norm": {"qkv_norm": True, "attention_norm": False},
+    "QKV norm, RMSNorm": {"qkv_norm": True, "norm": "rms"},
+    "QK-norm per head": {"qk_norm": True, "qk_norm_shared": False},
+    "QK-norm per head, RMSNorm": {"qk_norm": True, "qk_norm_shared": False, "norm": "rms"},
+    "projection norm": {"projection_norm": True},
+    "up norm": {"up_norm": True},
+    "up norm, SwiGLU": {"up_norm": True, "activation": "swiglu"},
+    "down norm": {"down_norm": True},
+    "QK FC norm": {"qk_norm": True, "projection_norm": True, "down_norm": True},
+    "embedding norm": {"embedding_norm": True, "positions": "learned"},
+    "scaled embedding": {"embedding_scale": "sqrt_width", "positions": "learned"},
+    "LayerScale": {"layer_scale": (0.5, 0.1, 1e-3)},
+    "LayerScale, sandwich": {"layer_scale": (0.5, 0.1, 1e-3), "placement": "sandwich"},
+    "sigma-reparametrisation": {"sigma_reparam": True},
+    "sigma-reparametrisation, SwiGLU": {"sigma_reparam": True, "activation": "swiglu", "placement": "post"},
+    "Fixup": {"init": "fixup", "placement": "none"},
+    "Fixup, SwiGLU": {"init": "fixup", "placement": "none", "activation": "swiglu", "swiglu_clamp": (0.5, 1.0, 2.0)},
+    "ReLU": {"activation": "relu"},
+    "SwiGLU clamp": {"activation": "swiglu", "swiglu_clamp": (0.5, 1.0, 2.0)},
+}
+
+
+def with_fields(trials: list[Trial], fields: dict[str, Any]) -> list[Trial]:
+    """The trials with these fields of their models."""
+    own = [{k: v[r % len(v)] if isinstance(v, tuple) else v for k, v in fields.items()} for r in range(len(trials))]
+    return [replace(trial, model=replace(trial.model, **o)) for trial, o in zip(trials, own, strict=True)]
+
+
+def different(engine: ModuleType, variant: str, count: int, **fields: Any) -> list[Trial]:
+    """Trials of a variant that differ in every per-trial field."""
+    return with_fields(engine.different(count, **fields), VARIANTS[variant])
+
+
+def roughen(pack: Pack) -> None:
+    """Add noise to every tensor, so that none is at a special value; it depends on seed and tensor alone."""
+    for r, number in enumerate(pack.rows):
+        for name, weight in pack.tensors(pack.weights, r).items():
+            digest = hashlib.sha256(f"{pack.planned[number].seeds['init']} {name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+            weight += 0.2 * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)

@@ -1,0 +1,117 @@
+"""Faults in an optimizer's moments: where it has them they strike, and where it has not they are refused beforehand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.config import ConfigError
+from harness.optimizers import OPTIMIZERS
+from harness.sites import Site
+from injectors.fault import places_of
+from injectors.ranks import MissedUpdate
+from injectors.value import Value
+from tests.injectors.conftest import composer
+from tests.injectors.spies import START, trial
+
+MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
+every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def refused(engine, fault, name):
+    struck = trial(engine, fault, name=name)
+    with pytest.raises(ConfigError) as error:
+        fault.check(struck, places_of(struck, 64))
+    (reason,) = error.value.reasons
+    assert "\n" not in reason
+    return reason
+
+
+@every_optimizer
+@pytest.mark.parametrize("site", MOMENTS)
+def test_a_moment_is_struck_or_refused(engine, name, site):
+    fault = Value(start=START, site=site, tensor="blocks.0.feedforward.up", element=5, model="scale", value=100.0)
+    if site not in OPTIMIZERS[name].slots:
+        reason = refused(engine, fault, name)
+        assert reason.startswith(f"fault.site={site}: optim.name={name} keeps no such array; allowed: ")
+        assert "adamw" in reason and f", {name}" not in reason.split("optim.name=")[2]
+        return
+    golden, struck = trial(engine, name=name), trial(engine, fault, name=name)
+    fault.check(struck, places_of(struck, 64))
+    run = engine.run([golden, struck, trial(engine, name=name, seed=1)])
+    (event,) = run.result.events[1]
+    assert event.site == site and event.changed and event.step == START
+    assert engine.same_bits(run[0], run[1]) != []
+    clean = engine.run([golden, golden, trial(engine, name=name, seed=1)])
+    assert [engine.same_bits(run[i], clean[i]) for i in (0, 2)] == [[], []]
+
+
+def test_the_reason_names_what_is_allowed(engine):
+    fault = Value(start=START, site=Site.MOMENT_2)
+    assert "allowed: moment_1, a site that is no moment, or optim.name=" in refused(engine, fault, "lion")
+    assert "allowed: a site that is no moment, or optim.name=" in refused(engine, fault, "adafactor")
+
+
+@every_optimizer
+def test_a_missed_update_leaves_all_that_belongs_to_the_shard(engine, name):
+    fault = MissedUpdate(start=START, tensor="blocks.0.*")
+    if not OPTIMIZERS[name].slots:
+        reason = refused(engine, fault, name)
+        assert (
+            reason.startswith(f"optim.name={name}: keeps no moment element by element") and "allowed: adamw" in reason
+        )
+        return
+    before, after, golden = {}, {}, {}
+    trials = [trial(engine, name=name), trial(engine, fault, name=name)]
+
+    def watch(pack):
+        step = pack.optimizer.step
+        arrays = {
+            "weights": lambda: pack.weights,
+            **{s: lambda s=s: pack.optimizer.slot(s) for s in pack.optimizer.slots},
+        }
+
+        def watching(*arguments, **options):
+            if int(pack.optimizer.updates[0]) == START:
+                before.update({key: array()[1].clone() for key, array in arrays.items()})
+            norms = step(*arguments, **options)
+            if int(pack.optimizer.updates[0]) == START + 1:
+                golden.update({key: array()[0].clone() for key, array in arrays.items()})
+            return norms
+
+        pack.optimizer.step = watching
+        find_masked = pack.find_masked
+
+        def masking(step_, *arguments):
+            if step_ == START:
+                after.update({key: array()[1].clone() for key, array in arrays.items()})
+            return find_masked(step_, *arguments)
+
+        pack.find_masked = masking
+
+    run = engine.run(trials, prepare=watch)
+    assert run.result.changes[1] == 1
+    layout = run.pack.layout
+    for key in before:
+        for row in layout.rows:
+            whole = {
+                when: layout.view(values[key][None], row.name)
+                for when, values in (("before", before), ("after", after), ("golden", golden))
+            }
+            as_before, as_golden = (torch.equal(whole["after"], whole[when]) for when in ("before", "golden"))
+            assert (as_before, as_golden) == ((True, False) if row.name.startswith("blocks.0.") else (False, True)), key
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["fault=moment_bit", "optim.name=lars"], ["fault=moment_bit", "optim.name=adafactor", "fault.site=moment_1"]],
+)
+def test_a_sweep_refuses_them_before_it_trains(arguments):
+    with pytest.raises(ConfigError) as error:
+        composer().trial(arguments)
+    assert "keeps no such array" in str(error.value)
+
+
+def test_a_sweep_takes_those_that_are_there():
+    found = composer().trial(["fault=moment_bit", "optim.name=lars", "fault.site=moment_1"])
+    assert found.optim.name == "lars"

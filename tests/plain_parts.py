@@ -1,0 +1,176 @@
+"""Every variant of the model once more, in plain PyTorch, one trial at a time: the independent peer of `harness.model`.
+
+It shares no code with `harness`: a function of named weights, in which each published equation is written out on its
+own. Names of weights and fields of the configuration are those of the harness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+Vectors = dict[str, Tensor]  # by matrix: the vector that sigma-reparametrisation keeps, [in]
+
+
+class PlainModel:
+    """Computes logits from named weights. `model` is a `harness.config.Model`, read for its values alone."""
+
+    def __init__(self, model: Any, weights: Weights, vectors: Vectors | None = None):
+        self.model, self.weights, self.vectors, self.step = model, weights, vectors or {}, 0
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, step: int) -> None:
+        """One power iteration for each matrix that has a vector."""
+        self.step = step
+        with torch.no_grad():
+            for name, vector in self.vectors.items():
+                w = self.weights[name]
+                left = F.normalize(w @ vector, dim=0)
+                right = F.normalize(w.T @ left, dim=0)
+                self.vectors[name], self.pairs[name] = right, (left, right)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def norm(self, x: Tensor, gain: Tensor) -> Tensor:
+        if self.model.norm == "layer":
+            return F.layer_norm(x, [x.shape[-1]], None, None, self.model.norm_epsilon) * gain
+        return F.rms_norm(x, [x.shape[-1]], None, self.model.norm_epsilon) * gain
+
+    def matrix(self, name: str) -> Tensor:
+        w = self.weights[name]
+        if name not in self.pairs:
+            return w
+        left, right = self.pairs[name]
+        return self.weights[f"{name}_scale"] * w / torch.einsum("o,oi,i->", left, w, right)
+
+    def linear(self, x: Tensor, *names: str) -> list[Tensor]:
+        """What several matrices give that read the same."""
+        if self.model.init == "fixup":
+            x = x + self.weights[f"{names[0]}_shift"]
+        return [x @ self.matrix(name).T for name in names]
+
+    # --- the model ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits [B, T, V] of tokens [B, T]."""
+        m, w = self.model, self.weights
+        x = w["embedding"][tokens]
+        if m.positions == "learned":
+            x = x + w["positions"]
+        if m.embedding_scale == "sqrt_width":
+            x = x * math.sqrt(m.width)
+        if m.embedding_norm:
+            x = self.norm(x, w["embedding_norm"])
+        for block in range(m.depth):
+            for part, function in (("attention", self.attention), ("feedforward", self.feedforward)):
+                x = self.with_branch(x, block, part, function)
+        if m.placement in ("pre", "sandwich") or (m.placement == "mix" and m.mix < 1):
+            x = self.norm(x, w["final_norm"])
+        return self.linear(x, "head")[0]
+
+    def with_branch(self, x: Tensor, block: int, part: str, function: Callable[[Tensor, str], Tensor]) -> Tensor:
+        m, w, name = self.model, self.weights, f"blocks.{block}.{part}"
+
+        def f(read: Tensor) -> Tensor:
+            y = function(read, name)
+            if m.layer_scale is not None:
+                y = y * w[f"{name}.layer_scale"]
+            return y * w[f"{name}.multiplier"] if m.init == "fixup" else y
+
+        def in_front(read: Tensor) -> Tensor:
+            return self.norm(read, w[f"{name}_norm"]) if getattr(m, f"{part}_norm") else read
+
+        def behind(y: Tensor) -> Tensor:
+            return self.norm(y, w[f"{name}_sum_norm"])
+
+        placement, blocks = m.placement, m.depth
+        if placement == "mix":
+            placement = "post" if block < max(1, int(m.mix * blocks)) else "pre"
+        if placement == "pre":
+            return x + f(in_front(x))
+        if placement == "post":
+            return behind(x + f(x))
+        if placement == "deepnorm":
+            return behind((2 * blocks) ** (1 / 4) * x + f(x))
+        if placement == "deepnorm_glm":
+            return behind(math.sqrt(2 * blocks) * x + f(x))
+        if placement == "branchnorm":
+            return behind(x + min(1.0, self.step / m.branch_steps) * f(x))
+        if placement == "sandwich":
+            y = self.norm(function(in_front(x), name), w[f"{name}_output_norm"])
+            return x + (y * w[f"{name}.layer_scale"] if m.layer_scale is not None else y)
+        assert placement == "none"
+        return x + f(x)
+
+    def attention(self, x: Tensor, name: str) -> Tensor:
+        m, w = self.model, self.weights
+        batch, context, width = x.shape
+        q, k, v = self.linear(x, f"{name}.query", f"{name}.key", f"{name}.value")
+        if m.qkv_norm:
+            q, k, v = (self.norm(y, gain) for y, gain in zip((q, k, v), w[f"{name}.qkv_norm"], strict=True))
+        q, k, v = (y.view(batch, context, -1, m.head_dim).transpose(1, 2) for y in (q, k, v))
+        if m.qk_norm:
+            q, k = self.of_heads(q, w[f"{name}.query_norm"]), self.of_heads(k, w[f"{name}.key_norm"])
+        if m.positions == "rotary":
+            q, k = rotated(q), rotated(k)
+        shares = torch.softmax((q @ k.mT / math.sqrt(m.head_dim)).masked_fill(future(context), -math.inf), -1)
+        mixed = (shares @ v).transpose(1, 2).reshape(batch, context, width)
+        (y,) = self.linear(mixed, f"{name}.projection")
+        return self.norm(y, w[f"{name}.projection_norm"]) if m.projection_norm else y
+
+    def of_heads(self, x: Tensor, gain: Tensor) -> Tensor:
+        """[B, H, T, D], each head with a gain of its own if there are so many."""
+        if gain.dim() == 1:
+            return self.norm(x, gain)
+        return torch.stack([self.norm(head, own) for head, own in zip(x.unbind(1), gain, strict=True)], 1)
+
+    def feedforward(self, x: Tensor, name: str) -> Tensor:
+        m, w = self.model, self.weights
+
+        def shifted(y: Tensor) -> Tensor:
+            return y + w[f"{name}.activation_shift"] if m.init == "fixup" else y
+
+        if m.activation == "swiglu":
+            gate, up = self.linear(x, f"{name}.gate", f"{name}.up")
+            if m.up_norm:
+                gate, up = self.norm(gate, w[f"{name}.gate_norm"]), self.norm(up, w[f"{name}.up_norm"])
+            gate = shifted(gate)
+            if m.swiglu_clamp is not None:
+                gate, up = gate.clamp(max=m.swiglu_clamp), up.clamp(-m.swiglu_clamp, m.swiglu_clamp)
+            hidden = F.silu(gate) * up
+        else:
+            (up,) = self.linear(x, f"{name}.up")
+            if m.up_norm:
+                up = self.norm(up, w[f"{name}.up_norm"])
+            hidden = {"gelu": F.gelu, "relu": F.relu}[m.activation](shifted(up))
+        (y,) = self.linear(hidden, f"{name}.down")
+        return self.norm(y, w[f"{name}.down_norm"]) if m.down_norm else y
+
+
+def rotated(x: Tensor) -> Tensor:
+    """[B, H, T, D]: the pair (2i, 2i + 1) turns by position x 10000^(-2i / D)."""
+    context, head_dim = x.shape[2:]
+    rates = torch.tensor([10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=x.dtype)
+    angles = torch.arange(context, dtype=x.dtype)[:, None] * rates
+    cos, sin, even, odd = angles.cos(), angles.sin(), x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+def future(context: int) -> Tensor:
+    return torch.ones(context, context, dtype=torch.bool).triu(1)
+
+
+def leading_vectors(weights: Weights, names: Iterable[str]) -> Vectors:
+    """The right singular vector of the largest singular value of each matrix."""
+    return {name: torch.linalg.svd(weights[name])[2][0] for name in names}
+
+
+def loss_of(plain: PlainModel, batch: Tensor) -> Tensor:
+    """Mean cross-entropy of a batch [B, T + 1]."""
+    return F.cross_entropy(plain(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())

@@ -1,0 +1,181 @@
+"""`--list` says what every mitigation and every fault is, from where it is defined, on a terminal and into a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from injectors import fault_types
+from sweeps.arguments import FOLDER
+from sweeps.catalogue import HEADINGS, Entry, entries, said_in
+
+
+def listed(text: str) -> dict[str, dict[str, str]]:
+    """What a piped `--list` says: group -> name -> words."""
+    parts = dict(zip(HEADINGS, text.strip().split("\n\n"), strict=True))
+    found = {}
+    for group, part in parts.items():
+        heading, *lines = part.splitlines()
+        assert heading == HEADINGS[group]
+        pairs = [line.split(maxsplit=1) for line in lines]
+        assert len({name for name, _ in pairs}) == len(pairs)
+        found[group] = {name: words.strip() for name, words in pairs}
+    return found
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+# --- the list ----------------------------------------------------------------------------------------------------
+
+
+def test_every_option_has_its_line(command: ModuleType) -> None:
+    """Into a pipe nothing is cut or wrapped, however narrow it claims to be."""
+    environment = os.environ | {"PYTHONPATH": str(command.REPOSITORY), "COLUMNS": "40"}
+    ended = command.run("--list", cwd=FOLDER, env=environment)
+    assert (ended.status, ended.err) == (0, "")
+    found = listed(ended.out)
+    for group in ("mitigation", "fault"):
+        assert list(found[group]) == sorted(command.loader().get_group_options(group))
+        for file in (FOLDER / group).glob("*.yaml"):
+            assert found[group][file.stem] == said_in(file)
+    assert set(fault_types()) < set(found["fault"])
+    assert found["mitigation"]["clip_1"].endswith("(Pascanu et al. 2013, arXiv 1211.5063).")
+    assert found["fault"]["none"] == "No fault: the golden run."
+    assert "arXiv 2204.02311" in found["fault"]["rare_tokens"]  # of the first line of its class
+    assert "arXiv 2605.04213" in found["fault"]["realistic_sdc"]  # of a later one
+
+
+@pytest.mark.parametrize("columns", [80, 50])
+def test_readable_on_a_terminal(command: ModuleType, columns: int) -> None:
+    master, slave = pty.openpty()
+    settings = {"TERM": "xterm-256color", "COLUMNS": str(columns), "PYTHONPATH": str(command.REPOSITORY)}
+    process = command.start("--list", cwd=FOLDER, stdout=slave, env=os.environ | settings)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed: it has ended
+        while part := os.read(master, 4096):
+            shown += part
+    os.close(master)
+    ended = command.end(process)
+    assert (ended.status, ended.err) == (0, "")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= columns
+    catalogue = [entry for group in HEADINGS for entry in entries(group)]
+    for entry in catalogue:
+        assert squeezed(entry.name + entry.text) in squeezed("\n".join(lines))
+    # A description goes on under itself, not under the names.
+    widest = max(len(entry.name) for entry in catalogue)
+    goes_on = [line for line in lines if line.startswith(" ")]
+    assert goes_on and all(line.startswith(" " * (widest + 2)) for line in goes_on)
+
+
+def test_users_files(command: ModuleType, empty: Path) -> None:
+    command.write_yaml(
+        empty / "mine", "mitigation/mine.yaml", "# What I do [red]about[/red] it\n# (Me 2024).\noptim: {}"
+    )
+    command.write_yaml(empty / "mine", "mitigation/silent.yaml", "optim: {beta2: 0.9}\n# too late")
+    command.write_yaml(empty / "mine", "mitigation/clip_1.yaml", "# Mine, not yours.\noptim: {clip: 1.0}")
+    command.write_yaml(empty / "mine", "fault/own.yaml", "# A fault :bug: of my own.\ndefaults: [value]")
+    ended = command.call("--list", "--config-dir", "mine")
+    assert (ended.status, ended.err) == (None, "")
+    found = listed(ended.out)
+    assert found["mitigation"]["mine"] == "What I do [red]about[/red] it (Me 2024)."
+    assert found["mitigation"]["silent"] == "(no comment at the head of mine/mitigation/silent.yaml)"
+    assert found["mitigation"]["clip_1"] == "Mine, not yours."
+    assert found["fault"]["own"] == "A fault :bug: of my own."
+    assert "qk_norm" in found["mitigation"]
+    assert list(found["mitigation"]) == sorted(found["mitigation"])
+    assert command.call("--config-dir=mine", "--list").out == ended.out
+    assert "mine" not in listed(command.call("--list").out)["mitigation"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("# @package _global_\n# One line.\noptim: {}\n", "One line."),
+        ("# @package _global_\n#  Two\n#lines.\n\n# Not this.\noptim: {}\n", "Two lines."),
+        ("\n# @package _global_\n\n# After gaps.\noptim: {}\n# Nor this.", "After gaps."),
+        ("# No package.\ndefaults: [value]\n", "No package."),
+        ("# A comment alone", "A comment alone"),
+        ("# @package _global_\n#\n# After an empty comment.\n{}", "After an empty comment."),
+        ("# @package _global_\noptim: {}  # Not at the head.\n", "(no comment at the head of {file})"),
+        ("", "(no comment at the head of {file})"),
+    ],
+)
+def test_head_comments(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "some.yaml"
+    file.write_text(content)
+    assert said_in(file) == said.format(file=file)
+
+
+# --- beside it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "starts"),
+    [
+        (["--list", "seed=1"], ["seed=1: not beside --list; allowed: --config-dir DIR"]),
+        (["seed=1", "--list", "-m"], ["-m: not beside --list; allowed", "seed=1: not beside --list; allowed"]),
+        (["--list", "--help"], ["--help: not beside --list; allowed: --config-dir DIR"]),
+        (["--list", "mitigation"], ["mitigation: not beside --list; allowed: --config-dir DIR"]),
+        (["--list=faults"], ["--list=faults: ignored explicit argument 'faults'; allowed: --list, --config-dir DIR"]),
+        (["--list", "--config-dir"], ["--list --config-dir: expected one argument; allowed: --list, --config-dir DIR"]),
+        (["--list", "--config-dir=nowhere"], ["--config-dir=nowhere: no such folder; allowed: a folder"]),
+    ],
+)
+def test_extra_arguments(command: ModuleType, empty: Path, arguments: list[str], starts: list[str]) -> None:
+    lines = sorted(command.refused(empty, *arguments))
+    assert len(lines) == len(starts)
+    assert all(line.startswith(f"error: {start}") for line, start in zip(lines, starts, strict=True))
+
+
+def test_help_mentions_it(command: ModuleType, empty: Path) -> None:
+    ended = command.run("--help", cwd=empty)
+    assert (ended.status, ended.err) == (0, "")
+    start = ended.out.partition("== Configuration groups ==")[0]
+    assert "python -m sweeps --list " in start
+    assert "mitigation=NAME+NAME" in start
+    assert max(map(len, start.splitlines())) <= 80
+
+
+# --- our own -----------------------------------------------------------------------------------------------------
+
+
+def sentences(text: str) -> int:
+    """How many there are, what stands in brackets aside."""
+    return len(re.findall(r"[.!?](?=\s|$)", re.sub(r"\([^()]*\)", "", text)))
+
+
+OURS = [entry for group in HEADINGS for entry in entries(group) if entry.name not in ("none", "replay")]
+"""All but the recipe as it is, the golden run and what does a recorded fault again, which are nobody's but ours."""
+
+
+@pytest.mark.parametrize("entry", OURS, ids=[f"{entry.group}={entry.name}" for entry in OURS])
+def test_one_description_and_a_source(entry: Entry) -> None:
+    assert not entry.text.startswith("(no "), "a comment at the head of the file says what it is"
+    assert entry.text.endswith(".") and sentences(entry.text) == 1, f"one sentence: {entry.text}"
+    assert entry.references, f"a source, such as (Pascanu et al. 2013, arXiv 1211.5063): {entry.text}"
+    assert [other.name for other in OURS if other.text == entry.text] == [entry.name]
+
+
+@pytest.mark.parametrize(
+    ("text", "references"),
+    [
+        ("Clips (Pascanu et al. 2013, arXiv 1211.5063).", ("Pascanu et al. 2013", "arXiv 1211.5063")),
+        ("Decays (Loshchilov & Hutter 2019; He and Li, 2023).", ("Loshchilov & Hutter 2019", "He and Li, 2023")),
+        ("Fails (cf. He et al. 2023; cf. arXiv:2303.06296).", ("cf. He et al. 2023", "cf. arXiv:2303.06296")),
+        ("Fails (doi:10.1145/3579371.3589105).", ("doi:10.1145/3579371.3589105",)),
+        ("Fails at step 2013, width 1024.", ()),
+        ("From everybody's experience et al.", ()),
+    ],
+)
+def test_references(text: str, references: tuple[str, ...]) -> None:
+    assert Entry("mitigation", "some", text, None).references == references

@@ -1,0 +1,274 @@
+"""What every mitigation has to keep: found in sweeps/conf/mitigation, each trained for 30 steps in real packs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.outcome import NON_FINITE, TRAINED
+from harness.sites import Site
+from sweeps.__main__ import register
+from sweeps.arguments import config_loader
+from sweeps.grid import Composer
+from tests.harness import conftest as engine
+from tests.harness.test_promises import Change
+
+STEPS, STRUCK = 30, 20
+MITIGATIONS = sorted(path.stem for path in (Path(engine.__file__).parents[2] / "sweeps/conf/mitigation").glob("*.yaml"))
+SMALL = {
+    "model.width": 16,
+    "model.depth": 2,
+    "model.head_dim": 8,
+    "model.context": 16,
+    "model.base_width": 8,
+    "model.base_depth": 1,
+    "train.steps": STEPS,
+    "train.batch": 4,
+    "train.validate_every": STEPS,
+    "data.source": "zipf",
+    "data.vocabulary": 32,
+    "data.length": 20_000,
+    "schedule.warmup": 3,
+    "optim.lr": 1e-2,
+    "optim.clip": "null",
+}
+RATES = {"sgd": 0.3, "lars": 0.05, "lion": 3e-3, "lamb": 3e-2, "adafactor": 3e-2}
+"""Where the scale of a rate is another than AdamW's, by the mitigation's own paper."""
+
+
+@cache
+def composer() -> Composer:
+    register()
+    return Composer(config_loader(), "grid")
+
+
+def trial(mitigation: str, **fields: object) -> Trial:
+    """A small trial of this mitigation; `fields` as on the command line, with `__` for the dot."""
+    given = {**SMALL, "optim.lr": RATES.get(mitigation, SMALL["optim.lr"])}
+    given |= {key.replace("__", "."): value for key, value in fields.items()}
+    return composer().trial([f"mitigation={mitigation}", *(f"{key}={value}" for key, value in given.items())])
+
+
+def different(mitigation: str, count: int) -> list[Trial]:
+    """Trials of one structure, with other seeds and other values of what is per-trial everywhere."""
+    rate = RATES.get(mitigation, 1e-2)
+    return [
+        trial(mitigation, seed=seed, optim__lr=rate * (1 + 0.3 * seed), optim__weight_decay=1e-3 * seed)
+        for seed in range(count)
+    ]
+
+
+def at(step: int, change: Callable[[Mapping[str, Tensor]], object]) -> Change:
+    return Change(Site.REDUCED_GRADIENT, range(step, step + 1), change)
+
+
+def test_there_are_mitigations() -> None:
+    assert {"none", "qk_norm", "mup"} <= set(MITIGATIONS)
+
+
+@pytest.mark.parametrize("mitigation", MITIGATIONS)
+def test_it_trains(mitigation: str) -> None:
+    run = engine.run(different(mitigation, 2))
+    loss = run.signals["loss"]
+    assert np.isfinite(loss).all()
+    assert (loss[:, -5:].mean(1) < loss[:, 0] - 0.1).all(), loss[:, ::5]
+    assert run.result.outcome == [TRAINED, TRAINED]
+
+
+@pytest.mark.parametrize("mitigation", MITIGATIONS)
+def test_its_bits_do_not_depend_on_the_pack(mitigation: str) -> None:
+    trials = different(mitigation, 5)
+    two, five = engine.run(trials[:2]), engine.run(trials)
+    other = engine.run([trials[4], trials[1], trials[0]])
+    assert engine.same_bits(two[0], five[0]) == engine.same_bits(two[1], five[1]) == []
+    assert engine.same_bits(two[0], other[2]) == engine.same_bits(two[1], other[1]) == []
+
+
+@pytest.mark.parametrize("mitigation", MITIGATIONS)
+def test_nan_in_one_trial_leaves_the_others_alone(mitigation: str) -> None:
+    trials = different(mitigation, 3)
+    clean = engine.run(trials)
+    for site in (Site.REDUCED_GRADIENT, Site.WEIGHT):
+        ruined = engine.run(trials, {1: Change(site, range(STRUCK, STRUCK + 1), fill(math.nan))})
+        assert engine.same_bits(clean[0], ruined[0]) == engine.same_bits(clean[2], ruined[2]) == [], site
+
+
+def fill(value: float) -> Callable[[Mapping[str, Tensor]], object]:
+    def change(tensors: Mapping[str, Tensor]) -> None:
+        for tensor in tensors.values():
+            tensor.fill_(value)
+
+    return change
+
+
+def one(value: float) -> Callable[[Mapping[str, Tensor]], object]:
+    def change(tensors: Mapping[str, Tensor]) -> None:
+        tensors["blocks.0.feedforward.up"].view(-1)[5] = value
+
+    return change
+
+
+def times(factor: float) -> Callable[[Mapping[str, Tensor]], object]:
+    def change(tensors: Mapping[str, Tensor]) -> None:
+        for tensor in tensors.values():
+            tensor.mul_(factor)
+
+    return change
+
+
+# --- a gradient that is not what it should be ------------------------------------------------------------------------
+
+SURVIVE_INFINITY = {
+    "clip_value": "an infinite element becomes the bound",
+    "spam": "an element beyond the threshold becomes the threshold (arXiv 2501.06842, section 4.1)",
+    "fp16_dynamic": "the step is skipped (Micikevicius et al. 2017, section 3.2)",
+    "lion": "a step is a sign, also that of infinity",
+}
+SURVIVE_NAN = {"fp16_dynamic"}
+BREAK_AT_A_MILLION = {
+    "sgd": "a step is in proportion to the gradient, and nothing bounds it",
+    "lars": "so it is for the gains of norms, which are left out of the scaling",
+}
+
+
+@pytest.mark.parametrize("mitigation", MITIGATIONS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_element_that_is_not_finite(mitigation: str, value: float) -> None:
+    """It freezes the trial at that step, or is survived by what says that it does."""
+    survives = SURVIVE_NAN if math.isnan(value) else SURVIVE_INFINITY
+    trials = different(mitigation, 2)
+    steps = trials[0].steps
+    run = engine.run(trials, {0: at(STRUCK, one(value))})
+    assert run.result.nonfinite_step == [None if mitigation in survives else STRUCK, None]
+    if mitigation in survives:
+        assert np.isfinite(run.signals["loss"]).all()
+        assert run.signals["loss"][0, -1] < run.signals["loss"][0, 0]
+    else:
+        assert run.result.outcome[0] == NON_FINITE
+        assert np.isnan(run.signals["loss"][0, STRUCK + 1 :]).all() and steps > STRUCK + 1
+
+
+@pytest.mark.parametrize("mitigation", MITIGATIONS)
+def test_a_gradient_a_million_times_too_large(mitigation: str) -> None:
+    """No step makes anything non-finite, except where it is in proportion to the gradient."""
+    run = engine.run(different(mitigation, 2), {0: at(STRUCK, times(1e6))})
+    broken = not np.isfinite(run.signals["loss"][0]).all() or run.signals["loss"][0, -1] > 100
+    assert broken == (mitigation in BREAK_AT_A_MILLION), run.signals["loss"][0, STRUCK:]
+
+
+# --- no strength is no mitigation ------------------------------------------------------------------------------------
+
+NEUTRAL: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
+    # mitigation: (the recipe, what has no strength): equal bit for bit
+    "adagc": ({}, {"adagc.threshold": 1e30, "adagc.warmup_clip": 1e30}),
+    "attention_temperature": ({}, {"model.attention_temperature": 1.0}),
+    "batch_warmup": ({}, {"schedule.batch_start": 4}),
+    "beta2_095": ({}, {"optim.beta2": 0.999}),
+    "checkpointing": ({}, {"train.checkpointing": "true"}),
+    "clip_1": ({}, {"optim.clip": 1e30}),
+    "clip_tensor": ({}, {"optim.clip_tensor": 1e30}),
+    "clip_value": ({}, {"optim.clip_value": 1e30}),
+    "completep": (
+        {"model.parametrization": "mup", "model.base_width": 16},
+        {"model.parametrization": "completep", "model.base_width": 16, "model.base_depth": 2},
+    ),
+    "eps_large": ({}, {"optim.eps": 1e-8}),
+    "eps_small": ({}, {"optim.eps": 1e-8}),
+    "fp16_static": (
+        {"train.precision": "fp16"},
+        {"train.precision": "fp16", "train.loss_scaling": "static", "train.loss_scale": 1.0},
+    ),
+    "independent_decay": ({"optim.weight_decay": 0.0}, {"optim.weight_decay": 0.0, "optim.decay_follows": "schedule"}),
+    "long_warmup": ({"schedule.warmup": "null"}, {"schedule.warmup": "null", "schedule.warmup_share": 0.05}),
+    "mix_ln": ({}, {"model.placement": "mix", "model.mix": 0.0}),
+    "qk_clip": ({}, {"model.qk_clip": 1e30}),
+    "restarts": ({}, {"schedule.decay": "restarts", "schedule.cycles": 1}),
+    "screen_entropy": ({}, {"screen.entropy": 1e-9}),
+    "screen_rarity": ({}, {"screen.rarity": 1e9}),
+    "screen_repetition": ({}, {"screen.repetition": 1.0}),
+    "sequence_reshape": ({}, {"schedule.sequence_start": 16, "schedule.sequence_mode": "reshape"}),
+    "sequence_warmup": ({}, {"schedule.sequence_start": 16}),
+    "soft_clip": ({}, {"model.soft_clip_high": 1.0, "model.soft_clip_low": 0.0}),
+    "swiglu_clamp": ({"model.activation": "swiglu"}, {"model.activation": "swiglu", "model.swiglu_clamp": 1e30}),
+    "z_loss": ({}, {"train.z_loss": 0.0}),
+    "zclip": ({}, {"zclip.threshold": 1e30}),
+}
+
+NOT_BITWISE = {
+    # mitigation: why no setting of it equals the recipe bit for bit
+    "accumulation_fp32": "it is what the recipe has",
+    "adafactor": "other equations",
+    "attention_cap": "c tanh(x / c) rounds, however large c is",
+    "bf16": "another format",
+    "branchnorm": "branches are absent in step 0, however few steps they grow in",
+    "clip_update": "it takes AdamW's equations one by one, and the recipe a fused kernel",
+    "constant_rate": "a shape, not a strength",
+    "deepnorm": "constants of the depth",
+    "deepnorm_glm": "constants of the depth",
+    "down_norm": "a norm",
+    "embedding_norm": "a norm",
+    "fixup": "another structure",
+    "fp16": "another format",
+    "fp16_dynamic": "the scale moves by itself",
+    "fp8": "another format",
+    "lamb": "other equations",
+    "lars": "other equations",
+    "layer_scale": "gains of one learn",
+    "linear_decay": "a shape, not a strength",
+    "lion": "other equations",
+    "mup": "its head starts at zero",
+    "norms_fp32": "it is what the recipe has",
+    "output_cap": "c tanh(x / c) rounds, however large c is",
+    "post_ln": "another structure",
+    "projection_norm": "a norm",
+    "qk_fc_norm": "a norm",
+    "qk_norm": "a norm",
+    "qk_norm_per_head": "a norm",
+    "qkv_norm": "a norm",
+    "relu": "another activation",
+    "rms_norm": "another norm",
+    "sandwich": "a norm",
+    "scaled_embedding": "a constant of the width",
+    "scaled_residual": "a constant of the depth",
+    "sgd": "other equations",
+    "sigma_reparam": "a matrix divided by its spectral norm",
+    "small_init": "a constant of the width",
+    "softmax_fp32": "it is what the recipe has",
+    "spam": "its equations one by one, and the recipe a fused kernel",
+    "spike_no_more": "constants of width and depth",
+    "stable_adamw": "other equations",
+    "stable_spam": "other equations",
+    "swiglu": "another activation",
+    "up_norm": "a norm",
+    "wsd": "a shape, not a strength",
+    "zero_residual": "another start",
+}
+
+
+def test_it_is_said_of_every_mitigation_whether_it_has_a_setting_without_strength() -> None:
+    assert NEUTRAL.keys() | NOT_BITWISE.keys() == set(MITIGATIONS) - {"none"}
+    assert not NEUTRAL.keys() & NOT_BITWISE.keys()
+
+
+@pytest.mark.parametrize("mitigation", NEUTRAL)
+def test_without_strength_it_is_the_recipe(mitigation: str) -> None:
+    """Bit for bit, beside a trial in which it acts where the two can share a pack."""
+    recipe, neutral = (
+        trial("none", **{key.replace(".", "__"): value for key, value in fields.items()})
+        for fields in NEUTRAL[mitigation]
+    )
+    acting = trial(mitigation, seed=1)
+    neighbour = acting if acting.structure == neutral.structure else neutral
+    plain, without = engine.run([recipe, recipe]), engine.run([neutral, neighbour])
+    left, right = plain[0], without[0]
+    dropped = [signals.pop("dropped", torch.zeros(1)) for signals in (left, right)]
+    assert not any(torch.nan_to_num(count).any() for count in dropped)
+    assert engine.same_bits(left, right) == []

@@ -1,0 +1,76 @@
+"""docs/extending.md is true: its files are written into a copy of the source, and its commands are run there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import analysis
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "extending.md").read_text()
+FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```(?:python|yaml)\n(.*?)```", TEXT, flags=re.MULTILINE | re.DOTALL))
+COMMANDS = re.findall(r"^python -m (sweeps .*)$", TEXT, flags=re.MULTILINE)
+SHORT = (
+    "model.width=16 model.depth=1 model.head_dim=8 model.context=16 train.batch=2 data.source=zipf data.vocabulary=32 "
+    "data.length=2000 hydra.launcher.workers=1"
+)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's source with the page's files in it, and no other file touched."""
+    folder = tmp_path_factory.mktemp("copy")
+    for package in ("harness", "injectors", "sweeps", "analysis", "hydra_plugins"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in FILES.items():
+        assert not (folder / name).exists(), f"{name} is to be a new file"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def run(copy: Path, command: str) -> str:
+    words = shlex.split(f"{command} {'' if '--list' in command else SHORT}")
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=copy, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_has_examples() -> None:
+    assert len(FILES) >= 5 and len(COMMANDS) >= 5
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_its_commands_run(copy: Path, command: str) -> None:
+    printed = run(copy, command)
+    if "--list" in command:
+        assert "calm" in printed and "2204.02311" in printed
+        return
+    out = copy / next(word for word in command.split() if word.startswith("out=")).removeprefix("out=")
+    sweep = analysis.open_sweep(out)
+    assert len(sweep.trial) >= 2 and set(sweep.outcome.values) == {"trained"}
+    last = sweep.loss.isel(step=-1).values
+    assert len(set(last.tolist())) == len(last), "each of them changes the run"
+
+
+def test_its_files_pass_the_linter(copy: Path) -> None:
+    ruff = Path(sys.executable).with_name("ruff")
+    for name in FILES:
+        if name.endswith(".py"):
+            for check in (["check"], ["format", "--check"]):
+                done = subprocess.run(
+                    [ruff, *check, "--config", ROOT / "pyproject.toml", copy / name],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                )
+                assert done.returncode == 0, done.stdout + done.stderr

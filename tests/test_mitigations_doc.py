@@ -1,0 +1,41 @@
+"""docs/mitigations.md shows every mitigation with the fields that it sets, and its commands are sweeps."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.config import sections
+from sweeps.__main__ import register
+from sweeps.arguments import check_arguments, config_loader, expand
+from sweeps.grid import Composer
+
+TEXT = (Path(__file__).parent.parent / "docs" / "mitigations.md").read_text()
+LINES = re.findall(r"^python -m sweeps (.*)$", TEXT, flags=re.MULTILINE)
+WORDS = re.findall(r"`([^`]+)`", TEXT)
+
+
+def test_every_mitigation_is_shown() -> None:
+    register()
+    assert set(config_loader().get_group_options("mitigation")) - {"none"} <= set(WORDS)
+
+
+def test_every_field_it_names_exists() -> None:
+    known = {f"{part}.{name}" for part, cls in sections().items() for name in vars(cls())}
+    fields = {word.partition(":")[0].partition("=")[0] for word in WORDS if re.match(r"[a-z_0-9]+\.[a-z_0-9]+", word)}
+    named = {field for field in fields if field.partition(".")[0] in sections()}
+    assert len(named) > 30
+    assert named <= known
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_its_trials_can_be_made(line: str) -> None:
+    register()
+    loader, overrides = config_loader(), [word for word in shlex.split(line, comments=True) if word != "-m"]
+    check_arguments(overrides, loader)
+    study = next((word.partition("=")[2] for word in overrides if word.startswith("study=")), "grid")
+    jobs = expand({}, [word for word in overrides if not word.startswith(("study=", "out="))], loader)
+    assert Composer(loader, study).trials(jobs)
