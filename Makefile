@@ -41,6 +41,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.pack_size
 	$(BIN)/python -m tests.benchmarks.planning
 	$(BIN)/python -m tests.benchmarks.faults
+	$(BIN)/python -m tests.benchmarks.mitigations
 
 # A real two-node Slurm on this machine, from Debian's packages; needs root.
 slurm:
