@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -88,7 +89,8 @@ class Pack:
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
         self.qk_clip: QKClip | None = None
         if QKClip.is_on(first):
-            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps, lambda: self.part)
+            pack = weakref.proxy(self)  # a taps' reader that kept the pack alive would keep all its arrays
+            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps, lambda: pack.part)
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         data_seeds = [t.seeds["data"] for t in trials]

@@ -73,8 +73,8 @@ class LayerReadings:
 
     def detach(self) -> None:
         self._stop_reading_scores()
-        for detach in self._detach:
-            detach()
+        while self._detach:  # what detaches refers to its reader, which keeps the pack alive
+            self._detach.pop()()
 
 
 def _rms(x: Tensor) -> Tensor:

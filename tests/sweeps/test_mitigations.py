@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -122,6 +124,18 @@ def times(factor: float) -> Callable[[Mapping[str, Tensor]], object]:
             tensor.mul_(factor)
 
     return change
+
+
+@pytest.mark.parametrize("mitigation", ["none", "qk_clip", "sigma_reparam", "zclip"])
+def test_a_trained_pack_gives_its_memory_back_at_once(mitigation: str) -> None:
+    """Not when Python next looks for cycles: a worker that trains hundreds of packs would grow by each of them."""
+    gc.collect()
+    gc.disable()
+    try:
+        pack = weakref.ref(engine.run(different(mitigation, 2)).pack)
+        assert pack() is None
+    finally:
+        gc.enable()
 
 
 # --- a gradient that is not what it should be ------------------------------------------------------------------------

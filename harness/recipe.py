@@ -1,0 +1,289 @@
+"""The sections of the recipe, in which every default is visible: model, optimizer, schedule, training, screening, data.
+
+Each field says whether it is *per-trial*, *structural* or *switched* (harness/fields.py), and what values it allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.fields import PER_TRIAL, STRUCTURAL, SWITCHED, anything, choice, number
+
+LONGEST_EXPLICIT = 256  # tokens; beyond it the score matrix costs more than the taps on it are worth
+LARGEST_SEED = 2**63 - 1  # what an int64 coordinate of the results can hold
+SMALLEST_SCALE = 2.0**-24  # of the loss, where it is dynamic; gradients that overflow even so are not the scale's fault
+LARGEST_SCALE = 2.0**126  # of the loss; float32 still holds its reciprocal as a normal number
+
+
+@dataclass(frozen=True)
+class Model:
+    """A GPT decoder: pre-LN blocks, no biases, untied head (Wortsman et al. 2023, arXiv 2309.14322, section 2)."""
+
+    # Shape
+    width: int = number(STRUCTURAL, 64, "width d of the residual stream", low=1)
+    depth: int = number(STRUCTURAL, 2, "number of blocks", low=1)
+    head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1)
+    context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1)
+    feedforward: int | None = number(STRUCTURAL, None, "hidden size of the feed-forward part; null: 4 x width", low=1)
+    activation: str = choice(
+        STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.activations:ACTIVATIONS"
+    )
+    swiglu_clamp: float | None = number(
+        SWITCHED, None, "bound of SwiGLU's gate from above and of its linear part on both sides; null: none", above=0
+    )
+    positions: str = choice(STRUCTURAL, "rotary", "how positions enter", "rotary", "learned")
+
+    # Norms and the residual stream
+    placement: str = choice(
+        STRUCTURAL, "pre", "where norms stand in the residual stream", table="harness.placements:PLACEMENTS"
+    )
+    mix: float = number(
+        STRUCTURAL, 0.25, "share of the blocks, the first ones, that are post-LN, for placement mix", low=0, high=1
+    )
+    branch_steps: int = number(
+        PER_TRIAL, 100, "steps over which branches grow to full size, for placement branchnorm", low=1
+    )
+    norm: str = choice(STRUCTURAL, "layer", "LayerNorm or RMSNorm", table="harness.norms:NORMS")
+    norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every norm", above=0)
+    attention_norm: bool = anything(STRUCTURAL, True, "the norm in front of attention, where the placement has one")
+    feedforward_norm: bool = anything(
+        STRUCTURAL, True, "the norm in front of the feed-forward part, where the placement has one"
+    )
+    qkv_norm: bool = anything(STRUCTURAL, False, "a norm on each of the outputs query, key and value, before heads")
+    projection_norm: bool = anything(STRUCTURAL, False, "a norm on the output of attention's projection")
+    up_norm: bool = anything(STRUCTURAL, False, "a norm on the output of the first feed-forward matrix")
+    down_norm: bool = anything(STRUCTURAL, False, "a norm on the output of the second feed-forward matrix")
+    embedding_norm: bool = anything(STRUCTURAL, False, "a norm on the embedding")
+    layer_scale: float | None = number(
+        SWITCHED, None, "first value of a learned gain on each feature of each branch; null: no gain", above=0
+    )
+
+    # Attention
+    attention: str = choice(
+        STRUCTURAL,
+        "auto",
+        "explicit: taps reach the scores; fused: torch's fused kernel; auto: explicit up to context 256",
+        "auto",
+        "explicit",
+        "fused",
+    )
+    qk_norm: bool = anything(STRUCTURAL, False, "a norm on each head's queries and keys")
+    qk_norm_shared: bool = anything(STRUCTURAL, True, "one gain for the qk_norm of all heads of a block")
+    attention_temperature: float | None = number(
+        SWITCHED, None, "factor on attention logits (soft temperature); null: none", above=0
+    )
+    attention_cap: float | None = number(
+        SWITCHED, None, "bound c of attention logits, as c tanh(x / c); null: none", above=0
+    )
+    soft_clip_high: float | None = number(
+        SWITCHED, None, "zeta of the clipped softmax, clip((zeta - gamma) p + gamma, 0, 1); null: plain softmax", low=1
+    )
+    soft_clip_low: float = number(PER_TRIAL, -0.03, "gamma of the clipped softmax", high=0)
+    qk_clip: float | None = number(
+        SWITCHED, None, "largest attention logit of a head before its query and key weights shrink; null: any", above=0
+    )
+
+    # Output
+    output_cap: float | None = number(SWITCHED, None, "bound c of output logits, as c tanh(x / c); null: none", above=0)
+
+    # Initialisation and parametrisation
+    init: str = choice(STRUCTURAL, "standard", "sizes of the initial weights", table="harness.scaling:INITS")
+    embedding_scale: str = choice(
+        STRUCTURAL, "none", "factor on the embedding; sqrt_width: sqrt(width)", "none", "sqrt_width"
+    )
+    sigma_reparam: bool = anything(
+        STRUCTURAL, False, "hidden matrices divided by their spectral norm and times a learned number"
+    )
+    parametrization: str = choice(
+        STRUCTURAL, "standard", "how sizes scale with width and depth", "standard", "mup", "completep"
+    )
+    base_width: int = number(STRUCTURAL, 64, "width at which muP equals the standard parametrisation", low=1)
+    base_head_dim: int | None = number(
+        STRUCTURAL, None, "head size at which muP equals the standard one; null: this model's", low=1
+    )
+    base_depth: int = number(STRUCTURAL, 2, "depth at which CompleteP equals muP", low=1)
+    depth_exponent: float = number(
+        STRUCTURAL, 1.0, "alpha of CompleteP: branches shrink as depth^-alpha", low=0.5, high=1
+    )
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
+    )
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether the model itself works on attention's scores, which a fused kernel never shows."""
+        return self.attention_cap is not None or self.soft_clip_high is not None
+
+    @property
+    def explicit_attention(self) -> bool:
+        """Whether scores are an ordinary tensor: a property of the shape, not of what is attached or of the device."""
+        if self.attention == "auto":
+            return self.context <= LONGEST_EXPLICIT or self.reads_scores
+        return self.attention == "explicit"
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer, what all of them share, and clipping of gradients and updates."""
+
+    name: str = choice(STRUCTURAL, "adamw", "the optimizer", table="harness.optimizers:OPTIMIZERS")
+    lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
+    beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment; sgd and lars: momentum", low=0, below=1)
+    beta2: float = number(PER_TRIAL, 0.999, "decay of the second moment; lion: of the momentum", low=0, below=1)
+    eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", above=0)
+    weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices", low=0)
+    decay_follows: str = choice(
+        PER_TRIAL,
+        "rate",
+        "what weight decay is multiplied by; schedule: the rate over its peak, so that it does not depend on lr",
+        "rate",
+        "schedule",
+    )
+    clip: float | None = number(PER_TRIAL, None, "largest global gradient norm; null: no clipping", above=0)
+    clip_value: float | None = number(SWITCHED, None, "largest size of a gradient's element; null: any", above=0)
+    clip_tensor: float | None = number(SWITCHED, None, "largest gradient norm of each tensor; null: any", above=0)
+    clip_update: float | None = number(
+        SWITCHED, None, "largest root mean square of a tensor's update, before the rate; null: any", above=0
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then decay to `final` of the peak rate at the last step; growth of sequences and batches."""
+
+    warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: as warmup_share says", low=0)
+    warmup_share: float = number(
+        PER_TRIAL, 0.05, "share of train.steps that the warm-up takes, where warmup is null", low=0, high=1
+    )
+    decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", table="harness.schedules:SHAPES")
+    final: float = number(PER_TRIAL, 0.0, "share of the peak rate at the end of the decay", low=0, high=1)
+    cooldown: float = number(
+        PER_TRIAL, 0.2, "share of the run in which the rate falls, for decay wsd and wsd_linear", above=0, high=1
+    )
+    cycles: int = number(PER_TRIAL, 4, "cosine cycles after warm-up, for decay restarts", low=1)
+    sequence_start: int | None = number(
+        STRUCTURAL, None, "tokens in a sequence at step 0, which grow to model.context; null: all from the start", low=1
+    )
+    sequence_steps: int = number(STRUCTURAL, 50, "steps over which sequences grow", low=1)
+    sequence_mode: str = choice(
+        STRUCTURAL,
+        "truncate",
+        "truncate: each sequence is cut, and the run takes more steps for as many tokens; reshape: cut into several",
+        "truncate",
+        "reshape",
+    )
+    batch_start: int | None = number(
+        STRUCTURAL, None, "sequences in a batch at step 0, which grow to train.batch; null: all from the start", low=1
+    )
+    batch_steps: int = number(STRUCTURAL, 50, "steps over which batches grow", low=1)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, on how much, in what precision."""
+
+    steps: int = number(
+        STRUCTURAL,
+        200,
+        "optimizer steps with whole batches; where batches or sequences grow, more steps for as many tokens",
+        low=1,
+    )
+    batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1)
+    z_loss: float = number(
+        PER_TRIAL, 0.0, "coefficient of log^2 Z of the output logits in what is differentiated, not in the loss", low=0
+    )
+    precision: str = choice(
+        STRUCTURAL,
+        "fp32",
+        "format of matrix products; bf16 and fp16 keep float32 weights, and a CPU emulates them; "
+        "fp8: bf16 with emulated fp8 operands of linear layers; fp64: reference runs",
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp8",
+        "fp64",
+    )
+    norms: str = choice(
+        STRUCTURAL, "fp32", "format of what norms read and leave; products: that of matrix products", "fp32", "products"
+    )
+    softmax: str = choice(
+        STRUCTURAL,
+        "fp32",
+        "format of attention's softmax; products: each of its steps is rounded to that of matrix products",
+        "fp32",
+        "products",
+    )
+    loss_scaling: str = choice(
+        PER_TRIAL,
+        "none",
+        "factor on the loss before the backward pass; dynamic: torch.amp.GradScaler's, which halves and doubles it",
+        "none",
+        "static",
+        "dynamic",
+    )
+    loss_scale: float = number(
+        PER_TRIAL, 65536.0, "the factor; where loss_scaling is dynamic, the first one", above=0, high=LARGEST_SCALE
+    )
+    loss_scale_growth: int = number(
+        PER_TRIAL, 2000, "steps in a row without overflow that double a dynamic scale", low=1, high=LARGEST_SEED
+    )
+    ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1)
+    reduction: str = choice(
+        STRUCTURAL, "sequential", "order in which gradients of ranks are added", "sequential", "reversed", "pairwise"
+    )
+    accumulation: str = choice(
+        STRUCTURAL, "fp32", "format of the running sum over ranks", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"
+    )
+    checkpointing: bool = anything(
+        STRUCTURAL,
+        False,
+        "activations inside a block are computed again in the backward pass and not kept; a fault strikes them in the "
+        "forward pass alone, and what is computed again is without it, as after a transient fault",
+    )
+    validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
+    validate_batches: int = number(STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Sequences of a batch that are dropped before they train, because their tokens are not those of the corpus."""
+
+    rarity: float | None = number(
+        SWITCHED, None, "largest mean of -log p(token) in the corpus, nat/token; null: any", above=0
+    )
+    repetition: float | None = number(
+        SWITCHED,
+        None,
+        "largest share of tokens that repeat an earlier pair of the sequence; null: any",
+        above=0,
+        high=1,
+    )
+    entropy: float | None = number(
+        SWITCHED, None, "smallest entropy of the sequence's own tokens, nat; null: any", above=0
+    )
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the tokens come from."""
+
+    source: str = choice(
+        STRUCTURAL,
+        "stdlib",
+        "stdlib: Python's own source; text: your files; tokens: uint16 shards; zipf: synthetic",
+        "stdlib",
+        "text",
+        "tokens",
+        "zipf",
+    )
+    path: str | None = anything(STRUCTURAL, None, "file or folder, for source text and tokens")
+    tokenizer: str = choice(STRUCTURAL, "bytes", "how text becomes tokens", "bytes", "bpe")
+    vocabulary: int = number(
+        STRUCTURAL, 256, "size of the vocabulary, for tokenizer bpe and source zipf and tokens", low=2, high=65536
+    )
+    exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0)
+    length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000)
+    validation: float = number(STRUCTURAL, 0.1, "share of the text that is held out", above=0, below=1)
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of the order of batches; null: the trial's seed", low=0, high=LARGEST_SEED
+    )
