@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping
 
 import pytest
+import pytorch_optimizer
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -211,12 +212,11 @@ def test_a_clipper_equals_the_same_by_hand(engine, kind, dtype):
 
 def test_the_authors_of_adagc_and_pytorch_optimizer_agree_on_the_average(engine):
     """pytorch-optimizer's AdaGC counts its warm-up one step shorter, and adds no epsilon afterwards."""
-    package = pytest.importorskip("pytorch_optimizer")
     options = AdaGCOptions(threshold=1.05, beta=0.98, warmup=9)
     trials = trials_of(engine, [{"adagc": options}] * 2, width=6, head_dim=6, vocabulary=61)
     clipper, layout, state = a_clipper(AdaGC, trials)
     parameters = [nn.Parameter(torch.zeros(row.shape, dtype=torch.float64)) for row in layout.rows]
-    theirs = package.AdaGC(parameters, lr=1e-3, weight_decay=0.0, warmup_steps=10)
+    theirs = pytorch_optimizer.AdaGC(parameters, lr=1e-3, weight_decay=0.0, warmup_steps=10)
     for gradients in stream(layout, 2, torch.float64):
         for parameter, row in zip(parameters, layout.rows, strict=True):
             parameter.grad = layout.view(gradients, row.name)[1].clone()
