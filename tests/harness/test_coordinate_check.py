@@ -23,14 +23,6 @@ OF_A_RULE = {cls.rule: name for name, cls in OPTIMIZERS.items()}
 """One optimizer for each rule by which the size of updates may go."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @lru_cache
 def exponents(against, sizes, optimizer, parametrization):
     """By activation, after the last step."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
 
 import pytest
-import torch
 
 from harness.config import Fault
 from injectors.value import SITES
@@ -25,12 +23,9 @@ SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is test
 
 
 @pytest.fixture
-def engine() -> Iterator[ModuleType]:
-    """The small packs of tests/harness/conftest.py, with one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield engine_module
-    torch.set_num_threads(before)
+def engine() -> ModuleType:
+    """The small packs of tests/harness/conftest.py."""
+    return engine_module
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 
 from harness.config import ConfigError
@@ -196,10 +195,9 @@ def test_no_such_file(path):
 
 @pytest.fixture(scope="module", autouse=True)
 def unchanged_process() -> Iterator[None]:
-    """A sweep in this process sets the number of threads and Hydra's variable."""
-    threads, before = torch.get_num_threads(), os.environ.get("HYDRA_FULL_ERROR")
+    """A sweep in this process sets Hydra's variable."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
     yield
-    torch.set_num_threads(threads)
     os.environ.pop("HYDRA_FULL_ERROR", None)
     if before is not None:
         os.environ["HYDRA_FULL_ERROR"] = before

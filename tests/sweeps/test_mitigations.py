@@ -6,6 +6,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -68,39 +69,19 @@ def different(mitigation: str, count: int) -> list[Trial]:
     ]
 
 
-def at(step: int, change: Callable[[Mapping[str, Tensor]], object]) -> Change:
-    return Change(Site.REDUCED_GRADIENT, range(step, step + 1), change)
+@dataclass(frozen=True)
+class Mitigated:
+    """A pack of the mitigation's trials, and one in which every trial but the first is struck."""
 
+    name: str
+    trials: list[Trial]
+    clean: engine.Run
+    struck: engine.Run
 
-def test_there_are_mitigations() -> None:
-    assert {"none", "qk_norm", "mup"} <= set(MITIGATIONS)
-
-
-@pytest.mark.parametrize("mitigation", MITIGATIONS)
-def test_it_trains(mitigation: str) -> None:
-    run = engine.run(different(mitigation, 2))
-    loss = run.signals["loss"]
-    assert np.isfinite(loss).all()
-    assert (loss[:, -5:].mean(1) < loss[:, 0] - 0.1).all(), loss[:, ::5]
-    assert run.result.outcome == [TRAINED, TRAINED]
-
-
-@pytest.mark.parametrize("mitigation", MITIGATIONS)
-def test_its_bits_do_not_depend_on_the_pack(mitigation: str) -> None:
-    trials = different(mitigation, 5)
-    two, five = engine.run(trials[:2]), engine.run(trials)
-    other = engine.run([trials[4], trials[1], trials[0]])
-    assert engine.same_bits(two[0], five[0]) == engine.same_bits(two[1], five[1]) == []
-    assert engine.same_bits(two[0], other[2]) == engine.same_bits(two[1], other[1]) == []
-
-
-@pytest.mark.parametrize("mitigation", MITIGATIONS)
-def test_nan_in_one_trial_leaves_the_others_alone(mitigation: str) -> None:
-    trials = different(mitigation, 3)
-    clean = engine.run(trials)
-    for site in (Site.REDUCED_GRADIENT, Site.WEIGHT):
-        ruined = engine.run(trials, {1: Change(site, range(STRUCK, STRUCK + 1), fill(math.nan))})
-        assert engine.same_bits(clean[0], ruined[0]) == engine.same_bits(clean[2], ruined[2]) == [], site
+    def ends(self, strike: str) -> tuple[int | None, str, np.ndarray]:
+        """The first non-finite step, the outcome and the loss [steps] of the trial that was struck so."""
+        row = 1 + list(STRIKES).index(strike)
+        return self.struck.result.nonfinite_step[row], self.struck.result.outcome[row], self.struck.signals["loss"][row]
 
 
 def fill(value: float) -> Callable[[Mapping[str, Tensor]], object]:
@@ -124,6 +105,47 @@ def times(factor: float) -> Callable[[Mapping[str, Tensor]], object]:
             tensor.mul_(factor)
 
     return change
+
+
+STRIKES = {
+    "nan gradient": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), fill(math.nan)),
+    "nan weights": Change(Site.WEIGHT, range(STRUCK, STRUCK + 1), fill(math.nan)),
+    "nan": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), one(math.nan)),
+    "inf": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), one(math.inf)),
+    "-inf": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), one(-math.inf)),
+    "million": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), times(1e6)),
+}
+
+
+@pytest.fixture(scope="module", params=MITIGATIONS)
+def mitigated(request: pytest.FixtureRequest) -> Mitigated:
+    trials = different(request.param, 3)
+    strikes = {1 + i: change for i, change in enumerate(STRIKES.values())}
+    struck = [trials[0], *different(request.param, len(STRIKES))]
+    return Mitigated(request.param, trials, engine.run(trials), engine.run(struck, strikes))
+
+
+def test_there_are_mitigations() -> None:
+    assert {"none", "qk_norm", "mup"} <= set(MITIGATIONS)
+
+
+def test_it_trains(mitigated: Mitigated) -> None:
+    loss = mitigated.clean.signals["loss"]
+    assert np.isfinite(loss).all()
+    assert (loss[:, -5:].mean(1) < loss[:, 0] - 0.1).all(), loss[:, ::5]
+    assert mitigated.clean.result.outcome == [TRAINED] * 3
+
+
+def test_its_bits_do_not_depend_on_the_pack(mitigated: Mitigated) -> None:
+    """Neither on how many trials train together, nor on the place of each."""
+    other = engine.run([mitigated.trials[2], mitigated.trials[0]])
+    assert engine.same_bits(mitigated.clean[0], other[1]) == engine.same_bits(mitigated.clean[2], other[0]) == []
+
+
+def test_what_strikes_some_trials_leaves_the_others_alone(mitigated: Mitigated) -> None:
+    """NaN in the whole gradient of one and in all weights of another, beside what else is in the pack."""
+    assert engine.same_bits(mitigated.clean[0], mitigated.struck[0]) == []
+    assert mitigated.ends("nan weights")[0] is not None
 
 
 @pytest.mark.parametrize("mitigation", ["none", "qk_clip", "sigma_reparam", "zclip"])
@@ -153,29 +175,23 @@ BREAK_AT_A_MILLION = {
 }
 
 
-@pytest.mark.parametrize("mitigation", MITIGATIONS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_element_that_is_not_finite(mitigation: str, value: float) -> None:
+@pytest.mark.parametrize("element", ["nan", "inf", "-inf"])
+def test_an_element_that_is_not_finite(mitigated: Mitigated, element: str) -> None:
     """It freezes the trial at that step, or is survived by what says that it does."""
-    survives = SURVIVE_NAN if math.isnan(value) else SURVIVE_INFINITY
-    trials = different(mitigation, 2)
-    steps = trials[0].steps
-    run = engine.run(trials, {0: at(STRUCK, one(value))})
-    assert run.result.nonfinite_step == [None if mitigation in survives else STRUCK, None]
-    if mitigation in survives:
-        assert np.isfinite(run.signals["loss"]).all()
-        assert run.signals["loss"][0, -1] < run.signals["loss"][0, 0]
+    step, outcome, loss = mitigated.ends(element)
+    if mitigated.name in (SURVIVE_NAN if element == "nan" else SURVIVE_INFINITY):
+        assert step is None and np.isfinite(loss).all()
+        assert loss[-1] < loss[0]
     else:
-        assert run.result.outcome[0] == NON_FINITE
-        assert np.isnan(run.signals["loss"][0, STRUCK + 1 :]).all() and steps > STRUCK + 1
+        assert step == STRUCK and outcome == NON_FINITE
+        assert np.isnan(loss[STRUCK + 1 :]).all() and len(loss) > STRUCK + 1
 
 
-@pytest.mark.parametrize("mitigation", MITIGATIONS)
-def test_a_gradient_a_million_times_too_large(mitigation: str) -> None:
+def test_a_gradient_a_million_times_too_large(mitigated: Mitigated) -> None:
     """No step makes anything non-finite, except where it is in proportion to the gradient."""
-    run = engine.run(different(mitigation, 2), {0: at(STRUCK, times(1e6))})
-    broken = not np.isfinite(run.signals["loss"][0]).all() or run.signals["loss"][0, -1] > 100
-    assert broken == (mitigation in BREAK_AT_A_MILLION), run.signals["loss"][0, STRUCK:]
+    loss = mitigated.ends("million")[2]
+    broken = not np.isfinite(loss).all() or loss[-1] > 100
+    assert broken == (mitigated.name in BREAK_AT_A_MILLION), loss[STRUCK:]
 
 
 # --- no strength is no mitigation ------------------------------------------------------------------------------------
