@@ -27,7 +27,7 @@ picture: quickstart
 
 # Two files of tests at a time: many wait for processes or for Slurm.
 test: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Tests run side by side: threads that spin while they wait take the cores from one another. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 

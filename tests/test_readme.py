@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,14 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
 SWEEPS = [line for line in COMMANDS if line.startswith("python -m sweeps")]
 QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4", "model.depth=1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokenized text is made once for all tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STABILITY_HARNESS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture
@@ -38,7 +47,7 @@ def run(line: str, home: Path, *more: str) -> str:
     words = [os.path.expanduser(word) for word in shlex.split(line, comments=True)]
     words = [word.replace("=~/", f"={home}/").replace("=/shared/", f"={home}/") for word in words]
     words = [sys.executable if word == "python" else word for word in words]
-    environment = {**os.environ, "STABILITY_HARNESS_CACHE": str(home / "cache"), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*words, *more], capture_output=True, text=True, cwd=home, env=environment)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout

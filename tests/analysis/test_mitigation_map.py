@@ -171,11 +171,10 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-@pytest.mark.parametrize("widths", [(32,), (32, 64)])
-def test_no_text_lies_on_another_or_outside(synthetic, tmp_path: Path, names: list[str], widths: tuple) -> None:
-    figure = mitigation_map(many(Study(synthetic, tmp_path), names, widths=widths)).figure
-    assert synthetic.check_texts(figure) > 6 * len(names) * len(widths)
+@pytest.mark.parametrize(("names", "widths"), [("three", (32,)), ("three", (32, 64)), ("fifty", (32, 64))])
+def test_no_text_lies_on_another_or_outside(synthetic, tmp_path: Path, names: str, widths: tuple[int, ...]) -> None:
+    figure = mitigation_map(many(Study(synthetic, tmp_path), NAMES[names], widths=widths)).figure
+    assert synthetic.check_texts(figure) > 6 * len(NAMES[names]) * len(widths)
     assert figure.get_figwidth() * DOTS_PER_INCH < 1.25 * PAGE, "letters shrink with the figure"
 
 
