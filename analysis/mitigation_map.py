@@ -197,8 +197,8 @@ def _caption(comparison: Comparison) -> str:
         "≈ where some are at none.",
         "deviation": "∞: became non-finite.",
         "recovery": ">: not recovered by the end of the run.",
-        "step_time": "Step time: ≈ where other mitigations train in the same packs and share their time. Mitigations "
-        "were timed one after another, so that times compare only if the machine did nothing else.",
+        "step_time": "Step time: ≈ where other mitigations train in the same packs and share their time. "
+        "Whatever else the machine did meanwhile is in it.",
     }
     return " ".join([*words, *(text for name, text in notes.items() if name in comparison.metrics)])
 

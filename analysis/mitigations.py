@@ -105,8 +105,8 @@ def compare(sweep: xr.Dataset) -> Comparison:
       Wilson interval and the number of `trials`; `watched` is for how many steps at most they were watched.
     - `step_time`: median time of a step of a trial without a fault, as a ratio to the baseline's at the same width;
       `step_seconds` is the time itself. A pack is one measurement: the interval is over packs and needs two.
-      `step_time_bound` is "~" if its packs hold other mitigations too, which share their time with it. Mitigations are
-      timed one after another, so that times compare only if the machine did nothing else.
+      `step_time_bound` is "~" if its packs hold other mitigations too, which share their time with it. Packs of all
+      mitigations train in turns, but whatever else the machine did meanwhile is in their times.
 
     Faults that changed nothing and faults without a finite golden run are left out; several trials of a seed that
     differ only in their fault's fields count with their median. A seed that lacks a rate or a fault of its group is

@@ -66,8 +66,9 @@ def make_plan(
     less where that would leave some of `workers` idle: a faulty trial has a row from its fault on only, and up to
     `MOST_FORKS` of them share a golden twin, as far as their state fits into `memory` bytes. A number is the most
     trials of a pack. A pack holds the golden twin of each of its faulty trials, and a lone trial joins another pack, so
-    one may be larger than `size` by one. Largest packs come first. `complete` are the ids of trials to leave alone:
-    stored, or in training elsewhere.
+    one may be larger than `size` by one. The longest packs come first; of those that take about as long, one of each
+    structure in turn, so that a machine that slows down slows all of them down. `complete` are the ids of trials to
+    leave alone: stored, or in training elsewhere.
     """
     complete = set(complete)
     wanted = {trial.id: trial for trial in trials}
@@ -79,11 +80,11 @@ def make_plan(
         if trial.id not in complete:
             families.setdefault(trial.structure, {}).setdefault(trial.golden.id, []).append(trial)
 
-    packs: list[PackPlan] = []
+    packs: list[tuple[int, PackPlan]] = []  # with its number among those of its structure
     for same_shape in families.values():
         members = list(same_shape.values())
         if size:
-            packs += _fill([piece for family in members for piece in _pieces(family, size)], size, _trials)
+            packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, _trials))
             continue
         model, train = members[0][0].model, members[0][0].train
         best = rows_at_once(model, train.batch // train.ranks, torch.device(device))
@@ -92,9 +93,9 @@ def make_plan(
         fitting = max(2, trials_that_fit(members[0][0], memory, device) - 1)  # a lone trial may join
         longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
         pieces = [piece for family in members for piece in _pieces(family, longest)]
-        packs += _fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting))
-    packs.sort(key=lambda pack: -pack_seconds(pack, device))
-    return Plan(tuple(packs), len(wanted), len(twins), len(everything.keys() & complete))
+        packs += enumerate(_fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting)))
+    packs.sort(key=lambda pack: (-round(math.log2(pack_seconds(pack[1], device))), pack[0]))
+    return Plan(tuple(pack for _, pack in packs), len(wanted), len(twins), len(everything.keys() & complete))
 
 
 def _trials(pack: PackPlan) -> int:

@@ -153,6 +153,18 @@ def test_largest_packs_first() -> None:
     assert max(seconds) <= wall_seconds(plan, "cpu", 2) < sum(seconds)
 
 
+def test_structures_of_about_one_length_take_turns() -> None:
+    """So that what slows the machine down for a while is not put down to one mitigation."""
+    trials = [Trial(Model(width=64, qk_norm=norm), seed=seed) for norm in (False, True) for seed in range(12)]
+    trials += [Trial(Model(width=64, activation="relu"), seed=seed) for seed in range(8)]
+    plan = make_plan(trials, (), 4, "cpu", workers=2)
+    kinds = [(pack.trials[0].model.qk_norm, pack.trials[0].model.activation) for pack in plan.packs]
+    assert len(kinds) == 8
+    for begin in (0, 3, 6):
+        turn = kinds[begin : begin + 3]
+        assert len(set(turn)) == len(turn)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_auto_size_keeps_all_workers_busy(device: str, workers: int) -> None:
