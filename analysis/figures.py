@@ -28,7 +28,7 @@ GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
 
 def _series(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
     """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
-    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short) for axis in axes[1:]]
+    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short).astype(str) for axis in axes[1:]]
     return pd.Series([", ".join(words) for words in zip(*parts, strict=True)], index=table.index, dtype=object)
 
 

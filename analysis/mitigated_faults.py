@@ -23,7 +23,7 @@ def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:
     - `deviation`: the largest loss_t(faulty) - loss_t(golden) over the steps since the strike at which both read the
       same batch: the loss of a poisoned batch says nothing about the model. At least 0; infinite if the trial became
       non-finite, unlike its twin; NaN if there is no such step.
-    - `recovery`: steps until the fault does not show any more (`visible_steps`); infinite if it did to the end.
+    - `recovery`: steps until the loss is level with golden (`settling_steps`); infinite if it was not by the end.
     - `watched`: steps from the strike to the end of the run.
 
     Of several trials these are the medians. `recovered` of `trials` trials recovered.
@@ -37,7 +37,7 @@ def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:
     judged, _ = outcomes_and_notes(sweep.isel(trial=kept))
     place = np.searchsorted(kept, rows)
     word = judged["fault_outcome"].values[place]
-    recovery = judged["visible_steps"].values[place]
+    recovery = judged["settling_steps"].values[place]
     found = table.iloc[rows][["place", "mitigation", "who"]].assign(
         fault=fault[rows],
         deviation=np.where(word == NON_FINITE, np.inf, _largest_deviation(judged)[place]),

@@ -198,7 +198,7 @@ def _caption(comparison: Comparison) -> str:
         "deviation": "∞: became non-finite.",
         "recovery": ">: not recovered by the end of the run.",
         "step_time": "Step time: ≈ where other mitigations train in the same packs and share their time. "
-        "Whatever else the machine did meanwhile is in it.",
+        "Less than x or / 1.25 is not told: so much packs of unlike sizes may differ.",
     }
     return " ".join([*words, *(text for name, text in notes.items() if name in comparison.metrics)])
 

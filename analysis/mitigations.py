@@ -19,6 +19,7 @@ from harness.config import NO_FAULT
 BASELINE = "none"
 STABLE = "trained"  # the harness's word for a run that neither diverged nor became non-finite
 FAULT_METRICS = ("deviation", "recovery")
+UNLIKE_PACKS = 1.25  # by so much the time of a trial-step may differ between packs of unlike sizes: docs/benchmarks.md
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,12 @@ class Comparison:
         return self.table.groupby(self.axes[1:], dropna=False).ngroup()
 
     def is_told(self, metric: str) -> pd.Series:
-        """For which rows the interval of the change excludes no change."""
+        """For which rows the interval of the change excludes no change, and of a step time what packs make of it."""
+        low, high = self.table[f"{metric}_change_low"], self.table[f"{metric}_change_high"]
+        if metric == "step_time":
+            return (low > UNLIKE_PACKS) | (high < 1 / UNLIKE_PACKS)
         neutral = self.metrics[metric].neutral
-        return (self.table[f"{metric}_change_low"] > neutral) | (self.table[f"{metric}_change_high"] < neutral)
+        return (low > neutral) | (high < neutral)
 
     def gain(self, metric: str) -> pd.Series:
         """The change, turned so that more is better: a difference, or the logarithm of a ratio."""
@@ -99,14 +103,17 @@ def compare(sweep: xr.Dataset) -> Comparison:
     - `deviation` (nat/token): at the common rate, the largest over faults of the median over seeds of the largest
       deviation from the golden twin (`analysis.mitigated_faults`). `deviation.FAULT` is that of one fault.
     - `recovery` (steps): at the common rate, the largest over faults of the median over seeds of the steps from the
-      strike until loss and gradient norm were in their golden range for good (`visible_steps` of `analysis.outcomes`).
+      strike until the loss was level with golden for good: at most 0.1 nat/token above, averaged over 10 steps
+      (`settling_steps` of `analysis.outcomes`).
       A trial that was not back when its run ended counts as longer than all others, so an infinite median is one beyond
       the run. `recovery.FAULT` is that of one fault; `recovered.FAULT` is the share of trials that were back, with its
       Wilson interval and the number of `trials`; `watched` is for how many steps at most they were watched.
     - `step_time`: median time of a step of a trial without a fault, as a ratio to the baseline's at the same width;
       `step_seconds` is the time itself. A pack is one measurement: the interval is over packs and needs two.
       `step_time_bound` is "~" if its packs hold other mitigations too, which share their time with it. Packs of all
-      mitigations train in turns, but whatever else the machine did meanwhile is in their times.
+      mitigations train in turns, but whatever else the machine did meanwhile is in their times, and packs of unlike
+      sizes differ by up to a quarter, so that less than that is not told. `tests/benchmarks/mitigations.py` compares
+      like with like.
 
     Faults that changed nothing and faults without a finite golden run are left out; several trials of a seed that
     differ only in their fault's fields count with their median. A seed that lacks a rate or a fault of its group is

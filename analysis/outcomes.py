@@ -20,6 +20,8 @@ from harness.config import NO_FAULT
 
 MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE = "masked", "recovered", "lingering", "divergent", "non-finite"
 OUTCOMES = (MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE)
+# A fault is made up for once the loss lies at most so far above golden, averaged over so many steps.
+SETTLED_NAT, SETTLED_WINDOW = 0.1, 10
 UNJUDGED = "unjudged"  # there is no golden run to compare with
 SILENT, VISIBLE = "silent", "visible"
 
@@ -31,6 +33,7 @@ JUDGED: dict[str, tuple[str, str | None]] = {
     "envelope_final": ("largest final deviation of a clean run watched as long", "nat/token"),
     "fault_outcome": ("outcome of the fault", None),
     "recovery_steps": ("steps from the strike until the loss was inside the clean envelope for good", "step"),
+    "settling_steps": ("steps from the strike until the loss was level with golden for good", "step"),
     "visibility": ("whether loss, gradient norm or finiteness showed the fault", None),
     "visible_steps": ("steps from the strike until the fault did not show any more", "step"),
     "idle": ("whether the fault never fired or changed nothing", None),
@@ -66,6 +69,10 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
     - `recovery_steps`: from the strike to the first step from which on |D_t| <= envelope_max; 0 if masked. NaN if the
       trial did not recover, or was outside at its last step, so that its return was not seen. The envelope is as tight
       as rounding, so this is the time until nothing at all is left of the fault.
+    - `settling_steps`: from the strike to the first step from which on the mean of D over 10 steps, that one and the
+      next nine, is at most 0.1 nat/token: until what the fault cost is made up for, all but a tenth of a nat. 0 if it
+      never was larger, so that a poisoned batch counts while it is read. NaN if the mean over the last ten steps was
+      larger, if the trial or its twin became non-finite, and without a fault or a finished golden twin.
     - `visibility`: "visible" if from the strike on the loss or the gradient norm left the range of the golden values
       around that step (`analysis.ranges`), or if they or the trial were not finite where the golden one is; else
       "silent". "" without a fault or a finished golden twin.
@@ -92,7 +99,9 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
     was_back = (outcome == RECOVERED) & (table["settled"] < trials.steps)
     recovery = (table["settled"] - trials.begin).where(was_back).mask(outcome == MASKED, 0)
     is_silent = trials.has_twin & (table["hidden"] == trials.begin) & ~(is_lost & ~is_twin_lost)
-    was_hidden = trials.has_twin & (table["hidden"] < trials.steps) & ~is_lost & ~is_twin_lost
+    is_told = trials.has_twin & ~is_lost & ~is_twin_lost
+    was_level = is_told & (table["level"] <= np.maximum(trials.steps - SETTLED_WINDOW, trials.begin))
+    was_hidden = is_told & (table["hidden"] < trials.steps)
     values = {
         "deviation_max": table["largest"].to_numpy(),
         "deviation_final": table["final"].to_numpy(),
@@ -100,6 +109,7 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
         "envelope_final": envelope_final,
         "fault_outcome": outcome,
         "recovery_steps": recovery.to_numpy(),
+        "settling_steps": (table["level"] - trials.begin).where(was_level).to_numpy(),
         "visibility": np.select([~trials.has_twin, is_silent], ["", SILENT], VISIBLE),
         "visible_steps": (table["hidden"] - trials.begin).where(was_hidden | is_silent).to_numpy(),
         "idle": trials.is_idle,
@@ -147,9 +157,10 @@ def _measure(sweep: xr.Dataset, trials: Trials, limit: np.ndarray) -> pd.DataFra
     """How far the faulty trials with a twin went: one row for every trial of the sweep, and NaN for the others.
 
     Columns: `largest` and `final`, the deviations; `settled`, the first step from which on |D_t| <= `limit` [trial];
-    `hidden`, the first step from which on loss and gradient norm are where golden ones are.
+    `level`, the first from which on means of D are small; `hidden`, the first from which on loss and gradient norm are
+    where golden ones are.
     """
-    table = np.full((len(limit), 4), np.nan)
+    table = np.full((len(limit), 5), np.nan)
     for block in blocks(sweep["loss"], np.flatnonzero(trials.has_twin)):
         curves, golden = twin_curves(sweep["loss"], block, trials.golden[block])
         norms, golden_norms = twin_curves(sweep["grad_norm"], block, trials.golden[block])
@@ -158,9 +169,23 @@ def _measure(sweep: xr.Dataset, trials: Trials, limit: np.ndarray) -> pd.DataFra
         begin = trials.begin[block]
         shows = leaves_range(curves, golden[twin], twin_of) | leaves_range(norms, golden_norms[twin], twin_of)
         hidden = after_last(shows & (np.arange(curves.shape[1]) >= begin[:, None]), begin)
-        sizes = _sizes(deviations(curves, golden, begin), final_window(trials.steps[block]), begin, limit[block])
-        table[block] = np.column_stack([*sizes, hidden])
-    return pd.DataFrame(table, columns=["largest", "final", "settled", "hidden"])
+        deviation = deviations(curves, golden, begin)
+        sizes = _sizes(deviation, final_window(trials.steps[block]), begin, limit[block])
+        table[block] = np.column_stack([*sizes, _level(deviation, begin, trials.steps[block]), hidden])
+    return pd.DataFrame(table, columns=["largest", "final", "settled", "level", "hidden"])
+
+
+def _level(deviation: np.ndarray, begin: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """Of D_t [n, steps] the first step from which on every mean over the window that begins there is small: [n]."""
+    known = ~np.isnan(deviation)
+    both = np.stack([np.where(known, deviation, 0.0), known])
+    sums = np.pad(both.cumsum(axis=2), ((0, 0), (0, 0), (1, SETTLED_WINDOW)), mode="edge")
+    sums[:, :, 0] = 0
+    totals, counts = sums[:, :, SETTLED_WINDOW:-1] - sums[:, :, : -SETTLED_WINDOW - 1]
+    at = np.arange(deviation.shape[1])
+    last = np.maximum(steps - SETTLED_WINDOW, begin)[:, None]  # a window that is cut off by the end is none
+    is_window = (at >= begin[:, None]) & (at <= last) & (counts > 0)
+    return after_last(is_window & (totals > SETTLED_NAT * counts), begin)
 
 
 def _sizes(deviation: np.ndarray, window: np.ndarray, begin: np.ndarray, limit: np.ndarray) -> list[np.ndarray]:

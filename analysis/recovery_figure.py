@@ -13,23 +13,28 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.drawing import MARKERS, Drawing, count, palette, short, style
-from analysis.outcomes import OUTCOMES
+from analysis.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.statistics import median_interval, studied, wilson_interval
 
 SPREAD = 0.7  # of the distance between two values of beta2, over which the lines' points are spread
 LINEAR_BELOW = 1  # step; the axis is logarithmic above, and 0 is on it
 MOST_DOTS = 20  # trials of a line at one value of beta2 that can be told apart
 HEADROOM = 2  # times the longest watch: where what lies beyond the run is marked
-# The two measures of recovery, by the coordinate of `analysis.outcomes` that holds the steps: what the loss is back in.
-MEASURES = {"visible_steps": "in its golden range", "recovery_steps": "inside the clean envelope"}
+# The measures of recovery, by the coordinate of `analysis.outcomes` that holds the steps: what the loss is back in.
+MEASURES = {
+    "visible_steps": "in its golden range",
+    "settling_steps": f"within {SETTLED_NAT} nat of golden",
+    "recovery_steps": "inside the clean envelope",
+}
 
 
 def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
     """Recovery time against beta2, and below it the share that did not recover: a column a clipping, a line a fault.
 
-    By two measures, one under the other. Until the loss, and the gradient norm, are back in their golden range for good
-    (`visible_steps`): what somebody who watches the run would call recovered. And until the loss is back inside the
-    clean envelope (`recovery_steps`): nothing is left of the fault but rounding.
+    By three measures, one under the other. Until the loss, and the gradient norm, are back in their golden range for
+    good (`visible_steps`): what somebody who watches the run would call recovered. Until the loss is level with golden
+    (`settling_steps`): what the fault cost is made up for. And until it is back inside the clean envelope
+    (`recovery_steps`): nothing is left of the fault but rounding.
 
     Times are medians with bootstrap intervals. A trial that had not recovered when its run ended counts as longer than
     all others, which is right for a median, and is drawn at the steps for which it was watched. Shares have Wilson
@@ -47,7 +52,8 @@ def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
         ratios = [2, 1] * len(MEASURES)
         panels = figure.subplots(2 * len(MEASURES), len(clips), squeeze=False, sharex=True, height_ratios=ratios)
         top = HEADROOM * table["watched"].max()
-        for pair, (measure, back) in zip((panels[:2], panels[2:]), MEASURES.items(), strict=True):
+        for number, (measure, back) in enumerate(MEASURES.items()):
+            pair = panels[2 * number : 2 * number + 2]
             _draw_measure(pair, table[table["measure"] == measure], clips, faults, betas, top, has_dots)
             pair[0, 0].set_ylabel(f"until the loss is back\n{back}\n[steps since the strike]")
             pair[1, 0].set_ylabel("not back\n[% of trials]")
@@ -62,11 +68,13 @@ def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
     total = int((table["measure"] == "recovery_steps").sum())
     lost = {measure: int((~table["recovered"] & (table["measure"] == measure)).sum()) for measure in MEASURES}
     caption = (
-        f"Steps from the strike of {count(total, 'fault')} that changed something: in the upper half until loss and "
-        "gradient norm were in their golden range for good (0 if they never left it), in the lower half until the loss "
-        "was inside the clean envelope for good (0 if masked), which is much tighter. Medians over seeds and whatever "
-        "else the sweep varies, with 95% percentile bootstrap intervals. Not back in the range by the end of the run: "
-        f"{count(lost['visible_steps'], 'trial')}; not inside the envelope: {lost['recovery_steps']}. In the medians "
+        f"Steps from the strike of {count(total, 'fault')} that changed something: in the upper third until loss and "
+        "gradient norm were in their golden range for good (0 if they never left it), in the middle until it was "
+        f"level with golden for good (at most {SETTLED_NAT} nat/token above on average over {SETTLED_WINDOW} steps), "
+        "in the lower third until it was inside the clean envelope for good (0 if masked), which is much tighter. "
+        "Medians over seeds and whatever else the sweep varies, with 95% percentile bootstrap intervals. Not back in "
+        f"the range by the end of the run: {count(lost['visible_steps'], 'trial')}; not level: "
+        f"{lost['settling_steps']}; not inside the envelope: {lost['recovery_steps']}. In the medians "
         "they count as longer than all others, so a median or an interval may lie beyond the run. Below the times: "
         "their share, with 95% Wilson intervals."
     )
@@ -74,11 +82,11 @@ def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
 
 
 def recovery_table(sweep: xr.Dataset) -> pd.DataFrame:
-    """One row a judged fault that changed something and `measure`, which is `visible_steps` or `recovery_steps`.
+    """One row a judged fault that changed something and `measure`, which is one of `MEASURES`.
 
     Columns: `measure`, `fault`, `beta2`, `clip` (infinite for none), `recovery` in steps (infinite if it did not
     recover), whether it `recovered`, and the steps for which it was `watched` since the strike. A fault that is judged
-    without a finished golden twin has no row for `visible_steps`, since there was no range to come back to.
+    without a finished golden twin has a row for `recovery_steps` alone, since there was nothing to come back to.
     """
     faulty = studied(sweep)
     names = ("fault", "clip", *MEASURES)

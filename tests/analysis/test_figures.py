@@ -284,6 +284,12 @@ def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path, syn
     assert "no faults" in reasons["faulty_against_golden"].caption
 
 
+def test_one_rate_and_a_number_that_is_swept_beside_it(tmp_path: Path, synthetic) -> None:
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(beta2=beta2) for beta2 in (0.95, 0.999)])
+    drawing = figures.sensitivity_against_width(open_sweep(tmp_path))
+    assert drawing.figure is None and "two learning rates" in drawing.caption
+
+
 def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path, synthetic) -> None:
     faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), steps_done=10, finish=False)

@@ -52,10 +52,10 @@ def test_faults_are_compared_at_the_rate_that_is_best_for_the_baseline(study: St
 
 def test_a_poisoned_batch_is_no_deviation_of_the_model(study: Study) -> None:
     """The three poisoned steps have a loss of their own; what they do to the model is seen from the fourth on."""
-    curve = {range(0, 3): 8.0, range(3, 5): 0.5}
+    curve = {range(0, 3): 8.0, range(3, 5): 2.0}
     study.write(of_faults(lambda t: curve), faults=[study.poison(), study.flip()])
     row = study.row()
-    assert (row["deviation.rare_tokens"], row["deviation.weight_bit"]) == (0.5, 8.0)
+    assert (row["deviation.rare_tokens"], row["deviation.weight_bit"]) == (2.0, 8.0)
     assert (row["recovery.rare_tokens"], row["recovery.weight_bit"]) == (5, 5)
 
 
@@ -68,7 +68,7 @@ def test_batches_that_are_poisoned_to_the_end_leave_no_step_to_compare(study: St
 
 def test_a_fault_that_only_lowers_the_loss_deviates_by_nothing(study: Study) -> None:
     row = study.write(of_faults(lambda t: {4: -1.0}), faults=[study.flip()]).row()
-    assert row["deviation"] == 0 and row["recovery"] == 5
+    assert row["deviation"] == 0 and row["recovery"] == 0
 
 
 def test_a_run_that_a_fault_destroyed_is_infinite(study: Study) -> None:
@@ -92,7 +92,7 @@ def test_two_mitigations_that_both_fail_do_not_differ(study: Study) -> None:
 
 def test_recovery_is_a_median_in_which_what_did_not_recover_counts_as_longest(study: Study) -> None:
     lengths = {"none": (4, 20, 20), "qk_norm": (2, 6, 20)}  # steps; 20 is the end of the run
-    study.write(of_faults(lambda t: {range(0, lengths[t.mitigation][t.seed]): 1.0}), faults=[study.flip()])
+    study.write(of_faults(lambda t: {range(0, lengths[t.mitigation][t.seed]): 1.5}), faults=[study.flip()])
     row, base = study.row(), study.row("none")
     assert (base["recovery"], row["recovery"], row["watched"]) == (np.inf, 6, STEPS - START)
     assert (row["recovery_low"], row["recovery_high"], row["recovery_change"]) == (2, np.inf, -np.inf)
@@ -105,7 +105,7 @@ def test_recovery_is_a_median_in_which_what_did_not_recover_counts_as_longest(st
 def test_the_slowest_recovery_is_that_of_the_worst_fault(study: Study) -> None:
     lengths = {"weight_bit": (1, 2, 3), "rare_tokens": (7, 6, 8)}
     faults = [study.flip(), study.poison()]
-    row = study.write(of_faults(lambda t: {range(0, lengths[t.fault.name][t.seed]): 1.0}), faults=faults).row()
+    row = study.write(of_faults(lambda t: {range(0, lengths[t.fault.name][t.seed]): 1.5}), faults=faults).row()
     assert (row["recovery"], row["recovery.weight_bit"], row["recovery.rare_tokens"]) == (7, 2, 7)
 
 
@@ -153,7 +153,7 @@ def test_without_faults_there_are_no_metrics_of_them(study: Study) -> None:
 
 
 def test_the_interval_of_a_median_is_that_of_the_recovery_figure(study: Study) -> None:
-    lengths = [3, 9, 5, 12, 7, 20, 8]
-    study.write(of_faults(lambda t: {range(0, lengths[t.seed]): 1.0}), faults=[study.flip()], seeds=range(7))
+    lengths = [3, 9, 5, 10, 7, 20, 8]
+    study.write(of_faults(lambda t: {range(0, lengths[t.seed]): 1.5}), faults=[study.flip()], seeds=range(7))
     known = median_interval(np.array([np.inf if length == 20 else length for length in lengths], dtype=float))
     assert numbers(study.row(), "recovery")[:3] == known

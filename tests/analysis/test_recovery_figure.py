@@ -1,4 +1,4 @@
-"""Recovery time against beta2: both measures, what was never seen to end, and with and without clipping."""
+"""Recovery time against beta2: three measures, what was never seen to end, and with and without clipping."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from analysis.recovery_figure import MEASURES, recovery_against_beta2, recovery_
 from analysis.statistics import median_interval, studied
 from tests.analysis.judging import NEVER_FIRES, START, STEPS, Campaign
 
-RANGE, ENVELOPE = MEASURES
+RANGE, LEVEL, ENVELOPE = MEASURES
 
 
-def test_both_measures_have_medians_and_what_did_not_recover(sweeps, drawn) -> None:
+def test_all_measures_have_medians_and_what_did_not_recover(sweeps, drawn) -> None:
     table, drawing = recovery_table(sweeps["few faults"]), drawn["few faults"]["recovery_against_beta2"]
-    panels = np.array(drawing.figure.axes).reshape(4, 2)
+    panels = np.array(drawing.figure.axes).reshape(6, 2)
     assert [panel.get_title() for panel in panels[0]] == ["no clipping", "clipped at 1"]
-    assert [label.get_text() for label in panels[3, 0].get_xticklabels()] == ["0.95", "0.99", "0.999"]
-    words = ["its golden range", "not back", "the clean envelope", "not back"]
+    assert [label.get_text() for label in panels[5, 0].get_xticklabels()] == ["0.95", "0.99", "0.999"]
+    words = ["its golden range", "not back", "nat of golden", "not back", "the clean envelope", "not back"]
     assert all(text in panel.get_ylabel() for text, panel in zip(words, panels[:, 0], strict=True))
     betas, faults = sorted(table["beta2"].unique()), sorted(table["fault"].unique())
-    for row, measure in ((0, RANGE), (2, ENVELOPE)):
+    for row, measure in ((0, RANGE), (2, LEVEL), (4, ENVELOPE)):
         for column, clip in enumerate((np.inf, 1.0)):
             upper, lower = panels[row : row + 2, column]
             part = table[(table["measure"] == measure) & (table["clip"] == clip)]
@@ -39,7 +39,8 @@ def test_both_measures_have_medians_and_what_did_not_recover(sweeps, drawn) -> N
             assert drawn_trials(upper) == len(part), "every trial is drawn, recovered or not"
     lost = {measure: int((~table["recovered"] & (table["measure"] == measure)).sum()) for measure in MEASURES}
     assert 0 < lost[RANGE] < lost[ENVELOPE], "nothing is seen any more before nothing is left"
-    assert f"by the end of the run: {lost[RANGE]} trials; not inside the envelope: {lost[ENVELOPE]}." in drawing.caption
+    words = f"run: {lost[RANGE]} trials; not level: {lost[LEVEL]}; not inside the envelope: {lost[ENVELOPE]}."
+    assert words in drawing.caption
 
 
 def drawn_trials(panel) -> int:
@@ -50,11 +51,11 @@ def drawn_trials(panel) -> int:
 def test_idle_faults_and_twins_do_not_recover(sweeps) -> None:
     table, faulty = recovery_table(sweeps["three sites"]), studied(sweeps["three sites"])
     assert (table["measure"].value_counts() == int((~faulty["idle"]).sum())).all()
-    assert len(table) < 2 * faulty.sizes["trial"] and "last_bit" not in set(table["fault"])
+    assert len(table) < 3 * faulty.sizes["trial"] and "last_bit" not in set(table["fault"])
     assert set(table["clip"]) == {1.0, np.inf} and (table["watched"] > 0).all()
 
 
-def test_the_table_has_both_times(synthetic, tmp_path: Path) -> None:
+def test_the_table_has_all_times(synthetic, tmp_path: Path) -> None:
     """Without a golden twin there is a state that was golden again, but no range that a loss could leave."""
     campaign = Campaign(synthetic, tmp_path)
     campaign.envelope()
@@ -68,12 +69,12 @@ def test_the_table_has_both_times(synthetic, tmp_path: Path) -> None:
     campaign.write([orphan], masked_step=campaign.by_name({"orphan": 30}))
     table = recovery_table(outcomes_and_notes(open_sweep(tmp_path))[0]).sort_values(["measure", "recovery"])
     found = list(table[["measure", "recovery", "recovered", "watched"]].itertuples(index=False, name=None))
-    assert found == [(ENVELOPE, 0, True, 20), (ENVELOPE, 8, True, 20), (RANGE, 3, True, 20)]
+    assert found == [(ENVELOPE, 0, True, 20), (ENVELOPE, 8, True, 20), (LEVEL, 7, True, 20), (RANGE, 3, True, 20)]
 
 
 @pytest.mark.parametrize(("clip", "title"), [(None, "no clipping"), (0.5, "clipped at 0.5")])
 def test_one_clip_threshold_for_the_whole_sweep_is_named(synthetic, tmp_path: Path, clip, title: str) -> None:
     synthetic.write_campaign(tmp_path, faults=10, clips=[clip], beta2s=(0.9, 0.99))
     figure = recovery_against_beta2(outcomes_and_notes(open_sweep(tmp_path))[0]).figure
-    assert [panel.get_title() for panel in figure.axes] == [title, "", "", ""]
+    assert [panel.get_title() for panel in figure.axes] == [title, *[""] * 5]
     assert synthetic.check_texts(figure)

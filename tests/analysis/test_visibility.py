@@ -64,6 +64,34 @@ def test_what_does_not_show_any_more_may_not_have_recovered(cases: Judged) -> No
     assert cases.sweep["visible_steps"].attrs["units"] == "step"
 
 
+LEVEL: dict[str, tuple[Curve, float]] = {
+    # name: D of the loss, steps until its mean over ten steps is at most 0.1 for good
+    "nothing": ({}, 0),
+    "a step, little in ten": ({25: 0.9}, 0),
+    "a step, much in ten": ({25: 1.5}, 6),
+    "long, and at the edge": ({range(20, 33): 0.19}, 8),
+    "always a little": ({range(20, STEPS): 0.05}, 0),
+    "always much": ({range(20, STEPS): 0.2}, np.nan),
+    "better than golden": ({range(20, STEPS): -5.0}, 0),
+    "up and down": ({range(20, STEPS, 2): 3.0, range(21, STEPS, 2): -3.0}, 0),
+    "twice": ({20: 9.0, 27: 9.0}, 8),
+    "before the strike": ({range(10, 20): 9.0}, 0),
+    "not seen to end": ({30: 9.0}, np.nan),
+    "seen to end": ({29: 9.0}, 10),
+    "lost": (LOST, np.nan),
+}
+
+
+def test_until_the_loss_is_level_with_golden(campaign: Campaign) -> None:
+    for name, (curve, _) in LEVEL.items():
+        campaign.fault(name, curve)
+    campaign.write()
+    with pytest.warns(UserWarning, match="clean envelope"):
+        judged = campaign.judge()
+    found = {name: judged("settling_steps", name) for name in LEVEL}
+    assert found == pytest.approx({name: steps for name, (_, steps) in LEVEL.items()}, nan_ok=True)
+
+
 def test_a_run_that_is_lost_from_its_first_step_on_shows(campaign: Campaign) -> None:
     """None of its losses is finite, as of a run whose losses were not measured."""
     campaign.fault("lost at once", {range(STEPS): np.nan}, start=0)
