@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.checkpoint import Checkpoints, Saved
 from harness.clipping import global_norm
 from harness.outcome import judge
 from harness.pack import Pack, smallest_pack
+from harness.resume import restore, state_of
 from harness.signals import Recorder, Write
 from harness.sites import Agenda, Event, Site
 from harness.strikes import Strikes, one
@@ -42,8 +44,12 @@ def train(
     telemetry: bool = True,
     detection: bool = True,
     steps: range | None = None,
+    checkpoints: Checkpoints | None = None,
+    saved: Saved | None = None,
 ) -> Result:
     """Train every trial of the pack to its last step (or through `steps`), or until it is not finite.
+
+    It goes on from `saved`, if that is given, and saves `checkpoints`; raises Stopped after one of them if they say so.
 
     `write(first_step, signals)` gets each block of steps, `progress(steps done, trials frozen)` follows it.
     A trial whose loss or gradient is not finite freezes: that step and all later ones change none of its weights.
@@ -54,6 +60,9 @@ def train(
     trial.
     """
     recorder, strike = Recorder(pack, block, write, telemetry), Strikes(pack, agenda)
+    if saved:
+        restore(saved, pack, agenda, recorder)
+        steps = range(saved.step, pack.steps)
     for step in steps if steps is not None else range(pack.steps):
         pack.fork(step)
         rate = pack.learning_rate(step)
@@ -101,6 +110,8 @@ def train(
             _shrink(pack)
             if not bool(pack.active.any()):
                 break
+        if checkpoints and step + 1 < pack.steps and checkpoints.is_due(step + 1):
+            checkpoints.save(step + 1, *state_of(pack, agenda, recorder))
     return _result(pack, agenda, recorder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -298,23 +299,28 @@ class Pack:
     def _same_state(self, left: int, right: int) -> bool:
         return bool(self.active[left]) and bool(self.active[right]) and self.rows_state.equal(left, right)
 
-    def snapshot(self) -> Snapshot:
-        """A copy of everything that training changes, to `restore`."""
-        values = {name: values.clone() for name, values in self.rows_state}
-        return Snapshot(tuple(self.rows), dict(self.twins.masked), values)
+    def snapshot(self, copy: bool = True) -> Snapshot:
+        """Everything that training changes, to `restore`; not `copy`: arrays that change with the next step."""
+        values = {name: values.clone() if copy else values for name, values in self.rows_state}
+        self.screening.collect()
+        dropped = tuple(tuple(own) for own in self.screening.records)
+        return Snapshot(tuple(self.rows), tuple(self.twins.begins), dict(self.twins.masked), dropped, values)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of this pack."""
+        """Go back to a snapshot of this pack, or of another one of the same trials."""
         self._arrange([(planned, 0) for planned in snapshot.rows])
-        self.twins.masked = dict(snapshot.masked)
+        self.twins.begins, self.twins.masked = list(snapshot.begins), dict(snapshot.masked)
+        self.screening.restore(snapshot.dropped)
         for name, now in self.rows_state:
             now.copy_(snapshot.values[name])
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a pack between two steps; [R, ...] each."""
+    """The state of a pack between two steps: whose its rows are, what `Twins` and `Screening` know, arrays [R, ...]."""
 
     rows: tuple[int, ...]
+    begins: tuple[float, ...]
     masked: dict[int, int]
+    dropped: tuple[tuple[dict[str, Any], ...], ...]
     values: dict[str, Tensor]

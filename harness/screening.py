@@ -134,6 +134,11 @@ class Screening:
                     )
         self._pending.clear()
 
+    def restore(self, records: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Go back to these records of each planned trial."""
+        self.records = [list(own) for own in records]
+        self._pending.clear()
+
     def records_with(self, twins: Twins) -> list[list[dict[str, Any]]]:
         """The first records of each planned trial, with those of its twin at the steps that they shared."""
         found = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -120,6 +121,17 @@ class Block:
         pairs = ((PER_STEP, steps), (PER_LAYER, layers))
         return {name: values[..., i].copy() for names, values in pairs for i, name in enumerate(names)}
 
+    def state(self) -> dict[str, Tensor]:
+        """What has been recorded so far."""
+        n = self.filled
+        return {"steps": self._steps[:n], "layers": self._layers[:n], "froze": self._froze[:n]}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` has given."""
+        self.filled = n = len(tensors["steps"])
+        for name, own in (("steps", self._steps), ("layers", self._layers), ("froze", self._froze)):
+            own[:n] = tensors[name].to(own.device)
+
     def first_nonfinite(self) -> dict[int, int]:
         """planned trial -> the step of this block at which it froze."""
         bad = self._froze[: self.filled].cpu().numpy()
@@ -198,6 +210,28 @@ class Recorder:
         self.nonfinite |= block.first_nonfinite()
         self._block = None
         self._started = time.perf_counter()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What has been recorded so far, to `restore`: tensors by name, and the rest as JSON has it."""
+        block = self._block
+        tensors = {f"block.{name}": values for name, values in block.state().items()} if block else {}
+        if self._losses:
+            tensors["losses"] = torch.from_numpy(self.losses())
+        values = {
+            "nonfinite": list(self.nonfinite.items()),
+            "first_step": block.first_step if block else None,
+            "seconds": time.perf_counter() - self._started,
+        }
+        return tensors, values
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from what `state` has given."""
+        self.nonfinite = dict(values["nonfinite"])
+        self._losses = [tensors["losses"].numpy()] if "losses" in tensors else []
+        if values["first_step"] is not None:
+            self._block = Block(self.pack, values["first_step"], self.length)
+            self._block.restore({name: tensors[f"block.{name}"] for name in ("steps", "layers", "froze")})
+        self._started = time.perf_counter() - values["seconds"]
 
     def nonfinite_step(self, trial: int) -> int | None:
         """The step at which a planned trial froze, in its own row or in that of its twin which it shared."""

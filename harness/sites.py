@@ -72,6 +72,10 @@ class Event:
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "index": list(self.index) if self.index is not None else None}
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Event:
+        return cls(**{**values, "index": None if values["index"] is None else tuple(values["index"])})
+
 
 class Injector(Protocol):
     """One trial's fault, ready to strike."""
@@ -89,6 +93,15 @@ class Injector(Protocol):
     @property
     def permanent(self) -> bool:
         """Whether it strikes again at a step to which its trial has been rolled back."""
+        ...
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        """What it has seen that a later step needs, by name: tensors, and what JSON holds. Part of a checkpoint."""
+        ...
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on with this memory."""
         ...
 
     def visit(self, visit: Visit) -> list[Event]:
@@ -134,6 +147,30 @@ class Agenda:
         self.strikes[trial] += len(events)
         self.changes[trial] += sum(event.changed for event in events)
         self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What has happened so far, to `restore`: tensors by name, and the rest as JSON has it."""
+        memories = [dict(injector.memory) if injector else {} for injector in self.injectors]
+        tensors = {
+            f"{trial}.{name}": value
+            for trial, memory in enumerate(memories)
+            for name, value in memory.items()
+            if isinstance(value, Tensor)
+        }
+        rest = [{name: v for name, v in memory.items() if not isinstance(v, Tensor)} for memory in memories]
+        events = [[event.to_dict() for event in own] for own in self.events]
+        counts = {"strikes": self.strikes, "changes": self.changes, "reached": self._reached}
+        return tensors, {"events": events, "memories": rest, **counts}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from what `state` has given."""
+        self.events = [[Event.from_dict(event) for event in own] for own in values["events"]]
+        self.strikes, self.changes = list(values["strikes"]), list(values["changes"])
+        self._reached = list(values["reached"])
+        for trial, (injector, memory) in enumerate(zip(self.injectors, values["memories"], strict=True)):
+            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.partition(".")[0] == str(trial)}
+            if injector is not None:
+                injector.recall({**memory, **own})
 
     def roll_back(self, trial: int, reached: int) -> None:
         """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""

@@ -180,6 +180,25 @@ class PackStore:
         pack._install()
         return pack
 
+    @classmethod
+    def resume(cls, out: Path, pack_id: str, step: int) -> PackStore | None:
+        """The group of that id, to go on with from `step`; None if it is not there, or lacks values before that step.
+
+        Raises ValueError if the pack is complete.
+        """
+        old = _read_pack(Path(out) / STORE / pack_id)
+        if old is None:
+            return None
+        if old.complete:
+            raise ValueError(f"{old.path}: this pack is complete already")
+        shape, layers = old.arrays["learning_rate"]["shape"], old.arrays["activation_rms"]["shape"][2]
+        block = old.arrays["learning_rate"]["chunk_grid"]["configuration"]["chunk_shape"][1]
+        pack = cls(old.path, old.attributes, shape[1], layers, block)
+        size = 4 * shape[0] * block
+        # Every step that was trained has a learning rate. Files may be lost where a machine lost power.
+        files = [old.path / "learning_rate" / _key(number, 2) for number in range(step // block)]
+        return pack if all(file.exists() and file.stat().st_size == size for file in files) else None
+
     def _install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""
         for stray in self.path.parent.glob(f".{self.path.name}.*"):
@@ -224,7 +243,7 @@ class PackStore:
                 chunk[:, : part.shape[1]] = part
             # A chunk of nothing but the fill value need not exist.
             if not np.isnan(chunk).all():
-                key = ".".join(["c", "0", str((first_step + offset) // self.block), *["0"] * (len(whole) - 2)])
+                key = _key((first_step + offset) // self.block, len(whole))
                 _write_atomically(self.path / name / key, chunk.tobytes())
 
     def finish(
@@ -306,6 +325,12 @@ def read_pack_attrs(out: Path, pack_id: str) -> dict[str, Any]:
     return pack.attributes
 
 
+def is_complete(out: Path, pack_id: str) -> bool:
+    """Whether the store has this pack, finished."""
+    pack = _read_pack(Path(out) / STORE / pack_id)
+    return pack is not None and pack.complete
+
+
 def complete_trials(out: Path) -> set[str]:
     """The ids of the trials whose pack is finished."""
     return {trial for pack in read_packs(out) if pack.complete for trial in pack.attributes["ids"]}
@@ -347,6 +372,11 @@ def _array(signal: Signal, shape: tuple[int, ...], block: int) -> dict[str, Any]
         "attributes": {"units": signal.units, "long_name": signal.long_name},
         "storage_transformers": [],
     }
+
+
+def _key(block: int, dims: int) -> str:
+    """The file of a signal's block."""
+    return ".".join(["c", "0", str(block), *["0"] * (dims - 2)])
 
 
 def _strict_json(value: Any) -> str:

@@ -144,6 +144,7 @@ class Poison(Strike):
     fault: BatchFault = BatchFault()
     context: FaultContext | None = None
     _seen: Tensor | None = None
+    remembers = ("_seen",)
 
     def look(self, visit: Visit) -> None:
         self._seen = visit.tensors["batch"].clone()

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -110,9 +110,20 @@ class Strike:
     taps: tuple[str, ...] = ()
     looks: tuple[tuple[Site, int], ...] = ()
 
+    remembers: ClassVar[tuple[str, ...]] = ()
+    """The attributes that a later step needs: tensors or None, and what JSON holds."""
+
     @property
     def calls(self) -> list[tuple[Site, int]]:
         return [*self.looks, *((self.site, step) for step in self.steps)]
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.remembers}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        for name in self.remembers:
+            setattr(self, name, memory[name])
 
     def visit(self, visit: Visit) -> list[Event]:
         if visit.site == self.site and visit.step in self.steps:

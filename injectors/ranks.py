@@ -77,6 +77,16 @@ class Stale(Strike):
     _kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     @property
+    def memory(self) -> dict[str, Tensor]:
+        return {f"{step} {name}": values for step, kept in self._kept.items() for name, values in kept.items()}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        self._kept = {}
+        for key, values in memory.items():
+            step, _, name = key.partition(" ")
+            self._kept.setdefault(int(step), {})[name] = values
+
+    @property
     def calls(self) -> list[tuple[Site, int]]:
         return list(dict.fromkeys(super().calls))  # a step can be one to look at and one to strike
 
@@ -177,7 +187,7 @@ class OtherSum(Strike):
     ranks: int = 1
     order: str = "sequential"
     format: str = "fp32"
-    _parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    _parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # of this step
 
     def look(self, visit: Visit) -> None:
         self._parts[visit.rank] = _copy(visit.tensors)
@@ -246,7 +256,7 @@ class Missed(Strike):
 
     slices: dict[str, slice] = field(default_factory=dict)
     arrays: tuple[str, ...] = ()  # what stands before a tensor's name: nothing for its weights, `moment_1:`
-    _before: dict[str, Tensor] = field(default_factory=dict)
+    _before: dict[str, Tensor] = field(default_factory=dict)  # of this step
 
     def _shard(self, visit: Visit) -> dict[str, Tensor]:
         keys = [(f"{array}{name}", part) for array in self.arrays for name, part in self.slices.items()]

@@ -147,7 +147,7 @@ def _fault_of(record: Mapping[str, Any]) -> InjectableFault:
 
 def _events_of(record: Mapping[str, Any]) -> list[Event]:
     """The events as injectors make them: JSON has no tuples."""
-    return [Event(**{**e, "index": None if e["index"] is None else tuple(e["index"])}) for e in record["events"]]
+    return [Event.from_dict(event) for event in record["events"]]
 
 
 def _shown(value: Any) -> str:
@@ -174,6 +174,14 @@ class Replayed:
     @property
     def permanent(self) -> bool:
         return self.inner.permanent
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        return {**self.inner.memory, "seen": self._seen}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        self._seen = memory["seen"]
+        self.inner.recall(memory)
 
     def visit(self, visit: Visit) -> list[Event]:
         events = self.inner.visit(visit)

@@ -258,8 +258,9 @@ class ValueStrike(Strike):
     fault: Value = field(default_factory=Value)
     targets: tuple[Target, ...] = ()
     context: FaultContext | None = None
-    _weights: dict[str, Tensor] = field(default_factory=dict)
+    _weights: dict[str, Tensor] = field(default_factory=dict)  # of this step
     _told: int = 0
+    remembers = ("_told",)
 
     def look(self, visit: Visit) -> None:
         """Weights before the update, because an update is known by what it changes."""

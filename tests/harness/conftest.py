@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import sweeps.run
+from harness.checkpoint import Checkpoints
 from harness.config import CORE, Data, Trial
 from harness.corpus import Corpus, load_corpus
 from harness.loop import Result, train
@@ -154,9 +155,60 @@ def run(
     return Run(pack, result, signals, weights, corpus_of(trials[0]))
 
 
+class Killed(Exception):
+    """What a test takes for the end of a process."""
+
+
+def assert_resumes(
+    trials: Sequence[Trial],
+    folder: Path,
+    kills: Sequence[int],
+    block: int = 1,
+    forks: bool = False,
+    whole: Run | None = None,
+) -> None:
+    """Killed before each of these steps and started again from `folder`, a pack leaves what it leaves otherwise.
+
+    `whole` is that, if it is there already. Signals count as the store keeps them: a block that is written again takes
+    the place of the first.
+    """
+    whole = whole or run(trials, block=block, forks=forks)
+    blocks: dict[int, Mapping[str, np.ndarray]] = {}
+
+    def once(checkpoints: Checkpoints | None) -> tuple[Pack, Result]:
+        agenda = Agenda([injector_of(trial) for trial in trials])
+        pack = pack_of(trials, agenda.first if forks else None)
+        saved = Checkpoints(folder).newest()
+        return pack, train(pack, agenda, block, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
+
+    for kill in kills:
+        with pytest.raises(Killed):
+            once(Dying(folder, every=1, dies_at=kill))
+    pack, result = once(None)
+    assert vars(result) == vars(whole.result)
+    for name, expected in whole.signals.items():
+        found = np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1)
+        if name not in ("tokens_per_second", "step_seconds"):
+            assert np.array_equal(found, expected, equal_nan=True), name
+    assert pack.rows == whole.pack.rows
+    assert same_bits(dict(pack.rows_state), dict(whole.pack.rows_state)) == []
+
+
+@dataclass
+class Dying(Checkpoints):
+    """Checkpoints of a process that ends once it has saved the one before step `dies_at`."""
+
+    dies_at: int = -1
+
+    def save(self, step: int, *state: Any) -> None:
+        super().save(step, *state)
+        if step == self.dies_at:
+            raise Killed
+
+
 def bits(x: Tensor) -> Tensor:
     """The bits as integers: NaN equals itself, and zero differs from minus zero."""
-    return x.contiguous().view({4: torch.int32, 8: torch.int64}[x.element_size()])
+    return x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
 def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:

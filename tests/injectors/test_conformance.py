@@ -94,6 +94,13 @@ def test_twins_are_equal_up_to_the_strike_and_neighbours_throughout(engine, case
     assert [engine.same_bits(run[i], plain[i]) for i in (0, 2, 3)] == [[], [], []]
 
 
+@every_fault
+def test_a_killed_pack_goes_on_bit_for_bit(engine, case, tmp_path):
+    """Killed before the strike, between two of them, and when they are over."""
+    faulty = trial(engine, dataclasses.replace(fault(case), duration=3))
+    engine.assert_resumes([faulty, faulty.golden, trial(engine, seed=1)], tmp_path, [START, START + 1, START + 3])
+
+
 RUINOUS = ("nan", "infinity", "minus_infinity", "scale")
 ABSORBED = ("value at activation", "value at activation_gradient", "value at moment_1", "value at moment_2")
 """Sites at which an infinite value may leave weights and loss finite: behind a softmax, a norm or a quotient."""

@@ -142,6 +142,10 @@ def test_its_bits_do_not_depend_on_the_pack(mitigated: Mitigated) -> None:
     assert engine.same_bits(mitigated.clean[0], other[1]) == engine.same_bits(mitigated.clean[2], other[0]) == []
 
 
+def test_killed_it_goes_on_bit_for_bit(mitigated: Mitigated, tmp_path: Path) -> None:
+    engine.assert_resumes(mitigated.trials, tmp_path, [STEPS // 2, STEPS // 2 + 3], whole=mitigated.clean)
+
+
 def test_what_strikes_some_trials_leaves_the_others_alone(mitigated: Mitigated) -> None:
     """NaN in the whole gradient of one and in all weights of another, beside what else is in the pack."""
     assert engine.same_bits(mitigated.clean[0], mitigated.struck[0]) == []

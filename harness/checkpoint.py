@@ -1,0 +1,186 @@
+"""The whole state of a pack on disk, so that one that was killed goes on where it was, bit for bit on a CPU.
+
+    <folder>/<step>.safetensors   every tensor
+    <folder>/<step>.json          everything else, with the SHA-256 of both
+
+The JSON comes last and each file appears whole, so that a checkpoint is there altogether or not at all; what is damaged
+later shows by its checksum, and then the checkpoint before it is used. Nothing is unpickled. A checkpoint has little to
+hold, because random streams are functions of a seed and the step: the arrays of `harness/state.py`, which rows are
+whose, what faults remember, and what has been recorded so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+VERSION = 1
+KEPT = 2  # the newest, and the one before it in case the newest is damaged
+TENSORS, REST = ".safetensors", ".json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, read: `step` is the next one to train."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+
+
+class Damaged(Exception):
+    """A checkpoint that cannot be used, and why."""
+
+
+class Stopped(Exception):
+    """The process was asked to stop, and has saved a checkpoint."""
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one pack, in a folder of its own.
+
+    One is due every `every` steps, and once `seconds` have passed since the last; None: not for that reason. `about` is
+    kept with each: what is needed to find out whose it is. `is_stopping` may be set at any time, by a signal's handler:
+    a checkpoint is saved after the step that is under way, and then `Stopped` is raised.
+    """
+
+    folder: Path
+    every: int | None = None
+    seconds: float | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    is_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self._last = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save before this step."""
+        is_late = self.seconds is not None and time.monotonic() - self._last >= self.seconds
+        return self.is_stopping or is_late or (self.every is not None and step % self.every == 0)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Keep this state, from which `step` is the next to train, and remove all but the newest checkpoints.
+
+        Where that fails, a full disk for one, it warns and the checkpoints before it stay. Raises Stopped after that if
+        the process `is_stopping`.
+        """
+        try:
+            self._write(step, tensors, values)
+        except (OSError, SafetensorError) as error:
+            warnings.warn(f"{self.folder}: no checkpoint at step {step} ({error}); training goes on", stacklevel=2)
+            self._remove(step)
+        else:
+            for old in self._steps()[KEPT:]:
+                self._remove(old)
+        self._last = time.monotonic()
+        if self.is_stopping:
+            raise Stopped(f"asked to stop before step {step}")
+
+    def newest(self) -> Saved | None:
+        """The newest checkpoint that is whole, or None; each that is not is a warning."""
+        for step in self._steps():
+            try:
+                return self._read(step)
+            except (Damaged, OSError) as error:
+                warnings.warn(f"{self._path(step, REST)}: {error}; the checkpoint before it is used", stacklevel=2)
+        return None
+
+    @property
+    def latest(self) -> int | None:
+        """The step of the last one that was saved, whole or not."""
+        return next(iter(self._steps()), None)
+
+    def remove(self) -> None:
+        """Remove all: the pack is complete, or begins anew."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, step: int, suffix: str) -> Path:
+        return self.folder / f"{step}{suffix}"
+
+    def _steps(self) -> list[int]:
+        """The steps of all checkpoints, the newest first."""
+        found = (path.stem for path in self.folder.glob(f"*{REST}"))
+        return sorted((int(stem) for stem in found if stem.isdecimal()), reverse=True)
+
+    def _remove(self, step: int) -> None:
+        for suffix in (REST, TENSORS):  # what says that it is there goes first
+            with contextlib.suppress(OSError):
+                self._path(step, suffix).unlink(missing_ok=True)
+
+    def _write(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for stray in self.folder.glob(".*"):  # only one process trains a pack, so nobody is writing it
+            stray.unlink(missing_ok=True)
+        with _whole(self._path(step, TENSORS)) as path:
+            save_file({name: values.contiguous() for name, values in tensors.items()}, path)
+            digest = _digest(path)
+        body = json.dumps({"step": step, "about": self.about, "values": values})
+        checksum = hashlib.sha256(body.encode()).hexdigest()
+        with _whole(self._path(step, REST)) as path:
+            path.write_text(json.dumps({"version": VERSION, "tensors": digest, "body": body, "sha256": checksum}))
+
+    def _read(self, step: int) -> Saved:
+        outer = _outer(self._path(step, REST))
+        path = self._path(step, TENSORS)
+        if not path.exists():
+            raise Damaged(f"{path.name} is missing")
+        if _digest(path) != outer["tensors"]:
+            raise Damaged(f"{path.name} is damaged: its checksum is another")
+        body = json.loads(outer["body"])
+        return Saved(body["step"], load_file(path), body["values"])
+
+
+def about(folder: Path) -> dict[str, Any] | None:
+    """What the newest readable checkpoint in a pack's folder says it is `about`; None if there is none."""
+    checkpoints = Checkpoints(folder)
+    for step in checkpoints._steps():
+        with contextlib.suppress(Damaged, OSError):
+            return json.loads(_outer(checkpoints._path(step, REST))["body"])["about"]
+    return None
+
+
+def _outer(path: Path) -> dict[str, Any]:
+    try:
+        outer = json.loads(path.read_bytes())
+        version, body, checksum, _ = outer["version"], outer["body"], outer["sha256"], outer["tensors"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
+    if version != VERSION:
+        raise Damaged(f"is of version {version}, and {VERSION} is read")
+    if hashlib.sha256(body.encode()).hexdigest() != checksum:
+        raise Damaged("is damaged: its checksum is another")
+    return outer
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Write a file aside, and give it its name once it is on the disk."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield aside
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,137 @@
+"""A pack that was killed goes on where it was, and damaged checkpoints are found out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.checkpoint import KEPT, Checkpoints, Stopped, about
+from harness.config import NO_FAULT
+from injectors.value import Value
+
+STEPS = 12
+TENSORS = {"weights": torch.arange(6.0).reshape(2, 3), "active": torch.tensor([True, False])}
+
+
+@pytest.mark.parametrize("block", [1, 4, 5, 100])
+def test_it_goes_on_bit_for_bit(engine, tmp_path, block):
+    engine.assert_resumes(engine.different(4, steps=STEPS), tmp_path, [3, 4, 10], block)
+
+
+def test_with_trials_that_freeze(engine, tmp_path):
+    trials = [engine.trial(seed=r, lr=1e30 if r % 2 else 1e-3, warmup=0, steps=STEPS) for r in range(6)]
+    engine.assert_resumes(trials, tmp_path, [3, 7], block=4)
+
+
+def test_a_trial_that_is_not_there_yet_comes_later(engine, tmp_path):
+    """Before its fault it has no row; killed before, at and after the fork."""
+    trials = [engine.trial(seed=s, steps=STEPS, fault=f) for s in range(2) for f in (NO_FAULT, Value(start=5, bit=22))]
+    engine.assert_resumes(trials, tmp_path, [4, 5, 6], block=4, forks=True)
+
+
+# --- the files ------------------------------------------------------------------------------------------------------
+
+
+def filled(folder: Path, *steps: int) -> Checkpoints:
+    checkpoints = Checkpoints(folder, about={"pack": "abc"})
+    for step in steps:
+        checkpoints.save(step, TENSORS, {"step again": step})
+    return checkpoints
+
+
+def test_what_is_saved_is_read(tmp_path):
+    saved = filled(tmp_path / "new" / "folder", 7).newest()
+    assert saved is not None and (saved.step, saved.values) == (7, {"step again": 7})
+    assert all(torch.equal(saved.tensors[name], x) for name, x in TENSORS.items())
+    assert about(tmp_path / "new" / "folder") == {"pack": "abc"}
+
+
+def test_nothing_saved(tmp_path):
+    assert Checkpoints(tmp_path).newest() is None
+    assert about(tmp_path) is about(tmp_path / "nowhere") is None
+
+
+def test_the_newest_are_kept(tmp_path):
+    checkpoints = filled(tmp_path, 2, 4, 10)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10.json", "10.safetensors", "4.json", "4.safetensors"]
+    assert KEPT == 2
+    checkpoints.remove()
+    assert not tmp_path.exists()
+
+
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+@pytest.mark.parametrize("damage", ["byte", "cut", "empty", "gone"])
+def test_a_damaged_one_is_passed_over(tmp_path, suffix, damage):
+    checkpoints = filled(tmp_path, 4, 10)
+    path = tmp_path / f"10{suffix}"
+    content = path.read_bytes()
+    for place in range(0, len(content), 7) if damage == "byte" else [0]:
+        if damage == "byte":
+            path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        elif damage == "cut":
+            path.write_bytes(content[:-1])
+        elif damage == "empty":
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            saved = checkpoints.newest()
+        assert saved is not None and saved.step == 4, place
+        silent = damage == "gone" and suffix == ".json"  # as if it had never been
+        assert [str(path.with_suffix(".json")) in str(one.message) for one in told] == ([] if silent else [True])
+
+
+def test_all_damaged(tmp_path):
+    checkpoints = filled(tmp_path, 4, 10)
+    for step in (4, 10):
+        (tmp_path / f"{step}.safetensors").write_bytes(b"{}")
+    with pytest.warns(UserWarning, match="its checksum is another"):
+        assert checkpoints.newest() is None
+
+
+def test_another_version(tmp_path):
+    checkpoints = filled(tmp_path, 4)
+    path = tmp_path / "4.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
+    with pytest.warns(UserWarning, match="is of version 99, and 1 is read"):
+        assert checkpoints.newest() is None
+
+
+def test_one_that_cannot_be_written_is_a_warning(tmp_path):
+    """And what a killed writer left is removed with the next."""
+    checkpoints = filled(tmp_path, 4)
+    (tmp_path / ".5.safetensors.torn").write_bytes(b"half")
+    (tmp_path / "5.safetensors").mkdir()
+    with pytest.warns(UserWarning, match="no checkpoint at step 5 .*training goes on"):
+        checkpoints.save(5, TENSORS, {})
+    saved = checkpoints.newest()
+    assert saved is not None and saved.step == 4
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_when_one_is_due(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("harness.checkpoint.time.monotonic", lambda: now)
+    assert not any(Checkpoints(tmp_path).is_due(step) for step in range(1, 50))
+    assert [s for s in range(1, 10) if Checkpoints(tmp_path, every=4).is_due(s)] == [4, 8]
+    timed = Checkpoints(tmp_path, seconds=60)
+    assert not timed.is_due(5)
+    now = 160.0
+    assert timed.is_due(6)
+    timed.save(6, TENSORS, {})
+    assert not timed.is_due(7)
+
+
+def test_a_process_that_is_to_stop_saves_first(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.is_stopping = True
+    assert checkpoints.is_due(3)
+    with pytest.raises(Stopped):
+        checkpoints.save(3, TENSORS, {})
+    saved = Checkpoints(tmp_path).newest()
+    assert saved is not None and saved.step == 3
