@@ -42,6 +42,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.planning
 	$(BIN)/python -m tests.benchmarks.faults
 	$(BIN)/python -m tests.benchmarks.mitigations
+	$(BIN)/python -m tests.benchmarks.checkpoint
 
 # A real two-node Slurm on this machine, from Debian's packages; needs root.
 slurm:

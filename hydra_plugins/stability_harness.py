@@ -86,7 +86,7 @@ class LocalLauncher(PackLauncher):
 
 
 class SlurmLauncher(PackLauncher):
-    """On Slurm, one array job."""
+    """On Slurm, as array jobs."""
 
     def __init__(self, **options: Any):
         self.options = options
@@ -96,10 +96,17 @@ class SlurmLauncher(PackLauncher):
         from sweeps.slurm import SlurmExecutor
 
         problems = Problems()
-        for name in ("time", "cpus", "parallel"):
+        for name, least in {
+            "time": 1,
+            "cpus": 1,
+            "parallel": 1,
+            "minutes_per_job": 0,
+            "warning": 1,
+            "requeues": 0,
+        }.items():
             with problems.collect():
-                if self.options[name] < 1:
-                    raise ConfigError(f"hydra.launcher.{name}={self.options[name]}: out of range; allowed: >= 1")
+                if self.options[name] < least:
+                    raise ConfigError(f"hydra.launcher.{name}={self.options[name]}: out of range; allowed: >= {least}")
         with problems.collect():
             SlurmExecutor.check()
         problems.check()

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from harness.config import ConfigError
+from sweeps import status
 from sweeps.arguments import CONFIG_NAME, FOLDER, as_sweep, check_command_line, explain, is_question
 from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
 from sweeps.grid import fault_schemas, schema
@@ -46,6 +47,9 @@ def main() -> None:
     register()
     arguments = sys.argv[1:]
     try:
+        if arguments and arguments[0] in status.COMMANDS:
+            status.run(arguments, Console(markup=False, highlight=False, emoji=False))
+            return
         if is_list(arguments):
             print_catalogue(folder_beside_list(arguments), Console(markup=False, highlight=False, emoji=False))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 from collections.abc import Generator, Sequence, Set
 from pathlib import Path
@@ -13,14 +14,26 @@ from rich.console import Console
 from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.corpus import check_data
 from harness.precision import pick_device
-from harness.store import complete_trials, open_store, read_packs
+from harness.store import complete_trials, is_complete, open_store, read_packs
 from injectors import InjectableFault
 from injectors.value import Value
 from sweeps.campaign import campaign_of, envelope, widest_interval
 from sweeps.local import Executor
 from sweeps.planner import make_plan
 from sweeps.progress import Display
-from sweeps.run import PROGRESS, Failed, Finished, Job, corpus_of, without_order
+from sweeps.run import (
+    CHECKPOINTS,
+    LOCKS,
+    PROGRESS,
+    Elsewhere,
+    Failed,
+    Finished,
+    Job,
+    begun_packs,
+    corpus_of,
+    without_order,
+    write_plan,
+)
 from sweeps.settings import Run
 from sweeps.summary import count, print_plan, say_counts, summarize
 
@@ -111,7 +124,10 @@ def run_sweep(
     complete = complete_trials(run.out) if has_results else set()
     running = executor.running(run.out)
     taken = {trial.id for job in running for trial in job.pack.recorded}
-    plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over, executor.memory(device))
+    asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
+    begun = begun_packs(run.out, asked - complete - taken) if has_results else []
+    memory = executor.memory(device)
+    plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over, memory, begun)
     if device == "cpu":
         executor = executor.fitting(plan.packs)
     if run.plan:
@@ -121,12 +137,13 @@ def run_sweep(
         return 0
     check_corpora(trials, run, has_results)
     open_store(run.out, run.study)
-    _remove_stale_progress(run.out, {job.pack.id for job in running})
+    write_plan(run.out, asked)
+    _remove_leftovers(run.out, {job.pack.id for job in running})
     for line in (f"study {run.study} -> {run.out}", *notes):
         console.print(line, highlight=False, soft_wrap=True)
     say_counts(plan, console)
-    jobs = [Job(pack, run.out, run.device, run.block) for pack in plan.packs]
-    results: list[Finished | Failed] = []
+    jobs = [Job(pack, run.out, run.device, run.block, run.every, run.minutes) for pack in plan.packs]
+    results: list[Finished | Failed | Elsewhere] = []
     stopped: KeyboardInterrupt | None = None
     with (
         _stopped_by_sigterm(),
@@ -153,11 +170,14 @@ def run_sweep(
     return 1 if any(isinstance(result, Failed) for result in results) else 0
 
 
-def _remove_stale_progress(out: Path, running: Set[str]) -> None:
-    """What a killed sweep has left of packs that do not run any more."""
+def _remove_leftovers(out: Path, running: Set[str]) -> None:
+    """What a killed sweep has left of packs that do not run any more, or that are complete."""
     for file in (out / PROGRESS).glob("*"):
         if file.stem not in running:
             file.unlink(missing_ok=True)
+    for file in (*(out / CHECKPOINTS).glob("*"), *(out / LOCKS).glob("*")):
+        if is_complete(out, file.stem):
+            shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
 
 
 def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:

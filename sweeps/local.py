@@ -19,12 +19,12 @@ from pebble import ProcessPool
 
 from harness.config import ConfigError
 from sweeps.planner import PackPlan, pack_bytes
-from sweeps.run import Failed, Finished, Job, record_failure, train_pack_safely
+from sweeps.run import Elsewhere, Failed, Finished, Job, record_failure, train_pack_safely
 from sweeps.summary import count
 
 POLL_SECONDS = 0.5
 SHARE_OF_MEMORY = 0.8  # of a machine or a job, for packs; the rest is for Python, the corpus and others
-Results = Generator[Finished | Failed | None]
+Results = Generator[Finished | Failed | Elsewhere | None]
 
 
 class Executor(Protocol):

@@ -20,7 +20,7 @@ from harness.tensors import block_norms, feedforward_size
 
 @dataclass(frozen=True)
 class PackPlan:
-    """Trials to train together. A witness is a golden twin whose results are stored elsewhere already."""
+    """Trials to train together. A witness is a golden trial whose results are stored elsewhere already."""
 
     trials: tuple[Trial, ...]
     witnesses: frozenset[str]
@@ -59,6 +59,7 @@ def make_plan(
     device: str,
     workers: int,
     memory: float = math.inf,
+    begun: Sequence[PackPlan] = (),
 ) -> Plan:
     """Packs for every trial that is not complete, and for the golden twin of every faulty one.
 
@@ -68,19 +69,51 @@ def make_plan(
     trials of a pack. A pack holds the golden twin of each of its faulty trials, and a lone trial joins another pack, so
     one may be larger than `size` by one. The longest packs come first; of those that take about as long, one of each
     structure in turn, so that a machine that slows down slows all of them down. `complete` are the ids of trials to
-    leave alone: stored, or in training elsewhere.
+    leave alone: stored, or in training elsewhere. Packs that are `begun` stay as they are: none of theirs is complete.
     """
     complete = set(complete)
     wanted = {trial.id: trial for trial in trials}
     twins = {trial.golden.id: trial.golden for trial in trials if trial.golden.id not in wanted}
     everything = {**wanted, **twins}
+    # Planned as if nothing were there, so that the same command has the same packs however often it is started. Where
+    # a part of a pack is there, or begun in another pack, the rest is planned again.
+    settled = complete.union(trial.id for pack in begun for trial in pack.recorded)
+    options = (size, device, workers, memory)
+    planned = _packs(everything.values(), *options) if len(everything.keys() - settled) else []
+    whole = [(turn, pack) for turn, pack in planned if not any(trial.id in settled for trial in pack.recorded)]
+    settled = settled.union(trial.id for _, pack in whole for trial in pack.recorded)
+    rest = _packs([trial for trial in everything.values() if trial.id not in settled], *options)
+    packs = [*((0, pack) for pack in begun), *whole, *(rest if size == 1 else _in_company(rest, everything.values()))]
+    packs.sort(key=lambda pack: (-round(math.log2(pack_seconds(pack[1], device))), pack[0]))
+    return Plan(tuple(pack for _, pack in packs), len(wanted), len(twins), len(everything.keys() & complete))
 
+
+def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> list[tuple[int, PackPlan]]:
+    """The packs; a lone trial with another one that is stored elsewhere, because a pack of one has other bits."""
+    if all(len(pack.trials) > 1 for _, pack in packs):
+        return packs
+    golden: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        if trial.fault == NO_FAULT:
+            golden.setdefault(trial.structure, []).append(trial)
+    found = []
+    for turn, pack in packs:
+        first = pack.trials[0]
+        others = [trial for trial in golden[first.structure][:2] if trial.id != first.id]
+        if len(pack.trials) == 1 and others:
+            pack = PackPlan((first, others[0]), frozenset([others[0].id]))
+        found.append((turn, pack))
+    return found
+
+
+def _packs(
+    trials: Iterable[Trial], size: int | None, device: str, workers: int, memory: float
+) -> list[tuple[int, PackPlan]]:
+    """Packs for these trials, each with its number among those of its structure."""
     families: dict[tuple, dict[str, list[Trial]]] = {}
-    for trial in everything.values():
-        if trial.id not in complete:
-            families.setdefault(trial.structure, {}).setdefault(trial.golden.id, []).append(trial)
-
-    packs: list[tuple[int, PackPlan]] = []  # with its number among those of its structure
+    for trial in trials:
+        families.setdefault(trial.structure, {}).setdefault(trial.golden.id, []).append(trial)
+    packs: list[tuple[int, PackPlan]] = []
     for same_shape in families.values():
         members = list(same_shape.values())
         if size:
@@ -94,8 +127,7 @@ def make_plan(
         longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
         pieces = [piece for family in members for piece in _pieces(family, longest)]
         packs += enumerate(_fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting)))
-    packs.sort(key=lambda pack: (-round(math.log2(pack_seconds(pack[1], device))), pack[0]))
-    return Plan(tuple(pack for _, pack in packs), len(wanted), len(twins), len(everything.keys() & complete))
+    return packs
 
 
 def _trials(pack: PackPlan) -> int:

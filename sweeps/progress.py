@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from harness.outcome import TRAINED
 from sweeps.planner import PackPlan
-from sweeps.run import PROGRESS, Failed, Finished
+from sweeps.run import PROGRESS, Elsewhere, Failed, Finished
 
 PLAIN_SECONDS = 10.0  # between lines where there is no terminal
 
@@ -44,10 +44,12 @@ class Display:
         if self._bar:
             self._bar.stop()
 
-    def finished(self, result: Finished | Failed) -> None:
-        """A pack has ended, well or badly."""
+    def finished(self, result: Finished | Failed | Elsewhere) -> None:
+        """A pack has ended, well or badly, or is left to another process."""
         pack = self.packs.pop(result.pack)
-        if isinstance(result, Failed):
+        if isinstance(result, Elsewhere):
+            self.skipped_steps += len(pack.trials) * pack.trials[0].steps
+        elif isinstance(result, Failed):
             self.failed_packs += 1
             self.skipped_steps += len(pack.trials) * pack.trials[0].steps
             self.console.print(f"pack {result.pack} failed: {result.reason}", highlight=False, markup=False)

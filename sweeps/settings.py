@@ -37,6 +37,14 @@ class TelemetrySettings:
 
 
 @dataclass(frozen=True)
+class CheckpointSettings:
+    """`checkpoint.*`: how often the state of a pack in training is saved, so that a killed one goes on from there."""
+
+    every: int | None = number(STRUCTURAL, None, "steps between checkpoints; null: by time alone", low=1)
+    minutes: float | None = number(STRUCTURAL, 5.0, "minutes between checkpoints; null: by steps alone", above=0)
+
+
+@dataclass(frozen=True)
 class CampaignSettings:
     """`campaign.*`: what belongs to a campaign as a whole (`fault.samples`)."""
 
@@ -72,7 +80,7 @@ class LocalOptions:
 
 @dataclass
 class SlurmOptions:
-    """`hydra.launcher.*` of `hydra/launcher=slurm`: what is asked of Slurm for each pack."""
+    """`hydra.launcher.*` of `hydra/launcher=slurm`: what is asked of Slurm for each job."""
 
     _target_: str = f"{PLUGINS}.SlurmLauncher"
     partition: str | None = None
@@ -85,10 +93,22 @@ class SlurmOptions:
     constraint: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # any other sbatch option: +hydra.launcher.extra.nice=100
     setup: list[str] = field(default_factory=list)  # shell lines that run in the job before Python
-    parallel: int = 256  # jobs of the array that may run at the same time
+    parallel: int = 256  # jobs that may run at the same time
+    minutes_per_job: int = (
+        10  # short packs share a job up to about so long, where there are more of them than `parallel`
+    )
+    warning: int = (
+        120  # seconds before the end of its time at which a job saves a checkpoint and goes back into the queue
+    )
+    requeues: int = 1000  # how often a job whose time is over goes back into the queue
 
 
-PARTS: dict[str, type] = {"pack": PackSettings, "telemetry": TelemetrySettings, "campaign": CampaignSettings}
+PARTS: dict[str, type] = {
+    "pack": PackSettings,
+    "telemetry": TelemetrySettings,
+    "checkpoint": CheckpointSettings,
+    "campaign": CampaignSettings,
+}
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,8 @@ class Run:
     wait: bool
     pack_size: int | None  # None: auto
     block: int
+    every: int | None  # steps between checkpoints
+    minutes: float | None
     envelope: int
     width: float | None
     round: int
@@ -145,6 +167,8 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         found["wait"],
         None if size == "auto" else size,
         found["telemetry.block"],
+        found["checkpoint.every"],
+        found["checkpoint.minutes"],
         found["campaign.envelope"],
         found["campaign.width"],
         found["campaign.round"],

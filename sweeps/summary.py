@@ -8,7 +8,7 @@ from rich.console import Console
 
 from harness.config import Model
 from sweeps.planner import PackPlan, Plan, pack_bytes, wall_seconds
-from sweeps.run import Failed, Finished
+from sweeps.run import Elsewhere, Failed, Finished
 from sweeps.settings import Run
 
 
@@ -49,7 +49,7 @@ def say_counts(plan: Plan, console: Console) -> None:
     console.print(words, highlight=False, soft_wrap=True)
 
 
-def summarize(plan: Plan, run: Run, results: Sequence[Finished | Failed], console: Console) -> None:
+def summarize(plan: Plan, run: Run, results: Sequence[Finished | Failed | Elsewhere], console: Console) -> None:
     """What came of it; each failed pack with the place of its trace."""
     outcomes: dict[str, int] = {}
     failed = [result for result in results if isinstance(result, Failed)]
@@ -61,6 +61,9 @@ def summarize(plan: Plan, run: Run, results: Sequence[Finished | Failed], consol
     console.print(f"trained {sum(outcomes.values())} of {count(plan.trials, 'trial')}: {words}", highlight=False)
     if idle := sum(result.idle_faults for result in finished):
         console.print(f"{count(idle, 'fault')} never fired, or wrote the value that was there", highlight=False)
+    if others := sum(isinstance(result, Elsewhere) for result in results):
+        words = f"{count(others, 'pack')} left to another process, which trains them; the same command looks again"
+        console.print(words, highlight=False, soft_wrap=True)
     for failure in failed:
         line = f"pack {failure.pack} failed: {failure.reason}; trace in {failure.trace}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
-SWEEPS = [line for line in COMMANDS if line.startswith("python -m sweeps")]
+SWEEPS = [line for line in COMMANDS if re.match(r"python -m sweeps (?!status|cancel)", line)]
 QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4", "model.depth=1"]
 
 

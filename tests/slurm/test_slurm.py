@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -40,7 +39,7 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> object:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
-        os.sched_yield()
+        time.sleep(0.1)
     return value
 
 

@@ -1,0 +1,123 @@
+"""`python -m sweeps status OUT` and `cancel OUT`: how far a sweep is that nobody waits for, and its end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.config import ConfigError
+from harness.store import complete_trials, read_packs, read_root
+from sweeps.run import ERRORS, LOCKS, PLAN, PROGRESS
+from sweeps.slurm import queued_jobs
+from sweeps.summary import count
+
+COMMANDS = ("status", "cancel")
+MOST_LINES = 20  # failed or lost packs that are listed
+
+
+@dataclass
+class Status:
+    """The trials of the last command, and what is known of the packs of the folder."""
+
+    asked: set[str] = field(default_factory=set)
+    complete: set[str] = field(default_factory=set)
+    running: dict[str, str] = field(default_factory=dict)  # pack -> how far it is
+    queued: dict[str, str] = field(default_factory=dict)  # pack -> its Slurm job
+    failed: dict[str, str] = field(default_factory=dict)  # pack -> the last line of its trace
+    lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
+
+
+def status_of(out: Path) -> Status:
+    """What the folder of a sweep says, and Slurm's queue if packs were submitted.
+
+    Raises ConfigError if there is no store, or if Slurm is needed and does not answer.
+    """
+    read_root(out)
+    found = Status(complete=complete_trials(out))
+    try:
+        found.asked = set(json.loads((out / PLAN).read_text())["trials"])
+    except (OSError, ValueError, KeyError):  # an older store: what it holds is what was asked for
+        found.asked = {trial for pack in read_packs(out) for trial in pack.attributes["ids"]}
+    states = queued_jobs(out)
+    found.failed = {file.stem: _last_line(file) for file in sorted((out / ERRORS).glob("*.txt"))}
+    for file in sorted((out / PROGRESS).glob("*.json")):
+        try:
+            values = json.loads(file.read_text())
+        except (OSError, ValueError):
+            continue  # it was just replaced or removed
+        words = f"step {values['steps']} of {values['of']}, {count(values['trials'], 'trial')}"
+        is_running = _is_locked(out / LOCKS / f"{file.stem}.lock")
+        (found.running if is_running else found.lost)[file.stem] = words
+    for pack, (job, state) in states.items():
+        if pack not in found.running:
+            if state == "RUNNING":
+                found.lost.pop(pack, None)
+                found.running[pack] = f"Slurm job {job}, starting"
+            else:
+                found.lost.pop(pack, None)
+                found.queued[pack] = f"Slurm job {job}, {state.lower()}"
+    for pack in [pack for pack in found.lost if pack in found.failed]:
+        del found.lost[pack]
+    return found
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether a process holds the lock; one that has ended holds none."""
+    try:
+        with file.open("r") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _last_line(trace: Path) -> str:
+    """Of the trace of a pack that crashed: the error."""
+    head, _, _ = trace.read_text(errors="replace").partition("\n\ntrials of this pack:")
+    return next((line.strip() for line in reversed(head.splitlines()) if line.strip()), "no trace")
+
+
+def print_status(out: Path, console: Console) -> None:
+    """The counts, and a line for each pack that runs, waits, has failed or was lost."""
+    found = status_of(out)
+    done = len(found.asked & found.complete)
+    console.print(f"{out}: {done} of {count(len(found.asked), 'trial')} done", soft_wrap=True)
+    for name in ("running", "queued", "failed", "lost"):
+        packs = getattr(found, name)
+        console.print(f"{name}: {count(len(packs), 'pack')}")
+        for pack, words in list(packs.items())[:MOST_LINES]:
+            console.print(f"  {pack}  {words}", soft_wrap=True)
+        if len(packs) > MOST_LINES:
+            console.print(f"  and {len(packs) - MOST_LINES} more")
+    if found.failed or found.lost or (done < len(found.asked) and not found.running and not found.queued):
+        console.print("the same command as before trains what is not done")
+
+
+def cancel(out: Path, console: Console) -> None:
+    """Take every job of this folder out of Slurm's queue; what was trained stays. Raises as `status_of` does."""
+    read_root(out)
+    jobs = sorted({job for job, _ in queued_jobs(out).values()})
+    if jobs:
+        done = subprocess.run(["scancel", *jobs], capture_output=True, text=True)
+        if done.returncode:
+            raise ConfigError(f"cancel {out}: scancel failed: {done.stderr.strip()}; allowed: a running Slurm")
+    console.print(f"cancelled {count(len(jobs), 'Slurm job')}; the same command as before goes on from here")
+    held = [file.stem for file in (out / LOCKS).glob("*.lock") if _is_locked(file)]
+    if held and not jobs:
+        console.print(f"{count(len(held), 'pack')} in training by a command on a machine: Ctrl-C there ends it")
+
+
+def run(arguments: list[str], console: Console) -> None:
+    """`status OUT` or `cancel OUT`. Raises ConfigError for anything else."""
+    name, *folders = arguments
+    if len(folders) != 1:
+        raise ConfigError(f"{' '.join(arguments)}: allowed: {name} and the folder of one sweep")
+    out = Path(folders[0].removeprefix("out="))
+    {"status": print_status, "cancel": cancel}[name](out, console)

@@ -1,0 +1,139 @@
+"""What a cluster does to a sweep: followed at most by the same command, it ends in the same store, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.test_slurm import LAUNCH, SMALL, arrays, assert_equal_stores, command, eventually, slurm, sweep
+
+pytestmark = pytest.mark.slurm
+
+CLUSTER = Path(__file__).parent / "cluster.sh"
+# Two packs, each of which takes some ten seconds.
+GRID = ["model.width=16,32", "train.steps=3000", "fault=none,weight_bit", "fault.start=1500", "checkpoint.every=50"]
+LINE = [*GRID, *SMALL[:-1], "train.validate_every=3000", *LAUNCH]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a sweep that nothing happened to."""
+    out = tmp_path_factory.mktemp("whole")
+    local = [text for text in LINE if "launcher" not in text]
+    done = sweep(out, *local)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def begun(out: Path) -> str:
+    """The array, once both of its jobs have saved a checkpoint."""
+    eventually(lambda: len({file.parent for file in out.glob("checkpoints/*/*.json")}) == 2)
+    (array,) = arrays(out)
+    return array
+
+
+def started(out: Path, *line: str) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command(out, *(line or LINE)), text=True, **pipes)
+
+
+def ends_well(process: subprocess.Popen[str]) -> str:
+    printed, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def states(job: str) -> list[str]:
+    """What sacct says of every run of a job, those before a requeue too."""
+    return slurm("sacct", "-X", "-n", "-P", "-D", "-o", "State", "-j", job).split("\n")[:-1]
+
+
+def test_requeued_by_hand(tmp_path: Path, whole: Path) -> None:
+    process = started(tmp_path)
+    array = begun(tmp_path)
+    slurm("scontrol", "requeue", f"{array}_0")
+    ends_well(process)
+    assert_equal_stores(tmp_path, whole)
+    eventually(lambda: "REQUEUED" in states(f"{array}_0") and "COMPLETED" in states(f"{array}_0"))
+
+
+def test_a_cancelled_task(tmp_path: Path, whole: Path) -> None:
+    process = started(tmp_path)
+    array = begun(tmp_path)
+    slurm("scancel", f"{array}_1")
+    printed, _ = process.communicate(timeout=200)
+    assert process.returncode == 1 and f"Slurm job {array}_1 ended (CANCELLED" in printed, printed
+    ends_well(started(tmp_path))
+    assert_equal_stores(tmp_path, whole)
+    assert eventually(lambda: any(state.startswith("CANCELLED") for state in states(f"{array}_1")))
+
+
+def test_the_submitting_process_is_killed(tmp_path: Path, whole: Path) -> None:
+    process = started(tmp_path)
+    begun(tmp_path)
+    process.kill()
+    process.communicate()
+    ends_well(started(tmp_path))
+    assert len(arrays(tmp_path)) == 1, "its jobs went on without it"
+    assert_equal_stores(tmp_path, whole)
+
+
+def test_the_time_limit_strikes(tmp_path: Path) -> None:
+    """The job is told in time, saves a checkpoint, and goes back into the queue by itself. Slurm looks every 30 s."""
+    long = {"model.width=16,32": "model.width=16", "train.steps=3000": "train.steps=15000"}
+    line = [long.get(text, text) for text in LINE if "launcher.time" not in text]
+    process = started(tmp_path / "slurm", *line, "hydra.launcher.time=1", "hydra.launcher.warning=50")
+    ends_well(process)
+    (array,) = arrays(tmp_path / "slurm")
+    alone = command(tmp_path / "whole", *(text for text in line if "launcher" not in text))
+    local = subprocess.run(
+        ["taskset", "--cpu-list", "0", *alone], capture_output=True, text=True
+    )  # as a node: one core
+    assert local.returncode == 0, local.stderr
+    assert_equal_stores(tmp_path / "slurm", tmp_path / "whole")
+    assert eventually(lambda: "REQUEUED" in states(array))
+    (log,) = (tmp_path / "slurm" / "slurm" / array).glob("*_log.out")
+    assert "Caught signal SIGUSR2" in log.read_text()
+
+
+@pytest.fixture
+def mended() -> Iterator[None]:
+    """The cluster is whole again afterwards."""
+    yield
+    subprocess.run(["bash", CLUSTER, "up"], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_node_is_lost(tmp_path: Path, whole: Path, mended: None) -> None:
+    """Its slurmd and all that ran on it end at once; Slurm gives the job to the other node."""
+    process = started(tmp_path)
+    array = begun(tmp_path)
+    (task,) = (
+        line.split()[0] for line in slurm("squeue", "-h", "-r", "-j", array, "-w", "n1", "-o", "%i").splitlines()
+    )
+    os.kill(int(Path("/run/slurm/slurmd-n1.pid").read_text()), signal.SIGKILL)
+    for pid in processes_of(task):
+        os.kill(pid, signal.SIGKILL)
+    slurm("scontrol", "update", "nodename=n1", "state=down", "reason=test")
+    ends_well(process)
+    assert_equal_stores(tmp_path, whole)
+    assert eventually(lambda: {"NODE_FAIL", "REQUEUED"} & set(states(task)))
+
+
+def processes_of(task: str) -> list[int]:
+    """Everything on this machine that belongs to a job: what has its number in the environment, and its slurmstepds."""
+    number = slurm("squeue", "-h", "-j", task, "-o", "%A").strip()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            names = (folder / "cmdline").read_bytes().decode(errors="replace")
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"SLURM_JOB_ID={number}".encode() in environment or f"slurmstepd: [{number}." in names:
+            found.append(int(folder.name))
+    return found

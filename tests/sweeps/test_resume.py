@@ -1,0 +1,159 @@
+"""What was begun goes on: from the checkpoints of packs, under the lock of one process, whatever was killed."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import sweeps.run
+from harness.pack import Pack
+from harness.store import open_store
+from sweeps.planner import make_plan
+from sweeps.run import Elsewhere, Failed, Finished, Job, begun_packs, train_pack, train_pack_safely
+from tests.harness.conftest import Dying, Killed
+from tests.sweeps import kills
+
+STEPS = 12
+GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=6", f"train.steps={STEPS}")
+
+
+@pytest.fixture
+def job(command: ModuleType, tmp_path: Path) -> Job:
+    """A pack of two golden trials and a fault of each; a store with other results."""
+    arguments = [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
+    (pack,) = make_plan(command.trials(*arguments), (), 8, "cpu", 1).packs
+    open_store(tmp_path, "grid")
+    return Job(pack, tmp_path, "cpu", block=4, every=1)
+
+
+def kill(job: Job, step: int) -> None:
+    """Train the job up to this step, and no further."""
+    own = job.checkpoints
+    with pytest.raises(Killed):
+        train_pack(job, Dying(own.folder, every=1, about=own.about, dies_at=step))
+
+
+@pytest.fixture
+def steps_trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that any pack has trained, as they are trained."""
+    trained: list[int] = []
+    begin = Pack.begin
+
+    def noted(pack: Pack, step: int) -> None:
+        trained.append(step)
+        begin(pack, step)
+
+    monkeypatch.setattr(Pack, "begin", noted)
+    return trained
+
+
+def test_it_goes_on_from_the_checkpoint_and_leaves_none(job: Job, steps_trained: list[int], tmp_path: Path) -> None:
+    whole = Job(job.pack, tmp_path / "whole", "cpu", block=4)
+    open_store(whole.out, "grid")
+    train_pack(whole)
+    steps_trained.clear()
+    kill(job, 7)
+    kill(job, 9)
+    done = train_pack(job)
+    assert steps_trained == list(range(STEPS))
+    assert isinstance(done, Finished) and done.pack == job.pack.id
+    kills.check(job.out, whole.out)
+
+
+def test_the_next_plan_takes_it_over_as_it_is(command: ModuleType, job: Job) -> None:
+    kill(job, 7)
+    everything = {trial.id for trial in job.pack.trials}
+    (begun,) = begun_packs(job.out, everything)
+    assert (begun.id, begun.trials) == (job.pack.id, job.pack.trials)
+    more = command.trials(*(text.replace("range(2)", "range(4)") for text in arguments_of(command)))
+    plan = make_plan(more, (), 3, "cpu", 1, begun=[begun])
+    assert begun in plan.packs and len(plan.packs) > 1
+    ids = [trial.id for pack in plan.packs for trial in pack.recorded]
+    assert len(ids) == len(set(ids)) == 8
+    assert begun_packs(job.out, everything - {job.pack.trials[0].id}) == [], "one of its trials is not to be trained"
+
+
+def arguments_of(command: ModuleType) -> Sequence[str]:
+    return [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
+
+
+def test_another_length_of_blocks_changes_nothing_for_what_is_begun(job: Job, steps_trained: list[int]) -> None:
+    kill(job, 7)
+    assert isinstance(train_pack(Job(job.pack, job.out, "cpu", block=5)), Finished)
+    assert steps_trained == list(range(STEPS))
+
+
+@pytest.mark.parametrize("lost", ["block", "group", "checkpoint"])
+def test_where_something_is_lost_it_begins_anew(job: Job, steps_trained: list[int], lost: str) -> None:
+    kill(job, 9)
+    group = job.out / "store.zarr" / job.pack.id
+    if lost == "block":
+        (group / "learning_rate" / "c.0.1").unlink()
+    elif lost == "group":
+        group.rename(job.out / "elsewhere")
+    else:
+        for file in job.checkpoints.folder.glob("*.safetensors"):
+            file.write_bytes(b"")
+    if lost == "checkpoint":
+        with pytest.warns(UserWarning, match="its checksum is another"):
+            train_pack(job)
+    else:
+        train_pack(job)
+    assert steps_trained[9:] == list(range(STEPS))
+
+
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill(job, 7)
+    before, restore = job.checkpoints.latest, "harness.loop.restore"
+    with monkeypatch.context() as patch:
+        patch.setattr(restore, lambda *parts: 1 / 0)
+        assert isinstance(train_pack_safely(job), Failed)
+    assert before == 7 and job.checkpoints.latest is None
+    assert isinstance(train_pack(job), Finished)
+
+
+HOLD = (
+    "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+    "print('held', flush=True); input()"
+)
+
+
+def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
+    """Until that process has ended, however it did."""
+    job.lock_file.parent.mkdir(parents=True)
+    held = [sys.executable, "-c", HOLD, str(job.lock_file)]
+    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        assert train_pack(job) == Elsewhere(job.pack.id)
+        other.kill()
+    assert isinstance(train_pack(job), Finished)
+    assert train_pack(job) == sweeps.run.finished(job), "and what is complete is not trained again"
+
+
+def test_two_equal_commands_at_once(command: ModuleType, tmp_path: Path) -> None:
+    arguments = command.tiny("seed=range(6)", "optim.lr=1e-3,1e-2", "train.steps=300", "pack.size=2", "out=both")
+    processes = [command.start(*arguments, cwd=tmp_path) for _ in range(2)]
+    ended = [command.end(process) for process in processes]
+    assert [one.status for one in ended] == [0, 0], ended
+    again = command.run(*arguments, cwd=tmp_path)
+    assert "0 to train in 0 packs" in again.out
+    alone = command.run(*(text.replace("out=both", "out=alone") for text in arguments), cwd=tmp_path)
+    assert alone.status == 0
+    kills.check(tmp_path / "both", tmp_path / "alone")
+
+
+def test_killed_again_and_again_it_leaves_what_it_leaves_otherwise(tmp_path: Path) -> None:
+    """python -m tests.sweeps.kills does it a hundred times."""
+    steps = 600
+    process = kills.started(tmp_path / "whole", steps)
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed
+    done = kills.killed_often(tmp_path / "killed", 4, steps, random.Random(0))
+    assert done["parent"] + done["worker"] == 4, "it ended before it was killed as often as that"
+    kills.check(tmp_path / "killed", tmp_path / "whole")

@@ -1,0 +1,82 @@
+"""What `status` says of a sweep: done, running, failed and lost, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sweeps.run import ERRORS, LOCKS, PROGRESS
+from sweeps.status import status_of
+from tests.sweeps.test_resume import HOLD
+
+
+@pytest.fixture
+def done(command: ModuleType, empty: Path) -> Path:
+    """A finished sweep of eight trials in two packs."""
+    assert command.call(*command.tiny("seed=range(4)", "optim.lr=1e-3,1e-2", "out=out")).status == 0
+    return empty / "out"
+
+
+def test_a_finished_sweep(command: ModuleType, done: Path) -> None:
+    ended = command.call("status", "out")
+    assert (ended.status, ended.err) == (None, "")
+    assert ended.out.splitlines() == [
+        "out: 8 of 8 trials done",
+        "running: 0 packs",
+        "queued: 0 packs",
+        "failed: 0 packs",
+        "lost: 0 packs",
+    ]
+
+
+def test_what_runs_has_failed_and_was_lost(command: ModuleType, done: Path) -> None:
+    (done / PROGRESS).mkdir(exist_ok=True)
+    for pack in ("aaa", "bbb", "ccc"):
+        values = {"steps": 3, "of": 6, "trials": 4, "frozen": 0, "time": 0.0}
+        (done / PROGRESS / f"{pack}.json").write_text(json.dumps(values))
+    (done / PROGRESS / "torn.json").write_text("{")
+    (done / ERRORS).mkdir()
+    trace = "RuntimeError: no\n\nTraceback ...\nRuntimeError: no more\n\n\ntrials of this pack:\n{}\n"
+    for pack in ("ccc", "ddd"):
+        (done / ERRORS / f"{pack}.txt").write_text(trace)
+    (done / LOCKS).mkdir(exist_ok=True)
+    (done / LOCKS / "bbb.lock").touch()  # of a process that was killed
+    held = [sys.executable, "-c", HOLD, str(done / LOCKS / "aaa.lock")]
+    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        found, ended = status_of(done), command.call("status", "out")
+        cancelled = command.call("cancel", "out")
+        other.kill()
+    assert found.running == {"aaa": "step 3 of 6, 4 trials"}
+    assert found.lost == {"bbb": "step 3 of 6, 4 trials"}
+    assert found.failed == {"ccc": "RuntimeError: no more", "ddd": "RuntimeError: no more"}
+    assert "  bbb  step 3 of 6, 4 trials" in ended.out.splitlines()
+    assert ended.out.endswith("the same command as before trains what is not done\n")
+    assert cancelled.out.splitlines() == [
+        "cancelled 0 Slurm jobs; the same command as before goes on from here",
+        "1 pack in training by a command on a machine: Ctrl-C there ends it",
+    ]
+
+
+def test_a_sweep_that_was_cut_short(command: ModuleType, done: Path) -> None:
+    """What was asked for last counts, whatever is there."""
+    (done / "plan.json").write_text(json.dumps({"trials": ["new", *status_of(done).asked]}))
+    assert command.call("status", "out").out.splitlines()[0] == "out: 8 of 9 trials done"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["status", "nowhere"], "error: out=nowhere: holds no results; allowed: a folder that a sweep has written"),
+        (["cancel", "nowhere"], "error: out=nowhere: holds no results; allowed: a folder that a sweep has written"),
+        (["status"], "error: status: allowed: status and the folder of one sweep"),
+        (["status", "a", "b"], "error: status a b: allowed: status and the folder of one sweep"),
+    ],
+)
+def test_refused_in_one_line(command: ModuleType, empty: Path, arguments: list[str], line: str) -> None:
+    assert command.refused(empty, *arguments) == [line]
