@@ -244,7 +244,7 @@ class PackStore:
             # A chunk of nothing but the fill value need not exist.
             if not np.isnan(chunk).all():
                 key = _key((first_step + offset) // self.block, len(whole))
-                _write_atomically(self.path / name / key, chunk.tobytes())
+                write_atomically(self.path / name / key, chunk.tobytes())
 
     def finish(
         self,
@@ -397,10 +397,10 @@ def _plain(value: Any) -> Any:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    _write_atomically(path, _strict_json(value).encode())
+    write_atomically(path, _strict_json(value).encode())
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """A reader sees the old file or the new one, and a killed writer leaves at most a stray temporary file."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

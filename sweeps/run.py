@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import platform
 import time
 import traceback
@@ -35,7 +34,7 @@ from harness.pack import Pack
 from harness.precision import make_deterministic, pick_device
 from harness.schedules import rates_of
 from harness.sites import Agenda, Injector
-from harness.store import PackStore, read_pack_attrs
+from harness.store import PackStore, read_pack_attrs, write_atomically
 from injectors import FaultContext, InjectableFault, fault_types
 from injectors.fault import places_of
 from sweeps.planner import PackPlan
@@ -234,12 +233,15 @@ def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Finis
 
 
 def record_failure(job: Job, reason: str, trace: str) -> Failed:
-    """Leave the trace of a crashed pack, and the trials that were in it, in the results folder."""
-    job.error_file.parent.mkdir(parents=True, exist_ok=True)
+    """Leave the trace of a crashed pack, and the trials that were in it, in the results folder, if that takes it."""
     trials = "\n".join(json.dumps({"id": trial.id, **trial.to_dict()}) for trial in job.pack.trials)
-    job.error_file.write_text(f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n")
-    job.progress_file.unlink(missing_ok=True)
-    return Failed(job.pack.id, reason.splitlines()[0], job.error_file)
+    first = reason.splitlines()[0]
+    try:
+        _replace(job.error_file, f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n")
+        job.progress_file.unlink(missing_ok=True)
+    except OSError as error:
+        first += f" (its trace could not be written: {error.strerror})"
+    return Failed(job.pack.id, first, job.error_file)
 
 
 def without_order(data: Data) -> Data:
@@ -257,9 +259,7 @@ def write_plan(out: Path, trials: Iterable[str]) -> None:
 def _replace(file: Path, text: str) -> None:
     """A reader sees the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, file)
+    write_atomically(file, text.encode())
 
 
 def _idle_faults(trials: tuple[Trial, ...], result: Result, kept: list[int]) -> int:
@@ -268,10 +268,11 @@ def _idle_faults(trials: tuple[Trial, ...], result: Result, kept: list[int]) -> 
 
 
 def _report(job: Job, steps: int, frozen: int) -> None:
-    """One small file a running pack: the same for processes here and for jobs on Slurm."""
+    """One small file a running pack: the same for processes here and for jobs on Slurm. It is for people alone."""
     trials = job.pack.trials
     values = {"steps": steps, "of": trials[0].steps, "trials": len(trials), "frozen": frozen, "time": time.time()}
-    _replace(job.progress_file, json.dumps(values))
+    with contextlib.suppress(OSError):
+        _replace(job.progress_file, json.dumps(values))
 
 
 def _environment(device: torch.device) -> dict[str, str | int]:

@@ -27,6 +27,7 @@ import submitit
 
 from harness.checkpoint import Checkpoints, Stopped
 from harness.config import ConfigError, trial_from_dict
+from harness.store import write_atomically
 from injectors import fault_types
 from sweeps.local import SHARE_OF_MEMORY, Results, available_cores, signals_wait
 from sweeps.planner import PackPlan, pack_seconds
@@ -195,9 +196,7 @@ def _write_down(job: Job, number: str) -> None:
     }
     file = job.out / FOLDER / PACKS / f"{job.pack.id}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(record))
-    os.replace(temporary, file)
+    write_atomically(file, json.dumps(record).encode())
 
 
 def _submitted(out: Path) -> dict[Job, str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import pytest
 
 import sweeps.run
 from harness.pack import Pack
-from harness.store import open_store
+from harness.store import open_store, read_packs
 from sweeps.planner import make_plan
 from sweeps.run import Elsewhere, Failed, Finished, Job, begun_packs, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
@@ -134,6 +135,57 @@ def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
         other.kill()
     assert isinstance(train_pack(job), Finished)
     assert train_pack(job) == sweeps.run.finished(job), "and what is complete is not trained again"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of half a megabyte."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a file system") if not os.environ.get("CI") else pytest.fail("needs root")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk(command: ModuleType, small_disk: Path, tmp_path: Path, workers: int) -> None:
+    """What was complete stays; each pack that did not fit says why; with more room the same command goes on."""
+    sizes = ("seed=range(12)", "train.steps=200", "pack.size=2", "telemetry.block=50")
+    arguments = command.tiny(*sizes, f"hydra.launcher.workers={workers}")
+    full = command.run(*arguments, f"out={small_disk}/out", cwd=tmp_path)
+    assert full.status == 1 and "Traceback" not in full.out + full.err, full
+    assert "No space left on device" in full.out
+    kept = {pack.id: pack for pack in read_packs(small_disk / "out") if pack.complete}
+    assert 0 < len(kept) < 6
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    again = command.run(*arguments, f"out={small_disk}/out", cwd=tmp_path)
+    assert (again.status, again.err) == (0, "") and f"{2 * len(kept)} complete already" in again.out
+    assert command.run(*arguments, "out=whole", cwd=tmp_path).status == 0
+    kills.check(small_disk / "out", tmp_path / "whole")
+
+
+def test_write_permission_is_taken_away(command: ModuleType, tmp_path: Path) -> None:
+    """While packs train. Those say why they failed; once it is given back, the same command goes on."""
+    arguments = command.tiny("seed=range(8)", "train.steps=300", "pack.size=4", "checkpoint.every=10")
+    # Root may write everywhere, unless it gives that right up.
+    bound = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
+    line = [*bound, sys.executable, "-m", "sweeps", *arguments, f"out={tmp_path}/out"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(line, cwd=command.REPOSITORY, text=True, **pipes)
+    command.until(lambda: list(tmp_path.glob("out/checkpoints/*/*.json")), "a checkpoint")
+    folders = [folder for folder in (tmp_path / "out").rglob("*") if folder.is_dir()]
+    for folder in folders:
+        folder.chmod(0o500)
+    printed, _ = process.communicate(timeout=60)
+    for folder in folders:
+        folder.chmod(0o700)
+    assert process.returncode == 1 and "Permission denied" in printed, printed
+    again = command.run(*arguments, "out=out", cwd=tmp_path)
+    assert (again.status, again.err) == (0, ""), again
+    assert command.run(*arguments, "out=whole", cwd=tmp_path).status == 0
+    kills.check(tmp_path / "out", tmp_path / "whole")
 
 
 def test_two_equal_commands_at_once(command: ModuleType, tmp_path: Path) -> None:
