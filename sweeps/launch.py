@@ -137,7 +137,8 @@ def run_sweep(
         return 0
     check_corpora(trials, run, has_results)
     open_store(run.out, run.study)
-    write_plan(run.out, asked)
+    if plan.packs:
+        write_plan(run.out, asked)
     _remove_leftovers(run.out, {job.pack.id for job in running})
     for line in (f"study {run.study} -> {run.out}", *notes):
         console.print(line, highlight=False, soft_wrap=True)

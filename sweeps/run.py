@@ -6,7 +6,7 @@ Beside the store:
     <out>/checkpoints/<pack>/       its state: `harness/checkpoint.py`; gone once it is complete
     <out>/locks/<pack>.lock         held by the process that trains it
     <out>/errors/<pack>.txt         the trace of one that crashed
-    <out>/plan.json                 the trials that the last command asked for
+    <out>/plan.json                 the trials that the last command that had any to train asked for
 """
 
 from __future__ import annotations
@@ -251,9 +251,7 @@ def without_order(data: Data) -> Data:
 
 def write_plan(out: Path, trials: Iterable[str]) -> None:
     """Keep what was asked for, for those who ask how far it is."""
-    text = json.dumps({"trials": sorted(trials)})
-    if not (out / PLAN).exists() or (out / PLAN).read_text() != text:
-        _replace(out / PLAN, text)
+    _replace(out / PLAN, json.dumps({"trials": sorted(trials)}))
 
 
 def _replace(file: Path, text: str) -> None:

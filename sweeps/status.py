@@ -22,7 +22,7 @@ MOST_LINES = 20  # failed or lost packs that are listed
 
 @dataclass
 class Status:
-    """The trials of the last command, and what is known of the packs of the folder."""
+    """The trials of the last command that trained, and what is known of the packs of the folder."""
 
     asked: set[str] = field(default_factory=set)
     complete: set[str] = field(default_factory=set)
