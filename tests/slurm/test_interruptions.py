@@ -37,9 +37,8 @@ def begun(out: Path) -> str:
     return array
 
 
-def started(out: Path, *line: str) -> subprocess.Popen[str]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command(out, *(line or LINE)), text=True, **pipes)
+def started(out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(out, *LINE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def ends_well(process: subprocess.Popen[str]) -> str:
@@ -83,21 +82,15 @@ def test_the_submitting_process_is_killed(tmp_path: Path, whole: Path) -> None:
     assert_equal_stores(tmp_path, whole)
 
 
-def test_the_time_limit_strikes(tmp_path: Path) -> None:
-    """The job is told in time, saves a checkpoint, and goes back into the queue by itself. Slurm looks every 30 s."""
-    long = {"model.width=16,32": "model.width=16", "train.steps=3000": "train.steps=15000"}
-    line = [long.get(text, text) for text in LINE if "launcher.time" not in text]
-    process = started(tmp_path / "slurm", *line, "hydra.launcher.time=1", "hydra.launcher.warning=50")
+def test_the_warning_before_the_time_limit(tmp_path: Path, whole: Path) -> None:
+    """The signal that Slurm sends some time before: the job saves a checkpoint, and goes back into the queue."""
+    process = started(tmp_path)
+    array = begun(tmp_path)
+    slurm("scancel", "--signal=USR2", f"{array}_0")
     ends_well(process)
-    (array,) = arrays(tmp_path / "slurm")
-    alone = command(tmp_path / "whole", *(text for text in line if "launcher" not in text))
-    local = subprocess.run(
-        ["taskset", "--cpu-list", "0", *alone], capture_output=True, text=True
-    )  # as a node: one core
-    assert local.returncode == 0, local.stderr
-    assert_equal_stores(tmp_path / "slurm", tmp_path / "whole")
-    assert eventually(lambda: "REQUEUED" in states(array))
-    (log,) = (tmp_path / "slurm" / "slurm" / array).glob("*_log.out")
+    assert_equal_stores(tmp_path, whole)
+    assert eventually(lambda: "REQUEUED" in states(f"{array}_0") and "COMPLETED" in states(f"{array}_0"))
+    (log,) = (tmp_path / "slurm" / array).glob(f"{array}_0_*log.out")
     assert "Caught signal SIGUSR2" in log.read_text()
 
 
