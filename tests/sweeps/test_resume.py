@@ -139,12 +139,12 @@ def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of half a megabyte."""
+    """A file system that takes three packs, and not six."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a file system") if not os.environ.get("CI") else pytest.fail("needs root")
     folder = tmp_path / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", folder], check=True)
 
