@@ -14,12 +14,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import time
-import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from harness.zarr_files import whole_file
 
 VERSION = 1
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
@@ -126,12 +126,12 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         for stray in self.folder.glob(".*"):  # only one process trains a pack, so nobody is writing it
             stray.unlink(missing_ok=True)
-        with _whole(self._path(step, TENSORS)) as path:
+        with whole_file(self._path(step, TENSORS), is_synced=True) as path:
             save_file({name: values.contiguous() for name, values in tensors.items()}, path)
             digest = _digest(path)
         body = json.dumps({"step": step, "about": self.about, "values": values})
         checksum = hashlib.sha256(body.encode()).hexdigest()
-        with _whole(self._path(step, REST)) as path:
+        with whole_file(self._path(step, REST), is_synced=True) as path:
             path.write_text(json.dumps({"version": VERSION, "tensors": digest, "body": body, "sha256": checksum}))
 
     def _read(self, step: int) -> Saved:
@@ -170,17 +170,3 @@ def _outer(path: Path) -> dict[str, Any]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Write a file aside, and give it its name once it is on the disk."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        yield aside
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise

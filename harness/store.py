@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import datetime
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -33,9 +32,18 @@ from typing import Any
 import numpy as np
 
 from harness.config import ConfigError, Trial
+from harness.zarr_files import (
+    METADATA,
+    array_metadata,
+    chunk_key,
+    group_metadata,
+    strict_json,
+    write_atomically,
+    write_json,
+)
 
 FORMAT_VERSION = 3
-STORE, METADATA = "store.zarr", "zarr.json"
+STORE = "store.zarr"
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ def open_store(out: Path, study: str) -> None:
             )
     _make_writable_folder(store, out)
     if is_new:
-        _write_json(store / METADATA, _group({"format": FORMAT_VERSION, "study": study}))
+        write_json(store / METADATA, group_metadata({"format": FORMAT_VERSION, "study": study}))
 
 
 def read_root(out: Path) -> dict[str, Any]:
@@ -139,7 +147,12 @@ class PackStore:
         self.path, self.attributes = path, attributes
         self.steps, self.layers, self.block = steps, layers, block
         self.trials = len(attributes["ids"])
-        self._arrays = {name: _array(signal, self.shape(name), block) for name, signal in SIGNALS.items()}
+        self._arrays = {name: self._metadata(name) for name in SIGNALS}
+
+    def _metadata(self, name: str) -> dict[str, Any]:
+        signal, shape = SIGNALS[name], self.shape(name)
+        attributes = {"units": signal.units, "long_name": signal.long_name}
+        return array_metadata(shape, (shape[0], self.block, *shape[2:]), signal.dims, attributes)
 
     def shape(self, signal: str) -> tuple[int, ...]:
         """[R, steps] or [R, steps, layers]."""
@@ -196,7 +209,7 @@ class PackStore:
         pack = cls(old.path, old.attributes, shape[1], layers, block)
         size = 4 * shape[0] * block
         # Every step that was trained has a learning rate. Files may be lost where a machine lost power.
-        files = [old.path / "learning_rate" / _key(number, 2) for number in range(step // block)]
+        files = [old.path / "learning_rate" / chunk_key(number, 2) for number in range(step // block)]
         return pack if all(file.exists() and file.stat().st_size == size for file in files) else None
 
     def _install(self) -> None:
@@ -206,8 +219,8 @@ class PackStore:
         aside = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
         for name, array in self._arrays.items():
             (aside / name).mkdir(parents=True)
-            (aside / name / METADATA).write_text(_strict_json(array))
-        (aside / METADATA).write_text(_strict_json(_group(self.attributes, self._arrays)))
+            (aside / name / METADATA).write_text(strict_json(array))
+        (aside / METADATA).write_text(strict_json(group_metadata(self.attributes, self._arrays)))
         if self.path.exists():
             replaced = aside.with_name(f"{aside.name}.old")
             self.path.rename(replaced)
@@ -243,7 +256,7 @@ class PackStore:
                 chunk[:, : part.shape[1]] = part
             # A chunk of nothing but the fill value need not exist.
             if not np.isnan(chunk).all():
-                key = _key((first_step + offset) // self.block, len(whole))
+                key = chunk_key((first_step + offset) // self.block, len(whole))
                 write_atomically(self.path / name / key, chunk.tobytes())
 
     def finish(
@@ -280,7 +293,7 @@ class PackStore:
 
     def _update(self, **attributes: Any) -> None:
         self.attributes |= attributes
-        _write_json(self.path / METADATA, _group(self.attributes, self._arrays))
+        write_json(self.path / METADATA, group_metadata(self.attributes, self._arrays))
 
 
 # --- packs, read -------------------------------------------------------------------------------------------------
@@ -303,12 +316,21 @@ class PackInfo:
         return self.attributes["complete"]
 
 
+def read_store(out: Path) -> tuple[dict[str, Any], Iterator[PackInfo]]:
+    """`read_root` and `read_packs`, for one read of each file. Raises ConfigError as `read_root` does, at once."""
+    return read_root(out), _packs(out)
+
+
 def read_packs(out: Path) -> Iterator[PackInfo]:
     """Every pack in the store of `out`, in the order of their ids, for one file read each.
 
     A pack that is being put into place at this moment is left out. Raises ConfigError as `read_root` does.
     """
     read_root(out)
+    yield from _packs(out)
+
+
+def _packs(out: Path) -> Iterator[PackInfo]:
     with os.scandir(Path(out) / STORE) as entries:
         names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.name != METADATA)
     for name in names:
@@ -345,67 +367,3 @@ def _read_pack(path: Path) -> PackInfo | None:
     except (ValueError, KeyError, TypeError) as error:
         warnings.warn(f"{path}: not a pack, left out ({type(error).__name__}: {error})", stacklevel=3)
         return None
-
-
-# --- Zarr v3 metadata, and files that appear whole ---------------------------------------------------------------
-
-
-def _group(attributes: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-    if arrays is not None:
-        group["consolidated_metadata"] = {"kind": "inline", "must_understand": False, "metadata": arrays}
-    return group
-
-
-def _array(signal: Signal, shape: tuple[int, ...], block: int) -> dict[str, Any]:
-    # The separator "." keeps a signal's chunks in one folder.
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": "float32",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": (shape[0], block, *shape[2:])}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
-        "fill_value": "NaN",
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-        "dimension_names": signal.dims,
-        "attributes": {"units": signal.units, "long_name": signal.long_name},
-        "storage_transformers": [],
-    }
-
-
-def _key(block: int, dims: int) -> str:
-    """The file of a signal's block."""
-    return ".".join(["c", "0", str(block), *["0"] * (dims - 2)])
-
-
-def _strict_json(value: Any) -> str:
-    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
-
-
-def _plain(value: Any) -> Any:
-    """`value` with numpy's numbers as Python's, and the floats that JSON lacks as Zarr spells them."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (np.generic, np.ndarray)):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
-
-
-def _write_json(path: Path, value: Any) -> None:
-    write_atomically(path, _strict_json(value).encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one, and a killed writer leaves at most a stray temporary file."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
