@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Protocol
 
@@ -69,14 +71,24 @@ def available_cores() -> int:
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """Trains packs on this machine, in `workers` processes; one worker is this process itself."""
+    """Trains packs on this machine, in `workers` processes; one worker is this process itself.
+
+    Each trains a pack in as many `processes` as that has ranks.
+    """
 
     workers: int
+    processes: int = 1
+
+    def sharing(self, processes: int) -> LocalExecutor:
+        """This one for packs of so many processes each: with fewer workers."""
+        return LocalExecutor(math.ceil(self.workers / processes), processes)
 
     def memory(self, device: str) -> float:
         """A worker's share of what this machine has."""
         if device == "cuda":
-            return SHARE_OF_MEMORY * torch.cuda.get_device_properties(0).total_memory / self.workers
+            gpus = torch.cuda.device_count()
+            on_one = math.ceil(self.workers * min(self.processes, gpus) / gpus)
+            return SHARE_OF_MEMORY * torch.cuda.get_device_properties(0).total_memory / on_one
         return SHARE_OF_MEMORY * machine_memory() / self.workers
 
     def fitting(self, packs: Sequence[PackPlan]) -> LocalExecutor:
@@ -87,12 +99,12 @@ class LocalExecutor:
         largest = max(packs, key=pack_bytes, default=None)
         if largest is None:
             return self
-        memory, needed = machine_memory(), pack_bytes(largest)
+        memory, needed = machine_memory(), pack_bytes(largest) * self.processes
         if needed > memory:
             pack = f"a pack of {count(len(largest.trials), 'trial')} needs about {needed / 2**30:,.0f} GiB"
             allowed = f"at most the {memory / 2**30:,.0f} GiB of this machine: a smaller pack.size, model or batch"
             raise ConfigError(f"model.width={largest.trials[0].model.width}: {pack}; allowed: {allowed}")
-        return LocalExecutor(max(1, min(self.workers, memory // needed)))
+        return LocalExecutor(max(1, min(self.workers, memory // needed)), self.processes)
 
     @property
     def splits_over(self) -> int:
@@ -109,10 +121,7 @@ class LocalExecutor:
             for job in jobs:
                 yield train_pack_safely(job)
             return
-        # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["sweeps.run"])
-        pool = ProcessPool(workers, context=context, initializer=_start_worker, initargs=(threads,))
+        pool = worker_pool(workers, threads, self.processes, visible_gpus())
         try:
             with signals_wait():
                 pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
@@ -127,7 +136,32 @@ class LocalExecutor:
                         yield record_failure(job, f"worker died: {error}", f"{type(error).__name__}: {error}")
         finally:
             pool.stop()
+            # Before `join` removes the pool's locks, without which a worker that is just starting would print a trace.
+            for worker in multiprocessing.active_children():
+                worker.terminate()
             pool.join()
+
+
+def worker_pool(workers: int, threads: int, processes: int, gpus: Sequence[str]) -> ProcessPool:
+    """Workers with so many threads each. Each sees as many of the GPUs as the packs that it trains have processes."""
+    # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sweeps.run"])
+    arguments = (threads, context.Value("i", 0), processes, gpus)
+    return ProcessPool(workers, context=context, initializer=_start_worker, initargs=arguments)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = given.split(",") if given else map(str, range(torch.cuda.device_count()))
+    return list(names)[: torch.cuda.device_count()]
+
+
+def gpus_of(worker: int, processes: int, gpus: Sequence[str]) -> list[str]:
+    """Those of one worker: workers, and the processes of each, take them in turn."""
+    taken = range(worker * processes, (worker + 1) * processes)
+    return list(dict.fromkeys(gpus[number % len(gpus)] for number in taken))
 
 
 @contextlib.contextmanager
@@ -151,9 +185,14 @@ def signals_wait() -> Generator[None]:
             signal.raise_signal(came[0])
 
 
-def _start_worker(threads: int) -> None:
+def _start_worker(threads: int, started: Synchronized[int], processes: int, gpus: Sequence[str]) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    if gpus:  # before CUDA is touched, which reads this once
+        with started.get_lock():
+            worker = started.value
+            started.value += 1
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus_of(worker, processes, gpus))
 
 
 def _die_with_parent() -> None:

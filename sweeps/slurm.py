@@ -1,83 +1,36 @@
-"""Packs as Slurm arrays through submitit.
+"""Packs as Slurm arrays through submitit: what is submitted, and how it is followed. `sweeps/on_node.py` is what runs.
 
 Each job writes into the shared store, so the store is the only thing that says whether a pack is done: nothing that
-submitit pickled is ever read back here. Which job works at which pack stands in `<out>/slurm/packs/<pack>.json`.
-
-A job that is told that its time is nearly over, or that another one needs its place, saves a checkpoint after the step
-that is under way, and goes back into the queue; from there it goes on where it was. So does one whose node was lost.
+was pickled for a job is ever read back here. `<out>/slurm/<token>/` has an array's script, what its jobs are to run,
+and their logs. All that a job needs is there before sbatch is called, whatever becomes of this process afterwards.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
+import shlex
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import submitit
 
-from harness.checkpoint import Checkpoints, Stopped
-from harness.config import ConfigError, trial_from_dict
-from harness.store import write_atomically
-from injectors import fault_types
-from sweeps.local import SHARE_OF_MEMORY, Results, available_cores, signals_wait
+from harness.config import ConfigError, Problems
+from sweeps.local import SHARE_OF_MEMORY, Results, signals_wait
+from sweeps.on_node import OnNode
 from sweeps.planner import PackPlan, pack_seconds
-from sweeps.run import Elsewhere, Failed, Finished, Job, finished, record_failure, train_pack_safely
+from sweeps.run import Failed, Finished, Job, finished, record_failure
+from sweeps.submitted import FOLDER, NAME, queued_jobs, read_notes, states_of, submitting, write_down_all
 
-FOLDER, PACKS = "slurm", "packs"
 POLL_SECONDS = 2.0
+EARLIER_SECONDS = 45  # by as much a warning may come earlier (Slurm looks every 30 s), and a job takes so long to start
 LOST_SECONDS = 15.0  # a job has left the queue, and a network file system may still hide what it wrote
-
-
-class OnNode:
-    """What a Slurm job runs: some packs, one after the other, on the cores that Slurm gave it."""
-
-    def __init__(self) -> None:
-        self._asked: int | None = None  # the signal that has come
-        self._checkpoints: Checkpoints | None = None  # of the pack in training
-
-    def __call__(self, jobs: Sequence[Job]) -> None:
-        import torch
-
-        torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", available_cores())))
-        warning = submitit.JobEnvironment._usr_sig()
-        requeue = signal.getsignal(warning)  # by submitit, with what `checkpoint` returns; ends the process
-        for number in (warning, signal.SIGTERM):
-            signal.signal(number, self._stop)
-        failed = []
-        for job in jobs:
-            self._checkpoints = job.checkpoints
-            self._checkpoints.is_stopping = self._asked is not None
-            try:
-                result = train_pack_safely(job, self._checkpoints)
-            except Stopped:
-                if self._asked == warning and callable(requeue):
-                    requeue(warning, None)
-                sys.exit(f"stopped by {signal.Signals(self._asked or 0).name}; a checkpoint is saved")
-            if isinstance(result, Elsewhere):
-                failed.append(f"pack {job.pack.id} is being trained by another process")
-            elif isinstance(result, Failed):
-                failed.append(f"{result.reason}; trace in {result.trace}")
-        if failed:
-            raise RuntimeError("\n".join(failed))  # so that Slurm calls the job failed, too
-
-    def checkpoint(self, jobs: Sequence[Job]) -> submitit.helpers.DelayedSubmission:
-        """What submitit is to run when the job comes back from the queue."""
-        return submitit.helpers.DelayedSubmission(OnNode(), jobs)
-
-    def _stop(self, number: int, frame: object) -> None:
-        self._asked = number
-        if self._checkpoints:
-            self._checkpoints.is_stopping = True
 
 
 @dataclass(frozen=True)
@@ -110,53 +63,92 @@ class SlurmExecutor:
         if shutil.which("sbatch") is None:
             raise ConfigError("hydra/launcher=slurm: no sbatch on PATH; allowed here: local")
 
+    @staticmethod
+    def check_options(options: Mapping[str, Any]) -> None:
+        """Raises ConfigError if they contradict each other."""
+        problems, key = Problems(), "hydra.launcher"
+        with problems.collect():
+            gpus, per_task = options["gpus"], options["gpus_per_task"]
+            if gpus is not None and per_task is not None:
+                raise ConfigError(f"{key}.gpus={gpus} {key}.gpus_per_task={per_task}: both given; allowed: one of them")
+        with problems.collect():
+            minutes, seconds = options["time"], options["warning"]
+            most = 60 * minutes - EARLIER_SECONDS
+            if minutes >= 1 and seconds > most:
+                reason = f"a job of {key}.time={minutes} minutes may be told while it is still starting"
+                raise ConfigError(f"{key}.warning={seconds}: {reason}; allowed: <= {most}")
+        for name, value in options["extra"].items():
+            with problems.collect():
+                if name.replace("_", "-") in ("job-name", "array"):
+                    raise ConfigError(f"{key}.extra.{name}={value}: set by the sweep itself; allowed: other options")
+        problems.check()
+
     def running(self, out: Path) -> list[Job]:
         """Packs that stand in Slurm's queue for this store. Raises ConfigError if Slurm does not answer."""
-        submitted = _submitted(out)
-        queued = _queued(submitted.values())
-        if queued is None:
-            raise ConfigError("hydra/launcher=slurm: squeue does not answer; allowed: a running Slurm, or local")
-        return [job for job, number in submitted.items() if number in queued]
+        queued = queued_jobs(out)
+        return [job for job in read_notes(out) if job.pack.id in queued]
 
     def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
-        submitted = _submitted(running[0].out) if running else {}
-        numbers = {job: submitted[job] for job in running}
+        notes = read_notes(running[0].out) if running else {}
+        numbers = {job: notes[job] for job in running}
         if jobs:
             numbers |= self._submit(jobs)
         if self.wait:
             yield from _follow(numbers)
 
     def _submit(self, jobs: Sequence[Job]) -> dict[Job, str]:
-        folder = jobs[0].out / FOLDER
         for job in jobs:
             job.error_file.unlink(missing_ok=True)
-        groups = together(jobs, self.options["parallel"], 60 * self.options["minutes_per_job"])
-        most = _longest_array()
-        arrays = [groups[start : start + most] for start in range(0, len(groups), most)]
+        arrays = self._arrays(jobs)
         numbers: dict[Job, str] = {}
         for array in arrays:
-            executor = submitit.SlurmExecutor(folder=folder / "%A", max_num_timeout=self.options["requeues"])
-            executor.update_parameters(**self._parameters(len(arrays)))
-            with signals_wait():  # a job that runs but is not written down would be submitted again
-                with executor.batch():
-                    handles = [executor.submit(OnNode(), group) for group in array]
-                for group, handle in zip(array, handles, strict=True):
-                    for job in group:
-                        _write_down(job, handle.job_id)
-                        numbers[job] = handle.job_id
+            numbers |= self._submit_array(array, math.ceil(self.options["parallel"] / len(arrays)))
         return numbers
 
-    def _parameters(self, arrays: int) -> dict[str, Any]:
+    def _arrays(self, jobs: Sequence[Job]) -> list[list[list[Job]]]:
+        """The packs of each job of each array. All packs of an array are trained by the same number of processes."""
+        most, seconds = _longest_array(), 60 * self.options["minutes_per_job"]
+        alike: dict[int, list[Job]] = {}
+        for job in jobs:
+            alike.setdefault(job.processes, []).append(job)
+        found = []
+        for own in alike.values():
+            groups = together(own, self.options["parallel"], seconds)
+            found += [groups[start : start + most] for start in range(0, len(groups), most)]
+        return found
+
+    def _submit_array(self, groups: Sequence[Sequence[Job]], parallel: int) -> dict[Job, str]:
+        """One call of sbatch: task i of the array trains group i."""
+        out, token = groups[0][0].out, uuid.uuid4().hex[:12]
+        script = self._script(out / FOLDER / token, groups, parallel)
+        with signals_wait(), submitting(out, token, groups) as lock:
+            return write_down_all(groups, _sbatch(script, token, lock))
+
+    def _script(self, folder: Path, groups: Sequence[Sequence[Job]], parallel: int) -> Path:
+        """Write what sbatch needs, and what each job needs."""
+        folder.mkdir(parents=True)
+        executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=self.options["requeues"])
+        executor.update_parameters(**self._parameters(folder, groups[0][0].processes), array_parallelism=parallel)
+        executor.parameters["map_count"] = len(groups)
+        for number, group in enumerate(groups):
+            submission = submitit.helpers.DelayedSubmission(OnNode(), group)
+            submission.set_timeout(self.options["time"], self.options["requeues"])
+            submission.dump(folder / f"{number}.pkl")
+        script = folder / "submission.sh"
+        script.write_text(executor._make_submission_file_text(executor._submitit_command_str, ""))
+        return script
+
+    def _parameters(self, folder: Path, processes: int) -> dict[str, Any]:
         names = {"time": "time", "cpus": "cpus_per_task", "memory": "mem", "gpus": "gpus_per_node"}
-        direct = ("partition", "account", "qos", "constraint")
+        direct = ("partition", "account", "qos", "constraint", "gpus_per_task")
         found = {names.get(k, k): v for k, v in self.options.items() if k in (*names, *direct) and v is not None}
-        found["job_name"] = "sweep"
+        found["cpus_per_task"] *= processes  # one task, which starts the others itself
         # Since Slurm 22.05 a step does not take this over by itself.
         cores = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'
-        found["setup"] = [cores, *self.options["setup"]]
-        found["additional_parameters"] = dict(self.options["extra"])
+        found["setup"] = [cores, _take_over(folder), *self.options["setup"]]
+        tasks = {"ntasks": 1} if "gpus_per_task" in found else {}  # sbatch refuses the one without the other
+        found["additional_parameters"] = tasks | self.options["extra"]
         found["signal_delay_s"] = self.options["warning"]
-        found["array_parallelism"] = math.ceil(self.options["parallel"] / arrays)
         found["stderr_to_stdout"] = True
         return found
 
@@ -164,81 +156,49 @@ class SlurmExecutor:
 def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Job]]:
     """Which packs share a Slurm job: as many as take about `seconds`, but no fewer jobs than can run in parallel."""
     times = [pack_seconds(job.pack, job.device) for job in jobs]
-    limit = min(seconds, sum(times) / max(1, parallel))
     groups: list[list[Job]] = []
-    room = 0.0
-    for job, time_needed in zip(jobs, times, strict=True):
-        if time_needed > room or not groups:
+    room, remaining = 0.0, sum(times)
+    for number, (job, needed) in enumerate(zip(jobs, times, strict=True)):
+        free = parallel - len(groups)  # jobs that could run beside those that there are
+        if not groups or needed > room + 1e-6 or len(jobs) - number <= free:
             groups.append([])
-            room = limit
+            room = min(seconds, remaining / max(1, free))
         groups[-1].append(job)
-        room -= time_needed
+        room -= needed
+        remaining -= needed
     return groups
+
+
+def _take_over(folder: Path) -> str:
+    """The shell line with which a job puts what it is to run where submitit looks for it: by the job's number.
+
+    A job that comes back from the queue finds it there already.
+    """
+    task, job = "${SLURM_ARRAY_TASK_ID}", "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
+    place = shlex.quote(str(folder))
+    return f"mv {place}/{task}.pkl {place}/{job}_submitted.pkl 2>/dev/null || true"
 
 
 def _longest_array() -> int:
     """Tasks that one array may have, by Slurm's configuration."""
     answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
-    return max(1, int(found[1]) - 1) if found else 1000
+    return max(1, int(found[1])) if found else 1000
 
 
-def _write_down(job: Job, number: str) -> None:
-    """Keep which Slurm job trains this pack, and the pack itself, as JSON."""
-    record = {
-        "job": number,
-        "device": job.device,
-        "block": job.block,
-        "every": job.every,
-        "minutes": job.minutes,
-        "trials": [trial.to_dict() for trial in job.pack.trials],
-        "witnesses": sorted(job.pack.witnesses),
-    }
-    file = job.out / FOLDER / PACKS / f"{job.pack.id}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps(record).encode())
+def _sbatch(script: Path, token: str, lock: IO[str]) -> str:
+    """Submit, and return the array's number.
 
-
-def _submitted(out: Path) -> dict[Job, str]:
-    """Every pack that was submitted for this store, with the Slurm job that was the last to train it."""
-    found = {}
-    for file in sorted((out / FOLDER / PACKS).glob("*.json")):
-        record = json.loads(file.read_text())
-        trials = tuple(trial_from_dict(values, fault_types()) for values in record["trials"])
-        pack = PackPlan(trials, frozenset(record["witnesses"]))
-        job = Job(pack, out, record["device"], record["block"], record["every"], record["minutes"])
-        found[job] = record["job"]
-    return found
-
-
-def queued_jobs(out: Path) -> dict[str, tuple[str, str]]:
-    """The packs that were submitted for this store and have not left Slurm's queue: their job, and its state.
-
-    Raises ConfigError if Slurm does not answer.
+    sbatch holds the lock, too: where this process is killed meanwhile, the next one waits until sbatch has ended.
+    Raises ConfigError if it refuses; whether Slurm has the array nevertheless, the next command asks.
     """
-    submitted = {job.pack.id: number for job, number in _submitted(out).items()}
-    states = _queued(submitted.values())
-    if states is None:
-        raise ConfigError(f"out={out}: its packs were submitted, and squeue does not answer; allowed: a running Slurm")
-    return {pack: (number, states[number]) for pack, number in submitted.items() if number in states}
-
-
-def _queued(numbers: Iterable[str]) -> dict[str, str] | None:
-    """Which of these jobs are pending or running, and their states; None if Slurm does not answer just now.
-
-    From squeue, which is exact: sacct hears of a job seconds later, and of some cancelled array tasks never.
-    """
-    arrays = sorted({number.split("_")[0] for number in numbers})
-    if not arrays:
-        return {}
-    command = ["squeue", "--noheader", "--array", "--format=%i %T", f"--jobs={','.join(arrays)}"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    if answer.returncode and "Invalid job id" not in answer.stderr:
-        return None
-    return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
+    command = ["sbatch", "--parsable", f"--job-name={NAME}{token}", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock.fileno(),))
+    number = re.search(r"^\d+", done.stdout, flags=re.MULTILINE)
+    if done.returncode or number is None:
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+        raise ConfigError(f"hydra/launcher=slurm: {said}; allowed: options that sbatch takes here")
+    return number[0]
 
 
 def _last_state(number: str) -> str:
@@ -254,7 +214,7 @@ def _follow(running: dict[Job, str]) -> Results:
     while running:
         time.sleep(POLL_SECONDS)
         yield None
-        queued = _queued(running.values())
+        queued = states_of(running.values())
         for job, number in list(running.items()):
             ended: Finished | Failed | None = finished(job)
             if ended is None and queued is not None and number not in queued:
@@ -269,7 +229,7 @@ def _lost(job: Job, number: str) -> Failed:
     """What is known of a job that has left the queue without finishing its pack."""
     if job.error_file.exists():
         return Failed(job.pack.id, job.error_file.read_text().splitlines()[0], job.error_file)
-    log = job.out / FOLDER / number.split("_")[0] / f"{number}_0_log.out"
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:]) if log.exists() else "(no log)"
+    log = next((job.out / FOLDER).glob(f"*/{number}_0_log.out"), None)
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:]) if log else "(no log)"
     last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
     return record_failure(job, f"Slurm job {number} ended ({_last_state(number)}): {last}", f"{log}\n{tail}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
 from dataclasses import dataclass, field
@@ -12,8 +11,9 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.store import complete_trials, read_packs, read_root
+from sweeps.locks import is_locked
 from sweeps.run import ERRORS, LOCKS, PLAN, PROGRESS
-from sweeps.slurm import queued_jobs
+from sweeps.submitted import queued_jobs
 from sweeps.summary import count
 
 COMMANDS = ("status", "cancel")
@@ -51,7 +51,7 @@ def status_of(out: Path) -> Status:
         except (OSError, ValueError):
             continue  # it was just replaced or removed
         words = f"step {values['steps']} of {values['of']}, {count(values['trials'], 'trial')}"
-        is_running = _is_locked(out / LOCKS / f"{file.stem}.lock")
+        is_running = is_locked(out / LOCKS / f"{file.stem}.lock")
         (found.running if is_running else found.lost)[file.stem] = words
     for pack, (job, state) in states.items():
         if pack not in found.running:
@@ -64,18 +64,6 @@ def status_of(out: Path) -> Status:
     for pack in [pack for pack in found.lost if pack in found.failed]:
         del found.lost[pack]
     return found
-
-
-def _is_locked(file: Path) -> bool:
-    """Whether a process holds the lock; one that has ended holds none."""
-    try:
-        with file.open("r") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _last_line(trace: Path) -> str:
@@ -109,7 +97,7 @@ def cancel(out: Path, console: Console) -> None:
         if done.returncode:
             raise ConfigError(f"cancel {out}: scancel failed: {done.stderr.strip()}; allowed: a running Slurm")
     console.print(f"cancelled {count(len(jobs), 'Slurm job')}; the same command as before goes on from here")
-    held = [file.stem for file in (out / LOCKS).glob("*.lock") if _is_locked(file)]
+    held = [file.stem for file in (out / LOCKS).glob("*.lock") if is_locked(file)]
     if held and not jobs:
         console.print(f"{count(len(held), 'pack')} in training by a command on a machine: Ctrl-C there ends it")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real Slurm with accounting and two one-CPU nodes, n1 and n2, on this one machine.
+# A real Slurm with accounting and two nodes, n1 and n2, on this one machine: a CPU and two make-believe GPUs each.
 # For tests on Debian 12; runs as root and needs no systemd.
 #
 #   cluster.sh up       install what is missing, start what is not running, wait until jobs can run
@@ -94,7 +94,7 @@ install_packages() {
 
 refuse_foreign_config() {
   local file
-  for file in "$ETC"/slurm.conf "$ETC"/slurmdbd.conf; do
+  for file in "$ETC"/slurm.conf "$ETC"/slurmdbd.conf "$ETC"/gres.conf; do
     [[ ! -e $file || $(head -n 1 "$file") == "$MARK" ]] ||
       die "$file was not written by this script; move it away first"
   done
@@ -181,9 +181,19 @@ ReturnToService=2
 
 # The sizes below count, whatever the machine has.
 SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=6821 CPUs=1 RealMemory=8000
-NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=6822 CPUs=1 RealMemory=8000
+GresTypes=gpu
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=6821 CPUs=1 RealMemory=8000 Gres=gpu:2
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=6822 CPUs=1 RealMemory=8000 Gres=gpu:2
 PartitionName=debug Default=YES Nodes=n1,n2 MaxTime=INFINITE State=UP
+CONF
+
+  # Any device will do for Slurm to hand out GPUs by number.
+  ln -sfn /dev/null "$STATE/gpu0"
+  ln -sfn /dev/null "$STATE/gpu1"
+  put "$ETC/gres.conf" 644 <<CONF
+$MARK
+AutoDetect=off
+NodeName=n1,n2 Name=gpu File=$STATE/gpu[0-1]
 CONF
 
   if [[ $changed ]]; then

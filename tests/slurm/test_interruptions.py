@@ -8,8 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import analysis
 from tests.slurm.test_slurm import LAUNCH, SMALL, arrays, assert_equal_stores, command, eventually, slurm, sweep
 
 pytestmark = pytest.mark.slurm
@@ -37,12 +39,12 @@ def begun(out: Path) -> str:
     return array
 
 
-def started(out: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(command(out, *LINE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def started(out: Path, *line: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(command(out, *(line or LINE)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def ends_well(process: subprocess.Popen[str]) -> str:
-    printed, _ = process.communicate(timeout=400)
+    printed, _ = process.communicate(timeout=900)
     assert process.returncode == 0, printed
     return printed
 
@@ -52,13 +54,45 @@ def states(job: str) -> list[str]:
     return slurm("sacct", "-X", "-n", "-P", "-D", "-o", "State", "-j", job).split("\n")[:-1]
 
 
-def test_requeued_by_hand(tmp_path: Path, whole: Path) -> None:
+def test_the_time_limit(tmp_path: Path) -> None:
+    """A job that needs more than its minute is warned by Slurm itself, and goes back into the queue by itself.
+
+    Slurm looks at limits every 30 s, and warns at the last look that is early enough: with warning=15 after 15 to 45 s.
+    """
+    fields = ["model.width=16", "fault=none,weight_bit", "fault.start=5", *SMALL[:-1], "train.validate_every=1000"]
+    trial_run = sweep(tmp_path / "short", *fields, "train.steps=1000")
+    assert trial_run.returncode == 0, trial_run.stderr
+    seconds = float(np.nanmedian(analysis.open_sweep(tmp_path / "short").step_seconds))
+    line = [*fields, f"train.steps={int(70 / seconds)}"]  # longer than the warning can take, on any machine
+    limits = ["hydra/launcher=slurm", "hydra.launcher.time=1", "hydra.launcher.warning=15"]
+    process = started(tmp_path / "out", *line, *limits)
+    (array,) = eventually(lambda: arrays(tmp_path / "out"))  # type: ignore[misc]
+    eventually(lambda: "REQUEUED" in states(f"{array}_0"))
+    slurm("scontrol", "update", f"jobid={array}_0", "timelimit=30")  # once is enough
+    local = sweep(tmp_path / "whole", *line)
+    assert local.returncode == 0, local.stderr
+    ends_well(process)
+    assert_equal_stores(tmp_path / "out", tmp_path / "whole")
+    eventually(lambda: states(f"{array}_0")[-1] == "COMPLETED")
+    assert set(states(f"{array}_0")) == {"REQUEUED", "COMPLETED"}
+    (log,) = tmp_path.glob(f"out/slurm/*/{array}_0_*log.out")
+    assert log.read_text().count("Calling checkpoint method") == states(f"{array}_0").count("REQUEUED")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["scontrol", "requeue"], ["scancel", "--signal=USR2"]],
+    ids=["requeued by hand", "the signal that comes before the time limit"],
+)
+def test_a_job_that_goes_back_into_the_queue(tmp_path: Path, whole: Path, words: list[str]) -> None:
     process = started(tmp_path)
     array = begun(tmp_path)
-    slurm("scontrol", "requeue", f"{array}_0")
+    slurm(*words, f"{array}_0")
     ends_well(process)
     assert_equal_stores(tmp_path, whole)
-    eventually(lambda: "REQUEUED" in states(f"{array}_0") and "COMPLETED" in states(f"{array}_0"))
+    assert eventually(lambda: "REQUEUED" in states(f"{array}_0") and "COMPLETED" in states(f"{array}_0"))
+    (log,) = tmp_path.glob(f"slurm/*/{array}_0_*log.out")
+    assert ("Caught signal SIGUSR2" in log.read_text()) == ("--signal=USR2" in words)
 
 
 def test_a_cancelled_task(tmp_path: Path, whole: Path) -> None:
@@ -80,18 +114,6 @@ def test_the_submitting_process_is_killed(tmp_path: Path, whole: Path) -> None:
     ends_well(started(tmp_path))
     assert len(arrays(tmp_path)) == 1, "its jobs went on without it"
     assert_equal_stores(tmp_path, whole)
-
-
-def test_the_warning_before_the_time_limit(tmp_path: Path, whole: Path) -> None:
-    """The signal that Slurm sends some time before: the job saves a checkpoint, and goes back into the queue."""
-    process = started(tmp_path)
-    array = begun(tmp_path)
-    slurm("scancel", "--signal=USR2", f"{array}_0")
-    ends_well(process)
-    assert_equal_stores(tmp_path, whole)
-    assert eventually(lambda: "REQUEUED" in states(f"{array}_0") and "COMPLETED" in states(f"{array}_0"))
-    (log,) = (tmp_path / "slurm" / array).glob(f"{array}_0_*log.out")
-    assert "Caught signal SIGUSR2" in log.read_text()
 
 
 @pytest.fixture

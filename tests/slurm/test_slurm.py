@@ -34,8 +34,8 @@ def slurm(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-def eventually(condition: Callable[[], object], seconds: float = 60) -> object:
-    """The first true value of `condition`; sacct hears of jobs some seconds late."""
+def eventually(condition: Callable[[], object], seconds: float = 240) -> object:
+    """The first true value of `condition`; sacct hears of jobs some seconds late, and other tests use the nodes too."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
@@ -44,8 +44,10 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> object:
 
 
 def arrays(out: Path) -> list[str]:
-    """The Slurm arrays that were submitted for `out`."""
-    return sorted((path.name for path in (out / "slurm").iterdir() if path.name.isdigit()), key=int)
+    """The arrays that were submitted for `out`, as Slurm knows them: by the names that their scripts' folders give."""
+    names = [f"sweep-{script.parent.name}" for script in out.glob("slurm/*/submission.sh")]
+    words = ["squeue", "--noheader", "--states=all", "--format=%F", f"--name={','.join(names)}"]
+    return sorted(set(slurm(*words).split()), key=int) if names else []
 
 
 def assert_equal_stores(one: Path, other: Path) -> None:
@@ -157,15 +159,15 @@ def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
         return slurm("sacct", "-X", "-n", "-P", "-o", fields, "-j", array).startswith(wanted)
 
     eventually(as_wanted)
-    script = (tmp_path / "out" / "slurm" / array / f"{array}_submission.sh").read_text()
-    assert "--comment=stability" in script
+    (script,) = tmp_path.glob("out/slurm/*/submission.sh")
+    assert "--comment=stability" in script.read_text()
 
 
 def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_path: Path) -> None:
     long = ["model.width=16", "train.steps=200000", *SMALL, *LAUNCH]
     process = subprocess.Popen(command(tmp_path, *long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        array = eventually(lambda: (tmp_path / "slurm").exists() and arrays(tmp_path))[0]  # type: ignore[index]
+        array = eventually(lambda: arrays(tmp_path))[0]  # type: ignore[index]
         eventually(lambda: "R" in slurm("squeue", "-h", "-j", array, "-o", "%t").split())
         slurm("scancel", array)
         output, error = process.communicate(timeout=120)
@@ -173,21 +175,21 @@ def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_pa
         process.kill()
     assert process.returncode == 1, error
     (trace,) = (tmp_path / "errors").iterdir()
-    assert trace.read_text().startswith(f"Slurm job {array} ended (CANCELLED")
+    assert trace.read_text().startswith(f"Slurm job {array}_0 ended (CANCELLED")
     assert str(trace) in output
     assert "1 trial asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").stdout
 
 
 INTERRUPTED = """
 import os, signal
-from sweeps import slurm
+from sweeps import submitted
 from sweeps.__main__ import main
 
-write_down = slurm._write_down
+write_down = submitted._write_down
 def interrupted(job, number):
     write_down(job, number)
     os.kill(os.getpid(), signal.SIGINT)
-slurm._write_down = interrupted
+submitted._write_down = interrupted
 main()
 """
 

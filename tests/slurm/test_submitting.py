@@ -1,0 +1,204 @@
+"""What is submitted, and how often: kills at the worst moment, refusals, shared jobs, long arrays, GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import analysis
+from sweeps.planner import make_plan, pack_seconds
+from sweeps.run import Job
+from sweeps.settings import SlurmOptions
+from sweeps.slurm import SlurmExecutor, together
+from tests.slurm.test_slurm import GRID, LAUNCH, SMALL, arrays, assert_equal_stores, command, eventually, slurm, sweep
+from tests.sweeps.conftest import call, trials
+
+pytestmark = pytest.mark.slurm
+
+
+def put_on_path(folder: Path, name: str, script: str) -> dict[str, str]:
+    """An environment in which a shell script stands before a command of Slurm's, which it calls as $real."""
+    folder.mkdir()
+    (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
+    (folder / name).chmod(0o755)
+    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+# --- a sweep that is killed around sbatch ---------------------------------------------------------------------------
+
+# $PPID is the sweep. Jobs are held, so that they are in the queue until the test lets them go.
+KILLS = {
+    "sbatch was never called": "kill -KILL $PPID",
+    "sbatch has not asked Slurm yet": 'kill -KILL $PPID; sleep 3; exec $real --hold "$@"',
+    "sbatch has answered": '$real --hold "$@" && kill -KILL $PPID',
+}
+
+
+@pytest.mark.parametrize("when", KILLS)
+def test_a_sweep_that_is_killed_around_sbatch_submits_each_pack_once(tmp_path: Path, when: str) -> None:
+    out, line = tmp_path / "out", [*GRID, *LAUNCH]
+    killing = put_on_path(tmp_path / "bin", "sbatch", KILLS[when])
+    killed = subprocess.run(command(out, *line), env=killing, capture_output=True, text=True)
+    assert killed.returncode == -9, killed.stderr
+    assert list(out.glob("slurm/submitting/*.json")) and not list(out.glob("slurm/packs/*"))
+    again = sweep(out, *line, "wait=false")
+    if when == "sbatch was never called":
+        assert "2 packs submitted, 0 in the queue already" in again.stdout, again.stderr
+    else:
+        assert "0 packs submitted, 2 in the queue already" in again.stdout, again.stderr
+    assert not list(out.glob("slurm/submitting/*")) and len(list(out.glob("slurm/packs/*"))) == 2
+    (array,) = arrays(out)
+    slurm("scontrol", "release", array)
+    assert sweep(out, *line).returncode == 0
+    assert arrays(out) == [array]
+    rows = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
+    eventually(lambda: sorted(slurm(*rows).split()) == [f"{array}_0|COMPLETED", f"{array}_1|COMPLETED"])
+    assert sweep(tmp_path / "whole", *GRID).returncode == 0
+    assert_equal_stores(out, tmp_path / "whole")
+
+
+def test_jobs_of_a_killed_sweep_run_without_it(tmp_path: Path) -> None:
+    """And the same command finds them done, long after Slurm has forgotten their names."""
+    out, line = tmp_path / "out", [*GRID, *LAUNCH]
+    killing = put_on_path(tmp_path / "bin", "sbatch", '$real "$@" && kill -KILL $PPID')
+    assert subprocess.run(command(out, *line), env=killing, capture_output=True).returncode == -9
+    eventually(lambda: not slurm("squeue", "-h", "-j", arrays(out)[0]).strip())
+    assert "4 complete already" in sweep(out, *line).stdout
+    assert not list(out.glob("slurm/submitting/*")) and len(arrays(out)) == 1
+
+
+def test_status_and_cancel_see_the_jobs_of_a_killed_sweep(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killing = put_on_path(tmp_path / "bin", "sbatch", KILLS["sbatch has answered"])
+    assert subprocess.run(command(out, *GRID, *LAUNCH), env=killing, capture_output=True).returncode == -9
+    (array,) = arrays(out)
+    for word, expected in (("status", f"Slurm job {array}_1, pending"), ("cancel", "cancelled 2 Slurm jobs")):
+        done = subprocess.run([*command(out)[:3], word, str(out)], capture_output=True, text=True)
+        assert expected in done.stdout, done.stderr
+    assert not slurm("squeue", "-h", "-j", array).strip()
+
+
+def test_what_sbatch_refuses_is_one_line_and_is_not_in_the_way_later(tmp_path: Path) -> None:
+    done = sweep(tmp_path, *GRID, *LAUNCH, "hydra.launcher.partition=nowhere")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: hydra/launcher=slurm: sbatch: ") and "invalid partition" in line
+    assert sweep(tmp_path, *GRID, *LAUNCH).returncode == 0
+    assert not list(tmp_path.glob("slurm/submitting/*")) and len(arrays(tmp_path)) == 1
+
+
+# --- what an array is made of ---------------------------------------------------------------------------------------
+
+FOUR = ["model.width=16,24,32,40", "train.steps=10", *SMALL]
+
+
+@pytest.mark.parametrize("order", ["as planned", "shortest first"])
+def test_packs_are_put_together_as_far_as_they_would_wait_anyway(tmp_path: Path, order: str) -> None:
+    """One that takes most of the time, and eight short ones; `share` of all their time is what a job may take."""
+    given = trials("model.head_dim=4", "model.width=16,20,24,28,32,36,40,44,256")
+    jobs = [Job(pack, tmp_path, "cpu", 50) for pack in make_plan(given, (), 1, "cpu", 1).packs]
+    jobs = jobs if order == "as planned" else jobs[::-1]
+    seconds = {job: pack_seconds(job.pack, "cpu") for job in jobs}
+    for parallel, share in itertools.product((1, 2, 3, 5, 9, 100), (0.0, 0.3, 1.0)):
+        most = share * sum(seconds.values())
+        groups = together(jobs, parallel, most)
+        assert [job for group in groups for job in group] == jobs
+        assert all(len(group) == 1 or sum(seconds[job] for job in group) <= most + 1e-3 for group in groups)
+        assert len(groups) >= min(parallel, len(jobs))
+        if share == 0:
+            assert len(groups) == len(jobs)
+        elif share == 1:
+            assert len(groups) == min(parallel, len(jobs)), "no more jobs than can run at once"
+
+
+def test_short_packs_share_a_job(tmp_path: Path) -> None:
+    """With room for two jobs at a time, and ten minutes in each."""
+    done = sweep(tmp_path, *FOUR, *LAUNCH, "hydra.launcher.parallel=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sweep(tmp_path, *FOUR).stdout.count("4 complete already") == 1
+    (array,) = arrays(tmp_path)
+    tasks = slurm("squeue", "-h", "-t", "all", "-r", "-j", array, "-o", "%i").split()
+    assert sorted(tasks) == [f"{array}_{task}" for task in range(len(tasks))] and 2 <= len(tasks) < 4
+    assert len({file.stem for file in tmp_path.glob("slurm/packs/*.json")}) == 4
+
+
+def test_an_array_is_no_longer_than_slurm_allows(tmp_path: Path) -> None:
+    """Slurm's own limit cannot be made small while others use it, so its answer is, when it is asked for that."""
+    small = put_on_path(
+        tmp_path / "bin", "scontrol", "$real \"$@\" | sed 's/^MaxArraySize .*/MaxArraySize            = 3/'"
+    )
+    line = command(tmp_path / "out", *FOUR, *LAUNCH, "hydra.launcher.minutes_per_job=0", "hydra.launcher.parallel=3")
+    done = subprocess.run(line, env=small, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert bool(analysis.open_sweep(tmp_path / "out").complete.all())
+    scripts = [script.read_text() for script in tmp_path.glob("out/slurm/*/submission.sh")]
+    assert sorted(re.findall(r"--array=(\S+)", " ".join(scripts))) == ["0-0%1", "0-2%2"]
+    assert len(arrays(tmp_path / "out")) == 2
+
+
+def options(**given: object) -> dict[str, object]:
+    """The launcher's, as Hydra hands them over."""
+    return {**vars(SlurmOptions()), **given}
+
+
+@pytest.mark.parametrize(("ranks", "cores"), [("processes", ["3", "6", "12"]), ("simulated", ["3"])])
+def test_packs_that_are_trained_by_several_processes_get_cores_for_each(
+    tmp_path: Path, ranks: str, cores: list[str]
+) -> None:
+    given = trials("model.width=16", "train.ranks=1,2,4", "train.batch=8", "seed=0,1")
+    jobs = [Job(pack, tmp_path, "cpu", 50, ranks=ranks) for pack in make_plan(given, (), 2, "cpu", 1).packs]
+    executor, found = SlurmExecutor(options(cpus=3), wait=True), []
+    for number, groups in enumerate(executor._arrays(jobs)):
+        script = executor._script(tmp_path / str(number), groups, 2).read_text()
+        found += re.findall(r"^#SBATCH --cpus-per-task=(\d+)$", script, flags=re.MULTILINE)
+        assert f"--array=0-{len(groups) - 1}%" in script
+    assert sorted(found, key=int) == cores
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            ["gpus=1", "gpus_per_task=1"],
+            "hydra.launcher.gpus=1 hydra.launcher.gpus_per_task=1: both given; allowed: one",
+        ),
+        (["gpus_per_task=-1"], "hydra.launcher.gpus_per_task=-1: out of range; allowed: >= 0"),
+        (
+            ["time=2"],
+            "hydra.launcher.warning=120: a job of hydra.launcher.time=2 minutes may be told while it is still ",
+        ),
+        (
+            ["extra.job_name=mine"],
+            "hydra.launcher.extra.job_name=mine: set by the sweep itself; allowed: other options",
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(tmp_path: Path, given: list[str], expected: str) -> None:
+    words = [f"{'+' * text.startswith('extra')}hydra.launcher.{text}" for text in given]
+    ended = call(f"out={tmp_path / 'out'}", "model.width=16", "hydra/launcher=slurm", *words)
+    assert (ended.status, ended.out) == (2, "") and not (tmp_path / "out").exists()
+    (line,) = ended.err.splitlines()
+    assert line.startswith(f"error: {expected}")
+
+
+@pytest.mark.parametrize(("option", "gpus"), [("gpus_per_task=1", 1), ("gpus_per_task=2", 2), ("gpus=2", 2)])
+def test_a_job_sees_the_gpus_that_it_asked_for(tmp_path: Path, option: str, gpus: int) -> None:
+    """Slurm hands out two in each node; what it calls a GPU here is /dev/null."""
+    found = tmp_path / "found"
+    line = ["model.width=16", "train.steps=5", *SMALL, *LAUNCH, f"hydra.launcher.{option}"]
+    seen = f"setup=['srun --ntasks=1 printenv CUDA_VISIBLE_DEVICES > {found}']"
+    done = sweep(tmp_path / "out", *line, f"hydra.launcher.{seen}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(found.read_text().strip().split(",")) == gpus
+    (script,) = tmp_path.glob("out/slurm/*/submission.sh")
+    name = "--gpus-per-task=" if "task" in option else "--gpus-per-node="
+    assert f"{name}{gpus}\n" in script.read_text()
