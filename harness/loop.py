@@ -60,9 +60,11 @@ def train(
     trial.
     """
     recorder, strike = Recorder(pack, block, write, telemetry), Strikes(pack, agenda)
+    state = partial(state_of, pack, agenda, recorder)
     if saved:
         restore(saved, pack, agenda, recorder)
         steps = range(saved.step, pack.steps)
+    pack.ranks.verify(state)
     for step in steps if steps is not None else range(pack.steps):
         pack.fork(step)
         rate = pack.learning_rate(step)
@@ -79,12 +81,11 @@ def train(
         for rank, part in pack.ranks.parts(batch):
             with strike.at_taps(step, rank):
                 losses.append(pack.learn(part, None if weights is None else pack.ranks.part(weights, rank)))
-            strike(Site.GRADIENT, step, partial(pack.tensors, pack.gradients), rank)
+            strike.at_gradient(step, rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
         pack.loss_scale.unscale(pack.gradients)
-        loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
-        loss = loss.where(pack.screening.trains, torch.nan)
+        loss = pack.ranks.mean(losses).where(pack.screening.trains, torch.nan)
         strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))
 
         is_judged = detection or pack.loss_scale.is_dynamic
@@ -105,13 +106,15 @@ def train(
         if pack.device.type == "cpu" or recorder.is_due(step):
             pack.find_masked(step, agenda.last, loss)
         if recorder.is_due(step):
+            pack.ranks.verify(state)
             recorder.flush()
             progress(step + 1, len(recorder.nonfinite))
             _shrink(pack)
             if not bool(pack.active.any()):
                 break
-        if checkpoints and step + 1 < pack.steps and checkpoints.is_due(step + 1):
-            checkpoints.save(step + 1, *state_of(pack, agenda, recorder))
+        if checkpoints and step + 1 < pack.steps and pack.ranks.agreed(checkpoints.is_due(step + 1)):
+            pack.ranks.verify(state)
+            checkpoints.save(step + 1, *state())
     return _result(pack, agenda, recorder)
 
 

@@ -16,6 +16,7 @@ from harness.clipping import global_norm
 from harness.config import Model, Trial
 from harness.corpus import Corpus
 from harness.curriculum import curriculum_of
+from harness.distributed import Group, ProcessMean
 from harness.loss import cross_entropy
 from harness.loss_scale import LossScale
 from harness.model import GPT
@@ -100,8 +101,12 @@ class Pack:
         self.screening = Screening(trials, corpus, device)
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
         self._at_once = rows_at_once(first.model, first.train.batch // first.train.ranks, device)
-        self.ranks = RankMean(first.train.ranks, first.train.reduction, first.train.accumulation)
+        self.ranks: RankMean = RankMean(first.train.ranks, first.train.reduction, first.train.accumulation)
         self._bind()
+
+    def spread_over(self, group: Group) -> None:
+        """Take one rank from now on, as the other processes of the group take the others."""
+        self.ranks = ProcessMean(self.ranks.order, self.ranks.format, group)
 
     def _bind(self) -> None:
         """Let every part work on the rows that are there now."""
@@ -236,18 +241,18 @@ class Pack:
         """One step of the trials that step, from gradients that are clipped, with all that is done to weights in it."""
         norms = self.optimizer.step(rate_R, stepping_R, measure)
         if self.qk_clip:
-            self.qk_clip.clip(stepping_R)
+            self.qk_clip.clip(stepping_R, self.ranks.largest)
         return norms
 
     def validation_loss(self, count: int) -> Tensor:
         """Mean loss over `count` held-out batches, the same for every trial and every time, [R]."""
-        batches = [self.batches.validation(i) for i in range(count)]
+        batches = [self.batches.validation(i) for i in self.ranks.own_share(count)]
         with torch.no_grad(), self.model.taps.muted():
             losses = [
-                torch.stack([self.loss(x.expand(rows.stop - rows.start, -1, -1)).double() for x in batches]).mean(0)
+                torch.stack([self.loss(x.expand(rows.stop - rows.start, -1, -1)).double() for x in batches])
                 for rows in self._each_part()
             ]
-        return torch.cat(losses)
+        return self.ranks.joined(torch.cat(losses, dim=1), count).mean(0)
 
     def _each_part(self) -> Iterator[slice]:
         """Select one part of the rows after the other; `part` says which it is."""

@@ -48,9 +48,12 @@ class QKClip:
         largest = self._largest[self._part(), layer]
         largest.copy_(torch.maximum(largest, found))
 
-    def clip(self, stepping_R: Tensor) -> None:
-        """Scale the weights of the trials that step, from the logits read since the last call."""
-        largest = self._largest.double()
+    def clip(self, stepping_R: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """Scale the weights of the trials that step, from the logits read since the last call.
+
+        `over_ranks` makes of this process's largest logits those of all.
+        """
+        largest = over_ranks(self._largest).double()
         is_over = torch.isfinite(largest) & (largest > self._limit) & stepping_R[:, None, None]
         factor = torch.where(is_over, self._limit / largest, 1.0).sqrt().to(self._weights.used.dtype)
         layers = list(range(self._layers))

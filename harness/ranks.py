@@ -1,6 +1,7 @@
 """Simulated data-parallel ranks: each takes the gradient of its part of the batch, and the mean over them is taken.
 
-The same arithmetic as an all-reduce, on one device, and as micro-batches whose gradients are accumulated.
+The same arithmetic as an all-reduce, on one device, and as micro-batches whose gradients are accumulated. Ranks that
+are processes of their own are in harness/distributed.py; what the loop asks of either is here.
 
 Gradients are added as they are, times the loss scale, and unscaled once, after the mean: per whole batch, as
 torch.amp.GradScaler asks for where gradients are accumulated. An overflow in one rank costs the trial the whole step,
@@ -10,18 +11,23 @@ the running sum loses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from harness.formats import round_to
+
+State = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]
+T = TypeVar("T")
 
 
 class RankMean:
     """Adds the gradients of ranks in the order and the number format that the configuration says."""
 
     def __init__(self, count: int, order: str, format: str):
-        self.count, self.order, self.format = count, order, format
+        self.count, self.order, self.format, self.processes = count, order, format, 1
         self._sums: list[tuple[int, Tensor]] = []  # (how many ranks are in it, their sum)
 
     def parts(self, batch_RxBxT1: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -55,6 +61,44 @@ class RankMean:
         ((_, total),) = self._sums
         gradients.copy_(total.div_(self.count))
         self._sums.clear()
+
+    def mean(self, losses: Sequence[Tensor]) -> Tensor:
+        """The mean over all ranks of what `parts` has led to, [R] each."""
+        return losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean(0)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest of all ranks, element by element, of what is the largest of those in this process; NaN wins."""
+        return values
+
+    def at_gradient(
+        self, rank: int, gradients_RxP: Tensor, rows: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor, Sequence[int]]]:
+        """The gradients of some rows that a strike sees after a rank's backward pass, to be changed in place.
+
+        Each as the rank, an array [k, P], and where in it those rows are.
+        """
+        yield rank, gradients_RxP, rows
+
+    def told(self, own: Sequence[T]) -> Sequence[T]:
+        """What every rank has to tell after its backward pass, of which this process has its `own`."""
+        return own
+
+    # --- what processes have to agree on: nothing, where there is one ---------------------------------------------
+
+    def own_share(self, count: int) -> Sequence[int]:
+        """Which of `count` equal pieces of work are for this process."""
+        return range(count)
+
+    def joined(self, own: Tensor, count: int) -> Tensor:
+        """The results of all pieces in their order, [count, ...], from those of `own_share`."""
+        return own
+
+    def agreed(self, choice: bool) -> bool:
+        """The choice of rank 0."""
+        return choice
+
+    def verify(self, state: State) -> None:
+        """Raise ReplicasDiffer unless all processes have the same state."""
 
     def _merge(self) -> None:
         (more, right), (count, left) = self._sums.pop(), self._sums.pop()

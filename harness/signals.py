@@ -70,7 +70,7 @@ class LayerReadings:
         found = {key: torch.cat(list(parts.values())) for key, parts in self._values.items()}
         missing = torch.full_like(found["activation_rms", 0], float("nan"))
         rows = [[found.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
-        return torch.stack([torch.stack(row) for row in rows])
+        return self._pack.ranks.largest(torch.stack([torch.stack(row) for row in rows]))
 
     def detach(self) -> None:
         self._stop_reading_scores()

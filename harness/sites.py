@@ -141,16 +141,34 @@ class Agenda:
 
     def visit(self, trial: int, visit: Visit) -> None:
         """Let one trial's injector strike, and keep its events."""
+        self.note(trial, self.strike(trial, visit))
+
+    def strike(self, trial: int, visit: Visit) -> list[Event]:
+        """Let one trial's injector strike. Returns its events, for `note`."""
         injector = self.injectors[trial]
         assert injector is not None
-        events = injector.visit(visit)
+        return injector.visit(visit)
+
+    def memory(self, trial: int) -> dict[str, Any]:
+        """What one trial's injector has seen that a later step needs."""
+        injector = self.injectors[trial]
+        return dict(injector.memory) if injector is not None else {}
+
+    def recall(self, trial: int, memory: Mapping[str, Any]) -> None:
+        """Let one trial's injector go on with this memory."""
+        injector = self.injectors[trial]
+        if injector is not None:
+            injector.recall(memory)
+
+    def note(self, trial: int, events: Sequence[Event]) -> None:
+        """Keep what one trial's injector has done."""
         self.strikes[trial] += len(events)
         self.changes[trial] += sum(event.changed for event in events)
         self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What has happened so far, to `restore`: tensors by name, and the rest as JSON has it."""
-        memories = [dict(injector.memory) if injector else {} for injector in self.injectors]
+        memories = [self.memory(trial) for trial in range(len(self.injectors))]
         tensors = {
             f"{trial}.{name}": value
             for trial, memory in enumerate(memories)
@@ -167,10 +185,9 @@ class Agenda:
         self.events = [[Event.from_dict(event) for event in own] for own in values["events"]]
         self.strikes, self.changes = list(values["strikes"]), list(values["changes"])
         self._reached = list(values["reached"])
-        for trial, (injector, memory) in enumerate(zip(self.injectors, values["memories"], strict=True)):
+        for trial, memory in enumerate(values["memories"]):
             own = {name.partition(".")[2]: x for name, x in tensors.items() if name.partition(".")[0] == str(trial)}
-            if injector is not None:
-                injector.recall({**memory, **own})
+            self.recall(trial, {**memory, **own})
 
     def roll_back(self, trial: int, reached: int) -> None:
         """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""

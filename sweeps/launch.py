@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import signal
 from collections.abc import Generator, Sequence, Set
 from pathlib import Path
 from typing import NoReturn
 
+import torch
+import torch.distributed as dist
 from rich.console import Console
 
 from harness.config import ConfigError, Data, Fault, Problems, Trial
@@ -18,7 +21,7 @@ from harness.store import complete_trials, is_complete, open_store, read_packs
 from injectors import InjectableFault
 from injectors.value import Value
 from sweeps.campaign import campaign_of, envelope, widest_interval
-from sweeps.local import Executor
+from sweeps.local import Executor, LocalExecutor
 from sweeps.planner import make_plan
 from sweeps.progress import Display
 from sweeps.run import (
@@ -114,6 +117,8 @@ def run_sweep(
     for precision in {trial.train.precision for trial in trials}:
         with problems.collect():
             device = pick_device(run.device, precision).type
+    with problems.collect():
+        processes = _processes(trials, run)
     for data, context in _corpora(trials):
         with problems.collect():
             check_data(data, context)
@@ -126,7 +131,9 @@ def run_sweep(
     taken = {trial.id for job in running for trial in job.pack.recorded}
     asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
     begun = begun_packs(run.out, asked - complete - taken) if has_results else []
-    memory = executor.memory(device)
+    if isinstance(executor, LocalExecutor):
+        executor = executor.sharing(processes)
+    memory = executor.memory(device) / _processes_on_one(device, processes)
     plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over, memory, begun)
     if device == "cpu":
         executor = executor.fitting(plan.packs)
@@ -143,7 +150,7 @@ def run_sweep(
     for line in (f"study {run.study} -> {run.out}", *notes):
         console.print(line, highlight=False, soft_wrap=True)
     say_counts(plan, console)
-    jobs = [Job(pack, run.out, run.device, run.block, run.every, run.minutes) for pack in plan.packs]
+    jobs = [Job(pack, run.out, run.device, run.block, run.every, run.minutes, run.ranks) for pack in plan.packs]
     results: list[Finished | Failed | Elsewhere] = []
     stopped: KeyboardInterrupt | None = None
     with (
@@ -169,6 +176,23 @@ def run_sweep(
         console.print("interrupted; the same command goes on from here", highlight=False)
         return 143 if isinstance(stopped, Terminated) else 130
     return 1 if any(isinstance(result, Failed) for result in results) else 0
+
+
+def _processes(trials: Sequence[Trial], run: Run) -> int:
+    """The most that train one pack at the same time. Raises ConfigError where there are no ranks to train in them."""
+    if run.ranks == "simulated":
+        return 1
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise ConfigError("ranks=processes: this build of torch lacks torch.distributed with gloo; allowed: simulated")
+    most = max((trial.train.ranks for trial in trials), default=1)
+    if most == 1:
+        raise ConfigError("ranks=processes: every trial has train.ranks=1; allowed: simulated, or train.ranks >= 2")
+    return most
+
+
+def _processes_on_one(device: str, processes: int) -> int:
+    """How many of a pack's processes share the memory of one device."""
+    return math.ceil(processes / torch.cuda.device_count()) if device == "cuda" else processes
 
 
 def _remove_leftovers(out: Path, running: Set[str]) -> None:

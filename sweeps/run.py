@@ -12,12 +12,10 @@ Beside the store:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import platform
 import time
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,15 +27,19 @@ import torch
 from harness.checkpoint import Checkpoints, Stopped, about
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.corpus import Corpus, load_corpus
+from harness.distributed import Group, Unsaved
 from harness.loop import Result, train
 from harness.pack import Pack
 from harness.precision import make_deterministic, pick_device
 from harness.schedules import rates_of
 from harness.sites import Agenda, Injector
-from harness.store import PackStore, read_pack_attrs, write_atomically
+from harness.store import PackStore, read_pack_attrs
+from harness.zarr_files import write_atomically
 from injectors import FaultContext, InjectableFault, fault_types
 from injectors.fault import places_of
+from sweeps.locks import owned
 from sweeps.planner import PackPlan
+from sweeps.processes import RankKilled, ranks, share_of_threads
 
 PROGRESS, ERRORS, CHECKPOINTS, LOCKS = "progress", "errors", "checkpoints", "locks"
 PLAN = "plan.json"
@@ -53,6 +55,12 @@ class Job:
     block: int
     every: int | None = None  # steps between checkpoints
     minutes: float | None = None
+    ranks: str = "simulated"
+
+    @property
+    def processes(self) -> int:
+        """How many processes train it at the same time."""
+        return self.pack.trials[0].train.ranks if self.ranks == "processes" else 1
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -118,11 +126,14 @@ def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | E
 
     `checkpoints` are the job's own, for a caller that may have to stop them.
     """
-    with _owned(job.lock_file) as is_owner:
+    with owned(job.lock_file) as is_owner:
         if not is_owner:
             return Elsewhere(job.pack.id)
         done = finished(job)  # by another process, since this job was planned
-        return done or _train(job, checkpoints or job.checkpoints)
+        if done:
+            return done
+        with share_of_threads(job.processes):
+            return _train(job, checkpoints or job.checkpoints)
 
 
 def finished(job: Job) -> Finished | None:
@@ -138,24 +149,6 @@ def finished(job: Job) -> Finished | None:
         for trial, changes in zip(attributes["trials"], attributes["changes"], strict=True)
     )
     return Finished(job.pack.id, tuple(attributes["outcome"]), idle)
-
-
-@contextlib.contextmanager
-def _owned(file: Path) -> Iterator[bool]:
-    """Whether the file is locked for this process. The lock ends with the process, however that ends."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except OSError as error:
-            warnings.warn(f"{file}: locks do not work here ({error}); let one command at a time train", stacklevel=4)
-        try:
-            yield True
-        finally:
-            file.unlink(missing_ok=True)  # whoever locks the new one finds the pack complete, or its trace
 
 
 def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
@@ -178,10 +171,7 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
     trials, recorded = job.pack.trials, job.pack.recorded
     first = trials[0]
     device = pick_device(job.device, first.train.precision)
-    make_deterministic(device)
-    corpus = corpus_of(without_order(first.data), first.model.context)
-    agenda = Agenda([injector_of(trial, corpus) for trial in trials])
-    pack = Pack(trials, corpus, device, agenda.first)
+    pack, agenda, corpus = _prepared(job, device)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     saved = checkpoints.newest()
     store = PackStore.resume(job.out, job.pack.id, saved.step) if saved else None
@@ -195,7 +185,7 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
             first.steps,
             first.model.depth,
             description,
-            _environment(device),
+            _environment(device) | ({"processes": job.processes} if job.processes > 1 else {}),
             job.block,
         )
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
@@ -208,7 +198,10 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
 
     progress(saved.step if saved else 0, 0)
     try:
-        result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
+        with _all_ranks(job, pack, store.block, saved is not None):
+            result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
+    except RankKilled:  # the checkpoint is as good as before
+        raise
     except Exception:
         if saved and checkpoints.latest == saved.step:  # perhaps it is the checkpoint: the next attempt begins anew
             checkpoints.remove()
@@ -220,6 +213,35 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
     checkpoints.remove()
     job.progress_file.unlink(missing_ok=True)
     return Finished(job.pack.id, tuple(ended["outcome"]), _idle_faults(trials, result, kept))
+
+
+def _prepared(job: Job, device: torch.device) -> tuple[Pack, Agenda, Corpus]:
+    """The pack as it is before its first step, and its faults."""
+    make_deterministic(device)
+    trials = job.pack.trials
+    corpus = corpus_of(without_order(trials[0].data), trials[0].model.context)
+    agenda = Agenda([injector_of(trial, corpus) for trial in trials])
+    return Pack(trials, corpus, device, agenda.first), agenda, corpus
+
+
+@contextlib.contextmanager
+def _all_ranks(job: Job, pack: Pack, block: int, is_resumed: bool) -> Iterator[None]:
+    """Have the pack's other ranks trained by other processes meanwhile, if the job wants that."""
+    if job.processes == 1:
+        yield
+        return
+    with ranks(job.processes, pack.device, _follow, (job, block, is_resumed)) as group:
+        pack.spread_over(group)
+        yield
+
+
+def _follow(group: Group, job: Job, block: int, is_resumed: bool) -> None:
+    """What another rank's process does: the same training, of which it keeps nothing."""
+    pack, agenda, _ = _prepared(job, group.device)
+    pack.spread_over(group)
+    saved = job.checkpoints.newest() if is_resumed else None
+    checkpoints = Unsaved(job.checkpoints.folder)
+    train(pack, agenda, block, lambda first_step, signals: None, checkpoints=checkpoints, saved=saved)
 
 
 def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Finished | Failed | Elsewhere:

@@ -1,0 +1,274 @@
+"""Ranks that are processes do what simulated ones do: real processes that talk through gloo, against simulations.
+
+Each has one thread. Two ranks have the bits of simulated ones, because a + b is b + a. More have them where the
+configuration says in which order they are added; otherwise they agree to rounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import Trial
+from harness.distributed import Group, ReplicasDiffer
+from harness.outcome import NON_FINITE
+from harness.sites import Site
+from injectors.value import Value
+from sweeps.processes import ranks
+from tests.harness import conftest as engine
+from tests.injectors.conftest import SHAPE, START, cases, fault
+
+CPU = torch.device("cpu")
+CASES = cases()
+
+
+class Processes:
+    """A group whose other ranks wait for what they are to do."""
+
+    def __init__(self, group: Group):
+        self.group = group
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call `function(group, *arguments)` in all of them. Returns what it returns in rank 0."""
+        self.group.gather_objects(partial(function, *arguments, **options))
+        return function(self.group, *arguments, **options)
+
+
+def serve(group: Group) -> None:
+    """What another rank does: what rank 0 says."""
+    while (told := group.gather_objects(None)[0]) is not None:
+        told.func(group, *told.args, **told.keywords)
+
+
+@pytest.fixture(scope="module")
+def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
+    """As many as the test asks for; a process can be in one group at a time."""
+    with ranks(request.param, CPU, serve) as group:
+        yield Processes(group)
+        group.gather_objects(None)
+
+
+of_two = pytest.mark.parametrize("processes", [2], indirect=True, ids=["two"])
+of_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["three"])
+
+
+def trained(group: Group, trials: Sequence[Trial], **options: Any) -> engine.Run:
+    return engine.run(trials, prepare=lambda pack: pack.spread_over(group), **options)
+
+
+def assert_same(*runs: engine.Run) -> None:
+    """Every bit but those of a NaN, and every record."""
+    real, simulated = runs
+    differing = [
+        engine.same_bits(*({name: torch.where(x.isnan(), torch.nan, x) for name, x in run[i].items()} for run in runs))
+        for i in range(len(real.pack.planned))
+    ]
+    assert differing == [[]] * len(differing)
+    assert vars(real.result) == vars(simulated.result)
+    assert real.pack.rows == simulated.pack.rows
+    assert engine.same_bits(dict(real.pack.rows_state), dict(simulated.pack.rows_state)) == []
+
+
+def largest_difference(real: engine.Run, simulated: engine.Run) -> float:
+    """Of any signal of any trial, relative to the simulated one."""
+    names = [name for name in real.signals if name not in ("tokens_per_second", "step_seconds")]
+    pairs = [(real.signals[name], simulated.signals[name]) for name in names]
+    assert all(np.array_equal(np.isnan(a), np.isnan(b)) for a, b in pairs)
+    return max(float(np.nanmax(np.abs(a - b) / (np.abs(b) + 1e-30), initial=0.0)) for a, b in pairs)
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+@of_two
+def test_two_processes_are_two_simulated_ranks(processes):
+    """Over 20 steps, in a pack of trials that differ in all that they can; validation batches are shared out."""
+    trials = engine.different(4, batch=8, ranks=2, steps=20, validate_batches=3)
+    real, simulated = processes(trained, trials), engine.run(trials)
+    assert largest_difference(real, simulated) <= 1e-6
+    assert_same(real, simulated)
+
+
+@of_three
+def test_three_processes_are_three_simulated_ranks(processes):
+    """To rounding: the all-reduce adds in an order of its own."""
+    trials = engine.different(3, batch=6, ranks=3, steps=20, validate_batches=2)
+    real, simulated = processes(trained, trials), engine.run(trials)
+    for name in ("loss", "validation_loss", "param_norm"):
+        np.testing.assert_allclose(real.signals[name], simulated.signals[name], rtol=1e-6)
+    assert largest_difference(real, simulated) <= 1e-4
+    for row, planned in enumerate(real.pack.rows):
+        torch.testing.assert_close(real.pack.weights[row], simulated.weights[-1][planned], rtol=0, atol=1e-5)
+
+
+@of_three
+@pytest.mark.parametrize("order", ["sequential", "reversed", "pairwise"])
+@pytest.mark.parametrize("format", ["fp32", "bf16", "fp16", "fp8_e5m2"])
+def test_an_order_and_a_format_that_are_asked_for_are_kept(processes, order, format):
+    trials = engine.different(2, batch=6, ranks=3, steps=4, reduction=order, accumulation=format)
+    real, simulated = processes(trained, trials), engine.run(trials)
+    if (order, format) != ("sequential", "fp32"):
+        assert_same(real, simulated)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "qk_clip": {"qk_clip": 0.01, "ranks": 2, "batch": 4},
+    "sigma_reparam": {"sigma_reparam": True, "batch": 4},
+    "screened": {"rarity": 4.1, "batch": 4},
+    "a batch that grows": {"batch": 8, "batch_start": 2, "batch_steps": 6},
+    "half precision": {"precision": "bf16", "batch": 4},
+    "fused attention": {"attention": "fused", "batch": 4},
+    "without clipping": {"clip": None, "batch": 2},
+}
+
+
+@of_two
+@pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
+def test_variants_of_the_recipe(processes, fields):
+    trials = [engine.trial(**{"ranks": 2, "seed": seed, **fields}) for seed in range(3)]
+    assert_same(processes(trained, trials), engine.run(trials))
+
+
+@of_two
+def test_without_telemetry_or_detection(processes):
+    trials = engine.different(2, batch=4, ranks=2)
+    for options in ({"telemetry": False}, {"detection": False}, {"telemetry": False, "detection": False}):
+        assert_same(processes(trained, trials, **options), engine.run(trials, **options))
+
+
+# --- faults ------------------------------------------------------------------------------------------------------
+
+
+def faulty(case: str, rank: int, **changes: Any) -> Trial:
+    own = fault(case)
+    if hasattr(own, "rank"):
+        changes["rank"] = rank
+    return engine.trial(**SHAPE, batch=4, seed=7, fault=dataclasses.replace(own, **changes))
+
+
+@of_two
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_fault_does_what_it_does_with_simulated_ranks(processes, forks, rank):
+    """All in one pack, where those full of NaN freeze."""
+    golden = engine.trial(**SHAPE, batch=4, seed=7)
+    trials = [golden, *(faulty(case, rank) for case in CASES)]
+    real, simulated = processes(trained, trials, forks=forks, block=2), engine.run(trials, forks=forks, block=2)
+    assert_same(real, simulated)
+    assert NON_FINITE in real.result.outcome
+    struck = {event.rank for own in real.result.events for event in own}
+    assert struck == {0, rank}
+
+
+@of_two
+def test_trials_full_of_nan_leave_the_pack(processes):
+    trials = [*engine.different(3, batch=4, ranks=2), engine.trial(batch=4, ranks=2, lr=1e30)]
+    nan = Value(start=2, site=Site.GRADIENT, tensor="head", element=0, model="nan", rank=1)
+    trials += [dataclasses.replace(trials[0], fault=nan), dataclasses.replace(trials[1], fault=nan)]
+    real = processes(trained, trials)
+    assert_same(real, engine.run(trials))
+    assert real.pack.rows == [0, 1, 2] and real.result.nonfinite_step[4:] == [2, 2]
+
+
+@of_two
+def test_faults_that_last(processes):
+    """Permanent ones, and those that come again."""
+    lasting = [case for case in CASES if "nan" not in case and "infinity" not in case]
+    golden = engine.trial(**SHAPE, batch=4, seed=7)
+    trials = [golden, *(faulty(case, 1, duration=None, period=2) for case in lasting)]
+    assert_same(processes(trained, trials), engine.run(trials))
+
+
+@of_two
+def test_a_flipped_bit_in_one_ranks_gradient_has_the_same_effect(processes):
+    """The same event, and the same deviation from the golden twin to 1e-6."""
+    flip = Value(start=START, site=Site.GRADIENT, tensor="head", element=3, bit=30, rank=1)
+    fields = {"batch": 4, "ranks": 2, "seed": 3, "steps": 20, "clip": 1.0}
+    trials = [engine.trial(**fields), engine.trial(**fields, fault=flip)]
+    real, simulated = processes(trained, trials), engine.run(trials)
+    (event,) = real.result.events[1]
+    assert (event.rank, event.step, event.changed) == (1, START, True)
+    assert real.result.events == simulated.result.events
+    deviations = [run.signals["loss"][1] - run.signals["loss"][0] for run in (real, simulated)]
+    np.testing.assert_allclose(*deviations, rtol=0, atol=1e-6)
+    assert (deviations[0][: START + 1] == 0).all() and np.abs(deviations[0][START + 1 :]).max() > 1e-4
+
+
+@of_three
+@pytest.mark.parametrize("rank", range(3))
+def test_faults_of_any_of_three_ranks(processes, rank):
+    """In an order of the sum that is asked for, bit for bit."""
+    names = ("value at gradient", "activation_bit", "value at activation_gradient", "stale_gradient", "dropped_rank")
+    fields = {**SHAPE, "ranks": 3, "batch": 6, "seed": 7, "reduction": "pairwise"}
+    faults = [dataclasses.replace(fault(case), rank=rank) for case in names]
+    faults.append(dataclasses.replace(fault("reduction"), order="reversed", format="bf16"))
+    trials = [engine.trial(**fields), *(engine.trial(**fields, fault=own) for own in faults)]
+    real, simulated = processes(trained, trials), engine.run(trials)
+    assert_same(real, simulated)
+    assert [sorted({event.rank for event in own}) for own in real.result.events[1:]] == [[rank]] * 5 + [[0]]
+
+
+@of_two
+def test_an_overflow_in_one_rank_costs_the_step_and_half_of_the_scale(processes):
+    overflow = Value(start=START, site=Site.GRADIENT, tensor="head", element=0, model="infinity", rank=1)
+    fields = {"batch": 4, "ranks": 2, "seed": 3, "precision": "fp16", "loss_scaling": "dynamic", "loss_scale": 64.0}
+    trials = [engine.trial(**fields), engine.trial(**fields, fault=overflow)]
+    real, simulated = processes(trained, trials), engine.run(trials)
+    assert_same(real, simulated)
+    scales = real.signals["loss_scale"]
+    assert scales[1, START] == 64 and scales[1, START + 1] == 32 and (scales[0] == 64).all()
+
+
+# --- replicas ----------------------------------------------------------------------------------------------------
+
+
+class Corrupted:
+    """Changes a weight in the process of one rank alone, which no fault of a trial does."""
+
+    calls, taps, permanent, memory = ((Site.UPDATE, 3),), (), False, {}
+
+    def __init__(self, is_here: bool):
+        self.is_here = is_here
+
+    def recall(self, memory: Any) -> None:
+        pass
+
+    def visit(self, visit: Any) -> list[Any]:
+        if self.is_here:
+            visit.tensors["head"][1, 2] += 1e-7
+        return []
+
+
+def message_of_differing(group: Group, trials: Sequence[Trial], rank: int) -> str:
+    with pytest.raises(ReplicasDiffer) as caught:
+        trained(group, trials, injectors={0: Corrupted(group.rank == rank)}, block=4)
+    return str(caught.value)
+
+
+@of_three
+@pytest.mark.parametrize("rank", [1, 2])
+def test_replicas_that_differ_are_found_out_before_anything_is_written(processes, rank):
+    message = processes(message_of_differing, engine.different(2, batch=3, ranks=3), rank)
+    assert message.startswith(f"ranks 0 and {rank} should have the same state and differ in pack.weights")
+
+
+def message_of_records(group: Group, trials: Sequence[Trial]) -> str:
+    """A fault that is armed in one process alone."""
+    injectors = {} if group.rank else {1: None}
+    with pytest.raises(ReplicasDiffer) as caught:
+        agenda = {1: engine.injector_of(trials[1])} | injectors
+        trained(group, trials, injectors=agenda)
+    return str(caught.value)
+
+
+@of_two
+def test_records_that_differ_are_found_out(processes):
+    late = dataclasses.replace(fault("value at update"), start=2)
+    golden = engine.trial(**SHAPE, batch=4, seed=7)
+    assert "records" in processes(message_of_records, [golden, dataclasses.replace(golden, fault=late)])
