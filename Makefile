@@ -40,6 +40,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.telemetry
 	$(BIN)/python -m tests.benchmarks.pack_size
 	$(BIN)/python -m tests.benchmarks.planning
+	$(BIN)/python -m tests.benchmarks.scale
 	$(BIN)/python -m tests.benchmarks.faults
 	$(BIN)/python -m tests.benchmarks.mitigations
 	$(BIN)/python -m tests.benchmarks.checkpoint

@@ -15,9 +15,11 @@ from analysis.drawing import Drawing
 from analysis.figures import FIGURES
 from analysis.mitigation_map import MITIGATION_FIGURES
 from analysis.mitigations import compare
-from analysis.open_sweep import fault_events, open_sweep
+from analysis.open_sweep import open_with_events
 from analysis.outcomes import outcomes_and_notes
 from analysis.report import write_report
+from analysis.search_figures import SEARCH_FIGURES
+from analysis.searches import read_searches
 from harness.config import ConfigError
 
 
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "campaign", help="say what faults did; write OUT/figures/*.png and OUT/campaign.html"
     )
     figure = commands.add_parser("figure", help="write one figure to FILE (.svg, .pdf, .png)")
-    names = (*FIGURES, *MITIGATION_FIGURES, *CAMPAIGN_FIGURES)
+    names = (*FIGURES, *SEARCH_FIGURES, *MITIGATION_FIGURES, *CAMPAIGN_FIGURES)
     figure.add_argument("name", metavar="NAME", choices=names, help=", ".join(names))
     for command in (report, campaign, figure):
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
@@ -73,9 +75,11 @@ def _campaign(out: Path) -> None:
 
 
 def _drawing(name: str, out: Path) -> Drawing:
-    sweep = open_sweep(out)
+    sweep, events = open_with_events(out)
+    if name in SEARCH_FIGURES:
+        return SEARCH_FIGURES[name](read_searches(out))
     if name in FIGURES:
-        return FIGURES[name](sweep, fault_events(out))
+        return FIGURES[name](sweep, events)
     if name in MITIGATION_FIGURES:
         return MITIGATION_FIGURES[name](compare(sweep))
     judged, notes = outcomes_and_notes(sweep)

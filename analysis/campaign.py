@@ -16,7 +16,7 @@ from analysis.drawing import count
 from analysis.judged_faults import site_labels
 from analysis.open_sweep import UNFINISHED, open_sweep
 from analysis.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes_and_notes
-from analysis.report import Picture, save_figures, template
+from analysis.report import Picture, save_figures, template, with_losses
 from analysis.statistics import rates, studied, wilson_interval
 from harness.config import ConfigError
 
@@ -43,7 +43,7 @@ def write_campaign(out: Path | str) -> Campaign:
     sweep = open_sweep(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
-    judged, said = outcomes_and_notes(sweep)
+    judged, said = outcomes_and_notes(with_losses(sweep))
     table = site_table(judged)
     notes = [*_remarks(table), *said]
     pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, out / "figures")

@@ -5,6 +5,7 @@ Each takes a sweep with `analysis.outcomes`, and leaves out the trials that meas
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -24,6 +25,7 @@ from analysis.vulnerability_map import vulnerability_map
 
 LIGHT = (MASKED, RECOVERED, LINGERING)  # colours on which writing is dark
 TIME_BINS = 5
+BAR, LETTER, SHORTEST = 0.46, 0.085, 2.3  # inches a bar, and a letter; bars that a title of two lines takes
 NARROWEST = 0.045  # share of a bar that has room for a number
 
 
@@ -36,12 +38,12 @@ def outcome_shares(sweep: xr.Dataset) -> Drawing:
     groups = {"site": (table["site"], "site of the fault"), "time": (times, what)}
     bars = {name: labels.nunique() for name, (labels, _) in groups.items()}
     with style():
-        heights = [number + 0.3 for number in bars.values()]
-        figure = Figure(figsize=(10, 0.46 * sum(heights) + 1.8), layout="constrained")
+        heights = [max(number + 0.3, SHORTEST) for number in bars.values()]
+        figure = Figure(figsize=(10, BAR * sum(heights) + 1.8), layout="constrained")
         panels = figure.subplots(2, height_ratios=heights, sharex=True)
-        for panel, (labels, title) in zip(panels, groups.values(), strict=True):
+        for panel, (labels, title), height in zip(panels, groups.values(), heights, strict=True):
             _draw_shares(panel, table["outcome"], labels)
-            panel.set_ylabel(title)
+            panel.set_ylabel(textwrap.fill(title, int(BAR * height / LETTER)))
         panels[-1].set_xlabel("share of the faults [%]")
         figure.align_ylabels()
         handles = [Patch(color=COLOURS[outcome], label=outcome) for outcome in OUTCOMES]

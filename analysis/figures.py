@@ -17,12 +17,15 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from analysis import metrics
 from analysis.drawing import MARKERS, Drawing, count, palette, short, style
+from analysis.stability_edge import stability_edge
 
 # Neighbouring series stand the first factor apart on a log axis, so that their markers do not hide each other, and all
 # of them within the second, so that they do not reach the next width.
 DODGE, SPREAD = 1.06, 1.35
 MOST_SERIES, MOST_COLUMNS = 10, 4  # lines of a panel, and columns of a figure, that can be told apart
 TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
+LETTER, LINE = 0.085, 0.21  # inches: of a legend's letter at most, on average, and of a legend's line
+MOST_LETTERS, MOST_NAME = 34, 21  # of names in two columns under a figure, and beside one of the usual width
 GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
 
 
@@ -40,14 +43,19 @@ def _in_order(series: Sequence[str]) -> list[str]:
 def _chosen(scores: pd.Series, most: int) -> tuple[list[str], str]:
     """The series to show of those in `scores`, in order: those without a mitigation, and of the others the lowest.
 
-    With the words for the caption on how many that leaves out, if it does.
+    Where a sweep has further axes, many are without a mitigation: then the lowest of them, in half of the places. With
+    the words for the caption on how many that leaves out, if it does.
     """
     series = _in_order(scores.index)
     if len(series) <= most:
         return series, ""
-    plain = [name for name in series if name.split(",")[0] == "none"][:most]
-    lowest = scores.drop(plain).sort_values(kind="stable").index[: most - len(plain)]
-    return _in_order([*plain, *lowest]), f" Not shown: {len(series) - most} mitigations with higher values."
+    lowest = scores.sort_values(kind="stable").index
+    is_plain = np.array([name.split(",")[0] == "none" for name in lowest])
+    plain, others = lowest[is_plain], lowest[~is_plain]
+    kept = plain[: max(most // 2, most - len(others))]
+    what = "mitigations" if len(kept) == len(plain) else "combinations"
+    words = f" Not shown: {len(series) - most} {what} with higher values."
+    return _in_order([*kept, *others[: most - len(kept)]]), words
 
 
 def _dodged(values: pd.Series, position: int, count: int) -> pd.Series:
@@ -79,7 +87,11 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     middle = (table["capped_loss"].min() + table["initial_loss"].mean()) / 2
     is_near_initial = lost > 0 or table["capped_loss"].max() > middle
     with style():
-        figure = Figure(figsize=(3.9 * columns + 0.6, 3.4 * rows + 1.2), layout="constrained")
+        longest = max(map(len, series))
+        is_long = longest > MOST_LETTERS
+        width = max(3.9 * columns + 0.6, 2 + LETTER * longest if is_long else 0)
+        height = 3.4 * rows + 1.2 + (LINE * len(series) if is_long else 0)
+        figure = Figure(figsize=(width, height), layout="constrained")
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
         for number, (panel, width) in enumerate(zip(panels, widths, strict=False)):
             _draw_rates(panel, table[table["width"] == width], series)
@@ -92,7 +104,7 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
             panel.tick_params(labelbottom=is_lowest)
         for panel in panels[len(widths) :]:
             panel.set_axis_off()
-        _rate_legend(figure, series, lost > 0, is_near_initial)
+        _rate_legend(figure, series, lost > 0, is_near_initial, ncols=1 if is_long else 2)
         figure.suptitle("Final loss against learning rate")
     crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
@@ -116,7 +128,7 @@ def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None
         panel.scatter(lost["lr"], lost["capped_loss"], s=55, marker="x", color=colour, zorder=4, linewidth=1.8)
 
 
-def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_initial: bool) -> None:
+def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_initial: bool, ncols: int) -> None:
     colours = palette(series)
     handles = [
         Line2D([], [], color=colours[name], linewidth=1.8, marker=MARKERS[position % len(MARKERS)], markersize=4)
@@ -129,7 +141,7 @@ def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_i
     if has_initial:
         handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.4))
         labels.append("loss at initialisation")
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
 
 
 # --- sensitivity against width -----------------------------------------------------------------------------------
@@ -146,7 +158,8 @@ def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
     table = table[table["series"].isin(series)]
     widths, colours = sorted(table["width"].unique()), palette(series)
     with style():
-        figure = Figure(figsize=(6.6, 4.6), layout="constrained")
+        longest = max(map(len, series))
+        figure = Figure(figsize=(6.6 + LETTER * max(0, longest - MOST_NAME), 4.6), layout="constrained")
         panel = figure.subplots()
         panel.set_xscale("log", base=2)
         for position, name in enumerate(series):
@@ -332,6 +345,7 @@ def _seeds(table: pd.DataFrame) -> int:
 # File name -> how to draw it, from the dataset and the fault events.
 FIGURES: dict[str, Callable[[xr.Dataset, pd.DataFrame], Drawing]] = {
     "loss_against_rate": lambda ds, events: loss_against_rate(ds),
+    "stability_edge": lambda ds, events: stability_edge(ds),
     "sensitivity_against_width": lambda ds, events: sensitivity_against_width(ds),
     "faulty_against_golden": faulty_against_golden,
 }

@@ -40,7 +40,7 @@ def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:
     recovery = judged["settling_steps"].values[place]
     found = table.iloc[rows][["place", "mitigation", "who"]].assign(
         fault=fault[rows],
-        deviation=np.where(word == NON_FINITE, np.inf, _largest_deviation(judged)[place]),
+        deviation=np.where(word == NON_FINITE, np.inf, largest_deviation(judged)[place]),
         recovery=np.where(np.isnan(recovery), np.inf, recovery),
         recovered=~np.isnan(recovery),
         watched=_watched(judged)[place],
@@ -57,7 +57,7 @@ def _watched(sweep: xr.Dataset) -> np.ndarray:
     return trials.steps - trials.begin
 
 
-def _largest_deviation(sweep: xr.Dataset) -> np.ndarray:
+def largest_deviation(sweep: xr.Dataset) -> np.ndarray:
     """[trial], NaN for trials without a finished twin and where no step counts."""
     trials = Trials.of(sweep)
     is_poisoned = sweep["struck_site"].values == BATCH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib import colormaps
@@ -17,7 +17,7 @@ from matplotlib.textpath import TextPath
 
 from analysis.drawing import Drawing, count, short, style
 from analysis.mitigation_words import NOTHING, coverage, value_words
-from analysis.mitigations import BASELINE, Comparison, Metric
+from analysis.mitigations import BASELINE, UNLIKE_PACKS, Comparison, Metric
 
 # Red is worse, blue better; colour-blind readers can tell them apart (ColorBrewer). Darker ends would hide the numbers.
 COLOURS = ListedColormap(colormaps["RdBu"](np.linspace(0.07, 0.93, 257)))
@@ -27,6 +27,7 @@ RATIOS = (1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 30, 100, 1000, 10_000)
 # Inches: a cell, a row, between two metrics, the narrowest metric; heading, places, legend, margin; a heading's letter.
 CELL, ROW, GAP, NARROWEST = 0.6, 0.235, 0.14, 1.15
 HEADING, PLACE, LEGEND, MARGIN, LETTER = 1.2, 0.25, 1.05, 0.15, 0.075
+MOST_PLACES, MOST_NAMES = 6, 150  # columns of a metric, and rows, of a map that can be read and saved
 WIDEST, SMALLEST = 2.8, 8.0  # inches: of a name that is not cut short; a figure in which the legend has room
 
 
@@ -47,14 +48,18 @@ def mitigation_map(comparison: Comparison) -> Drawing:
     Colour is the change against the baseline in the same column, from worse (red) over none (white) to better (blue).
     The change that has the full colour is written over each metric: three quarters of the changes that the intervals
     tell from none are not larger. A cell is pale and its number grey where the interval includes no change or there is
-    no interval; where it excludes it, the number is bold. What was not measured is a dash on grey.
+    no interval; where it excludes it, the number is bold. What was not measured is a dash on grey. Of more than 6
+    columns a metric 6 are drawn, evenly spaced in their order, and of more than 150 mitigations the first.
     """
     if comparison.table.empty:
         return Drawing(None, comparison.reason.replace("No comparison", "No figure", 1))
+    caption = _caption(comparison)
+    comparison, left_out = _thinned(comparison)
     table, places = comparison.table, _places(comparison)
     names = list(table["mitigation"].unique())
     labels = [_shortened(name) for name in names]
-    left = max(1.0, MARGIN + 0.08 + max(map(_width, labels)))
+    corner = _shortened(", ".join(comparison.axes[1:]))
+    left = max(1.0, MARGIN + 0.08 + max(map(_width, [corner, *labels])))
     columns = _columns(comparison, left, len(places))
     top = HEADING + (PLACE if len(comparison.axes) == 2 else 0.1 + max(map(_width, places)))
     right = columns[-1].left + columns[-1].cell * len(places) + MARGIN
@@ -65,7 +70,7 @@ def mitigation_map(comparison: Comparison) -> Drawing:
         panel.set(xlim=(0, width), ylim=(height, 0))  # inches from the top left
         panel.set_axis_off()
         panel.text(width / 2, 0.2, "Mitigations against the recipe without one", ha="center", va="center", size=12)
-        panel.text(left - 0.08, top - 0.06, ", ".join(comparison.axes[1:]), ha="right", va="bottom", size=9)
+        panel.text(left - 0.08, top - 0.06, corner, ha="right", va="bottom", size=9)
         for number, label in enumerate(labels):
             text = panel.text(left - 0.08, top + ROW * (number + 0.5), label, ha="right", va="center", size=9)
             text.set_fontweight("bold" if label == BASELINE else "normal")
@@ -73,7 +78,7 @@ def mitigation_map(comparison: Comparison) -> Drawing:
             _draw_heading(panel, own, places, top)
             _draw_cells(panel, comparison, own, top)
         _draw_legend(figure, width, height)
-    return Drawing(figure, _caption(comparison))
+    return Drawing(figure, caption + left_out)
 
 
 def _width(label: str) -> float:
@@ -86,6 +91,21 @@ def _shortened(name: str) -> str:
     while _width(label) > WIDEST:
         label = f"{label.removesuffix('…')[:-1]}…"
     return label
+
+
+def _thinned(comparison: Comparison) -> tuple[Comparison, str]:
+    """What has room in a map, and the words for the caption on what that leaves out."""
+    table, words = comparison.table, []
+    names, number = table["mitigation"].unique(), comparison.place
+    total = int(number.max()) + 1
+    if total > MOST_PLACES:
+        table = table[number.isin(np.linspace(0, total - 1, MOST_PLACES).round())]
+        words.append(f"{MOST_PLACES} of {total} combinations of {', '.join(comparison.axes[1:])}, evenly spaced")
+    if len(names) > MOST_NAMES:
+        table = table[table["mitigation"].isin(names[:MOST_NAMES])]
+        words.append(f"the first {MOST_NAMES} of {len(names)} rows")
+    table = table.reset_index(drop=True)
+    return replace(comparison, table=table), f" Drawn are {' and '.join(words)}; the table has all." if words else ""
 
 
 def _places(comparison: Comparison) -> list[str]:
@@ -198,7 +218,7 @@ def _caption(comparison: Comparison) -> str:
         "deviation": "∞: became non-finite.",
         "recovery": ">: not recovered by the end of the run.",
         "step_time": "Step time: ≈ where other mitigations train in the same packs and share their time. "
-        "Less than x or / 1.25 is not told: so much packs of unlike sizes may differ.",
+        f"Less than x or / {UNLIKE_PACKS:g} is not told: so much packs of unlike sizes may differ.",
     }
     return " ".join([*words, *(text for name, text in notes.items() if name in comparison.metrics)])
 

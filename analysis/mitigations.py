@@ -24,18 +24,22 @@ UNLIKE_PACKS = 1.25  # by so much the time of a trial-step may differ between pa
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is named, whether less of it is better, and what a change of it is: a ratio or a difference."""
+    """How a metric is named, whether less of it is better, and what a change of it is: a ratio or a difference.
+
+    A ratio between 1 / `band` and `band` may have other reasons, and is not told from no change.
+    """
 
     label: str
     units: str
     less_is_better: bool = True
     is_ratio: bool = False
     is_in_map: bool = True
+    band: float = 1.0
 
     @property
-    def neutral(self) -> float:
-        """The change that is none."""
-        return 1.0 if self.is_ratio else 0.0
+    def neutral(self) -> tuple[float, float]:
+        """From and to which change there is none that could be told."""
+        return (1 / self.band, self.band) if self.is_ratio else (0.0, 0.0)
 
 
 METRICS = {
@@ -45,7 +49,7 @@ METRICS = {
     "sensitivity": Metric("LR sensitivity", "nat/token"),
     "deviation": Metric("worst deviation", "nat/token"),
     "recovery": Metric("slowest recovery", "steps"),
-    "step_time": Metric("step time", "x baseline", is_ratio=True),
+    "step_time": Metric("step time", "x baseline", is_ratio=True, band=UNLIKE_PACKS),
 }
 
 
@@ -67,12 +71,9 @@ class Comparison:
         return self.table.groupby(self.axes[1:], dropna=False).ngroup()
 
     def is_told(self, metric: str) -> pd.Series:
-        """For which rows the interval of the change excludes no change, and of a step time what packs make of it."""
-        low, high = self.table[f"{metric}_change_low"], self.table[f"{metric}_change_high"]
-        if metric == "step_time":
-            return (low > UNLIKE_PACKS) | (high < 1 / UNLIKE_PACKS)
-        neutral = self.metrics[metric].neutral
-        return (low > neutral) | (high < neutral)
+        """For which rows the interval of the change excludes no change, and every one in the metric's band."""
+        smallest, largest = self.metrics[metric].neutral
+        return (self.table[f"{metric}_change_low"] > largest) | (self.table[f"{metric}_change_high"] < smallest)
 
     def gain(self, metric: str) -> pd.Series:
         """The change, turned so that more is better: a difference, or the logarithm of a ratio."""
@@ -211,10 +212,9 @@ class Group:
     @classmethod
     def of(cls, own: pd.DataFrame, axes: list[str], times: StepTimes | None) -> Group:
         values = own.assign(stable=(own["outcome"] == STABLE).astype(float))
-        losses, capped, stable = (
-            values.pivot_table(column, "who", "lr", "mean", dropna=False).dropna()
-            for column in ("validation", "capped_loss", "stable")
-        )
+        columns = ["validation", "capped_loss", "stable"]
+        means = values.groupby(["who", "lr"])[columns].mean()
+        losses, capped, stable = (means[column].unstack("lr").dropna() for column in columns)
         return cls(own[axes].iloc[0].to_dict(), losses, capped, stable, times)
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import zarr
 from zarr.storage import LocalStore, StorePath
 
 from harness.config import CORE, NO_FAULT, Fault, Trial, sections
-from harness.store import SIGNALS, PackInfo, read_packs, read_root
+from harness.store import SIGNALS, PackInfo, read_packs, read_store
 
 ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
 RESULTS = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes", "changes", "pack")
@@ -50,16 +52,9 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 
     Raises harness.config.ConfigError, a ValueError, if `out` holds no store or one of another format.
     """
-    attributes = read_root(Path(out))
-    packs = sorted(read_packs(Path(out)), key=lambda pack: (pack.attributes["created"], pack.id))
-    rows = _kept_rows(packs)
-    coordinates = _coordinates(packs, rows)
-    variables = _variables(packs, rows)
-    sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
-    for dim in ("step", "layer"):
-        coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
-    provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
-    return xr.Dataset(variables, coordinates, {**attributes, **provenance})
+    with _uncollected():
+        attributes, packs = read_store(Path(out))
+        return _dataset(attributes, list(packs))
 
 
 def fault_events(out: Path | str) -> pd.DataFrame:
@@ -70,7 +65,42 @@ def fault_events(out: Path | str) -> pd.DataFrame:
     row never fired; of one that struck often the store keeps the first events alone, and the coordinate `strikes` of
     `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep` does.
     """
-    packs = list(read_packs(Path(out)))
+    return _events(list(read_packs(Path(out))))
+
+
+def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
+    """`open_sweep` and `fault_events` of the same moment of a sweep that may go on, for one read of each file."""
+    with _uncollected():
+        attributes, packs = read_store(Path(out))
+        known = list(packs)
+        return _dataset(attributes, known), _events(known)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection in the block: JSON makes very many objects, none of which is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
+    packs = sorted(packs, key=lambda pack: (pack.attributes["created"], pack.id))
+    rows = _kept_rows(packs)
+    coordinates = _coordinates(packs, rows)
+    variables = _variables(packs, rows)
+    sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
+    for dim in ("step", "layer"):
+        coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
+    provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
+    return xr.Dataset(variables, coordinates, {**attributes, **provenance})
+
+
+def _events(packs: Sequence[PackInfo]) -> pd.DataFrame:
     events = []
     for number, row in _kept_rows(packs):
         pack = packs[number]
@@ -138,8 +168,8 @@ def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> 
         name: xr.Variable("trial", np.array(values, dtype=kind), {"long_name": text} | _units(name, kind))
         for name, (values, kind, text) in fixed.items()
     }
-    configs = [_flat(a["trials"][row]) | {"train.steps": p.arrays["loss"]["shape"][1]} for p, a, row in owners]
-    return coordinates | _config_coordinates(configs)
+    steps = [p.arrays["loss"]["shape"][1] for p, _, _ in owners]
+    return coordinates | _config_coordinates([a["trials"][row] for _, a, row in owners], steps)
 
 
 def _results(owners: Sequence[tuple[PackInfo, dict[str, Any], int]], name: str, missing: Any) -> list[Any]:
@@ -153,18 +183,43 @@ def _common(events: Sequence[Mapping[str, Any]], field: str, none: Any, several:
     return none if not found else found.pop() if len(found) == 1 else several
 
 
-def _config_coordinates(configs: Sequence[dict[str, Any]]) -> dict[str, xr.Variable]:
-    """A coordinate for each field that varies, and for those that every reader expects."""
-    paths = list(dict.fromkeys([*_described(), *(path for config in configs for path in config)]))
+def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict[str, xr.Variable]:
+    """A coordinate for each field that varies, and for those that every reader expects; `steps` are those trained."""
+    columns = {**_columns(trials), "train.steps": _column(steps)}
+    paths = list(dict.fromkeys([*_described(), *columns]))
     names = short_names(paths)
     found = {}
     for path in paths:
-        column = _column([config.get(path) for config in configs])
+        column = columns.get(path)
+        if column is None:
+            column = _column([None] * len(trials))
         if path in ALWAYS or len(pd.unique(column)) > 1:
             attributes = {"path": path, "long_name": _described().get(path, path.split(".")[-1].replace("_", " "))}
             kind = float if column.dtype.kind in "if" else str
             found[names[path]] = xr.Variable("trial", column, attributes | _units(names[path], kind))
     return found
+
+
+def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Path -> the field's value in each trial [trial]. Trials share most sections: each different one is read once."""
+    left_out = _left_out()
+    names = dict.fromkeys([*left_out, *(name for trial in trials for name in trial)])
+    which = {name: np.full(len(trials), -1) for name in names}
+    numbers: dict[str, dict[str, int]] = {name: {} for name in names}
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    paths = {path: name for name, defaults in left_out.items() for path in defaults}
+    for number, trial in enumerate(trials):
+        for name, value in trial.items():
+            text = repr(value)
+            if text not in numbers[name]:
+                numbers[name][text] = len(parts[name])
+                parts[name].append(_flat(name, value))
+                paths |= dict.fromkeys(parts[name][-1], name)
+            which[name][number] = numbers[name][text]
+    for name, own in which.items():
+        if (own < 0).any():
+            parts[name].append(left_out.get(name, {}))  # number -1 is the last
+    return {path: _column([own.get(path) for own in parts[name]])[which[name]] for path, name in paths.items()}
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
@@ -191,27 +246,22 @@ def _described() -> dict[str, str]:
 
 
 @functools.cache
-def _left_out() -> dict[str, Any]:
-    """Path -> default of the sections that a stored trial leaves out where they are at their defaults."""
-    extras = {part: cls() for part, cls in sections().items() if part not in CORE}
-    return {f"{part}.{name}": value for part, values in extras.items() for name, value in vars(values).items()}
+def _left_out() -> dict[str, dict[str, Any]]:
+    """Section -> its fields, of those that a stored trial leaves out where they are at their defaults."""
+    return {name: _flat(name, vars(cls())) for name, cls in sections().items() if name not in CORE}
 
 
-def _flat(trial: dict[str, Any]) -> dict[str, Any]:
-    """Path -> value. A trial without a fault has none of its fields but the name."""
-    flat = dict(_left_out())
-    for name, value in trial.items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
-        else:
-            flat[name] = value
-    if flat["fault.name"] == NO_FAULT.name:
-        flat = {path: value for path, value in flat.items() if path == "fault.name" or not path.startswith("fault.")}
-    return flat
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Path -> value of a section, or of a field that belongs to none. No fault has none of its fields but the name."""
+    if not isinstance(value, dict):
+        return {name: value}
+    if name == "fault" and value["name"] == NO_FAULT.name:
+        return {"fault.name": NO_FAULT.name}
+    return {f"{name}.{field}": item for field, item in value.items()}
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
-    """One array for the values of a field; None is NaN among numbers and "" among words."""
+    """One array for values of a field; None is NaN among numbers and "" among words."""
     present = [value for value in values if value is not None]
     if any(not isinstance(value, (bool, int, float)) for value in present):
         return np.array(["" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values], dtype=str)
@@ -231,7 +281,8 @@ def _variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> di
     owned: dict[int, list[int]] = {}
     for number, row in rows:
         owned.setdefault(number, []).append(row)
-    kept = [packs[number] for number in owned]
+    # Without the attributes, the largest part of what was read.
+    kept = [dataclasses.replace(packs[number], attributes={}) for number in owned]
     descriptions: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         name: (signal.dims, {"units": signal.units, "long_name": signal.long_name}) for name, signal in SIGNALS.items()
     }

@@ -19,12 +19,14 @@ from analysis.drawing import Drawing
 from analysis.figures import FIGURES
 from analysis.mitigation_map import MITIGATION_FIGURES
 from analysis.mitigation_words import coverage, mitigation_findings, table_rows
-from analysis.mitigations import compare
-from analysis.open_sweep import UNFINISHED, fault_events, open_sweep
+from analysis.mitigations import UNLIKE_PACKS, compare
+from analysis.open_sweep import UNFINISHED, open_with_events
+from analysis.search_figures import SEARCH_FIGURES
+from analysis.searches import read_searches
 
 DOTS_PER_INCH = 110
 MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
-KEPT_IN_MEMORY = 2**28  # bytes of losses; every figure and table reads them
+KEPT_IN_MEMORY = 2**28  # bytes of losses
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,14 @@ def write_report(out: Path | str) -> Report:
     Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
     """
     out = Path(out)
-    ds, events = open_sweep(out), fault_events(out)
-    if ds["loss"].nbytes <= KEPT_IN_MEMORY:
-        ds["loss"] = ds["loss"].load()
+    ds, events = open_with_events(out)
+    ds = with_losses(ds)
     compared = compare(ds)
     found = findings(ds) + mitigation_findings(compared)
     figures = {name: draw(ds, events) for name, draw in FIGURES.items()}
     figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
+    if searches := read_searches(out):
+        figures |= {name: draw(searches) for name, draw in SEARCH_FIGURES.items()}
     pictures = save_figures(figures, out / "figures")
     page = template("report").render(
         study=ds.attrs["study"],
@@ -67,9 +70,11 @@ def write_report(out: Path | str) -> Report:
         trials=ds.sizes["trial"],
         packs=len(np.unique(ds["pack"].values)),
         pictures=[picture for picture in pictures if picture.name in FIGURES],
+        search_pictures=[picture for picture in pictures if picture.name in SEARCH_FIGURES],
         has_mitigations=len(np.unique(ds["mitigation"].values)) > 1,
         mitigations=table_rows(compared),
         certainty=coverage(compared),
+        unlike_packs=UNLIKE_PACKS,
         mitigation_pictures=[picture for picture in pictures if picture.name in MITIGATION_FIGURES],
         sensitivity=_sensitivity_rows(metrics.lr_sensitivity(ds)),
         faults=_fault_rows(fault_table(ds)),
@@ -79,6 +84,11 @@ def write_report(out: Path | str) -> Report:
     html = out / "report.html"
     html.write_text(page, encoding="utf-8")
     return Report(html, [picture.path for picture in pictures if picture.path], found)
+
+
+def with_losses(sweep: xr.Dataset) -> xr.Dataset:
+    """`sweep` with its losses in memory, where they take at most 256 MiB, since every figure and table reads them."""
+    return sweep.assign(loss=sweep["loss"].compute()) if sweep["loss"].nbytes <= KEPT_IN_MEMORY else sweep
 
 
 def template(name: str) -> jinja2.Template:

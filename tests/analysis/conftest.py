@@ -249,6 +249,7 @@ def write_campaign(
     clips: Sequence[float | None] = (None, 1.0),
     twins: int = 8,
     steps: int = 100,
+    starts: Sequence[int] | None = None,
 ) -> None:
     """A campaign of `faults` bit faults for each beta2 and clip, with the twins of its clean envelopes."""
     rng = np.random.default_rng(0)
@@ -260,7 +261,7 @@ def write_campaign(
                 site=site,
                 tensor=f"blocks.{rng.integers(layers)}.{rng.choice(TENSORS)}",
                 bit=int(rng.choice(bits)),
-                start=int(rng.integers(1, steps - 10)),
+                start=int(rng.integers(1, steps - 10) if starts is None else rng.choice(starts)),
                 seed=n,
             )
             for n, site in enumerate(rng.choice(list(sites), faults))

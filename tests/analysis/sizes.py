@@ -14,4 +14,5 @@ SIZES = {
     },
     "five sites, twelve layers": {"faults": 500, "sites": FIVE_SITES, "layers": 12, "beta2s": [0.9, 0.99, 0.999]},
     "few faults": {"faults": 20, "bits": [18, 27]},
+    "faults that begin together": {"faults": 40, "starts": [50]},
 }

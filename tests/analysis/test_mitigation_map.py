@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.mitigation_map import COLOURS, PALE, full_colour, mitigation_map
 from analysis.mitigation_words import mitigation_findings, table_rows
-from analysis.mitigations import Comparison, compare
+from analysis.mitigations import METRICS, Comparison, compare
 from analysis.report import DOTS_PER_INCH
 from harness.config import Trial
 from tests.analysis.mitigated import LOST, Ending, Study
@@ -184,6 +185,25 @@ def test_other_axes_stand_upright_beside_the_width(synthetic, tmp_path: Path) ->
     assert synthetic.check_texts(figure)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert "width, depth" in texts and texts.count("64, 2") == 6
+
+
+def test_of_very_many_columns_and_rows_some_are_drawn(synthetic, tmp_path: Path) -> None:
+    """Beyond 65,535 pixels a figure cannot be saved at all, and long before that nobody can read it."""
+    names = ["none", *(f"m{number:03}" for number in range(160))]
+    axes = ["mitigation", "width", "depth"]
+    places = [(width, depth) for width in (16, 32, 64, 128) for depth in (1, 2, 3)]
+    rows = [{"mitigation": name, "width": width, "depth": depth} for name in names for width, depth in places]
+    columns = {f"final_loss{part}": 1.0 for part in ("", "_low", "_high", "_change", "_change_low", "_change_high")}
+    table = pd.DataFrame(rows).assign(**columns, final_loss_seeds=3)
+    drawing = mitigation_map(Comparison(table, axes, {"final_loss": METRICS["final_loss"]}))
+    texts = [text.get_text() for text in drawing.figure.axes[0].texts]
+    shown = [f"{width}, {depth}" for width, depth in places if f"{width}, {depth}" in texts]
+    assert shown == ["16, 1", "16, 3", "32, 2", "64, 2", "128, 1", "128, 3"]
+    assert "m148" in texts and "m149" not in texts
+    assert drawing.caption.endswith(
+        " Drawn are 6 of 12 combinations of width, depth, evenly spaced and the first 150 of 161 rows; "
+        "the table has all."
+    )
 
 
 # --- words -------------------------------------------------------------------------------------------------------

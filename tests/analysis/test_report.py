@@ -42,13 +42,14 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
     made, page = written
     assert [path.name for path in made.figures] == [
         "loss_against_rate.png",
+        "stability_edge.png",
         "sensitivity_against_width.png",
         "faulty_against_golden.png",
         "mitigation_map.png",
     ]
     for path in made.figures:
         assert path.read_bytes().startswith(b"\x89PNG")
-    assert page.count("data:image/png;base64,") == 4 == page.count("<figcaption>")
+    assert page.count("data:image/png;base64,") == 5 == page.count("<figcaption>")
     for text in ("<h1>synthetic</h1>", "c0ffee", "<td>cpu</td>", "all, in 18 packs", "<th>180</th>"):
         assert text in page
     for heading in ("LR sensitivity [nat/token]", "never fired", "fired without effect", "worst deviation [nat/token]"):
@@ -59,7 +60,7 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
 def test_the_page_needs_nothing_beside_it(written) -> None:
     _, page = written
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]{1,30})""", page)
-    assert len(links) == 4 and all(link.startswith("data:image/png;base64,") for link in links)
+    assert len(links) == 5 and all(link.startswith("data:image/png;base64,") for link in links)
     assert "<script" not in page
 
 
@@ -340,6 +341,6 @@ def test_a_browser_shows_the_page(written, browser: str, tmp_path: Path) -> None
     title = re.search(r"<title>(.*?)</title>", dump_dom(browser, page, tmp_path / "profile"))
     assert title, "no page"
     found = json.loads(html.unescape(title[1]))
-    assert len(found["images"]) == 4 and all(width > 400 for width in found["images"])
+    assert len(found["images"]) == 5 and all(width > 400 for width in found["images"])
     assert not found["wide"], "the page scrolls sideways"
     assert found["tables"] > 10

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.mitigations import compare
+from analysis.mitigations import METRICS, Comparison, compare
 from tests.analysis.mitigated import STEPS, Ending, Study
 
 
@@ -69,3 +69,18 @@ def test_steps_that_were_not_timed_do_not_count(study: Study) -> None:
     sweep = study.write(lambda t: Ending(seconds=3.0 if t.mitigation == "qk_norm" else 1.0)).sweep
     times = sweep["step_seconds"].where(sweep["step"] > 30)
     assert compare(sweep.assign(step_seconds=times)).table["step_time"].tolist() == [1.0, 3.0]
+
+
+def test_a_ratio_within_the_band_of_its_metric_is_not_told() -> None:
+    """Packs of unlike sizes differ by up to a quarter in time; of a stable rate every difference counts."""
+    ends = [(1.2, 1.4), (1.3, 1.4), (0.7, 0.79), (0.7, 0.85)]
+    table = pd.DataFrame(
+        {
+            f"{name}_change_{end}": [pair[i] for pair in ends]
+            for name in METRICS
+            for i, end in enumerate(["low", "high"])
+        }
+    )
+    told = Comparison(table, ["mitigation", "width"], METRICS)
+    assert told.is_told("step_time").tolist() == [False, True, True, False]
+    assert told.is_told("stable_rate").tolist() == [True, True, True, True]
