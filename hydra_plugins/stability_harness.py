@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
@@ -15,21 +15,23 @@ from omegaconf import DictConfig, OmegaConf
 
 
 class GridSweeper(Sweeper):
-    """Expands the grid of a study and the command line, without composing any job."""
+    """Expands the grid of a study and the command line, without composing any job, or searches instead."""
 
     def __init__(self, params: DictConfig | None = None):
         self.params: dict[str, Any] = {str(key): value for key, value in (params or {}).items()}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.loader = hydra_context.config_loader
+        self.loader, self.kind = hydra_context.config_loader, config.search.kind
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from sweeps.arguments import expand
+        from sweeps.arguments import axes_of, expand
 
-        assert self.launcher is not None
+        assert isinstance(self.launcher, PackLauncher)
+        if self.kind != "none":
+            self.launcher.search(axes_of(self.params, arguments, self.loader))
         return self.launcher.launch(expand(self.params, arguments, self.loader), initial_job_idx=0)
 
 
@@ -40,11 +42,22 @@ class PackLauncher(Launcher):
         self.loader, self.config = hydra_context.config_loader, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from rich.console import Console
+        from sweeps.launch import run_rounds
 
+        composer, run, executor, trials = self._checked(lambda composer: composer.trials(job_overrides))
+        sys.exit(run_rounds(trials, composer.last_bit(), run, executor, self._console(), composer.notices()))
+
+    def search(self, axes: Sequence[Any]) -> NoReturn:
+        """Ask Optuna, instead of training a grid."""
+        from sweeps.search.rounds import run_search
+
+        composer, run, executor, _ = self._checked(lambda composer: None)
+        sys.exit(run_search(axes, composer, run, executor, self._console()))
+
+    def _checked(self, trials: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
+        """The composer, the run, what runs its packs, and what `trials` makes of the composer. Raises ConfigError."""
         from harness.config import Problems
         from sweeps.grid import Composer
-        from sweeps.launch import run_rounds
         from sweeps.settings import run_from
 
         study = self.config.hydra.runtime.choices.study
@@ -52,13 +65,18 @@ class PackLauncher(Launcher):
         problems = Problems()
         with problems.collect():
             composer = Composer(self.loader, study, asked)
-            trials = composer.trials(job_overrides)
+            found = trials(composer)
         with problems.collect():
             run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
             executor = self.executor(run)
         problems.check()
-        console = Console(markup=False, highlight=False)
-        sys.exit(run_rounds(trials, composer.last_bit(), run, executor, console, composer.notices()))
+        return composer, run, executor, found
+
+    @staticmethod
+    def _console() -> Any:
+        from rich.console import Console
+
+        return Console(markup=False, highlight=False)
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""
@@ -72,17 +90,32 @@ class LocalLauncher(PackLauncher):
         self.workers = workers
 
     def executor(self, run: Any) -> Any:
+        import torch
+
         from harness.config import ConfigError
         from harness.precision import pick_device
         from sweeps.local import LocalExecutor, available_cores
 
         workers = self.workers
         if workers == "auto":
-            workers = 1 if pick_device(run.device).type == "cuda" else available_cores()
+            is_cuda = pick_device(run.device).type == "cuda"
+            workers = torch.cuda.device_count() if is_cuda else available_cores()
         if type(workers) is not int or workers < 1:
             reason = "not a number of processes; allowed: auto, or an integer from 1 up"
             raise ConfigError(f"hydra.launcher.workers={workers}: {reason}")
         return LocalExecutor(workers)
+
+
+LEAST = {
+    "time": 1,
+    "cpus": 1,
+    "gpus": 0,
+    "gpus_per_task": 0,
+    "parallel": 1,
+    "minutes_per_job": 0,
+    "warning": 1,
+    "requeues": 0,
+}
 
 
 class SlurmLauncher(PackLauncher):
@@ -96,17 +129,13 @@ class SlurmLauncher(PackLauncher):
         from sweeps.slurm import SlurmExecutor
 
         problems = Problems()
-        for name, least in {
-            "time": 1,
-            "cpus": 1,
-            "parallel": 1,
-            "minutes_per_job": 0,
-            "warning": 1,
-            "requeues": 0,
-        }.items():
+        for name, least in LEAST.items():
             with problems.collect():
-                if self.options[name] < least:
-                    raise ConfigError(f"hydra.launcher.{name}={self.options[name]}: out of range; allowed: >= {least}")
+                value = self.options[name]
+                if value is not None and value < least:
+                    raise ConfigError(f"hydra.launcher.{name}={value}: out of range; allowed: >= {least}")
+        with problems.collect():
+            SlurmExecutor.check_options(self.options)
         with problems.collect():
             SlurmExecutor.check()
         problems.check()

@@ -6,6 +6,7 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, ValueType
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +28,7 @@ from sweeps import settings
 from sweeps.choices import listed, parts_of, unknown_option
 
 FOLDER, CONFIG_NAME = Path(__file__).parent / "conf", "config"
-GROUPS = ("study", "mitigation", "fault")
+GROUPS = ("study", "search", "mitigation", "fault")
 RUN_KEYS = frozenset(settings.keys())
 LAUNCHERS = {"local": settings.LocalOptions, "slurm": settings.SlurmOptions}
 SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
@@ -113,8 +114,33 @@ def check_value(key: str, value: Any) -> Any:
     raise unknown_key(key, value, known_keys())
 
 
+@dataclass(frozen=True)
+class Interval:
+    """All numbers from `low` to `high`, which a search may try; on a logarithmic scale if `is_log`."""
+
+    low: float
+    high: float
+    is_log: bool
+
+
+def _interval(override: Override) -> Interval:
+    """Raises ConfigError for an interval that is empty, or that has other tags than `log`."""
+    sweep, text = override.value(), override.input_line
+    assert isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None
+    if override.get_key_element() in GROUPS:
+        raise ConfigError(f"{text}: names have no interval; allowed: values with commas, or glob()")
+    if not sweep.start < sweep.end:
+        raise ConfigError(f"{text}: an empty interval; allowed: interval(low, high) with low < high")
+    if sweep.tags - {"log"}:
+        raise ConfigError(f"{text}: unknown tag {', '.join(sorted(sweep.tags - {'log'}))}; allowed: log")
+    is_log = "log" in sweep.tags
+    if is_log and sweep.start <= 0:
+        raise ConfigError(f"{text}: no logarithm at {sweep.start:g}; allowed: tag(log, interval(...)) above 0")
+    return Interval(sweep.start, sweep.end, is_log)
+
+
 def _words(override: Override, loader: ConfigLoader) -> list[str]:
-    """The values of an override, one or many, each as its own text."""
+    """The values of an override, one or many, each as its own text; the two ends of an interval."""
     text = f"{override.input_line}"
     key = override.get_key_element()
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
@@ -126,13 +152,28 @@ def _words(override: Override, loader: ConfigLoader) -> list[str]:
             raise ConfigError(f"{text}: matches nothing; allowed: {listed(loader.get_group_options(key))}")
         return found
     if override.is_interval_sweep():
-        raise ConfigError(f"{text}: an interval has no grid; allowed: values with commas, or range()")
+        interval = _interval(override)
+        return [f"{end:.12g}" for end in (interval.low, interval.high)]
     if override.is_sweep_override():
         return list(override.sweep_string_iterator())
     return [override.get_value_element_as_str()]
 
 
-def _axis(text: str, loader: ConfigLoader) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class Axis:
+    """A key and its values, each as text; or all of an interval, and its two ends as text."""
+
+    key: str
+    words: tuple[str, ...]
+    interval: Interval | None
+    is_range: bool  # numbers at equal distances
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{self.key}={word}" for word in self.words]
+
+
+def _axis(text: str, loader: ConfigLoader) -> Axis:
     """The key of an override and all its values, each checked. Raises ConfigError."""
     override = parse(text)
     key, value = override.get_key_element(), override.get_value_string() if "=" in text else ""
@@ -143,7 +184,7 @@ def _axis(text: str, loader: ConfigLoader) -> tuple[str, list[str]]:
     words = _words(override, loader)
     if not words:
         raise ConfigError(f"{text}: an empty range; allowed: at least one value")
-    if len(words) > 1 and (key in RUN_KEYS or key == "study"):
+    if len(words) > 1 and (key in RUN_KEYS or key in ("study", "search")):
         raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
     problems = Problems()
     options = loader.get_group_options(key) if key in GROUPS else []
@@ -155,7 +196,8 @@ def _axis(text: str, loader: ConfigLoader) -> tuple[str, list[str]]:
             elif key in GROUPS and found not in options:
                 raise unknown_option(key, word, options)
     problems.check()
-    return key, words
+    interval = _interval(override) if override.is_interval_sweep() else None
+    return Axis(key, tuple(words), interval, override.is_range_sweep())
 
 
 def combination(text: str) -> str | None:
@@ -191,7 +233,7 @@ def check_arguments(arguments: Sequence[str], loader: ConfigLoader) -> None:
     given: dict[str, list[str]] = {}
     for text in arguments:
         with problems.collect():
-            key = _hydras_key(text) if is_hydras(text) else _axis(text, loader)[0]
+            key = _hydras_key(text) if is_hydras(text) else _axis(text, loader).key
             given.setdefault(key, []).append(text)
     for key, texts in given.items():
         with problems.collect():
@@ -200,24 +242,34 @@ def check_arguments(arguments: Sequence[str], loader: ConfigLoader) -> None:
     problems.check()
 
 
-def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
-    """Every combination of the study's axes and the command line's, as overrides, the last axis running fastest.
-
-    A key of the command line replaces that axis of the study. Raises ConfigError.
-    """
-    axes: dict[str, list[str]] = {}
+def axes_of(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader) -> list[Axis]:
+    """The study's axes and the command line's, whose keys replace those of the study. Raises ConfigError."""
+    axes: dict[str, Axis] = {}
     problems = Problems()
     for name in params:
         with problems.collect():
-            if name in RUN_KEYS or name == "study":
+            if name in RUN_KEYS or name in ("study", "search"):
                 beside = "belongs to the run, not to hydra.sweeper.params; allowed there: what can be swept"
                 raise ConfigError(f"{name}={params[name]}: {beside}")
     for text in (*(f"{key}={_as_text(value)}" for key, value in params.items()), *arguments):
         with problems.collect():
-            key, words = _axis(text, loader)
-            axes[key] = [f"{key}={word}" for word in words]
+            axis = _axis(text, loader)
+            axes[axis.key] = axis
     problems.check()
-    return [list(job) for job in itertools.product(*axes.values())]
+    return list(axes.values())
+
+
+def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
+    """Every combination of the values of `axes_of`, as overrides, the last axis running fastest. Raises ConfigError."""
+    axes, problems = axes_of(params, arguments, loader), Problems()
+    for axis in axes:
+        with problems.collect():
+            if axis.interval:
+                words = f"interval({', '.join(axis.words)})"
+                reason = "an interval has no grid; allowed: values with commas, range(), or a search=NAME"
+                raise ConfigError(f"{axis.key}={words}: {reason}")
+    problems.check()
+    return [list(job) for job in itertools.product(*(axis.overrides for axis in axes))]
 
 
 def _as_text(value: Any) -> str:

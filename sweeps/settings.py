@@ -9,6 +9,8 @@ from typing import Any
 
 from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
 
+SEARCHES = ("max_stable_lr", "worst_fault", "pareto")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -17,6 +19,13 @@ class Settings:
     out: str | None = anything(STRUCTURAL, None, "folder of the results; null: results/<study>")
     device: str = choice(
         STRUCTURAL, "auto", "where to train; auto: the accelerator if there is one", "auto", "cpu", "cuda"
+    )
+    ranks: str = choice(
+        STRUCTURAL,
+        "simulated",
+        "data-parallel ranks (train.ranks): one after the other on one device, or a process each",
+        "simulated",
+        "processes",
     )
     plan: bool = anything(STRUCTURAL, False, "print the plan and train nothing")
     wait: bool = anything(STRUCTURAL, True, "wait for submitted jobs; false: return at once")
@@ -59,6 +68,25 @@ class CampaignSettings:
     round: int = number(STRUCTURAL, 100, "faults of each description between two looks at the intervals", low=1)
 
 
+@dataclass(frozen=True)
+class SearchSettings:
+    """`search.*`: what is searched for, instead of training a whole grid (`search=NAME`)."""
+
+    kind: str = choice(STRUCTURAL, "none", "what is searched for", "none", *SEARCHES)
+    trials: int = number(STRUCTURAL, 200, "most trials of each cell, golden twins apart", low=1)
+    batch: int | None = number(
+        STRUCTURAL, None, "points of each cell that are tried at a time; null: as many as keep all workers busy", low=1
+    )
+    sampler: str = choice(STRUCTURAL, "tpe", "Optuna's sampler", "tpe", "nsga2", "random")
+    seed: int = number(STRUCTURAL, 0, "of the sampler", low=0)
+    tolerance: float = number(
+        STRUCTURAL, 1.5, "max_stable_lr in an interval: the ratio of neighbouring rates that are tried", above=1
+    )
+    size: str | None = anything(
+        STRUCTURAL, None, "worst_fault: the fault's field that is its size; null: how much it changed the values"
+    )
+
+
 PLUGINS = "hydra_plugins.stability_harness"
 
 
@@ -75,7 +103,7 @@ class LocalOptions:
     """`hydra.launcher.*` of `hydra/launcher=local`."""
 
     _target_: str = f"{PLUGINS}.LocalLauncher"
-    workers: Any = "auto"  # processes, each with its share of the cores; auto: one a core, or one in all on CUDA
+    workers: Any = "auto"  # processes, each with its share of the cores; auto: one a core, or one a GPU on CUDA
 
 
 @dataclass
@@ -88,7 +116,8 @@ class SlurmOptions:
     qos: str | None = None
     time: int = 60  # minutes
     cpus: int = 1
-    gpus: int | None = None
+    gpus: int | None = None  # for each node of a job; or gpus_per_task
+    gpus_per_task: int | None = None
     memory: str = "4GB"
     constraint: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # any other sbatch option: +hydra.launcher.extra.nice=100
@@ -108,6 +137,7 @@ PARTS: dict[str, type] = {
     "telemetry": TelemetrySettings,
     "checkpoint": CheckpointSettings,
     "campaign": CampaignSettings,
+    "search": SearchSettings,
 }
 
 
@@ -118,6 +148,7 @@ class Run:
     study: str
     out: Path
     device: str
+    ranks: str
     plan: bool
     wait: bool
     pack_size: int | None  # None: auto
@@ -127,6 +158,7 @@ class Run:
     envelope: int
     width: float | None
     round: int
+    search: SearchSettings
 
 
 def schema() -> dict[str, Any]:
@@ -163,6 +195,7 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         study,
         Path(found["out"] or f"results/{study}").absolute(),
         found["device"],
+        found["ranks"],
         found["plan"],
         found["wait"],
         None if size == "auto" else size,
@@ -172,4 +205,5 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         found["campaign.envelope"],
         found["campaign.width"],
         found["campaign.round"],
+        SearchSettings(**{name: found[f"search.{name}"] for name in vars(SearchSettings())}),
     )

@@ -1,0 +1,1 @@
+"""Searches: asks Optuna, instead of training a whole grid."""

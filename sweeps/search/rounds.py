@@ -1,0 +1,207 @@
+"""The rounds of a search: ask for points, train their trials as any sweep does, tell what came of them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import optuna
+from optuna.trial import TrialState
+from rich.console import Console
+
+from analysis.open_sweep import open_with_events
+from harness.config import ConfigError, Problems, Trial
+from harness.pack import rows_at_once
+from harness.precision import pick_device
+from harness.store import complete_trials
+from sweeps.arguments import Axis
+from sweeps.campaign import campaign_of
+from sweeps.grid import Composer
+from sweeps.launch import run_sweep
+from sweeps.local import Executor
+from sweeps.locks import is_locked
+from sweeps.run import LOCKS
+from sweeps.search.edge import MaxStableRate
+from sweeps.search.goal import Goal, rows_of, told
+from sweeps.search.pareto import Pareto
+from sweeps.search.studies import Studies
+from sweeps.search.worst_fault import WorstFault
+from sweeps.settings import Run
+from sweeps.summary import count
+
+GOALS: dict[str, type[Goal]] = {goal.kind: goal for goal in (MaxStableRate, WorstFault, Pareto)}
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was asked for, of which study, and the trials that it takes."""
+
+    study: optuna.Study
+    asked: optuna.Trial
+    trials: Sequence[Trial]
+
+
+def run_search(axes: Sequence[Axis], composer: Composer, run: Run, executor: Executor, console: Console) -> int:
+    """Search until nothing is left to ask. Returns the exit status, as `run_sweep` does.
+
+    Raises ConfigError before anything is written if something about the search is wrong.
+    """
+    goal = GOALS[run.search.kind](axes, run.search)
+    corners = composer.trials(list(goal.space.corners()))
+    problems = Problems()
+    for trial in corners:
+        with problems.collect():
+            if campaign_of(trial):
+                reason = "a search draws its own faults; allowed: null"
+                raise ConfigError(f"fault.samples={vars(trial.fault)['samples']}: {reason}")
+    with problems.collect():
+        goal.check(corners)
+    problems.check()
+    search = Search(goal, composer, corners, run, executor, console)
+    with search.studies.open():
+        return search.run_rounds()
+
+
+@dataclass
+class Search:
+    """A search in one folder, by this process and perhaps by others."""
+
+    goal: Goal
+    composer: Composer
+    corners: Sequence[Trial]
+    run: Run
+    executor: Executor
+    console: Console
+    studies: Studies = field(init=False)
+    _notices: Sequence[str] = ()
+    _trained: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.studies = Studies(None if self.run.plan else self.run.out)
+        self._notices = self.composer.notices()
+
+    def run_rounds(self) -> int:
+        """All rounds. Returns the exit status."""
+        space = self.goal.space
+        cells = count(len(space.cells), "cell")
+        self._notices = [f"search={self.goal.kind} of {', '.join(space.searched)} in {cells}", *self._notices]
+        if first := self.goal.first(self.corners):
+            status, is_done = self._train(first)
+            if status or not is_done:
+                return status
+        while True:
+            with self.studies.turn():
+                studies = self._studies()
+                points = [point for number, study in enumerate(studies) for point in self._ask(number, study)]
+            trials = [trial for point in points for trial in point.trials]
+            if self.run.plan:
+                return self._train(trials)[0]
+            if not points:
+                if not any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in studies):
+                    break
+                time.sleep(POLL_SECONDS)  # another process has the last points
+                continue
+            status, is_done = self._train(trials)
+            self._tell(points)
+            if status or not is_done:
+                return status
+        self._say(studies)
+        return 0
+
+    def _studies(self) -> list[optuna.Study]:
+        goal, space = self.goal, self.goal.space
+        found = []
+        for cell, name in zip(space.cells, space.names, strict=True):
+            about = {
+                "kind": goal.kind,
+                "cell": name,
+                "objectives": list(goal.objectives),
+                "searched": list(space.searched),
+                "trials": len(space.repeats),
+            }
+            # Another recipe, or another space, is another search.
+            what = [goal.kind, *cell, *space.repeats, *map(repr, space.distributions.items()), self._recipe()]
+            digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
+            found.append(self.studies.study(f"{goal.kind} {name} {digest}", goal.directions, about))
+        return found
+
+    def _recipe(self) -> str:
+        return repr(sorted(self.composer.recipe.items()))
+
+    def _batch(self) -> int:
+        """Points of each cell at a time: bisection goes one by one, others fill the packs of all workers."""
+        if self.run.search.batch is not None:
+            return self.run.search.batch
+        if isinstance(self.goal, MaxStableRate):
+            return 1
+        first = self.corners[0]
+        device = pick_device(self.run.device, first.train.precision)
+        rows = rows_at_once(first.model, first.train.batch // first.train.ranks, device) * self.executor.workers
+        each = len(self.goal.space.repeats) * len(self.goal.space.cells)
+        return max(1, rows // each)
+
+    def _ask(self, number: int, study: optuna.Study) -> list[Point]:
+        """The next points of a cell; what cannot be composed is told as failed."""
+        self.studies.take_over(study)
+        found: list[Point] = []
+        for asked in self.goal.ask(self.studies, study, self._batch()):
+            try:
+                jobs = self.goal.space.jobs(self.goal.space.cells[number], asked.params)
+                trials = {trial.id: trial for trial in map(self.composer.trial, jobs)}
+            except ConfigError as error:
+                asked.set_user_attr("reason", str(error))
+                study.tell(asked, state=TrialState.FAIL)
+                continue
+            found.append(Point(study, asked, list(trials.values())))
+        return found
+
+    def _train(self, trials: Sequence[Trial]) -> tuple[int, bool]:
+        """The exit status, and whether all trials, and their golden twins, are complete."""
+        unique = list({trial.id: trial for trial in trials}.values())
+        wanted = {trial.id for trial in unique} | {trial.golden.id for trial in unique}
+        while True:
+            status = run_sweep(unique, self.run, self.executor, self.console, self._notices)
+            self._notices = ()
+            if status or self.run.plan:
+                return status, self.run.plan
+            if wanted <= complete_trials(self.run.out):
+                self._trained |= wanted
+                return 0, True
+            if not self.run.wait:
+                return 0, False
+            self._wait_for(wanted)
+
+    def _wait_for(self, wanted: set[str]) -> None:
+        """Until another process, which trains some of these, is done with them."""
+        while not wanted <= complete_trials(self.run.out):
+            if not any(map(is_locked, (self.run.out / LOCKS).glob("*.lock"))):
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _tell(self, points: Iterable[Point]) -> None:
+        """Judge the points whose trials are complete. Others stay open, for the next command."""
+        sweep, events = open_with_events(self.run.out)
+        complete = set(sweep["trial"].values[sweep["complete"].values])
+        for point in points:
+            own = {trial.id: trial for trial in (*point.trials, *(trial.golden for trial in point.trials))}
+            if not own.keys() <= complete:
+                continue
+            part = sweep.isel(trial=sorted(rows_of(list(own.values()), sweep)))
+            judged = self.goal.judge(point.trials, part, events)
+            with self.studies.turn():
+                point.asked.set_user_attr("ids", [trial.id for trial in point.trials])
+                for key, value in judged.about.items():
+                    point.asked.set_user_attr(key, value)
+                state = TrialState.COMPLETE if judged.values is not None else TrialState.FAIL
+                point.study.tell(point.asked, judged.values, state=state)
+
+    def _say(self, studies: Sequence[optuna.Study]) -> None:
+        """What was found, a line a cell."""
+        asked = sum(len(told(study)) for study in studies)
+        lines = [f"search={self.goal.kind}: {count(asked, 'point')} in {count(len(studies), 'cell')}"]
+        for study, name in zip(studies, self.goal.space.names, strict=True):
+            lines.append(f"  {name}: {self.goal.words(study)}")
+        self.console.print(*lines, sep="\n", highlight=False, soft_wrap=True)

@@ -1,0 +1,110 @@
+"""What a search may try: which axes are its cells, which it searches, and which it repeats at every point."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from harness.config import ConfigError, Problems, field_types
+from sweeps.arguments import Axis, fault_fields, trial_fields
+
+SEARCHED, REPEATED, CELLS = "searched", "repeated", "cells"
+Role = Callable[[str], str]  # key of an axis -> one of these
+Params = Mapping[str, Any]  # what Optuna asks for: key -> value
+
+
+@dataclass(frozen=True)
+class Space:
+    """The axes of a search, by what it does with them."""
+
+    searched: Mapping[str, Axis]
+    cells: Sequence[tuple[str, ...]]  # overrides, the axes with one value among them
+    names: Sequence[str]  # of the cells: what tells them apart
+    repeats: Sequence[tuple[str, ...]]  # overrides of the trials of a point
+
+    @classmethod
+    def of(cls, kind: str, axes: Sequence[Axis], role: Role, wanted: str) -> Space:
+        """Raises ConfigError where there is nothing to search, or an interval that is not searched.
+
+        `wanted` says in words what the search is over.
+        """
+        problems = Problems()
+        by_role: dict[str, list[Axis]] = {SEARCHED: [], REPEATED: [], CELLS: []}
+        for axis in axes:
+            is_swept = axis.interval is not None or len(axis.words) > 1
+            own = role(axis.key) if is_swept else CELLS
+            by_role[own].append(axis)
+            if axis.interval and own != SEARCHED:
+                words = f"{axis.key}=interval({', '.join(axis.words)})"
+                problems.reasons[f"{words}: search={kind} searches {wanted}; allowed here: values with commas"] = None
+        if not by_role[SEARCHED]:
+            reason = f"search={kind}: nothing to search; allowed: several values, or an interval, of {wanted}"
+            problems.reasons[reason] = None
+        problems.check()
+        cells = list(itertools.product(*(axis.overrides for axis in by_role[CELLS])))
+        swept = [number for number, axis in enumerate(by_role[CELLS]) if len(axis.words) > 1]
+        names = [" ".join(cell[number] for number in swept) or "all" for cell in cells]
+        repeats = list(itertools.product(*(axis.overrides for axis in by_role[REPEATED])))
+        return cls({axis.key: axis for axis in by_role[SEARCHED]}, cells, names, repeats)
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Of the searched axes, for Optuna."""
+        return {key: _distribution(axis) for key, axis in self.searched.items()}
+
+    def jobs(self, cell: Sequence[str], params: Params) -> list[list[str]]:
+        """The overrides of each trial of a point."""
+        point = [f"{key}={_text(value)}" for key, value in params.items()]
+        return [[*cell, *point, *repeat] for repeat in self.repeats]
+
+    def corners(self) -> Iterator[list[str]]:
+        """Overrides of trials in which each value of each axis, and each end of an interval, stands at least once.
+
+        The other axes are at their first values, so that a value is refused for what it is.
+        """
+        first = {key: axis.words[0] for key, axis in self.searched.items()}
+        for cell in self.cells:
+            yield from self.jobs(cell, first)
+        for key, axis in self.searched.items():
+            for word in axis.words[1:]:
+                yield from self.jobs(self.cells[0], first | {key: word})
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.12g}"
+
+
+def is_integer(key: str) -> bool:
+    """Whether the field takes integers alone."""
+    if key in trial_fields():
+        cls, name = trial_fields()[key]
+        return field_types(cls)[name][0] is int
+    kinds = [field_types(cls)[key.partition(".")[2]][0] for cls in fault_fields().get(key, ())]
+    return bool(kinds) and all(kind is int for kind in kinds)
+
+
+def _distribution(axis: Axis) -> BaseDistribution:
+    """Optuna's for an interval and for a range of numbers; other values are categories."""
+    if axis.interval:
+        low, high, is_log = axis.interval.low, axis.interval.high, axis.interval.is_log
+        if not is_integer(axis.key):
+            return FloatDistribution(low, high, log=is_log)
+        if low != int(low) or high != int(high):
+            raise ConfigError(f"{axis.key}=interval({low:g}, {high:g}): takes integers; allowed: integers at its ends")
+        return IntDistribution(int(low), int(high), log=is_log)
+    if axis.is_range and all(float(word).is_integer() for word in axis.words):
+        values = sorted(int(float(word)) for word in axis.words)
+        return IntDistribution(values[0], values[-1], step=max(1, values[1] - values[0]))
+    return CategoricalDistribution(axis.words)
+
+
+def geometric(low: float, high: float, ratio: float) -> list[float]:
+    """Numbers from `low` to `high`, evenly spaced on a logarithmic scale, neighbours at most `ratio` apart."""
+    steps = max(1, math.ceil(math.log(high / low) / math.log(ratio) - 1e-9))
+    found = [float(f"{low * (high / low) ** (number / steps):.4g}") for number in range(steps + 1)]
+    return sorted({low, *found[1:-1], high})

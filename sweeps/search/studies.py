@@ -1,0 +1,135 @@
+"""Optuna's studies of a search, shared by all processes that search in one folder.
+
+    <out>/search/journal.jsonl     Optuna's journal: a study for each cell
+    <out>/search/turn.lock         held while points are asked for or told
+    <out>/search/journal.lock      held while the journal is written
+    <out>/search/owners/<token>    held by a process as long as it searches
+
+A point that is asked for is running until it is told. One whose owner has ended is asked for again by whoever comes
+next: what was trained of it is in the store. Nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import BaseJournalFileLock
+from optuna.trial import FrozenTrial, TrialState
+
+from sweeps.locks import Turn, is_locked, owned
+
+FOLDER = "search"
+OWNER, DUPLICATE = "owner", "duplicate"
+Direction = Literal["minimize", "maximize"]
+Key = tuple[tuple[str, Any], ...]
+
+
+class JournalLock(Turn, BaseJournalFileLock):
+    """What Optuna locks its journal with: unlike its own, it ends with the process."""
+
+
+class Studies:
+    """The studies of a folder; in memory alone without one."""
+
+    def __init__(self, out: Path | None):
+        self.token = secrets.token_hex(8)
+        self._folder = out / FOLDER if out else None
+        self._turn: Turn | None = None
+        if self._folder:
+            (self._folder / "owners").mkdir(parents=True, exist_ok=True)
+            self._turn = Turn(self._folder / "turn.lock")
+        self._storage: BaseStorage = InMemoryStorage()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Studies]:
+        """For as long as the search lasts. Raises ConfigError, from Optuna's error, for a journal that is damaged."""
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        if self._folder is None:
+            yield self
+            return
+        with owned(self._folder / "owners" / self.token):
+            with self.turn():
+                self._storage = journal(self._folder, mend=True)
+            yield self
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """The only process to ask and tell, for as long as the block lasts."""
+        with self._turn or contextlib.nullcontext():
+            yield
+
+    def study(self, name: str, directions: Sequence[Direction], about: Mapping[str, Any]) -> optuna.Study:
+        """The study of that name; `about` is kept with it."""
+        study = optuna.create_study(
+            storage=self._storage, study_name=name, directions=list(directions), load_if_exists=True
+        )
+        if study.user_attrs != about:
+            for key, value in about.items():
+                study.set_user_attr(key, value)
+        return study
+
+    def take_over(self, study: optuna.Study) -> None:
+        """Ask again for the points whose owner has ended."""
+        for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+            owner = trial.user_attrs.get(OWNER)
+            if owner != self.token and not self._is_alive(owner):
+                study.tell(trial.number, state=TrialState.FAIL)
+                if trial.params:
+                    study.enqueue_trial(trial.params)
+
+    def _is_alive(self, owner: str | None) -> bool:
+        return owner is not None and self._folder is not None and is_locked(self._folder / "owners" / owner)
+
+    def ask(self, study: optuna.Study, distributions: Mapping[str, BaseDistribution]) -> optuna.Trial:
+        """A point of the study's sampler, or one that is enqueued; it belongs to this process."""
+        trial = study.ask(dict(distributions))
+        trial.set_user_attr(OWNER, self.token)
+        return trial
+
+
+def journal(folder: Path, mend: bool = False) -> JournalStorage:
+    """The journal of a folder of searches. `mend`: cut off a last line that a killed process left half written."""
+    file = folder / "journal.jsonl"
+    if mend and file.exists():
+        text = file.read_bytes()
+        if not text.endswith(b"\n"):
+            with file.open("r+b") as handle:
+                handle.truncate(text.rfind(b"\n") + 1)
+    return JournalStorage(JournalFileBackend(str(file), lock_obj=JournalLock(folder / "journal.lock")))
+
+
+def sampler(name: str, seed: int, asked: int) -> BaseSampler:
+    """Optuna's sampler of that name, for a study of which `asked` points have been asked for.
+
+    Its random numbers depend on these alone, so that a search that was stopped goes on as if it had not been.
+    """
+    seed = (1_000_003 * seed + asked) % 2**32
+    if name == "random":
+        return RandomSampler(seed=seed)
+    if name == "nsga2":
+        return NSGAIISampler(seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        return TPESampler(seed=seed, multivariate=True, constant_liar=True)
+
+
+def known_points(study: optuna.Study) -> dict[Key, FrozenTrial]:
+    """The points that are asked for or told, by their parameters."""
+    states = [TrialState.RUNNING, TrialState.COMPLETE]
+    return {key(trial.params): trial for trial in reversed(study.get_trials(deepcopy=False, states=states))}
+
+
+def key(params: Mapping[str, Any]) -> Key:
+    """A point, whatever the order of its parameters."""
+    return tuple(sorted(params.items()))
