@@ -29,6 +29,7 @@ class Display:
         self.done_trials = self.bad_trials = self.failed_packs = 0
         self.done_steps, self.skipped_steps = 0, 0
         self.started = self.last_line = time.monotonic()
+        self._resumed: dict[str, int] = {}  # pack -> trial-steps
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
@@ -64,10 +65,12 @@ class Display:
         running, frozen = 0, 0
         for values in _read(self.out, self.packs):
             running += values["steps"] * values["trials"]
+            self._resumed[values["pack"]] = values["begun"] * values["trials"]
             frozen += values["frozen"]
         steps = self.done_steps + running
         elapsed = time.monotonic() - self.started
-        rate = steps / elapsed if elapsed > 0 else 0.0
+        # What earlier commands trained, up to the checkpoints from which packs go on, was not trained in this time.
+        rate = (steps - sum(self._resumed.values())) / elapsed if elapsed > 0 else 0.0
         words = (
             f"{self.done_trials}/{self.total} trials, {self.bad_trials + frozen} diverged, {rate:,.0f} trial-steps/s"
         )
@@ -84,7 +87,7 @@ def _read(out: Path, packs: Sequence[str] | dict) -> list[dict]:
     for file in (out / PROGRESS).glob("*.json"):
         if file.stem in packs:
             try:
-                found.append(json.loads(file.read_text()))
+                found.append(json.loads(file.read_text()) | {"pack": file.stem})
             except (OSError, ValueError):
                 continue  # it was just replaced or removed: the next look will see it
     return found

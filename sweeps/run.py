@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
-import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -193,10 +192,12 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
     def write(first_step: int, signals: Mapping[str, np.ndarray]) -> None:
         store.write(first_step, {name: values[kept] for name, values in signals.items()})
 
-    def progress(steps: int, frozen: int) -> None:
-        _report(job, steps, frozen)
+    begun = saved.step if saved else 0
 
-    progress(saved.step if saved else 0, 0)
+    def progress(steps: int, frozen: int) -> None:
+        _report(job, begun, steps, frozen)
+
+    progress(begun, 0)
     try:
         with _all_ranks(job, pack, store.block, saved is not None):
             result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
@@ -287,10 +288,10 @@ def _idle_faults(trials: tuple[Trial, ...], result: Result, kept: list[int]) -> 
     return sum(not result.changes[i] for i in faulty)
 
 
-def _report(job: Job, steps: int, frozen: int) -> None:
+def _report(job: Job, begun: int, steps: int, frozen: int) -> None:
     """One small file a running pack: the same for processes here and for jobs on Slurm. It is for people alone."""
     trials = job.pack.trials
-    values = {"steps": steps, "of": trials[0].steps, "trials": len(trials), "frozen": frozen, "time": time.time()}
+    values = {"begun": begun, "steps": steps, "of": trials[0].steps, "trials": len(trials), "frozen": frozen}
     with contextlib.suppress(OSError):
         _replace(job.progress_file, json.dumps(values))
 

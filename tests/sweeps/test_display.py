@@ -72,7 +72,7 @@ def test_progress_counts_packs_that_run_end_and_fail(tmp_path: Path, monkeypatch
     with progress.Display(plan.packs, tmp_path, Console(file=shown, width=200)) as display:
         display.update()
         first.progress_file.parent.mkdir()
-        first.progress_file.write_text(json.dumps({"steps": 100, "trials": 2, "frozen": 1}))
+        first.progress_file.write_text(json.dumps({"begun": 0, "steps": 100, "trials": 2, "frozen": 1}))
         display.update()
         second.progress_file.write_text("{torn")
         display.update()
@@ -92,3 +92,22 @@ def test_progress_counts_packs_that_run_end_and_fail(tmp_path: Path, monkeypatch
     ]
     assert f"pack {second.pack.id} failed: RuntimeError: out of luck" in lines
     assert re.search(r", 0 s left$", lines[-1])
+
+
+def test_the_rate_leaves_out_what_an_earlier_command_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack that goes on from a checkpoint: its steps up to there are done, and took none of this command's time."""
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", -1.0)
+    plan = make_plan([Trial(seed=seed) for seed in range(4)], (), 2, "cpu", 1)
+    first, second = (Job(pack, tmp_path, "cpu", 50) for pack in plan.packs)
+    shown = StringIO()
+    with progress.Display(plan.packs, tmp_path, Console(file=shown, width=200)) as display:
+        display.started -= 10
+        first.progress_file.parent.mkdir()
+        first.progress_file.write_text(json.dumps({"begun": 60, "steps": 100, "trials": 2, "frozen": 0}))
+        display.update()
+        first.progress_file.unlink()
+        display.finished(Finished(first.pack.id, ("trained", "trained"), 0))
+    steps = plan.packs[0].trials[0].steps
+    rates = [int(found.replace(",", "")) for found in re.findall(r"([\d,]+) trial-steps/s", shown.getvalue())]
+    assert rates == [pytest.approx(2 * 40 / 10, abs=1), pytest.approx(2 * (steps - 60) / 10, rel=0.1)]
+    assert second.pack.id != first.pack.id
