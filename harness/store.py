@@ -353,6 +353,14 @@ def is_complete(out: Path, pack_id: str) -> bool:
     return pack is not None and pack.complete
 
 
+def written_at(out: Path, pack_id: str) -> int | None:
+    """When the attributes of a pack were last written, in nanoseconds: where it began, and where it was finished."""
+    try:
+        return (Path(out) / STORE / pack_id / "zarr.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def complete_trials(out: Path) -> set[str]:
     """The ids of the trials whose pack is finished."""
     return {trial for pack in read_packs(out) if pack.complete for trial in pack.attributes["ids"]}

@@ -73,7 +73,9 @@ class SearchSettings:
     """`search.*`: what is searched for, instead of training a whole grid (`search=NAME`)."""
 
     kind: str = choice(STRUCTURAL, "none", "what is searched for", "none", *SEARCHES)
-    trials: int = number(STRUCTURAL, 200, "most trials of each cell, golden twins apart", low=1)
+    trials: int = number(
+        STRUCTURAL, 200, "most trials of each cell, golden twins apart; bisection ends by itself", low=1
+    )
     batch: int | None = number(
         STRUCTURAL, None, "points of each cell that are tried at a time; null: as many as keep all workers busy", low=1
     )

@@ -22,6 +22,7 @@ from typing import IO, Any
 import submitit
 
 from harness.config import ConfigError, Problems
+from harness.store import written_at
 from sweeps.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.on_node import OnNode
 from sweeps.planner import PackPlan, pack_seconds
@@ -211,13 +212,17 @@ def _last_state(number: str) -> str:
 def _follow(running: dict[Job, str]) -> Results:
     """Yield each pack as it ends, and None in between."""
     left_at: dict[Job, float] = {}
+    read_at: dict[Job, int | None] = {}  # thousands of packs may wait: each is read again where it was written again
     while running:
         time.sleep(POLL_SECONDS)
         yield None
         queued = states_of(running.values())
         for job, number in list(running.items()):
-            ended: Finished | Failed | None = finished(job)
-            if ended is None and queued is not None and number not in queued:
+            has_left, written = queued is not None and number not in queued, written_at(job.out, job.pack.id)
+            ended: Finished | Failed | None = None
+            if has_left or written != read_at.get(job):
+                ended, read_at[job] = finished(job), written
+            if ended is None and has_left:
                 waited = time.monotonic() - left_at.setdefault(job, time.monotonic())
                 ended = _lost(job, number) if waited > LOST_SECONDS else None
             if ended is not None:

@@ -33,6 +33,7 @@ from sweeps.summary import count
 
 GOALS: dict[str, type[Goal]] = {goal.kind: goal for goal in (MaxStableRate, WorstFault, Pareto)}
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0  # with a process that trains what is wanted here, before looking whether it still does
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,10 @@ class Search:
             status, is_done = self._train(first)
             if status or not is_done:
                 return status
+        with self.studies.turn():
+            studies = self._studies()
         while True:
             with self.studies.turn():
-                studies = self._studies()
                 points = [point for number, study in enumerate(studies) for point in self._ask(number, study)]
             trials = [trial for point in points for trial in point.trials]
             if self.run.plan:
@@ -175,8 +177,9 @@ class Search:
             self._wait_for(wanted)
 
     def _wait_for(self, wanted: set[str]) -> None:
-        """Until another process, which trains some of these, is done with them."""
-        while not wanted <= complete_trials(self.run.out):
+        """Until another process, which trains some of these, is done with them, or for a while."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < end and not wanted <= complete_trials(self.run.out):
             if not any(map(is_locked, (self.run.out / LOCKS).glob("*.lock"))):
                 return
             time.sleep(POLL_SECONDS)
