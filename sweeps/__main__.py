@@ -15,10 +15,11 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from sweeps import status
-from sweeps.arguments import CONFIG_NAME, FOLDER, as_sweep, check_command_line, explain, is_question
+from sweeps.arguments import CONFIG_NAME, FOLDER, check_command_line, explain, is_question
 from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
 from sweeps.grid import fault_schemas, schema
 from sweeps.mitigations import in_parts
+from sweeps.overrides import as_sweep
 from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
 
 MOST_REASONS = 20

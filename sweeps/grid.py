@@ -29,9 +29,10 @@ from harness.optimizers import OPTIMIZERS
 from injectors import InjectableFault, fault_types
 from injectors.fault import Places, places_of
 from sweeps import settings
-from sweeps.arguments import CONFIG_NAME, GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
+from sweeps.arguments import CONFIG_NAME
 from sweeps.choices import NONE, unknown_option
 from sweeps.mitigations import Mitigation, Mitigations, flat, told_of
+from sweeps.overrides import GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
 
 
 def schema() -> dict[str, Any]:

@@ -11,8 +11,9 @@ from hydra.core.config_loader import ConfigLoader
 from omegaconf import OmegaConf
 
 from harness.fields import ConfigError, Problems, checked, shown
-from sweeps.arguments import assignment, combination, config_loader, folder_of, trial_fields, unknown_key
+from sweeps.arguments import config_loader, folder_of
 from sweeps.choices import parts_of
+from sweeps.overrides import assignment, combination, trial_fields, unknown_key
 
 
 @dataclass(frozen=True)

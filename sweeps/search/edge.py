@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from harness.config import ConfigError, Trial
 from harness.outcome import TRAINED
-from sweeps.arguments import Axis
+from sweeps.overrides import Axis
 from sweeps.search.goal import Goal, Judged, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED, geometric
 from sweeps.search.studies import Studies
@@ -33,8 +33,7 @@ class MaxStableRate(Goal):
         super().__init__(axes, settings)
         axis = self.space.searched[RATE]
         if axis.interval and axis.interval.low <= 0:
-            words = f"{RATE}=interval({', '.join(axis.words)})"
-            raise ConfigError(f"{words}: no rate at its lower end; allowed: above 0")
+            raise ConfigError(f"{axis.text}: no rate at its lower end; allowed: above 0")
         values = sorted({float(word) for word in axis.words})
         self.rates = geometric(values[0], values[-1], settings.tolerance) if axis.interval else values
 

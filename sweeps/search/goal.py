@@ -14,7 +14,7 @@ import xarray as xr
 from optuna.trial import TrialState
 
 from harness.config import Trial
-from sweeps.arguments import Axis
+from sweeps.overrides import Axis
 from sweeps.search.space import Space
 from sweeps.search.studies import DUPLICATE, Direction, Studies, key, known_points, sampler
 from sweeps.settings import SearchSettings

@@ -16,12 +16,12 @@ from harness.config import ConfigError, Problems, Trial
 from harness.pack import rows_at_once
 from harness.precision import pick_device
 from harness.store import complete_trials
-from sweeps.arguments import Axis
 from sweeps.campaign import campaign_of
 from sweeps.grid import Composer
 from sweeps.launch import run_sweep
 from sweeps.local import Executor
 from sweeps.locks import is_locked
+from sweeps.overrides import Axis
 from sweeps.run import LOCKS
 from sweeps.search.edge import MaxStableRate
 from sweeps.search.goal import Goal, rows_of, told

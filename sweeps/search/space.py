@@ -11,7 +11,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from harness.config import ConfigError, Problems, field_types
-from sweeps.arguments import Axis, fault_fields, trial_fields
+from sweeps.overrides import Axis, fault_fields, trial_fields
 
 SEARCHED, REPEATED, CELLS = "searched", "repeated", "cells"
 Role = Callable[[str], str]  # key of an axis -> one of these
@@ -40,8 +40,9 @@ class Space:
             own = role(axis.key) if is_swept else CELLS
             by_role[own].append(axis)
             if axis.interval and own != SEARCHED:
-                words = f"{axis.key}=interval({', '.join(axis.words)})"
-                problems.reasons[f"{words}: search={kind} searches {wanted}; allowed here: values with commas"] = None
+                problems.reasons[f"{axis.text}: search={kind} searches {wanted}; allowed here: values with commas"] = (
+                    None
+                )
         if not by_role[SEARCHED]:
             reason = f"search={kind}: nothing to search; allowed: several values, or an interval, of {wanted}"
             problems.reasons[reason] = None
@@ -95,7 +96,7 @@ def _distribution(axis: Axis) -> BaseDistribution:
         if not is_integer(axis.key):
             return FloatDistribution(low, high, log=is_log)
         if low != int(low) or high != int(high):
-            raise ConfigError(f"{axis.key}=interval({low:g}, {high:g}): takes integers; allowed: integers at its ends")
+            raise ConfigError(f"{axis.text}: takes integers; allowed: integers at its ends")
         return IntDistribution(int(low), int(high), log=is_log)
     if axis.is_range and all(float(word).is_integer() for word in axis.words):
         values = sorted(int(float(word)) for word in axis.words)

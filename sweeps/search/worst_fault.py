@@ -13,7 +13,7 @@ import xarray as xr
 from analysis.outcomes import DIVERGENT, NON_FINITE, outcomes_and_notes
 from harness.config import NO_FAULT, ConfigError, Trial
 from injectors.value import MOST_EVENTS, Value
-from sweeps.arguments import fault_fields
+from sweeps.overrides import fault_fields
 from sweeps.search.goal import Goal, Judged, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED
 

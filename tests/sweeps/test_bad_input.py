@@ -163,7 +163,7 @@ CASES = {
         "seed=range(3,1): an empty range",
         "allowed: at least one value",
     ),
-    "interval": (["optim.lr=interval(0,1)"], "optim.lr=interval(0,1): an interval has no grid", "or range()"),
+    "interval": (["optim.lr=interval(0,1)"], "optim.lr=interval(0,1): an interval has no grid", "or a search=NAME"),
     "added key": (["+optim.lr=1"], "+optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
     "forced key": (["++optim.lr=1"], "++optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
     "removed key": (["~optim.lr"], "~optim.lr: keys cannot be added or removed", "allowed: key=value"),
