@@ -1,0 +1,204 @@
+"""One override of the command line or of a study: its key, its value or values, checked."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, ValueType
+from hydra.errors import HydraException
+
+from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, field_types, sections
+from injectors import fault_types
+from sweeps import settings
+from sweeps.choices import listed, parts_of, unknown_option
+
+GROUPS = ("study", "search", "mitigation", "fault")
+RUN_KEYS = frozenset(settings.keys())
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
+
+
+@cache
+def trial_fields() -> dict[str, tuple[type, str]]:
+    """key -> (dataclass, field), for every key of a trial but those of its fault."""
+    found = {f"{part}.{name}": (cls, name) for part, cls in sections().items() for name in field_types(cls)}
+    return {**found, "seed": (Trial, "seed")}
+
+
+@cache
+def fault_fields() -> dict[str, tuple[type, ...]]:
+    """key -> the kinds of fault that have this field."""
+    found: dict[str, tuple[type, ...]] = {}
+    kinds: Mapping[str, type] = fault_types()
+    for kind, cls in kinds.items():
+        for name in field_types(cls) if kind != "none" else ():
+            if name not in IDENTITY:
+                found[f"fault.{name}"] = (*found.get(f"fault.{name}", ()), cls)
+    return found
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Every key that the command line may have, `hydra.*` apart."""
+    return tuple(sorted({*trial_fields(), *fault_fields(), *RUN_KEYS, *GROUPS}))
+
+
+def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> ConfigError:
+    known = list(known)
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    section = f"{key.split('.')[0]}."
+    near = [k for k in known if k.startswith(section)] or sorted({k.split(".")[0] for k in known})
+    return ConfigError(f"{key}={value}: unknown key{where}; {hint}allowed: {', '.join(near)}")
+
+
+# --- one override ------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=100_000)
+def parse(text: str) -> Override:
+    """Raises ConfigError for what is no override."""
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        reason = str(error).split("\n")[0].removeprefix(f"Error parsing override '{text}'").strip()
+        raise ConfigError(f"{text}: not an override{f' ({reason})' if reason else ''}; allowed: key=value") from None
+
+
+@lru_cache(maxsize=100_000)
+def assignment(text: str) -> tuple[str, Any]:
+    """The key and the value of an override that is no sweep. A trial's value is checked and has the field's type.
+
+    Raises ConfigError.
+    """
+    key, _, word = text.partition("=")
+    # The grammar takes a millisecond, which is long for the thousands of integers of a range.
+    value = int(word) if _NUMBER.fullmatch(word) else parse(text).value()
+    return key, check_value(key, value)
+
+
+def check_value(key: str, value: Any) -> Any:
+    """`value` as the key wants it. Raises ConfigError for a key that is none, or a value that it does not take."""
+    if key in trial_fields():
+        return checked(key, *trial_fields()[key], value)
+    if key in RUN_KEYS:
+        return settings.check_key(key, value)
+    if key in fault_fields():
+        _, name = key.split(".")
+        problems = [Problems() for _ in fault_fields()[key]]
+        for cls, problem in zip(fault_fields()[key], problems, strict=True):
+            with problem.collect():
+                checked(key, cls, name, value)
+        if all(problem.reasons for problem in problems):
+            problems[0].check()
+        return value
+    if key in GROUPS:
+        return value
+    raise unknown_key(key, value, known_keys())
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All numbers from `low` to `high`, which a search may try; on a logarithmic scale if `is_log`."""
+
+    low: float
+    high: float
+    is_log: bool
+
+
+def _interval(override: Override) -> Interval:
+    """Raises ConfigError for an interval that is empty, or that has other tags than `log`."""
+    sweep, text = override.value(), override.input_line
+    assert isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None
+    if override.get_key_element() in GROUPS:
+        raise ConfigError(f"{text}: names have no interval; allowed: values with commas, or glob()")
+    if not sweep.start < sweep.end:
+        raise ConfigError(f"{text}: an empty interval; allowed: interval(low, high) with low < high")
+    if sweep.tags - {"log"}:
+        raise ConfigError(f"{text}: unknown tag {', '.join(sorted(sweep.tags - {'log'}))}; allowed: log")
+    is_log = "log" in sweep.tags
+    if is_log and sweep.start <= 0:
+        raise ConfigError(f"{text}: no logarithm at {sweep.start:g}; allowed: tag(log, interval(...)) above 0")
+    return Interval(sweep.start, sweep.end, is_log)
+
+
+def _words(override: Override, loader: ConfigLoader) -> list[str]:
+    """The values of an override, one or many, each as its own text; the two ends of an interval."""
+    text = f"{override.input_line}"
+    key = override.get_key_element()
+    if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        if key not in GROUPS:
+            raise ConfigError(f"{text}: a glob needs names to match; allowed: values, or glob() for mitigation, fault")
+        (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
+        found = list(matched.sweep_string_iterator())
+        if not found:
+            raise ConfigError(f"{text}: matches nothing; allowed: {listed(loader.get_group_options(key))}")
+        return found
+    if override.is_interval_sweep():
+        interval = _interval(override)
+        return [f"{end:.12g}" for end in (interval.low, interval.high)]
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [override.get_value_element_as_str()]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key and its values, each as text; or all of an interval, and its two ends as text."""
+
+    key: str
+    words: tuple[str, ...]
+    interval: Interval | None
+    is_range: bool  # numbers at equal distances
+    text: str  # as it was given
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{self.key}={word}" for word in self.words]
+
+
+def axis_of(text: str, loader: ConfigLoader) -> Axis:
+    """The key of an override and all its values, each checked. Raises ConfigError."""
+    override = parse(text)
+    key, value = override.get_key_element(), override.get_value_string() if "=" in text else ""
+    if override.type is not OverrideType.CHANGE or override.package is not None:
+        raise ConfigError(f"{text}: keys cannot be added or removed; allowed: key=value")
+    if key not in known_keys():
+        raise unknown_key(key, value, known_keys())
+    words = _words(override, loader)
+    if not words:
+        raise ConfigError(f"{text}: an empty range; allowed: at least one value")
+    if len(words) > 1 and (key in RUN_KEYS or key in ("study", "search")):
+        raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
+    problems = Problems()
+    options = loader.get_group_options(key) if key in GROUPS else []
+    for word in words:
+        with problems.collect():
+            found = assignment(f"{key}={word}")[1]
+            if key == "mitigation":
+                parts_of(found, options)
+            elif key in GROUPS and found not in options:
+                raise unknown_option(key, word, options)
+    problems.check()
+    interval = _interval(override) if override.is_interval_sweep() else None
+    return Axis(key, tuple(words), interval, override.is_range_sweep(), text)
+
+
+def combination(text: str) -> str | None:
+    """The value of an override that chooses one combination of mitigations, as it is written; else None."""
+    if not text.startswith("mitigation=") or "+" not in text:
+        return None
+    override = parse(text)
+    return None if override.is_sweep_override() else override.get_value_element_as_str()
+
+
+def as_sweep(text: str) -> str:
+    """A combination of mitigations as a sweep of one value, which Hydra leaves alone; else it looks for such a file."""
+    name = combination(text)
+    return text if name is None else f"mitigation=choice({name})"
