@@ -22,8 +22,8 @@ class History:
     """One study: a cell of a search.
 
     `points` has a row for each point that was trained and judged, in the order in which they were asked for: `number`,
-    `objective 0` and so on, `is_best` (on the front; with one objective, the best), `is_good` (it trained, or it broke
-    the run, as the search is after) and `point`, its parameters in words.
+    `objective 0` and so on, `is_good` (it trained, or it broke the run, as the search is after), `point` (its parameters
+    in words), and each of them as `param KEY`.
     """
 
     kind: str
@@ -39,9 +39,8 @@ def read_searches(out: Path | str) -> list[History]:
     if not file.exists():
         return []
     storage = JournalStorage(JournalFileBackend(str(file)))
-    found = [
-        _history(optuna.load_study(study_name=name, storage=storage)) for name in optuna.get_all_study_names(storage)
-    ]
+    studies = [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
+    found = [_history(study) for study in studies if "kind" in study.user_attrs]
     return [history for history in found if len(history.points)]
 
 
@@ -49,12 +48,10 @@ def _history(study: optuna.Study) -> History:
     about: dict[str, Any] = study.user_attrs
     told = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     told = [trial for trial in told if "duplicate" not in trial.user_attrs]
-    best = {trial.number for trial in study.best_trials} if told else set()
     rows = [
         {
             "number": number,
             **{f"objective {place}": value for place, value in enumerate(trial.values)},
-            "is_best": trial.number in best,
             "is_good": _is_good(trial),
             "point": " ".join(f"{key}={_short(value)}" for key, value in trial.params.items()),
             **{f"param {key}": value for key, value in trial.params.items()},
