@@ -15,6 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 JOURNAL = Path("search", "journal.jsonl")
+ABOUT = {"kind", "cell", "objectives"}  # what a study that was made whole says of itself
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class History:
     """One study: a cell of a search.
 
     `points` has a row for each point that was trained and judged, in the order in which they were asked for: `number`,
-    `objective 0` and so on, `is_good` (it trained, or it broke the run, as the search is after), `point` (its parameters
-    in words), and each of them as `param KEY`.
+    `objective 0` and so on, `is_good` (it trained, or it broke the run, as the search is after), `point` (what it is,
+    in words), and each parameter as `param KEY`.
     """
 
     kind: str
@@ -40,7 +41,7 @@ def read_searches(out: Path | str) -> list[History]:
         return []
     storage = JournalStorage(JournalFileBackend(str(file)))
     studies = [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
-    found = [_history(study) for study in studies if "kind" in study.user_attrs]
+    found = [_history(study) for study in studies if study.user_attrs.keys() >= ABOUT]
     return [history for history in found if len(history.points)]
 
 
