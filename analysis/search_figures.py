@@ -17,7 +17,7 @@ from analysis.searches import History, front
 
 MOST_CELLS, MOST_NUMBERED = 10, 8
 APART = 0.7  # of the distance between two points, over which cells are spread
-TELLING = 12  # pixels between two points that can be told apart
+TELLING = 24  # pixels between two points whose numbers do not lie on each other
 LINEAR_BELOW = 1e-3  # nat/token; damage is drawn on a logarithmic axis above, and 0 is on it
 EDGE, FAULTS = "max_stable_lr", "worst_fault"
 CROSSES = {EDGE: "rates that are not stable", FAULTS: "faults that did not break the run"}
@@ -130,22 +130,23 @@ def _draw_front(
     panel.plot(best["objective 0"], best["objective 1"], color=colour, linewidth=1.6, drawstyle="steps-post")
     panel.scatter(best["objective 0"], best["objective 1"], color=colour, marker=marker, s=48, edgecolor="k", zorder=4)
     if is_numbered:
-        _number(panel, best[best["is_good"]].head(MOST_NUMBERED), numbered)
+        _number(panel, best[best["is_good"]], numbered)
 
 
 def _number(panel: Axes, best: pd.DataFrame, numbered: list[str]) -> None:
-    """Number points, and say in `numbered` which they are; those that cannot be told apart have one label."""
-    labels: dict[tuple[int, ...], list[int]] = {}
-    places: dict[tuple[int, ...], tuple[float, float]] = {}
-    for number, row in enumerate(best.to_dict("records"), start=1):
-        place = (row["objective 0"], row["objective 1"])
-        pixel = tuple(np.round(panel.transData.transform(place) / TELLING).astype(int))
-        labels.setdefault(pixel, []).append(number)
-        places.setdefault(pixel, place)
+    """Number points of the front that can be told apart, spread over it, and say in `numbered` which they are."""
+    panel.get_xlim(), panel.get_ylim()  # what was drawn counts for the limits from here on
+    apart: list[tuple[np.ndarray, dict[str, Any]]] = []
+    for row in best.to_dict("records"):
+        pixel = panel.transData.transform((row["objective 0"], row["objective 1"]))
+        if all(np.abs(pixel - other).max() > TELLING for other, _ in apart):
+            apart.append((pixel, row))
+    chosen = np.unique(np.linspace(0, len(apart) - 1, min(len(apart), MOST_NUMBERED)).round().astype(int))
+    for number, place in enumerate(chosen, start=1):
+        row = apart[place][1]
+        where = (row["objective 0"], row["objective 1"])
+        panel.annotate(str(number), where, textcoords="offset points", xytext=(6, 5), fontsize="small")
         numbered.append(f"{number}: {row['point']}")
-    for pixel, own in labels.items():
-        words = ", ".join(map(str, own))
-        panel.annotate(words, places[pixel], textcoords="offset points", xytext=(6, 5), fontsize="small")
 
 
 def _legend(figure: Figure, shown: Sequence[History]) -> None:

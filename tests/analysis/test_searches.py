@@ -26,8 +26,11 @@ SPACES = {
 DIRECTIONS = {"max_stable_lr": ["maximize"], "worst_fault": ["minimize", "maximize"], "pareto": ["minimize"] * 2}
 
 
-def write(out: Path, kind: str, cells: int, points: int) -> None:
-    """A search with random objectives; of the points one is a duplicate, one failed and one still runs."""
+def write(out: Path, kind: str, cells: int, points: int, is_dense: bool = False) -> None:
+    """A search with random objectives; of the points one is a duplicate, one failed and one still runs.
+
+    Of a dense one all points are on the front, most of them near each other.
+    """
     (out / "search").mkdir(exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(out / "search" / "journal.jsonl")))
     draw = np.random.default_rng(0)
@@ -50,7 +53,8 @@ def write(out: Path, kind: str, cells: int, points: int) -> None:
                 study.tell(trial, trial.params["optim.lr"] * is_stable)
             else:
                 trial.set_user_attr("breaks", bool(draw.random() < 0.3)) if kind == "worst_fault" else None
-                study.tell(trial, draw.random(2).tolist())
+                near = (trial.number / points) ** 3
+                study.tell(trial, [near, 1 - near] if is_dense else draw.random(2).tolist())
         duplicate, failed, _ = (study.ask(SPACES[kind]) for _ in range(3))
         duplicate.set_user_attr("duplicate", 0)
         study.tell(duplicate, [0.5] * len(objectives))
@@ -95,6 +99,14 @@ def test_the_figures_can_be_read(tmp_path: Path, synthetic, kind: str, cells: in
         for panel in drawing.figure.axes:
             assert panel.get_ylabel() and panel.get_title() == f"search={kind}" and panel.collections
         assert ("Not shown: 4 further cells." in drawing.caption) == (cells == 14)
+
+
+def test_numbers_of_a_dense_front_do_not_lie_on_each_other(tmp_path: Path, synthetic) -> None:
+    write(tmp_path, "pareto", cells=1, points=60, is_dense=True)
+    drawing = SEARCH_FIGURES["pareto_front"](read_searches(tmp_path))
+    assert synthetic.check_texts(drawing.figure)
+    (panel,) = drawing.figure.axes
+    assert [text.get_text() for text in panel.texts] == list("12345678") and "; 8: optim.clip=" in drawing.caption
 
 
 def test_several_kinds_in_one_folder(tmp_path: Path, synthetic) -> None:
