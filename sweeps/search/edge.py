@@ -15,7 +15,7 @@ from harness.outcome import TRAINED
 from sweeps.overrides import Axis
 from sweeps.search.goal import Goal, Judged, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED, geometric
-from sweeps.search.studies import Studies
+from sweeps.search.studies import Studies, known_points
 from sweeps.settings import SearchSettings
 
 RATE = "optim.lr"
@@ -46,8 +46,9 @@ class MaxStableRate(Goal):
         waiting = study.get_trials(deepcopy=False, states=[TrialState.WAITING])
         new = [studies.ask(study, distribution) for _ in waiting]
         while len(new) < batch:
-            running = study.get_trials(deepcopy=False, states=[TrialState.RUNNING])
-            rate = next_rate(self.rates, self._stable(study), {trial.params[RATE] for trial in running})
+            known = {trial.params[RATE] for trial in known_points(study).values()}
+            stable = self._stable(study)
+            rate = next_rate(self.rates, stable, known - stable.keys())
             if rate is None:
                 break
             study.enqueue_trial({RATE: rate})

@@ -55,6 +55,10 @@ class Goal(ABC):
         """Of the trials at the corners of the space: those that are trained before all others."""
         return []
 
+    def check_first(self, first: Sequence[Trial], sweep: xr.Dataset) -> None:
+        """Raises ConfigError where what became of them says that the search cannot work."""
+        return None
+
     def ask(self, studies: Studies, study: optuna.Study, batch: int) -> list[optuna.Trial]:
         """The next points of a study, as far as its number of trials allows, none of them known already."""
         known = known_points(study)

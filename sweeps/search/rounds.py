@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import optuna
 from optuna.trial import TrialState
@@ -26,7 +27,7 @@ from sweeps.run import LOCKS
 from sweeps.search.edge import MaxStableRate
 from sweeps.search.goal import Goal, rows_of, told
 from sweeps.search.pareto import Pareto
-from sweeps.search.studies import Studies
+from sweeps.search.studies import REASON, Studies
 from sweeps.search.worst_fault import WorstFault
 from sweeps.settings import Run
 from sweeps.summary import count
@@ -61,6 +62,8 @@ def run_search(axes: Sequence[Axis], composer: Composer, run: Run, executor: Exe
     with problems.collect():
         goal.check(corners)
     problems.check()
+    # All that a sweep refuses, before anything is written.
+    run_sweep(corners, replace(run, plan=True), executor, Console(file=io.StringIO()))
     search = Search(goal, composer, corners, run, executor, console)
     with search.studies.open():
         return search.run_rounds()
@@ -78,7 +81,6 @@ class Search:
     console: Console
     studies: Studies = field(init=False)
     _notices: Sequence[str] = ()
-    _trained: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.studies = Studies(None if self.run.plan else self.run.out)
@@ -93,6 +95,8 @@ class Search:
             status, is_done = self._train(first)
             if status or not is_done:
                 return status
+            if not self.run.plan:
+                self.goal.check_first(first, open_with_events(self.run.out)[0])
         with self.studies.turn():
             studies = self._studies()
         while True:
@@ -154,7 +158,7 @@ class Search:
                 jobs = self.goal.space.jobs(self.goal.space.cells[number], asked.params)
                 trials = {trial.id: trial for trial in map(self.composer.trial, jobs)}
             except ConfigError as error:
-                asked.set_user_attr("reason", str(error))
+                asked.set_user_attr(REASON, str(error))
                 study.tell(asked, state=TrialState.FAIL)
                 continue
             found.append(Point(study, asked, list(trials.values())))
@@ -170,7 +174,6 @@ class Search:
             if status or self.run.plan:
                 return status, self.run.plan
             if wanted <= complete_trials(self.run.out):
-                self._trained |= wanted
                 return 0, True
             if not self.run.wait:
                 return 0, False

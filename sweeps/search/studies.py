@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sweeps.locks import Turn, is_locked, owned
 
 FOLDER = "search"
-OWNER, DUPLICATE = "owner", "duplicate"
+OWNER, DUPLICATE, REASON = "owner", "duplicate", "reason"
 Direction = Literal["minimize", "maximize"]
 Key = tuple[tuple[str, Any], ...]
 
@@ -125,9 +125,13 @@ def sampler(name: str, seed: int, asked: int) -> BaseSampler:
 
 
 def known_points(study: optuna.Study) -> dict[Key, FrozenTrial]:
-    """The points that are asked for or told, by their parameters."""
-    states = [TrialState.RUNNING, TrialState.COMPLETE]
-    return {key(trial.params): trial for trial in reversed(study.get_trials(deepcopy=False, states=states))}
+    """The points that are asked for or told, by their parameters; those that failed for a reason of their own, too."""
+    found: dict[Key, FrozenTrial] = {}
+    for trial in study.get_trials(deepcopy=False):
+        is_known = trial.state in (TrialState.RUNNING, TrialState.COMPLETE) or REASON in trial.user_attrs
+        if is_known and DUPLICATE not in trial.user_attrs:
+            found[key(trial.params)] = trial
+    return found
 
 
 def key(params: Mapping[str, Any]) -> Key:

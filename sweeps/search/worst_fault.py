@@ -16,6 +16,7 @@ from injectors.value import MOST_EVENTS, Value
 from sweeps.overrides import fault_fields
 from sweeps.search.goal import Goal, Judged, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED
+from sweeps.search.studies import REASON
 
 SMALLEST, LARGEST = 1e-45, 3.5e38  # of float32: what no change, and one that is not finite, count as
 
@@ -54,6 +55,12 @@ class WorstFault(Goal):
     def first(self, trials: Sequence[Trial]) -> list[Trial]:
         return list({trial.golden.id: trial.golden for trial in trials}.values())
 
+    def check_first(self, first: Sequence[Trial], sweep: xr.Dataset) -> None:
+        lost = sweep["outcome"].values[rows_of(first, sweep)] == NON_FINITE
+        for trial in (trial for trial, is_lost in zip(first, lost, strict=True) if is_lost):
+            reason = "without a fault it became non-finite, so that nothing can be compared with it"
+            raise ConfigError(f"optim.lr={trial.optim.lr:g}: {reason}; allowed: a recipe that trains")
+
     def judge(self, trials: Sequence[Trial], sweep: xr.Dataset, events: pd.DataFrame) -> Judged:
         judged, _ = outcomes_and_notes(sweep)
         rows = rows_of(trials, judged)
@@ -61,7 +68,7 @@ class WorstFault(Goal):
         most = math.log(trials[0].data.vocabulary)
         damage = np.where(outcome == NON_FINITE, most, np.minimum(judged["deviation_final"].values[rows], most))
         if np.isnan(damage).any():
-            return Judged(None, {"reason": "a golden twin did not train"})
+            return Judged(None, {REASON: "no step at which both losses are finite"})
         is_breaking = float(np.isin(outcome, (NON_FINITE, DIVERGENT)).mean()) > 0.5
         size = float(np.median([self._size(trial, events) for trial in trials]))
         logarithm = math.log10(min(max(abs(size), SMALLEST), LARGEST))

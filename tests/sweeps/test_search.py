@@ -253,6 +253,25 @@ def test_killed_searches_go_on(command: ModuleType, tmp_path: Path, kind: str) -
         assert set(stored(tmp_path / "out")) == set(stored(tmp_path / "alone"))
 
 
+def test_points_that_cannot_be_are_told_as_such_and_count(command: ModuleType, tmp_path: Path) -> None:
+    """An element that one of the tensors does not have: seen only where the two come together."""
+    own = ("fault=weight_bit", "fault.tensor=head,blocks.0.attention.query", "fault.element=interval(0,500)")
+    sizes = ("fault.start=3", "search.trials=30", "search.batch=10", *ONCE)
+    done = command.run(*command.tiny("search=worst_fault", *own, *sizes, "out=out"), cwd=tmp_path)
+    assert (done.status, done.err) == (0, ""), done
+    (study,) = searched(tmp_path / "out")
+    failed = [trial for trial in study.get_trials(states=[TrialState.FAIL]) if DUPLICATE not in trial.user_attrs]
+    assert failed and all("beyond fault.tensor=blocks.0" in trial.user_attrs["reason"] for trial in failed)
+    assert len(failed) + len(points(study, TrialState.COMPLETE)) == 30
+
+
+def test_a_golden_twin_that_is_lost_ends_the_search(command: ModuleType, tmp_path: Path) -> None:
+    arguments = command.tiny("search=worst_fault", "fault=weight_bit", "fault.bit=range(32)", "fault.start=3", *ONCE)
+    done = command.run(*arguments, "optim.name=sgd", "optim.lr=1e30", "optim.clip=null", "out=out", cwd=tmp_path)
+    assert done.status == 2 and done.err.startswith("error: optim.lr=1e+30: without a fault it became non-finite")
+    assert sum(stored(tmp_path / "out").values()) == 1
+
+
 def test_a_half_written_last_line_is_cut_off(tmp_path: Path) -> None:
     studies = Studies(tmp_path)
     with studies.open():
@@ -311,6 +330,10 @@ def test_a_plan_writes_nothing(command: ModuleType, empty: Path) -> None:
         (
             ["search=worst_fault", "fault=weight_bit", "fault.start=3", "fault.bit=1,2", "fault.samples=4"],
             "fault.samples=4: a search draws its own faults; allowed: null",
+        ),
+        (
+            ["search=max_stable_lr", "data.source=text", "data.path=nowhere", "data.vocabulary=256"],
+            "data.path=nowhere: ",
         ),
         (["search=pareto", "mitigation=none,qk_norm"], "fault=none: no deviation without a fault"),
     ],
