@@ -356,7 +356,7 @@ def is_complete(out: Path, pack_id: str) -> bool:
 def written_at(out: Path, pack_id: str) -> int | None:
     """When the attributes of a pack were last written, in nanoseconds: where it began, and where it was finished."""
     try:
-        return (Path(out) / STORE / pack_id / "zarr.json").stat().st_mtime_ns
+        return (Path(out) / STORE / pack_id / METADATA).stat().st_mtime_ns
     except OSError:
         return None
 
