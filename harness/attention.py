@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from harness.caps import for_each_trial, soft_cap
 from harness.precision import Precision
+from harness.products import CACHE_LINE, differentiable_product, product, starts_alike
 from harness.taps import Taps
 
 
@@ -108,9 +109,7 @@ class _Scores(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, precision: Precision, mask: Tensor | None) -> Tensor:
         ctx.save_for_backward(q, k)
         ctx.scale, ctx.precision = scale, precision
-        scores = q.new_empty(*q.shape[:2], k.shape[1])
-        torch.baddbmm(scores, q, k.mT, beta=0, alpha=scale, out=scores)
-        scores = precision(scores)
+        scores = precision(product(q, k.mT, scale))
         return scores if mask is None else scores.add_(mask)
 
     @staticmethod
@@ -118,10 +117,7 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, dscores: Tensor) -> Any:
         q, k = ctx.saved_tensors
         dscores = ctx.precision(dscores)
-        dq, dk = torch.empty_like(q), torch.empty_like(k)
-        torch.baddbmm(dq, dscores, k, beta=0, alpha=ctx.scale, out=dq)
-        torch.baddbmm(dk, dscores.mT, q, beta=0, alpha=ctx.scale, out=dk)
-        return dq, dk, None, None, None
+        return product(dscores, k, ctx.scale), product(dscores.mT, q, ctx.scale), None, None, None
 
 
 class _RoundedSoftmax(torch.autograd.Function):
@@ -154,6 +150,15 @@ def _softmax(scores_RxBxHxTxT: Tensor, precision: Precision) -> Tensor:
     return torch.softmax(scores_RxBxHxTxT, -1, dtype=torch.promote_types(scores_RxBxHxTxT.dtype, torch.float32))
 
 
+def _in_whole_lines(x_RxBxHxTxD: Tensor) -> Tensor:
+    """With as many more sequences of zeros that every trial's part starts alike, see harness/products.py."""
+    if x_RxBxHxTxD.device.type != "cpu" or starts_alike(x_RxBxHxTxD):
+        return x_RxBxHxTxD
+    sequence = math.prod(x_RxBxHxTxD.shape[2:]) * x_RxBxHxTxD.element_size()
+    extra = -x_RxBxHxTxD.shape[1] % (CACHE_LINE // math.gcd(CACHE_LINE, sequence))
+    return F.pad(x_RxBxHxTxD, (0, 0, 0, 0, 0, 0, 0, extra))
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -181,20 +186,21 @@ def attend(
             mask = _causal_mask(shape[-2], q.dtype, q.device)
             with torch.no_grad():
                 for one_q, one_k in zip(q.split(1, dim=1), k.split(1, dim=1), strict=True):
-                    tap(scores_name, precision(torch.matmul(one_q, one_k.mT).mul_(scale)).add_(mask))
+                    tap(scores_name, precision(product(one_q, one_k.mT, scale)).add_(mask))
+        q, k, v = (_in_whole_lines(x) for x in (q, k, v))
+        padded = q.shape
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-        return precision(mixed).view(shape).transpose(2, 3)
-    q, k, v = (x.flatten(0, 2) for x in (q, k, v))
-    square, mask = (*shape[:-1], shape[-2]), _causal_mask(shape[-2], q.dtype, q.device)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).view(padded)
+        return precision(mixed if padded == shape else mixed[:, : shape[1]]).transpose(2, 3)
+    mask = _causal_mask(shape[-2], q.dtype, q.device)
     if limits.cap is None:
-        scores = _Scores.apply(q, k, scale, precision, mask).view(square)
+        scores = _Scores.apply(q, k, scale, precision, mask)
     else:  # before the mask: the cap of -inf is a number
-        scores = precision(soft_cap(_Scores.apply(q, k, scale, precision, None).view(square), limits.cap)) + mask
+        scores = precision(soft_cap(_Scores.apply(q, k, scale, precision, None), limits.cap)) + mask
     if scores_name in tap:
         scores = precision(tap(scores_name, scores))
     shares = _softmax(scores, precision)
     if limits.clip is not None:
         zeta, gamma = limits.clip
         shares = torch.clamp(shares * (zeta - gamma) + gamma, 0.0, 1.0)
-    return precision(torch.bmm(precision(shares).flatten(0, 2), v)).view(shape).transpose(2, 3)
+    return precision(differentiable_product(precision(shares), v)).transpose(2, 3)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from harness.precision import Precision
+from harness.products import product
 
 if TYPE_CHECKING:  # which layers there are decides which tensors a model has, so the import would be a circle
     from harness.parameters import Leaf
@@ -26,7 +27,7 @@ class _Linear(torch.autograd.Function):
         x, weight = precision.operand(x), precision.operand(weight)
         ctx.save_for_backward(x, weight)
         ctx.gradient, ctx.precision = gradient, precision
-        return precision(torch.bmm(x, weight.mT))
+        return precision(product(x, weight.mT))
 
     @staticmethod
     @once_differentiable
@@ -34,10 +35,10 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         precision, dy = ctx.precision, ctx.precision.gradient(dy)
         if precision.rounds is None and ctx.gradient.dtype == x.dtype:
-            torch.baddbmm(ctx.gradient, dy.mT, x, beta=0, out=ctx.gradient)
+            product(dy.mT, x, out=ctx.gradient)
         else:
-            ctx.gradient.copy_(precision(torch.bmm(dy.mT, x)))
-        return precision(torch.bmm(dy, weight)), None, None, None
+            ctx.gradient.copy_(precision(product(dy.mT, x)))
+        return precision(product(dy, weight)), None, None, None
 
 
 def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from harness.parameters import Layout, Leaf
+from harness.products import product
 from harness.state import Rows, State
 from harness.tensors import Kind
 
@@ -69,7 +70,7 @@ class SingularVectors:
 
 
 def _times(matrix_RxOxI: Tensor, vector_RxI: Tensor) -> Tensor:
-    return torch.bmm(matrix_RxOxI, vector_RxI[..., None])[..., 0]
+    return product(matrix_RxOxI, vector_RxI[..., None])[..., 0]
 
 
 def _unit(vector_RxD: Tensor) -> Tensor:

@@ -179,6 +179,7 @@ def test_weights_of_a_trial_that_starts_infinite_stay_as_they_were(engine):
 
 # --- 4: pack independence -------------------------------------------------------------------------------------------
 
+UNEVEN = {"width": 30, "head_dim": 10, "feedforward": 101, "context": 65, "batch": 3, "vocabulary": 257, "depth": 1}
 INDEPENDENT = {
     "width 16": {"width": 16, "head_dim": 8},
     "width 32, deep": {"width": 32, "head_dim": 16, "depth": 4},
@@ -194,17 +195,10 @@ INDEPENDENT = {
     # rotary positions and SiLU of the harness.
     "rotary, odd share": {"width": 48, "head_dim": 16, "context": 85, "batch": 5, "depth": 1, "attention": "fused"},
     "swiglu, odd share": {"activation": "swiglu", "width": 24, "head_dim": 8, "batch": 5, "context": 65, "depth": 1},
-    "nothing even": {
-        "width": 30,
-        "head_dim": 10,
-        "feedforward": 101,
-        "context": 65,
-        "batch": 3,
-        "vocabulary": 257,
-        "activation": "swiglu",
-        "qk_norm": True,
-        "depth": 1,
-    },
+    # Trials that take no whole cache lines: these need the trial-wise products of the harness.
+    "nothing even": {**UNEVEN, "activation": "swiglu", "qk_norm": True},
+    "nothing even, fused": {**UNEVEN, "attention": "fused"},
+    "nothing even, sigma": {**UNEVEN, "sigma_reparam": True},
     "one token": {"context": 1, "batch": 1, "depth": 1},
 }
 

@@ -1,0 +1,58 @@
+"""Matrix products of a pack, a stack of them for each trial.
+
+A CPU's BLAS may round differently where a matrix does not start on a boundary of memory (16 bytes on AMD's CPUs). The
+first of an array does, and so does every trial's, if a trial takes whole cache lines. Otherwise a trial's place would
+depend on its row in the pack: then trials are copied and multiplied one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CACHE_LINE = 64  # bytes
+
+
+def product(a_RxxxMxK: Tensor, b_RxxxKxN: Tensor, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """scale x a @ b, [R, ..., M, N], in `out` if that is given, which holds nothing but the result; no gradient."""
+    a, b = a_RxxxMxK, b_RxxxKxN
+    if out is None:
+        out = a.new_empty(*a.shape[:-1], b.shape[-1])
+    if a.device.type != "cpu" or (starts_alike(a) and starts_alike(b) and starts_alike(out)):
+        return _multiply(a, b, scale, out)
+    for one_a, one_b, one_out in zip(a, b, out, strict=True):
+        one_out.copy_(_multiply(one_a.clone()[None], one_b.clone()[None], scale, torch.empty_like(one_out)[None])[0])
+    return out
+
+
+def starts_alike(x_Rxxx: Tensor) -> bool:
+    """Whether every trial's part starts on a cache line."""
+    size = x_Rxxx.element_size()
+    return x_Rxxx.data_ptr() % CACHE_LINE == 0 and x_Rxxx.stride(0) * size % CACHE_LINE == 0
+
+
+def _multiply(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
+    stacked = out.flatten(0, -3)
+    torch.baddbmm(stacked, a.flatten(0, -3), b.flatten(0, -3), beta=0, alpha=scale, out=stacked)
+    return out
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return product(a, b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        return product(dy, b.mT), product(a.mT, dy)
+
+
+def differentiable_product(a_RxxxMxK: Tensor, b_RxxxKxN: Tensor) -> Tensor:
+    """`product`, through which gradients pass."""
+    return _Product.apply(a_RxxxMxK, b_RxxxKxN)
