@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from harness.caps import for_each_trial, soft_cap
 from harness.precision import Precision
-from harness.products import CACHE_LINE, differentiable_product, product, starts_alike
+from harness.products import CACHE_LINE, differentiable_product, product, start_alike
 from harness.taps import Taps
 
 
@@ -152,7 +152,7 @@ def _softmax(scores_RxBxHxTxT: Tensor, precision: Precision) -> Tensor:
 
 def _in_whole_lines(x_RxBxHxTxD: Tensor) -> Tensor:
     """With as many more sequences of zeros that every trial's part starts alike, see harness/products.py."""
-    if x_RxBxHxTxD.device.type != "cpu" or starts_alike(x_RxBxHxTxD):
+    if x_RxBxHxTxD.device.type != "cpu" or start_alike(x_RxBxHxTxD):
         return x_RxBxHxTxD
     sequence = math.prod(x_RxBxHxTxD.shape[2:]) * x_RxBxHxTxD.element_size()
     extra = -x_RxBxHxTxD.shape[1] % (CACHE_LINE // math.gcd(CACHE_LINE, sequence))

@@ -21,22 +21,25 @@ def product(a_RxxxMxK: Tensor, b_RxxxKxN: Tensor, scale: float = 1.0, out: Tenso
     a, b = a_RxxxMxK, b_RxxxKxN
     if out is None:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
-    if a.device.type != "cpu" or (starts_alike(a) and starts_alike(b) and starts_alike(out)):
+    if a.device.type != "cpu" or start_alike(a, b, out):
         return _multiply(a, b, scale, out)
     for one_a, one_b, one_out in zip(a, b, out, strict=True):
         one_out.copy_(_multiply(one_a.clone()[None], one_b.clone()[None], scale, torch.empty_like(one_out)[None])[0])
     return out
 
 
-def starts_alike(x_Rxxx: Tensor) -> bool:
-    """Whether every trial's part starts on a cache line."""
-    size = x_Rxxx.element_size()
-    return x_Rxxx.data_ptr() % CACHE_LINE == 0 and x_Rxxx.stride(0) * size % CACHE_LINE == 0
+def start_alike(*arrays: Tensor) -> bool:
+    """Whether every trial's part of each array [R, ...] starts on a cache line."""
+    places = 0
+    for x in arrays:
+        places |= x.data_ptr() | x.stride(0) * x.itemsize
+    return places % CACHE_LINE == 0
 
 
 def _multiply(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
-    stacked = out.flatten(0, -3)
-    torch.baddbmm(stacked, a.flatten(0, -3), b.flatten(0, -3), beta=0, alpha=scale, out=stacked)
+    if out.dim() == 3:
+        return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
+    _multiply(a.flatten(0, -3), b.flatten(0, -3), scale, out.flatten(0, -3))
     return out
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from harness.products import differentiable_product, product, starts_alike
+from harness.products import differentiable_product, product, start_alike
 
 SIZES = [1, 2, 7, 10, 16, 33, 65]
 
@@ -38,7 +38,7 @@ def _turned(a, b, left, right):
 
 def test_gradients_pass_through_a_product_of_trials_that_do_not_start_alike():
     a, b = numbers(3, 2, 5, 7).double().requires_grad_(), numbers(3, 2, 7, 3, seed=1).double().requires_grad_()
-    assert not starts_alike(a)
+    assert not start_alike(a)
     torch.testing.assert_close(differentiable_product(a, b), torch.matmul(a, b))
     assert torch.autograd.gradcheck(differentiable_product, (a, b))
 
