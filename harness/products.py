@@ -1,8 +1,8 @@
 """Matrix products of a pack, a stack of them for each trial.
 
 A CPU's BLAS may round differently where a matrix does not start on a boundary of memory (16 bytes on AMD's CPUs). The
-first of an array does, and so does every trial's, if a trial takes whole cache lines. Otherwise a trial's place would
-depend on its row in the pack: then trials are copied and multiplied one by one.
+first of an array does, and so does every trial's, if a trial takes whole cache lines. Otherwise where a trial starts
+would depend on its row in the pack: then trials are copied and multiplied one by one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start_alike(*arrays: Tensor) -> bool:
 def _multiply(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
     if out.dim() == 3:
         return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
-    _multiply(a.flatten(0, -3), b.flatten(0, -3), scale, out.flatten(0, -3))
+    _multiply(a.flatten(0, -3), b.flatten(0, -3), scale, out.view(-1, *out.shape[-2:]))
     return out
 
 
