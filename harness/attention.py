@@ -150,6 +150,17 @@ def _softmax(scores_RxBxHxTxT: Tensor, precision: Precision) -> Tensor:
     return torch.softmax(scores_RxBxHxTxT, -1, dtype=torch.promote_types(scores_RxBxHxTxT.dtype, torch.float32))
 
 
+def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """torch's own causal attention of [R, B, H, T, D]."""
+    shape = q.shape
+    q, k, v = (_in_whole_lines(x) for x in (q, k, v))
+    mixed = F.scaled_dot_product_attention(
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal=True, scale=scale
+    )
+    mixed = mixed.view(q.shape)
+    return mixed if q.shape == shape else mixed[:, : shape[1]]
+
+
 def _in_whole_lines(x_RxBxHxTxD: Tensor) -> Tensor:
     """With as many more sequences of zeros that every trial's part starts alike, see harness/products.py."""
     if x_RxBxHxTxD.device.type != "cpu" or start_alike(x_RxBxHxTxD):
@@ -177,22 +188,18 @@ def attend(
     the batch after the other, because all of them would not fit. That kernel has no room for `cap` and `clip`, and
     takes its softmax in float32.
     """
-    shape, scores_name = q.shape, f"{name}.scores"
+    scores_name, context = f"{name}.scores", q.shape[-2]
     if limits.temperature is not None:
         q = q * limits.temperature.to(q.dtype)
     q, k, v = precision(q), precision(k), precision(v)
     if not explicit:
         if scores_name in tap:
-            mask = _causal_mask(shape[-2], q.dtype, q.device)
+            mask = _causal_mask(context, q.dtype, q.device)
             with torch.no_grad():
                 for one_q, one_k in zip(q.split(1, dim=1), k.split(1, dim=1), strict=True):
                     tap(scores_name, precision(product(one_q, one_k.mT, scale)).add_(mask))
-        q, k, v = (_in_whole_lines(x) for x in (q, k, v))
-        padded = q.shape
-        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).view(padded)
-        return precision(mixed if padded == shape else mixed[:, : shape[1]]).transpose(2, 3)
-    mask = _causal_mask(shape[-2], q.dtype, q.device)
+        return precision(_fused(q, k, v, scale)).transpose(2, 3)
+    mask = _causal_mask(context, q.dtype, q.device)
     if limits.cap is None:
         scores = _Scores.apply(q, k, scale, precision, mask)
     else:  # before the mask: the cap of -inf is a number

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
+from harness.products import CACHE_LINE
 from harness.scaling import TensorRow
 
-ALIGNMENT = 16  # elements: BLAS may round differently when a matrix does not start on a cache line
+ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/products.py
 
 
 def _aligned(offset: int) -> int:

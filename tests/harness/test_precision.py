@@ -80,11 +80,10 @@ def learned(engine, precision, shape, device="cpu"):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_model_is_the_one_in_tensors_of_the_format(engine, name, shape, device):
-    """Sums in another order seldom round to another number: less differs than a third of what the format itself costs.
+    """Sums in another order seldom round to another number: much less differs than what the format itself costs.
 
-    With gradients that no linear layer rounds it is more than a third. How many sums round otherwise depends on the
-    CPU's kernels. Fused kernels keep scores and shares to themselves, and their own rounding there: a few times the
-    format's.
+    How many do depends on the CPU's kernels, and is eight times as many in fp16, whose numbers are eight times as
+    close. Fused kernels keep scores and shares to themselves, and their own rounding there: a few times the format's.
     """
     (loss, emulated, layout), (real_loss, real, _), (_, exact, _) = (
         learned(engine, Precision(torch.float32, name), shape),
@@ -93,13 +92,14 @@ def test_a_model_is_the_one_in_tensors_of_the_format(engine, name, shape, device
     )
     epsilon = torch.finfo(HALF[name]).eps / 2
     torch.testing.assert_close(loss, real_loss, rtol=epsilon, atol=0)
-    fused = shape.get("attention") == "fused"
-    assert fused or (emulated - real).norm() < (real - exact).norm() / 3
+    fused, share = shape.get("attention") == "fused", {"bf16": 0.25, "fp16": 0.5}[name]
+    # Without the rounding of the gradients that reach linear layers it is 0.34 in fp16, and 0.35 of a tensor in bf16.
+    assert fused or (emulated - real).norm() < 0.3 * (real - exact).norm()
     for tensor in layout.by_name:
         ours, theirs, whole = (layout.view(flat, tensor) for flat in (emulated, real, exact))
         cost, differs = (theirs - whole).norm(), (ours - theirs).norm()
         assert cost > 0, tensor
-        assert differs < (8 * epsilon * theirs.norm() if fused else cost / 2), tensor
+        assert differs < (8 * epsilon * theirs.norm() if fused else share * cost), tensor
 
 
 # --- where values are held ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import pytest
 import analysis
 
 pytestmark = pytest.mark.slurm
+T = TypeVar("T")
 
 SMALL = ["model.depth=1", "model.head_dim=8", "model.context=16", "train.batch=2", "train.validate_every=5"]
 GRID = ["model.width=16,32", "train.steps=10", "fault=none,weight_bit", "fault.start=5", *SMALL]
@@ -35,7 +37,7 @@ def slurm(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
-def eventually(condition: Callable[[], object], seconds: float = 240) -> object:
+def eventually(condition: Callable[[], T], seconds: float = 240) -> T:
     """The first true value of `condition`; sacct hears of jobs some seconds late, and other tests use the nodes too."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -97,7 +99,7 @@ def nodes_used(out: Path) -> set[str]:
         nodes = [row.split("|")[1] for row in rows if row.startswith("COMPLETED|")]
         return nodes if len(nodes) == jobs else []
 
-    return set(eventually(of_completed_jobs))  # type: ignore[call-overload]
+    return set(eventually(of_completed_jobs))
 
 
 def test_a_campaign_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_pa
     long = ["model.width=16", "train.steps=200000", *SMALL, *LAUNCH]
     process = subprocess.Popen(command(tmp_path, *long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        array = eventually(lambda: arrays(tmp_path))[0]  # type: ignore[index]
+        array = eventually(lambda: arrays(tmp_path))[0]
         eventually(lambda: "R" in slurm("squeue", "-h", "-j", array, "-o", "%t").split())
         slurm("scancel", array)
         output, error = process.communicate(timeout=120)
