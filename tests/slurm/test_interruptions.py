@@ -66,7 +66,7 @@ def test_the_time_limit(tmp_path: Path) -> None:
     line = [*fields, f"train.steps={int(70 / seconds)}"]  # longer than the warning can take, on any machine
     limits = ["hydra/launcher=slurm", "hydra.launcher.time=1", "hydra.launcher.warning=15"]
     process = started(tmp_path / "out", *line, *limits)
-    (array,) = eventually(lambda: arrays(tmp_path / "out"))  # type: ignore[misc]
+    (array,) = eventually(lambda: arrays(tmp_path / "out"))
     eventually(lambda: "REQUEUED" in states(f"{array}_0"))
     slurm("scontrol", "update", f"jobid={array}_0", "timelimit=30")  # once is enough
     local = sweep(tmp_path / "whole", *line)
