@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,9 +126,14 @@ class Rig:
 
 def drawn(row: TensorRow, seed: int, step: int) -> Tensor:
     """Normal numbers of another size in every step and tensor, float64; of size one in step -1."""
-    generator = torch.Generator().manual_seed(hash_of(seed, step, row.name))
+    return _drawn(row.name, row.shape, seed, step).clone()
+
+
+@lru_cache(4096)
+def _drawn(name: str, shape: tuple[int, ...], seed: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(hash_of(seed, step, name))
     size = 1.0 if step < 0 else 10.0 ** float(torch.randint(-3, 2, (), generator=generator))
-    return size * torch.randn(row.shape, dtype=torch.float64, generator=generator)
+    return size * torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
 def hash_of(seed: int, step: int, name: str) -> int:

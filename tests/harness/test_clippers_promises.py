@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,19 +20,20 @@ from injectors.value import Value
 from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of, with_options
 from tests.harness.test_promises import Change
 
-STRUCK = 12
-LENGTH = {"steps": 18, "validate_every": 18, "warmup": 2}
-LIMITS = {  # for trial r: fields or options, all of which act in these runs
+COUNT, STRUCK, STEPS = 7, 8, 12
+LENGTH = {"steps": STEPS, "validate_every": STEPS, "warmup": 2, "depth": 1}
+GAPS = {"width": 30, "head_dim": 10, "vocabulary": 61, "feedforward": 101}  # sizes that leave room between tensors
+LIMITS = {  # for trial r: fields or options, all of which act in these runs; every warm-up ends before the strike
     "clip_value": lambda r: {"clip_value": 0.003 * (1 + r)},
     "clip_tensor": lambda r: {"clip_tensor": 0.03 * (1 + r)},
-    "zclip": lambda r: {"zclip": dataclasses.replace(ZCLIPS[r % 3], threshold=0.2 + 0.1 * r, warmup=4 + r)},
-    "adagc": lambda r: {"adagc": dataclasses.replace(ADAGCS[r % 3], threshold=1.02 + 0.1 * r, warmup=2 * r)},
+    "zclip": lambda r: {"zclip": dataclasses.replace(ZCLIPS[r % 3], threshold=0.1 + 0.05 * r, warmup=3 + r % 3)},
+    "adagc": lambda r: {"adagc": dataclasses.replace(ADAGCS[r % 3], threshold=1.02 + 0.1 * r, warmup=r)},
     "clip": lambda r: {"clip": None if r == 2 else 0.1 * (1 + r)},
     "all": lambda r: {
         "clip_value": 0.1 * (1 + r),
         "clip_tensor": 0.3 * (1 + r),
-        "zclip": dataclasses.replace(ZCLIPS[0], threshold=0.2 + 0.1 * r, warmup=4 + r),
-        "adagc": dataclasses.replace(ADAGCS[0], threshold=1.02 + 0.1 * r, warmup=2 * r),
+        "zclip": dataclasses.replace(ZCLIPS[0], threshold=0.1 + 0.05 * r, warmup=3 + r % 3),
+        "adagc": dataclasses.replace(ADAGCS[0], threshold=1.02 + 0.1 * r, warmup=r),
         "clip": 0.5,
     },
 }
@@ -49,6 +51,20 @@ def trials(engine, kind, count, **others):
     return trials_of(engine, [LIMITS[kind](r) for r in range(count)], **{**LENGTH, **others})
 
 
+@cache
+def clean(engine, kind, **options):
+    """Seven trials with their own limits; no limits at all if `kind` is None."""
+    many = trials_of(engine, [{}] * COUNT, **LENGTH, **GAPS) if kind is None else trials(engine, kind, COUNT, **GAPS)
+    return engine.run(many, **options)
+
+
+@cache
+def ruined(engine, kind, detection=True):
+    """The same trials; in one all gradients are a million times too large, in each of four others an element is off."""
+    spoilt = {r: spoil(value) for r, value in SPOILT.items()}
+    return engine.run(trials(engine, kind, COUNT, **GAPS), {SPIKED: times(1e6), **spoilt}, detection=detection)
+
+
 def spoil(value, steps=range(STRUCK, STRUCK + 1)):
     """One element of one tensor."""
     return Change(Site.REDUCED_GRADIENT, steps, lambda t: t["blocks.0.feedforward.up"].view(-1)[5].fill_(value))
@@ -62,6 +78,11 @@ def times(factor):
     return Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), change)
 
 
+# Trial 2 of "clip" has no limit of its own, which saves it no more than one would.
+SPOILT = {2: math.inf, 3: math.nan, 4: 1e30, 5: -math.inf}
+SPIKED, SPARED = 1, (0, 6)
+
+
 def memory_of(pack, kind, row):
     return {name: values[row].clone() for name, values in pack.rows_state if name.startswith(kind)}
 
@@ -73,10 +94,9 @@ def memory_of(pack, kind, row):
 def test_a_trial_does_not_depend_on_its_pack(engine, kind, threads):
     """Each with its own limits, at sizes that leave gaps between tensors."""
     torch.set_num_threads(threads)
-    steps = {1: 18, 2: 8}[threads]
-    many = trials(engine, kind, 7, width=30, head_dim=10, vocabulary=61, feedforward=101, steps=steps)
-    together = engine.run(many)
-    assert len({tuple(together.signals["loss"][r]) for r in range(7)}) == 7
+    many = trials(engine, kind, COUNT, **GAPS)
+    together = clean(engine, kind) if threads == 1 else engine.run(many)
+    assert len({tuple(together.signals["loss"][r]) for r in range(COUNT)}) == COUNT
     for members in ([5, 3], [6, 2, 4]):
         apart = engine.run([many[i] for i in members])
         for row, i in enumerate(members):
@@ -85,20 +105,23 @@ def test_a_trial_does_not_depend_on_its_pack(engine, kind, threads):
 
 @pytest.mark.parametrize("kind", HUGE)
 def test_a_limit_that_is_never_reached_changes_no_bit(engine, kind):
-    plain = engine.run(trials_of(engine, [{}] * 3, **LENGTH))
-    limited = engine.run(trials_of(engine, [HUGE[kind]] * 3, **LENGTH))
-    assert [engine.same_bits(plain[r], limited[r]) for r in range(3)] == [[], [], []]
-    tight = engine.run(trials(engine, kind, 3))
-    assert engine.same_bits(plain[1], tight[1]), "the same clipper does act on a smaller one"
+    plain, tight = clean(engine, None), clean(engine, kind)
+    limited = engine.run(trials_of(engine, [HUGE[kind]] * COUNT, **LENGTH, **GAPS))
+    assert [engine.same_bits(plain[r], limited[r]) for r in range(COUNT)] == [[]] * COUNT
+    acts = [r for r in range(COUNT) if engine.same_bits(plain[r], tight[r])]
+    assert acts == [r for r in range(COUNT) if (kind, r) != ("clip", 2)], "the same clipper does act on a smaller one"
 
 
 @pytest.mark.parametrize("kind", LIMITS)
 def test_measuring_changes_no_bit(engine, kind):
-    full, bare = (engine.run(trials(engine, kind, 3), telemetry=on, detection=on) for on in (True, False))
-    for r in range(3):
+    full, bare, unclipped = (
+        clean(engine, kind),
+        clean(engine, kind, telemetry=False, detection=False),
+        clean(engine, None),
+    )
+    for r in range(COUNT):
         left, right = ({name: run[r][name] for name in ("loss", "weights")} for run in (full, bare))
         assert engine.same_bits(left, right) == []
-    unclipped = engine.run(trials_of(engine, [{}] * 3, **LENGTH))
     first = [run.signals["grad_norm"][:, 0].tolist() for run in (full, unclipped)]
     assert first[0] == first[1], "the norm that is shown is that before clipping"
 
@@ -106,30 +129,42 @@ def test_measuring_changes_no_bit(engine, kind):
 @pytest.mark.parametrize("detection", [True, False])
 @pytest.mark.parametrize("kind", LIMITS)
 def test_ruined_trials_change_no_bit_of_the_others(engine, kind, detection):
-    many = trials(engine, kind, 5, width=6, head_dim=6, vocabulary=61)
-    clean = engine.run(many)
-    ruined = engine.run(many, {1: spoil(math.nan), 2: spoil(math.inf), 4: spoil(1e30)}, detection=detection)
-    assert [bool(engine.same_bits(clean[r], ruined[r])) for r in range(5)] == [False, True, True, False, True]
-    gaps = padding_of(ruined.pack.layout)
-    assert len(gaps) and not ruined.pack.gradients[:, gaps].any(), "nothing reaches what stands between tensors"
+    healthy, run = clean(engine, kind), ruined(engine, kind, detection)
+    assert [r for r in range(COUNT) if engine.same_bits(healthy[r], run[r]) == []] == list(SPARED)
+    gaps = padding_of(run.pack.layout)
+    assert len(gaps) and not run.pack.gradients[:, gaps].any(), "nothing reaches what stands between tensors"
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["zclip", "adagc", "all"])
-@pytest.mark.parametrize("start", [1, 6, STRUCK])
+STARTS = (1, 4, STRUCK)
+REMEMBERING = ("zclip", "adagc", "all")
+
+
+@cache
+def forked_and_full(engine, kind):
+    """Three trials, and three faulty ones of them for each start; the faults leave them finite, but for good."""
+    golden = trials(engine, kind, 3)
+    fault = Value(start=0, site="reduced_gradient", model="scale", value=100.0, tensor="head", elements=None)
+    faults = [dataclasses.replace(fault, start=start) for start in STARTS]
+    many = [*golden, *(dataclasses.replace(t, fault=fault) for fault in faults for t in golden)]
+    return engine.run(many, forks=True, block=4), engine.run(many, block=4)
+
+
+@pytest.mark.parametrize("kind", REMEMBERING)
+@pytest.mark.parametrize("start", STARTS)
 def test_a_fork_takes_the_memory_along(engine, kind, start):
     """In the warm-up and after it; the fault leaves a finite trial, which differs for good."""
-    golden = trials(engine, kind, 3)
-    fault = Value(start=start, site="reduced_gradient", model="scale", value=100.0, tensor="head", elements=None)
-    many = [*golden, *(dataclasses.replace(t, fault=fault) for t in golden)]
-    forked, full = engine.run(many, forks=True, block=4), engine.run(many, block=4)
-    assert forked.result == full.result and forked.result.changes[3:] == [1, 1, 1]
-    for i in range(6):
+    forked, full = forked_and_full(engine, kind)
+    first = 3 * (1 + STARTS.index(start))
+    numbers = (0, 1, 2, *range(first, first + 3))
+    assert forked.pack.twins.begins[first : first + 3] == [start] * 3
+    assert forked.result == full.result and forked.result.changes[3:] == [1] * 9
+    for i in numbers:
         left, right = ({k: v for k, v in run[i].items() if k != "weights"} for run in (forked, full))
         assert engine.same_bits(left, right) == [], i
-    for i in range(6):
+    for i in numbers:
         left, right = (memory_of(run.pack, "", run.pack.rows.index(i)) for run in (forked, full))
         assert engine.same_bits(floating(left), floating(right)) == [], i
 
@@ -146,11 +181,11 @@ def test_a_snapshot_holds_the_memory(engine, kind):
         train(pack, agenda, 100, lambda first, arrays: found.append(arrays), steps=steps)
         return {name: values.clone() for name, values in pack.rows_state}
 
-    go(range(8))
+    go(range(6))
     before = pack.snapshot()
-    first = go(range(8, 18))
+    first = go(range(6, STEPS))
     pack.restore(before)
-    again = go(range(8, 18))
+    again = go(range(6, STEPS))
     assert engine.same_bits(floating(first), floating(again)) == []
 
 
@@ -158,13 +193,15 @@ def test_a_snapshot_holds_the_memory(engine, kind):
 def test_a_row_that_is_not_active_is_left_as_it_is(engine, kind):
     """Its gradients, and what is remembered of it."""
     many = trials(engine, kind, 3)
-    pack, active = engine.pack_of(many), torch.tensor([True, False, True])
+    pack = engine.pack_of(many)
     (clipper,) = pack.clippers
-    for step, gradients in enumerate(stream(pack.layout, 3, torch.float32, 12)):
-        if step in (3, 10):
-            gradients[1, 5] = math.nan if step == 3 else math.inf
+    for step, gradients in enumerate(stream(pack.layout, 3, torch.float32, 16)):
+        if step in (8, 14):
+            gradients[1, 5] = math.nan if step == 8 else math.inf
         before, remembered = gradients.clone(), memory_of(pack, kind, 1)
-        clipper.clip(gradients, global_norm(gradients), active)
+        clipper.clip(gradients, global_norm(gradients), torch.tensor([True, step < 6, True]))
+        if step < 6:
+            continue
         assert torch.equal(engine.bits(gradients[1]), engine.bits(before[1]))
         assert engine.same_bits(remembered, memory_of(pack, kind, 1)) == []
     assert torch.isfinite(gradients[[0, 2]]).all()
@@ -195,19 +232,21 @@ def test_what_is_not_finite_is_never_remembered(engine, kind, step, value):
 @pytest.mark.parametrize("kind", MEMORY)
 def test_memory_stays_finite_without_detection(engine, kind):
     """Though the weights of the trial are ruined, and every gradient after that."""
-    run = engine.run(trials(engine, kind, 3), {1: spoil(math.nan)}, detection=False)
-    assert run.pack.weights[1].isnan().any() and np.isnan(run.signals["grad_norm"][1, STRUCK + 1 :]).all()
-    assert all(torch.isfinite(x).all() for x in memory_of(run.pack, kind, 1).values())
+    run = ruined(engine, kind, detection=False)
+    for r, value in SPOILT.items():
+        if not math.isfinite(value):
+            assert run.pack.weights[r].isnan().any() and np.isnan(run.signals["grad_norm"][r, STRUCK + 1 :]).all()
+        assert all(torch.isfinite(x).all() for x in memory_of(run.pack, kind, r).values())
 
 
 @pytest.mark.parametrize("kind", MEMORY)
 def test_a_spike_is_remembered_as_it_was_clipped(engine, kind):
     """A gradient a million times too large leaves averages that are like those before it."""
-    many = trials(engine, kind, 3)
-    run, clean = engine.run(many, {1: times(1e6)}), engine.run(many)
-    assert run.signals["grad_norm"][1, STRUCK] == pytest.approx(1e6 * clean.signals["grad_norm"][1, STRUCK], rel=1e-5)
-    assert np.isfinite(run.signals["loss"]).all()
-    found, expected = (memory_of(r.pack, kind, 1) for r in (run, clean))
+    run, healthy = ruined(engine, kind), clean(engine, kind)
+    spike, usual = (each.signals["grad_norm"][SPIKED, STRUCK] for each in (run, healthy))
+    assert spike == pytest.approx(1e6 * usual, rel=1e-5)
+    assert np.isfinite(run.signals["loss"][SPIKED]).all()
+    found, expected = (memory_of(each.pack, kind, each.pack.rows.index(SPIKED)) for each in (run, healthy))
     name = {"zclip": "zclip_mean", "adagc": "adagc_average"}[kind]
     assert (found[name] < 2 * expected[name]).all() and (found[name] > expected[name] / 2).all()
 
@@ -219,7 +258,7 @@ def test_adagc_trains_what_has_no_gradient_at_first(engine):
     run = engine.run(many)
     average = memory_of(run.pack, "adagc_average", 0)["adagc_average"]
     assert (average > 0).all() and torch.isfinite(average).all()
-    before, after = run.weights[8][0], run.weights[-1][0]
+    before, after = run.weights[6][0], run.weights[-1][0]
     for row in run.pack.layout.rows:
         assert not torch.equal(*(run.pack.layout.view(w[None], row.name) for w in (before, after))), row.name
 
@@ -230,11 +269,9 @@ def test_adagc_trains_what_has_no_gradient_at_first(engine):
 @pytest.mark.parametrize("kind", LIMITS)
 def test_an_element_that_is_not_finite_freezes_unless_it_becomes_the_bound(engine, kind):
     """Scaling by a norm leaves NaN where infinity was; clipping by value comes first, and leaves NaN alone."""
-    values = {1: math.nan, 2: math.inf, 3: -math.inf}
-    run = engine.run(trials(engine, kind, 5), {r: spoil(value) for r, value in values.items()})
-    # Trial 2 of "clip" has no limit of its own, which saves it no more than one would.
-    saved = [2, 3] if kind in ("clip_value", "all") else []
-    assert run.result.nonfinite_step == [STRUCK if r in values and r not in saved else None for r in range(5)]
+    run, values = ruined(engine, kind), {r: value for r, value in SPOILT.items() if not math.isfinite(value)}
+    saved = [2, 5] if kind in ("clip_value", "all") else []
+    assert run.result.nonfinite_step == [STRUCK if r in values and r not in saved else None for r in range(COUNT)]
     for r, value in values.items():
         assert (run.result.outcome[r] == NON_FINITE) == (r not in saved)
         assert run.signals["grad_norm"][r, STRUCK] == pytest.approx(abs(value), nan_ok=True)
@@ -243,24 +280,31 @@ def test_an_element_that_is_not_finite_freezes_unless_it_becomes_the_bound(engin
 
 
 def test_an_infinite_element_moves_its_weight_as_far_as_the_bound_does(engine):
-    many = trials(engine, "clip_value", 2)
-    infinite, bound = (engine.run(many, {1: spoil(v)}) for v in (-math.inf, -many[1].optim.clip_value))
-    assert torch.equal(engine.bits(infinite.weights[-1][1]), engine.bits(bound.weights[-1][1]))
+    one = trials(engine, "clip_value", 2)[1]
+    run = engine.run([one] * 3, {0: spoil(-math.inf), 1: spoil(-one.optim.clip_value)})
+    infinite, bound, neither = run.weights[-1].values()
+    assert torch.equal(engine.bits(infinite), engine.bits(bound)) and not torch.equal(infinite, neither)
+
+
+@cache
+def unclipped_and_scaled(engine):
+    return engine.run(trials_of(engine, [{}] * 3, **LENGTH, **SCALED))
+
+
+SCALED = {"loss_scaling": "dynamic", "loss_scale": 1024.0}
 
 
 @pytest.mark.parametrize("kind", ["clip_value", "zclip", "adagc"])
 def test_with_dynamic_loss_scaling_an_overflow_costs_the_step(engine, kind):
     """Before anything clips it, as in torch: unscale_ looks for it, step is skipped, and nothing remembers it."""
-    own = {"loss_scaling": "dynamic", "loss_scale": 1024.0}
-    many = trials(engine, kind, 3, **own)
-    run, plain = engine.run(many, {1: spoil(math.inf)}), engine.run(trials_of(engine, [{}] * 3, **LENGTH, **own))
+    run = engine.run(trials(engine, kind, 3, **SCALED), {1: spoil(math.inf)})
     assert run.result.nonfinite_step == [None] * 3
-    assert run.signals["loss_scale"][1].tolist() == [1024.0] * (STRUCK + 1) + [512.0] * (17 - STRUCK)
-    assert (plain.signals["loss_scale"] == 1024).all()
+    assert run.signals["loss_scale"][1].tolist() == [1024.0] * (STRUCK + 1) + [512.0] * (STEPS - STRUCK - 1)
+    assert (unclipped_and_scaled(engine).signals["loss_scale"] == 1024).all()
     before, at = (run.weights[step][1] for step in (STRUCK - 1, STRUCK))
     assert torch.equal(engine.bits(before), engine.bits(at))
     counts = [x for name, x in memory_of(run.pack, kind, 1).items() if name.endswith("count")]
-    assert all(count == 17 for count in counts) and bool(counts) == (kind in MEMORY)
+    assert all(count == STEPS - 1 for count in counts) and bool(counts) == (kind in MEMORY)
 
 
 def test_what_acts_first_decides_whether_infinity_is_repaired(engine, monkeypatch):

@@ -6,7 +6,7 @@ In the standard parametrisation it does on both, and in muP on the depth. Every 
 from __future__ import annotations
 
 import sys
-from functools import lru_cache
+from functools import cache
 
 import pytest
 import torch
@@ -16,17 +16,17 @@ from sweeps.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure
 
 STEPS = 3
 FLAT = 0.15
-"""Over 16 times the width a factor of 1.5 at most. A wrong exponent is off by 1/2 or 1: a factor of 4 or 16."""
+"""Over 12 times the width a factor of 1.5 at most. A wrong exponent is off by 1/2 or 1: a factor of 3.5 or 12."""
 GROWS = 0.3
 WITHIN = [name for name in ACTIVATIONS if name not in ("embedding", "logits")]
 OF_A_RULE = {cls.rule: name for name, cls in OPTIMIZERS.items()}
 """One optimizer for each rule by which the size of updates may go."""
 
 
-@lru_cache
-def exponents(against, sizes, optimizer, parametrization):
+@cache
+def exponents(against, sizes, optimizer, parametrization, seeds=2):
     """By activation, after the last step."""
-    table = measure(against, sizes, STEPS, seeds=2, optimizer=optimizer, parametrizations=(parametrization,))
+    table = measure(against, sizes, STEPS, seeds=seeds, optimizer=optimizer, parametrizations=(parametrization,))
     return slopes(table, against)[parametrization].xs(STEPS, level="step").to_dict()
 
 
@@ -35,8 +35,8 @@ def exponents(against, sizes, optimizer, parametrization):
 
 @pytest.fixture(scope="module")
 def table():
-    """AdamW, widths 64 to 1024."""
-    return measure("width", (64, 128, 256, 1024), STEPS, seeds=2)
+    """AdamW, widths 64 to 768."""
+    return measure("width", (64, 128, 768), STEPS, seeds=2)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,12 @@ def test_completep_is_flat_over_the_width_too():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_mup_is_flat_with_every_optimizer(optimizer):
-    """From width 128 on, where tokens hardly overlap in direction: the norm of a gradient depends on whether they do.
+    """From width 96 on, where tokens hardly overlap in direction: the norm of a gradient depends on whether they do.
 
-    A wrong exponent of the width is off by 1/2 or 1. Attention logits of four heads differ by a third between seeds.
+    A wrong exponent of the width is off by 1/2 or 1. Attention logits of three heads differ by a third between seeds.
     """
-    found = exponents("width", (128, 512), optimizer, "mup")
-    flat = {name: 0.45 if name == "attention.scores" else 0.25 for name in ("embedding", *WITHIN)}
+    found = exponents("width", (96, 384), optimizer, "mup")
+    flat = {name: 0.45 if name == "attention.scores" else FLAT for name in ("embedding", *WITHIN)}
     assert all(abs(found[name]) < tolerance for name, tolerance in flat.items()), found
     # A head that starts at random adds a share that shrinks as 1/sqrt(width).
     lowest = -0.6 if OPTIMIZERS[optimizer].rule.startswith("relative") else -FLAT
@@ -89,7 +89,7 @@ def test_mup_is_flat_with_every_optimizer(optimizer):
 
 @pytest.mark.parametrize("optimizer", OF_A_RULE.values(), ids=OF_A_RULE)
 def test_the_standard_parametrisation_is_not_flat_with_any_rule(optimizer):
-    found = exponents("width", (128, 512), optimizer, "standard")
+    found = exponents("width", (96, 384), optimizer, "standard")
     assert max(abs(exponent) for exponent in found.values()) > 0.45, found
 
 
@@ -110,22 +110,21 @@ def test_all_agree_at_the_base_size_but_for_the_head(engine, optimizer):
 
 # --- over the depth ----------------------------------------------------------------------------------------------
 
-DEPTHS = (2, 4, 8, 16)
 STEADY = ("embedding", "feedforward.down", "residual", "logits")
-"""Attention's part hangs on few heads of one block: over two seeds and small models it is noise."""
+"""Attention's part hangs on few heads of one block: over few seeds and small models it is noise."""
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_completep_is_flat_over_the_depth(optimizer):
     """Over 8 times the depth a factor of 1.5 at most; what a wrong exponent of the depth leaves is off by 1/2 or 1."""
-    found = exponents("depth", DEPTHS, optimizer, "completep")
+    found = exponents("depth", (2, 16), optimizer, "completep", seeds=4)
     assert all(abs(found[name]) < 0.2 for name in STEADY), found
 
 
 @pytest.mark.parametrize("parametrization", ["standard", "mup"])
 @pytest.mark.parametrize("optimizer", OF_A_RULE.values(), ids=OF_A_RULE)
 def test_the_residual_stream_grows_with_depth_in_the_others(optimizer, parametrization):
-    assert exponents("depth", DEPTHS, optimizer, parametrization)["residual"] > 0.6
+    assert exponents("depth", (2, 8), optimizer, parametrization)["residual"] > 0.6
 
 
 # --- the command -------------------------------------------------------------------------------------------------

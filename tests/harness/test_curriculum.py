@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from harness.sites import Event, Site
 from injectors import fault_types
 from injectors.batch import RandomTokens
 from injectors.value import Value
+from tests.harness import conftest
 from tests.harness.test_promises import Change, fill_first
 from tests.sweeps.conftest import call, tiny
 
@@ -39,6 +41,12 @@ GROWTHS = {
     },
 }
 growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
+
+
+@cache
+def plain_run(growth: str) -> conftest.Run:
+    """Five trials that nothing happens to."""
+    return conftest.run(conftest.different(5, **GROWTHS[growth]))
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------------
@@ -218,11 +226,10 @@ def test_a_trial_does_not_depend_on_its_pack(engine, growth, shape):
             assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"
 
 
-@growths
+@pytest.mark.parametrize("growth", GROWTHS)
 @pytest.mark.parametrize("site", [Site.WEIGHT, Site.REDUCED_GRADIENT])
 def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, growth, site):
-    trials = engine.different(5, **growth)
-    plain = engine.run(trials)
+    plain, trials = plain_run(growth), engine.different(5, **GROWTHS[growth])
     struck = engine.run(trials, {2: Change(site, range(2, 3), fill_first("head", math.nan))})
     assert struck.result.outcome[2] == NON_FINITE and struck.result.nonfinite_step[2] == 2
     assert [engine.same_bits(plain[i], struck[i]) for i in (0, 1, 3, 4)] == [[]] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,10 +14,9 @@ from torch import nn
 
 from harness.config import LARGEST_SCALE, SMALLEST_SCALE, ConfigError
 from harness.contradictions import check_trial
-from harness.loop import train
 from harness.loss_scale import LossScale
 from harness.outcome import NON_FINITE
-from harness.sites import Agenda, Site
+from harness.sites import Site
 from harness.state import State
 from injectors.value import Value
 from tests.harness.test_promises import Change
@@ -147,12 +147,12 @@ def test_a_scale_that_is_no_power_of_two_changes_rounding_alone(engine):
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
 def test_a_power_of_two_changes_no_bit(engine, kind, ranks, precision):
     """Multiplying by it is exact, and so is dividing, where nothing overflows or underflows."""
-    shape = {"ranks": ranks, "precision": precision, "clip": 0.5, "qk_norm": True}
+    shape = {"ranks": ranks, "precision": precision, "clip": 0.5, "qk_norm": True, "steps": 5}
     plain = engine.run([engine.trial(seed=r, **shape) for r in range(3)])
     scaled = engine.run([engine.trial(seed=r, loss_scaling=kind, loss_scale=2.0 ** (8 * r), **shape) for r in range(3)])
     assert [engine.same_bits(unscaled(plain, r), unscaled(scaled, r)) for r in range(3)] == [[], [], []]
-    assert [scales(scaled, r) for r in range(3)] == [[2.0 ** (8 * r)] * 8 for r in range(3)]
-    assert scales(plain) == [1.0] * 8
+    assert [scales(scaled, r) for r in range(3)] == [[2.0 ** (8 * r)] * 5 for r in range(3)]
+    assert scales(plain) == [1.0] * 5
 
 
 def test_fp16_loses_small_gradients_without_it(engine):
@@ -278,110 +278,38 @@ def test_a_fault_pushes_fp16_past_its_range(engine):
                 assert np.array_equal(values[faulty, :3], values[golden, :3], equal_nan=True), name
 
 
-@pytest.mark.parametrize("value", [0.0, math.inf, math.nan, -1.0, 1e-45, 3e38])
+RUINED = (0.0, math.inf, math.nan, -1.0, 1e-45, 3e38)
+
+
+@cache
+def with_scales(engine, kind, values):
+    """A trial, its copies with each of these scales from step 3 (None: as it is), and two more."""
+    trials = [engine.trial(seed=r, loss_scaling=kind, clip=0.5) for r in (0, *[2] * len(values), 3, 4)]
+
+    def ruin(value):
+        return Change(Site.LOSS_SCALE, range(3, 4), lambda found: found["loss_scale"].fill_(value))
+
+    return engine.run(trials, {row: ruin(value) for row, value in enumerate(values, 1) if value is not None})
+
+
+def reached(engine, kind, values):
+    run, healthy = with_scales(engine, kind, values), with_scales(engine, kind, (None,) * len(values))
+    return [i for i in (0, len(values) + 1, len(values) + 2) if engine.same_bits(run[i], healthy[i])]
+
+
+@pytest.mark.parametrize("value", RUINED)
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_ruined_scale_stays_in_its_trial(engine, kind, value):
     """Minus one scales as well as one. All other values leave nothing that could be halved."""
-
-    def ruin(found):
-        found["loss_scale"].fill_(value)
-
-    trials = [engine.trial(seed=r, loss_scaling=kind, clip=0.5) for r in range(5)]
-    run, healthy = engine.run(trials, {2: Change(Site.LOSS_SCALE, range(3, 4), ruin)}), engine.run(trials)
-    assert [engine.same_bits(run[i], healthy[i]) for i in (0, 1, 3, 4)] == [[]] * 4
+    assert reached(engine, kind, RUINED) == [] or reached(engine, kind, (value,)) == []
+    run, healthy = with_scales(engine, kind, RUINED), with_scales(engine, kind, (None,) * len(RUINED))
+    row = 1 + RUINED.index(value)
     if value == -1:
-        assert engine.same_bits(unscaled(run, 2), unscaled(healthy, 2)) == []
+        assert engine.same_bits(unscaled(run, row), unscaled(healthy, row)) == []
     elif value == 3e38:
-        assert run.result.nonfinite_step[2] in (None, 3), "its reciprocal is a subnormal number, which still divides"
+        assert run.result.nonfinite_step[row] in (None, 3), "its reciprocal is a subnormal number, which still divides"
     else:
-        assert run.result.nonfinite_step[2] == 3
-
-
-# --- the scale belongs to the trial ---------------------------------------------------------------------------------
-
-
-def mixed(engine, **fields):
-    """Five trials, each scaling in its own way; the first overflows at the start in fp16."""
-    ways = [
-        {**DYNAMIC, "loss_scale": 2.0**26, "loss_scale_growth": 2},
-        {**DYNAMIC, "loss_scale": 1024.0, "loss_scale_growth": 3},
-        {"loss_scaling": "static", "loss_scale": 3.0},
-        {"loss_scaling": "static"},
-        NOTHING,
-    ]
-    return [engine.trial(seed=r, **way, **fields) for r, way in enumerate(ways)]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_trials_that_scale_differently_do_not_influence_each_other(engine, precision, clip):
-    trials = mixed(engine, precision=precision, clip=clip, steps=12)
-    together = engine.run(trials)
-    for members in ([0, 4], [4, 3], [1, 2], [4, 4]):
-        apart = engine.run([trials[i] for i in members])
-        for row, i in enumerate(members):
-            assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} beside {members}"
-    assert (scales(together)[0] > scales(together)[-1]) == (precision == "fp16")
-    order = [0, 1, 2, 3, 4] * 3 + [4, 3, 2, 1, 0]
-    in_parts = engine.run([trials[i] for i in order])  # rows pass through the model in two parts
-    assert [engine.same_bits(in_parts[row], together[i]) for row, i in enumerate(order)] == [[]] * 20
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_fork_takes_the_scale_along(engine, precision):
-    golden = mixed(engine, precision=precision, steps=12)
-    faulty = [
-        dataclasses.replace(t, fault=Value(start=5, site="reduced_gradient", model="infinity", tensor="head", seed=1))
-        for t in golden
-    ] + [dataclasses.replace(golden[1], fault=fault_at_scale(start=7, value=2.0))]
-    trials = [*golden, *faulty]
-    forked, full = engine.run(trials, forks=True, block=4), engine.run(trials, block=4)
-    for i in range(len(trials)):
-        left, right = ({k: v for k, v in run[i].items() if k != "weights"} for run in (forked, full))
-        assert engine.same_bits(left, right) == [], i
-    assert forked.result == full.result
-    assert forked.result.nonfinite_step[5:] == [None, None, 5, 5, 5, None]
-
-
-def test_a_pack_that_shrinks_keeps_the_scales(engine):
-    trials = mixed(engine, steps=12)
-    doomed = [dataclasses.replace(t, optim=dataclasses.replace(t.optim, lr=1e30)) for t in trials[:2]]
-    run, reference = engine.run([doomed[0], *trials[1:4], doomed[1], trials[4]]), engine.run(trials)
-    assert len(run.pack) == 4 and run.pack.loss_scale.scale.tolist() == [2.0**14, 3.0, 2.0**16, 1.0]
-    for row, i in ((1, 1), (2, 2), (3, 3), (5, 4)):
-        assert engine.same_bits(run[row], reference[i]) == []
-
-
-def test_a_snapshot_holds_the_scales(engine):
-    trials = mixed(engine, precision="fp16", steps=12)
-    pack, agenda, found = engine.pack_of(trials), Agenda([None] * 5), []
-
-    def go(steps):
-        train(pack, agenda, 100, lambda first, arrays: found.append(arrays), steps=steps)
-        return pack.weights.clone(), pack.loss_scale.scale.clone(), pack.loss_scale.clean.clone()
-
-    go(range(5))
-    before = pack.snapshot()
-    first = go(range(5, 12))
-    pack.restore(before)
-    again = go(range(5, 12))
-    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
-    for name in ("loss", "loss_scale", "grad_norm"):
-        assert np.array_equal(found[1][name], found[2][name], equal_nan=True)
-    assert not np.array_equal(found[0]["loss_scale"][:, 0], found[1]["loss_scale"][:, 0])
-
-
-@pytest.mark.parametrize(("value", "more_clean", "masked"), [(1.0, 0, 3), (2.0, 0, None), (1.0, 1, None)])
-def test_another_scale_is_another_state(engine, value, more_clean, masked):
-    """Twice the scale changes no weight, but the trial is its twin again only if its scale and what that awaits are."""
-
-    def prepare(pack):
-        pack.loss_scale.clean[0] += more_clean
-
-    faulty = engine.trial(fault=fault_at_scale(value=value), **DYNAMIC)
-    run = engine.run([faulty, faulty.golden], prepare=prepare)
-    assert np.array_equal(run.signals["loss"][0], run.signals["loss"][1])
-    assert run.result.masked_step == [masked, None]
+        assert run.result.nonfinite_step[row] == 3
 
 
 def test_a_pack_without_scaling_does_nothing_for_it(engine):

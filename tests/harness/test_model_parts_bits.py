@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
+from harness.config import Trial
 from harness.outcome import NON_FINITE
 from injectors.value import Value
+from tests.harness import conftest
 from tests.harness.variants import VARIANTS, different, roughen, with_fields
 
 # A thread's share of a pack ends inside a row of features, and of heads.
 ODD = {"width": 24, "head_dim": 8, "context": 17, "batch": 3, "feedforward": 41, "vocabulary": 61}
 VICTIM = 2
+STRUCK = 5
+
+
+@cache
+def golden_and_struck(variant: str) -> tuple[Trial, ...]:
+    """Five trials, and the first of them with a fault, which is trial STRUCK."""
+    golden = different(conftest, variant, STRUCK, steps=4)
+    fault = Value(start=2, tensor="blocks.1.feedforward.up", element=0, bit=23)
+    return (*golden, replace(golden[0], fault=fault))
+
+
+@cache
+def plain_run(variant: str) -> conftest.Run:
+    """What these trials leave, looked at by several tests and changed by none."""
+    return conftest.run(golden_and_struck(variant), prepare=roughen)
+
+
+@cache
+def at_full_precision(variant: str) -> conftest.Run:
+    """Two trials that are not roughened."""
+    return conftest.run(different(conftest, variant, 2, steps=3))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -36,10 +60,9 @@ def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, variant):
         roughen(pack)
         pack.weights[VICTIM] = math.nan
 
-    trials = different(engine, variant, 5, steps=4)
-    healthy, run = engine.run(trials, prepare=roughen), engine.run(trials, prepare=poison)
-    assert run.result.outcome[VICTIM] == NON_FINITE
-    for i in {0, 1, 3, 4}:
+    healthy, run = plain_run(variant), engine.run(golden_and_struck(variant), prepare=poison)
+    assert run.result.outcome[VICTIM] == NON_FINITE and len(run.pack) == STRUCK + 1
+    for i in {0, 1, 3, 4, STRUCK}:
         assert engine.same_bits(run[i], healthy[i]) == []
         assert run.result.outcome[i] != NON_FINITE
 
@@ -47,23 +70,18 @@ def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_fork_equals_a_full_run(engine, variant):
     """Whatever a variant keeps from step to step is copied with the row."""
-    golden = different(engine, variant, 2, steps=6)
-    fault = Value(start=3, tensor="blocks.1.feedforward.up", element=0, bit=23)
-    trials = [*golden, replace(golden[0], fault=fault)]
-    forked, full = engine.run(trials, forks=True, prepare=roughen), engine.run(trials, prepare=roughen)
-    assert [engine.same_bits(forked[i], full[i]) for i in range(2)] == [[], []]
-    assert not np.array_equal(full.signals["loss"][0], full.signals["loss"][2])
-    np.testing.assert_array_equal(forked.signals["loss"][2], full.signals["loss"][2])
+    full, forked = plain_run(variant), engine.run(golden_and_struck(variant), forks=True, prepare=roughen)
+    assert [engine.same_bits(forked[i], full[i]) for i in range(STRUCK)] == [[]] * STRUCK
+    assert not np.array_equal(full.signals["loss"][0], full.signals["loss"][STRUCK])
+    np.testing.assert_array_equal(forked.signals["loss"][STRUCK], full.signals["loss"][STRUCK])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_checkpointing_changes_no_bit(engine, variant):
-    trials = different(engine, variant, 3, steps=3)
-    kept, computed_again = (
-        engine.run([replace(t, train=replace(t.train, checkpointing=on)) for t in trials], prepare=roughen)
-        for on in (False, True)
-    )
-    assert [engine.same_bits(kept[i], computed_again[i]) for i in range(3)] == [[], [], []]
+    kept = plain_run(variant)
+    trials = [replace(t, train=replace(t.train, checkpointing=True)) for t in golden_and_struck(variant)]
+    computed_again = engine.run(trials, prepare=roughen)
+    assert [engine.same_bits(kept[i], computed_again[i]) for i in range(len(trials))] == [[]] * len(trials)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
@@ -72,7 +90,7 @@ def test_half_precision_stays_near_full_precision(engine, variant, precision):
     """Rounding at 2^-8 (bf16) or 2^-3 (fp8) of each product: the loss of a few steps hardly moves."""
     trials = different(engine, variant, 2, steps=3)
     half = [replace(t, train=replace(t.train, precision=precision)) for t in trials]
-    full, rounded = engine.run(trials), engine.run(half)
+    full, rounded = at_full_precision(variant), engine.run(half)
     assert not np.array_equal(full.signals["loss"], rounded.signals["loss"])
     np.testing.assert_allclose(rounded.signals["loss"], full.signals["loss"], atol=0.2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -32,54 +33,95 @@ def trials_of(name, count=3, **optim):
 # --- isolation and pack independence -----------------------------------------------------------------------------
 
 
-@every
-@clipped_or_not
-@pytest.mark.parametrize("value", [1.0, math.nan, math.inf])
-def test_a_trial_that_stands_still_keeps_every_bit(name, clip_update, value):
-    trials = trials_of(name, clip_update=clip_update)
-    rig, all_move = Rig(trials, dtype=torch.float32), Rig(trials, dtype=torch.float32)
-    for one in (rig, all_move):
-        one.train(3)
-    before = rig.everything(1)
+STILL = (1.0, math.nan, math.inf)  # what the gradients of a trial that stands still are multiplied by
+RUINS = [(what, value) for what in ("weights", "gradients", "state", "rate") for value in (math.nan, math.inf)]
+
+
+def between(name, count, clip_update):
+    """A trial, copies of a second one, and a third, in a rig; the last row."""
+    first, second, third = trials_of(name, clip_update=clip_update)
+    return Rig([first, *[second] * count, third], dtype=torch.float32), count + 1
+
+
+@cache
+def stood_still(name, clip_update, factors):
+    """Rows between the first and the last stand still for three steps; all rows before, after, and one step later."""
+    rig, last = between(name, len(factors), clip_update)
+    rig.train(3)
+    before = every_row(rig)
     for step in (3, 4, 5):
-        for one in (rig, all_move):
-            one.draw(step)
-        rig.gradients[1] *= value
-        rates = [t.optim.lr for t in trials]
-        rig.step(rates, [True, False, True])
-        all_move.step(rates)
-    assert differing(before, rig.everything(1)) == []
-    for row in (0, 2):
-        assert differing(rig.everything(row), all_move.everything(row)) == []
-    assert rig.optimizer.updates.tolist() == [6, 3, 6]
+        rig.draw(step)
+        for row, factor in enumerate(factors, 1):
+            rig.gradients[row] *= factor
+        rig.step(active=[row in (0, last) for row in range(last + 1)])
+    after, updates = every_row(rig), rig.optimizer.updates.tolist()
     rig.train(1, start=6)
-    assert "weights" in differing(before, rig.everything(1)), "it can go on"
+    return before, after, every_row(rig), updates
+
+
+@cache
+def all_moved(name, clip_update, count):
+    """The same if none stands still."""
+    rig, _ = between(name, count, clip_update)
+    rig.train(3)
+    for step in (3, 4, 5):
+        rig.draw(step)
+        rig.step()
+    return every_row(rig)
+
+
+@cache
+def ruined(name, clip_update, ruins):
+    """All rows; those between the first and the last are ruined each in its way, or not where that is None."""
+    rig, _ = between(name, len(ruins), clip_update)
+    for step in range(6):
+        rig.draw(step)
+        rates = [t.optim.lr for t in rig.trials]
+        for row, ruin in enumerate(ruins, 1):
+            if ruin is None or step != 3:  # not a reset, which would forgive it
+                continue
+            what, value = ruin
+            if what == "state":
+                for values in (rig.optimizer.slot(slot) for slot in slots(rig)):
+                    values[row] = value
+            elif what == "rate":
+                rates[row] = value
+            else:
+                getattr(rig, what)[row] = value
+        rig.step(rates)
+    return every_row(rig)
+
+
+def every_row(rig):
+    return [rig.everything(row) for row in range(len(rig.trials))]
+
+
+def neighbours_differ(left, right):
+    return differing(left[0], right[0]) + differing(left[-1], right[-1])
 
 
 @every
 @clipped_or_not
-@pytest.mark.parametrize("what", ["weights", "gradients", "state", "rate"])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_stays_in_its_trial(name, clip_update, what, value):
-    trials = trials_of(name, clip_update=clip_update)
-    ruined, clean = Rig(trials, dtype=torch.float32), Rig(trials, dtype=torch.float32)
-    for step in range(6):
-        for rig in (ruined, clean):
-            rig.draw(step)
-        rates = [t.optim.lr for t in trials]
-        if step == 3:  # not a reset, which would forgive it
-            if what == "state":
-                for values in (ruined.optimizer.slot(slot) for slot in slots(ruined)):
-                    values[1] = value
-            elif what == "rate":
-                rates[1] = value
-            else:
-                getattr(ruined, what)[1] = value
-        ruined.step(rates)
-        clean.step([t.optim.lr for t in trials])
-    for row in (0, 2):
-        assert differing(ruined.everything(row), clean.everything(row)) == []
-    assert differing(ruined.everything(1), clean.everything(1)) != []
+@pytest.mark.parametrize("value", STILL)
+def test_a_trial_that_stands_still_keeps_every_bit(name, clip_update, value):
+    (before, after, later, updates), row = stood_still(name, clip_update, STILL), 1 + STILL.index(value)
+    assert differing(before[row], after[row]) == []
+    assert updates == [6, 3, 3, 3, 6]
+    assert "weights" in differing(before[row], later[row]), "it can go on"
+    if neighbours_differ(after, all_moved(name, clip_update, len(STILL))):
+        _, alone, _, _ = stood_still(name, clip_update, (value,))
+        assert neighbours_differ(alone, all_moved(name, clip_update, 1)) == []
+
+
+@every
+@clipped_or_not
+@pytest.mark.parametrize("ruin", RUINS, ids=lambda ruin: f"{ruin[0]}-{ruin[1]}")
+def test_what_is_not_finite_stays_in_its_trial(name, clip_update, ruin):
+    together, clean = (ruined(name, clip_update, own) for own in (tuple(RUINS), (None,) * len(RUINS)))
+    row = 1 + RUINS.index(ruin)
+    assert differing(together[row], clean[row]) != []
+    if neighbours_differ(together, clean):
+        assert neighbours_differ(*(ruined(name, clip_update, own) for own in ((ruin,), (None,)))) == []
 
 
 def slots(rig):

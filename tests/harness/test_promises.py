@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from harness.config import Trial
 from harness.outcome import NON_FINITE
 from harness.parameters import ALIGNMENT, Layout
 from harness.scaling import tensor_table
 from harness.sites import Event, Site, Visit
 from injectors.value import Value
+from tests.harness import conftest
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,12 @@ class Change:
         return [Event(self.site, "", None, None, visit.step, "", "", None, None, True)]
 
 
+@cache
+def plain_run(trials: tuple[Trial, ...]) -> conftest.Run:
+    """What these trials leave, looked at by many tests and changed by none."""
+    return conftest.run(trials)
+
+
 def ruin(tensors: Mapping[str, Tensor]) -> None:
     for x in tensors.values():
         x.fill_(0)
@@ -50,7 +60,7 @@ def ruin(tensors: Mapping[str, Tensor]) -> None:
 def test_an_injector_that_is_never_due_changes_no_bit(engine, site):
     trials = engine.different(3)
     never = {0: Change(site, range(0), ruin), 1: Change(site, range(trials[0].train.steps, 10**4), ruin)}
-    plain, controlled = engine.run(trials), engine.run(trials, never)
+    plain, controlled = plain_run(tuple(trials)), engine.run(trials, never)
     assert [engine.same_bits(plain[i], controlled[i]) for i in range(3)] == [[], [], []]
     assert controlled.result.events == [[], [], []]
     due = engine.run(trials, {0: Change(site, range(3, 4), ruin)})
@@ -155,7 +165,7 @@ def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, poison, sh
     trials[VICTIM] = engine.trial(seed=VICTIM, **shape, **poison.get("victim", {}))
     run = engine.run(trials, poison.get("injectors"), poison.get("prepare", lambda pack: None))
     assert run.result.outcome[VICTIM] == NON_FINITE and len(run.pack) == 5
-    reference = engine.run(healthy)
+    reference = plain_run(tuple(healthy))
     for i in {0, 1, 3, 4}:
         assert engine.same_bits(run[i], reference[i]) == []
         assert run.result.outcome[i] == reference.result.outcome[i] != NON_FINITE
@@ -277,7 +287,7 @@ def test_a_pack_that_shrinks_leaves_the_others_as_they_were(engine, size, victim
     fault = Value(start=10, tensor="blocks.0.feedforward.up", bit=20)
     healthy[survivors[-1]] = dataclasses.replace(healthy[survivors[-1]], fault=fault)
     trials = [blow_up(trial) if i in victims else trial for i, trial in enumerate(healthy)]
-    run, reference = engine.run(trials, block=block), engine.run(healthy, block=block)
+    run, reference = engine.run(trials, block=block), plain_run(tuple(healthy))
     assert len(run.pack) == left and len(reference.pack) == size
     assert [name for name, outcome in enumerate(run.result.outcome) if outcome == NON_FINITE] == victims
     for i in survivors:
@@ -314,24 +324,40 @@ def fill_first(name: str, value: float) -> Callable[[Mapping[str, Tensor]], obje
     return lambda tensors: tensors[name].view(-1)[:1].fill_(value)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+FILLED = {  # site -> what is filled there, and how many steps later the trial is not finite
+    Site.WEIGHT: ("head", 0),
+    Site.REDUCED_GRADIENT: ("head", 0),
+    Site.LEARNING_RATE: ("learning_rate", 1),  # the weights are ruined by this step and read by the next
+    Site.CLIPPED_GRADIENT: ("head", 1),
+}
+FILLS = list(itertools.product(FILLED, NOT_FINITE))
+
+
+@cache
+def filled(block: int) -> conftest.Run:
+    """A pack with a trial for each site and value, struck in step 4, and as many healthy ones as keep its size."""
+    trials = [conftest.trial(seed=r) for r in range(4 * len(FILLS) + 1)]
+    fills = {i: Change(site, range(4, 5), fill_first(FILLED[site][0], value)) for i, (site, value) in enumerate(FILLS)}
+    return conftest.run(trials, fills, block=block)
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
 @pytest.mark.parametrize("block", [1, 3, 8])
-@pytest.mark.parametrize(
-    ("site", "name", "later"),
-    [
-        (Site.WEIGHT, "head", 0),
-        (Site.REDUCED_GRADIENT, "head", 0),
-        (Site.LEARNING_RATE, "learning_rate", 1),  # the weights are ruined by this step and read by the next
-        (Site.CLIPPED_GRADIENT, "head", 1),
-    ],
-)
-def test_the_step_at_which_a_trial_was_not_finite(engine, site, name, later, value, block):
-    trials = [engine.trial(seed=r) for r in range(5)]
-    run = engine.run(trials, {3: Change(site, range(4, 5), fill_first(name, value))}, block=block)
-    assert run.result.nonfinite_step == [None, None, None, 4 + later, None]
-    assert run.result.outcome[3] == NON_FINITE and run.result.outcome.count(NON_FINITE) == 1
+@pytest.mark.parametrize("site", FILLED)
+def test_the_step_at_which_a_trial_was_not_finite(site, value, block):
+    run, victim, step = filled(block), FILLS.index((site, value)), 4 + FILLED[site][1]
+    assert len(run.pack) == len(run.pack.planned)
+    assert run.result.nonfinite_step[victim] == step and run.result.outcome[victim] == NON_FINITE
     finite = np.isfinite(run.signals["loss"]) & np.isfinite(run.signals["grad_norm"])
-    assert finite[3].tolist() == [step < 4 + later for step in range(8)]
+    assert finite[victim].tolist() == [i < step for i in range(8)]
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_no_other_trial_of_the_pack_was_not_finite(block):
+    run, healthy = filled(block), slice(len(FILLS), None)
+    assert set(run.result.nonfinite_step[healthy]) == {None} and NON_FINITE not in run.result.outcome[healthy]
+    assert np.isfinite(run.signals["loss"][healthy]).all() and np.isfinite(run.signals["grad_norm"][healthy]).all()
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

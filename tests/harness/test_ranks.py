@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,6 +32,17 @@ def learned(engine, ranks, order="sequential", step=0, **fields):
     return pack.gradients.clone(), torch.stack(losses).mean(0), torch.stack([parts[rank] for rank in sorted(parts)])
 
 
+@cache
+def whole_batch(engine, precision):
+    """The same of the batch in one piece."""
+    return learned(engine, 1, precision=precision)
+
+
+@cache
+def trained(engine, **fields):
+    return engine.run(engine.different(3, **fields))
+
+
 # --- the mean ----------------------------------------------------------------------------------------------------
 
 
@@ -40,7 +52,7 @@ def learned(engine, ranks, order="sequential", step=0, **fields):
 def test_the_mean_over_ranks_is_the_gradient_of_the_batch(engine, ranks, order, precision, bound):
     """Each trial's own batch. Sums of 64 tokens in another order differ by some 64 roundings of the largest term:
     7e-15 in float64, 4e-6 in float32, relative to the largest gradient."""
-    whole, loss, _ = learned(engine, 1, precision=precision)
+    whole, loss, _ = whole_batch(engine, precision)
     mean, mean_loss, parts = learned(engine, ranks, order, precision=precision)
     assert (mean - whole).abs().max() <= bound * whole.abs().max()
     torch.testing.assert_close(mean_loss, loss, rtol=bound, atol=0)
@@ -51,7 +63,7 @@ def test_the_mean_over_ranks_is_the_gradient_of_the_batch(engine, ranks, order, 
 @pytest.mark.parametrize("ranks", RANKS[1:])
 def test_training_with_ranks_is_training(engine, ranks):
     """In float64, where the order of sums shows only at 1e-12 after 8 steps of Adam."""
-    one, many = (engine.run(engine.different(3, batch=8, ranks=n, precision="fp64")) for n in (1, ranks))
+    one, many = (trained(engine, batch=8, ranks=n, precision="fp64") for n in (1, ranks))
     for name in ("loss", "grad_norm", "param_norm", "update_rms", "validation_loss"):
         np.testing.assert_allclose(many.signals[name], one.signals[name], rtol=1e-9)
 
@@ -60,7 +72,7 @@ def test_training_with_ranks_is_training(engine, ranks):
 @pytest.mark.parametrize("format", FORMATS)
 def test_one_rank_is_no_rank_at_all(engine, order, format):
     """Whatever the order and the format of a sum that has one term."""
-    plain = engine.run(engine.different(3, batch=4))
+    plain = trained(engine, batch=4)
     ranked = engine.run(engine.different(3, batch=4, ranks=1, reduction=order, accumulation=format))
     assert [engine.same_bits(plain[i], ranked[i]) for i in range(3)] == [[], [], []]
 
