@@ -25,9 +25,9 @@ quickstart: install
 picture: quickstart
 	$(BIN)/python -m analysis figure loss_against_rate results/quickstart docs/quickstart.svg
 
-# Two files of tests at a time: many wait for processes or for Slurm.
+# Two files of tests at a time, and beside them the tests that wait for Slurm.
 test: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -8,6 +8,10 @@ import subprocess
 
 import pytest
 
+from tests.sweeps.conftest import unchanged_process
+
+__all__ = ["unchanged_process"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def slurm() -> None:

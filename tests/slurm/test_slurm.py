@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import analysis
+from tests.sweeps.conftest import Ended, call
 
 pytestmark = pytest.mark.slurm
 T = TypeVar("T")
@@ -25,8 +26,9 @@ CAMPAIGN = ["fault=value", "fault.model=stuck_at_0", "fault.site=weight,gradient
 LAUNCH = ["hydra/launcher=slurm", "hydra.launcher.time=5", "hydra.launcher.memory=1GB"]
 
 
-def sweep(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(out, *arguments), capture_output=True, text=True)
+def sweep(out: Path, *arguments: str) -> Ended:
+    """The command in this process."""
+    return call(*command(out, *arguments)[3:])
 
 
 def command(out: Path, *arguments: str) -> list[str]:
@@ -69,10 +71,10 @@ def assert_equal_stores(one: Path, other: Path) -> None:
 def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
     grid = ["study=quickstart", "train.steps=12", "schedule.warmup=2", "fault.start=6", "train.validate_every=6"]
     local = sweep(tmp_path / "local", *grid)
-    assert local.returncode == 0, local.stderr
-    remote = sweep(tmp_path / "slurm", *grid, *LAUNCH)
-    assert remote.returncode == 0, remote.stdout + remote.stderr
-    assert "trained 90 of 90 trials" in remote.stdout
+    assert local.status == 0, local.err
+    remote = sweep(tmp_path / "slurm", *grid, *LAUNCH, "hydra.launcher.parallel=4")
+    assert remote.status == 0, remote.out + remote.err
+    assert "trained 90 of 90 trials" in remote.out
     assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
     seen = nodes_used(tmp_path / "slurm")
     assert seen <= {"n1", "n2"}
@@ -82,7 +84,7 @@ def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> No
         """Another test's job may hold one of them for minutes; then a further sweep has to come upon both."""
         if seen != {"n1", "n2"}:
             out = tmp_path / f"more {time.monotonic()}"
-            assert sweep(out, *small).returncode == 0
+            assert sweep(out, *small).status == 0
             seen.update(nodes_used(out))
         return seen == {"n1", "n2"}
 
@@ -107,28 +109,28 @@ def test_a_campaign_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
     grid = [*CAMPAIGN, "model.width=16", "train.steps=10", "fault.start=3", "fault.until=8", *SMALL]
     local, remote = sweep(tmp_path / "local", *grid), sweep(tmp_path / "slurm", *grid, *LAUNCH)
     for done in (local, remote):
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.status == 0, done.out + done.err
     assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
     changes = analysis.open_sweep(tmp_path / "slurm").changes.values
     assert len(changes) == 36 + 8 + 1
     idle = int((changes == 0).sum()) - 1  # the golden trial has no fault
     assert idle > 1
     for done in (local, remote):
-        assert "trained 45 of 45 trials" in done.stdout
-        assert f"{idle} faults never fired, or wrote the value that was there\n" in done.stdout
+        assert "trained 45 of 45 trials" in done.out
+        assert f"{idle} faults never fired, or wrote the value that was there\n" in done.out
 
 
 def test_a_campaign_that_stops_by_itself_goes_on_where_it_was_left(tmp_path: Path) -> None:
     """Nobody waits: each call looks at what has ended, and submits the next round once that is all."""
     grid = [*CAMPAIGN[:2], "fault.samples=6", "campaign.round=4", "campaign.width=0.1", "campaign.envelope=0"]
     line = [*grid, "model.width=16", "train.steps=10", "fault.start=3", *SMALL, *LAUNCH]
-    assert "1 pack submitted" in sweep(tmp_path, *line, "wait=false").stdout
+    assert "1 pack submitted" in sweep(tmp_path, *line, "wait=false").out
     (array,) = arrays(tmp_path)
     eventually(lambda: not slurm("squeue", "-h", "-j", array, "-t", "PD,R,CG").strip())
     again = sweep(tmp_path, *line, "wait=false")
-    assert again.returncode == 0, again.stderr
-    assert " after 4 faults of each description" in again.stdout and "1 pack submitted" in again.stdout
-    assert sweep(tmp_path, *line).returncode == 0
+    assert again.status == 0, again.err
+    assert " after 4 faults of each description" in again.out and "1 pack submitted" in again.out
+    assert sweep(tmp_path, *line).status == 0
     assert len(arrays(tmp_path)) == 2, "one for each round"
     done = analysis.open_sweep(tmp_path)
     assert done.sizes["trial"] == 6 + 1 and bool(done.complete.all())
@@ -136,21 +138,21 @@ def test_a_campaign_that_stops_by_itself_goes_on_where_it_was_left(tmp_path: Pat
 
 def test_wait_false_returns_at_once_and_the_same_command_picks_up(tmp_path: Path) -> None:
     first = sweep(tmp_path, *GRID, *LAUNCH, "wait=false")
-    assert first.returncode == 0, first.stderr
+    assert first.status == 0, first.err
     again = sweep(tmp_path, *GRID, *LAUNCH, "wait=false")
-    assert again.returncode == 0, again.stderr
+    assert again.status == 0, again.err
     waited = sweep(tmp_path, *GRID, *LAUNCH)
-    assert waited.returncode == 0, waited.stderr
+    assert waited.status == 0, waited.err
     assert len(arrays(tmp_path)) == 1, "nothing may be submitted twice"
     done = analysis.open_sweep(tmp_path)
     assert done.sizes["trial"] == 4 and bool(done.complete.all())
-    assert "4 complete already" in sweep(tmp_path, *GRID, *LAUNCH).stdout
+    assert "4 complete already" in sweep(tmp_path, *GRID, *LAUNCH).out
 
 
 def test_a_wider_grid_submits_only_what_is_neither_stored_nor_queued(tmp_path: Path) -> None:
-    assert sweep(tmp_path, *GRID, *LAUNCH, "wait=false").returncode == 0
+    assert sweep(tmp_path, *GRID, *LAUNCH, "wait=false").status == 0
     wider = sweep(tmp_path, *GRID, *LAUNCH, "seed=0,1")
-    assert wider.returncode == 0, wider.stderr
+    assert wider.status == 0, wider.err
     packs = {path.parent.name: path for path in tmp_path.glob("store.zarr/*/zarr.json")}
     done = analysis.open_sweep(tmp_path)
     assert done.sizes["trial"] == 8 and bool(done.complete.all())
@@ -169,7 +171,7 @@ def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
         *(f"hydra.launcher.{option}" for option in options),
         "+hydra.launcher.extra.comment=stability",
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.status == 0, done.out + done.err
     assert marker.exists()
     (array,) = arrays(tmp_path / "out")
     fields = "Partition,Account,QOS,TimelimitRaw,ReqCPUS,ReqMem,Comment"
@@ -197,7 +199,7 @@ def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_pa
     (trace,) = (tmp_path / "errors").iterdir()
     assert trace.read_text().startswith(f"Slurm job {array}_0 ended (CANCELLED")
     assert str(trace) in output
-    assert "1 trial asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").stdout
+    assert "1 trial asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").out
 
 
 INTERRUPTED = """
@@ -225,6 +227,6 @@ def test_control_c_leaves_the_jobs_to_slurm(tmp_path: Path, when: str) -> None:
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    assert sweep(tmp_path, *GRID, *LAUNCH).returncode == 0
+    assert sweep(tmp_path, *GRID, *LAUNCH).status == 0
     assert len(arrays(tmp_path)) == 1
     assert bool(analysis.open_sweep(tmp_path).complete.all())

@@ -49,17 +49,17 @@ def test_a_sweep_that_is_killed_around_sbatch_submits_each_pack_once(tmp_path: P
     assert list(out.glob("slurm/submitting/*.json")) and not list(out.glob("slurm/packs/*"))
     again = sweep(out, *line, "wait=false")
     if when == "sbatch was never called":
-        assert "2 packs submitted, 0 in the queue already" in again.stdout, again.stderr
+        assert "2 packs submitted, 0 in the queue already" in again.out, again.err
     else:
-        assert "0 packs submitted, 2 in the queue already" in again.stdout, again.stderr
+        assert "0 packs submitted, 2 in the queue already" in again.out, again.err
     assert not list(out.glob("slurm/submitting/*")) and len(list(out.glob("slurm/packs/*"))) == 2
     (array,) = arrays(out)
     slurm("scontrol", "release", array)
-    assert sweep(out, *line).returncode == 0
+    assert sweep(out, *line).status == 0
     assert arrays(out) == [array]
     rows = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
     eventually(lambda: sorted(slurm(*rows).split()) == [f"{array}_0|COMPLETED", f"{array}_1|COMPLETED"])
-    assert sweep(tmp_path / "whole", *GRID).returncode == 0
+    assert sweep(tmp_path / "whole", *GRID).status == 0
     assert_equal_stores(out, tmp_path / "whole")
 
 
@@ -69,7 +69,7 @@ def test_jobs_of_a_killed_sweep_run_without_it(tmp_path: Path) -> None:
     killing = put_on_path(tmp_path / "bin", "sbatch", '$real "$@" && kill -KILL $PPID')
     assert subprocess.run(command(out, *line), env=killing, capture_output=True).returncode == -9
     eventually(lambda: not slurm("squeue", "-h", "-j", arrays(out)[0]).strip())
-    assert "4 complete already" in sweep(out, *line).stdout
+    assert "4 complete already" in sweep(out, *line).out
     assert not list(out.glob("slurm/submitting/*")) and len(arrays(out)) == 1
 
 
@@ -79,17 +79,17 @@ def test_status_and_cancel_see_the_jobs_of_a_killed_sweep(tmp_path: Path) -> Non
     assert subprocess.run(command(out, *GRID, *LAUNCH), env=killing, capture_output=True).returncode == -9
     (array,) = arrays(out)
     for word, expected in (("status", f"Slurm job {array}_1, pending"), ("cancel", "cancelled 2 Slurm jobs")):
-        done = subprocess.run([*command(out)[:3], word, str(out)], capture_output=True, text=True)
-        assert expected in done.stdout, done.stderr
+        done = call(word, str(out))
+        assert expected in done.out, done.err
     assert not slurm("squeue", "-h", "-j", array).strip()
 
 
 def test_what_sbatch_refuses_is_one_line_and_is_not_in_the_way_later(tmp_path: Path) -> None:
     done = sweep(tmp_path, *GRID, *LAUNCH, "hydra.launcher.partition=nowhere")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    assert done.status == 2
+    (line,) = done.err.splitlines()
     assert line.startswith("error: hydra/launcher=slurm: sbatch: ") and "invalid partition" in line
-    assert sweep(tmp_path, *GRID, *LAUNCH).returncode == 0
+    assert sweep(tmp_path, *GRID, *LAUNCH).status == 0
     assert not list(tmp_path.glob("slurm/submitting/*")) and len(arrays(tmp_path)) == 1
 
 
@@ -120,22 +120,23 @@ def test_packs_are_put_together_as_far_as_they_would_wait_anyway(tmp_path: Path,
 def test_short_packs_share_a_job(tmp_path: Path) -> None:
     """With room for two jobs at a time, and ten minutes in each."""
     done = sweep(tmp_path, *FOUR, *LAUNCH, "hydra.launcher.parallel=2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sweep(tmp_path, *FOUR).stdout.count("4 complete already") == 1
+    assert done.status == 0, done.out + done.err
+    assert sweep(tmp_path, *FOUR).out.count("4 complete already") == 1
     (array,) = arrays(tmp_path)
     tasks = slurm("squeue", "-h", "-t", "all", "-r", "-j", array, "-o", "%i").split()
     assert sorted(tasks) == [f"{array}_{task}" for task in range(len(tasks))] and 2 <= len(tasks) < 4
     assert len({file.stem for file in tmp_path.glob("slurm/packs/*.json")}) == 4
 
 
-def test_an_array_is_no_longer_than_slurm_allows(tmp_path: Path) -> None:
+def test_an_array_is_no_longer_than_slurm_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's own limit cannot be made small while others use it, so its answer is, when it is asked for that."""
     small = put_on_path(
         tmp_path / "bin", "scontrol", "$real \"$@\" | sed 's/^MaxArraySize .*/MaxArraySize            = 3/'"
     )
-    line = command(tmp_path / "out", *FOUR, *LAUNCH, "hydra.launcher.minutes_per_job=0", "hydra.launcher.parallel=3")
-    done = subprocess.run(line, env=small, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setenv("PATH", small["PATH"])
+    alone = ["hydra.launcher.minutes_per_job=0", "hydra.launcher.parallel=3"]
+    done = sweep(tmp_path / "out", *FOUR, *LAUNCH, *alone)
+    assert done.status == 0, done.out + done.err
     assert bool(analysis.open_sweep(tmp_path / "out").complete.all())
     scripts = [script.read_text() for script in tmp_path.glob("out/slurm/*/submission.sh")]
     assert sorted(re.findall(r"--array=(\S+)", " ".join(scripts))) == ["0-0%1", "0-2%2"]
@@ -197,7 +198,7 @@ def test_a_job_sees_the_gpus_that_it_asked_for(tmp_path: Path, option: str, gpus
     line = ["model.width=16", "train.steps=5", *SMALL, *LAUNCH, f"hydra.launcher.{option}"]
     seen = f"setup=['srun --ntasks=1 printenv CUDA_VISIBLE_DEVICES > {found}']"
     done = sweep(tmp_path / "out", *line, f"hydra.launcher.{seen}")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.status == 0, done.out + done.err
     assert len(found.read_text().strip().split(",")) == gpus
     (script,) = tmp_path.glob("out/slurm/*/submission.sh")
     name = "--gpus-per-task=" if "task" in option else "--gpus-per-node="
