@@ -7,8 +7,12 @@ import sys
 
 import hydra
 import yaml
+from hydra._internal.callbacks import Callbacks
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log, setup_globals
 from hydra.errors import HydraException
+from hydra.types import HydraContext
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -19,7 +23,6 @@ from sweeps.arguments import CONFIG_NAME, FOLDER, check_command_line, explain, i
 from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
 from sweeps.grid import fault_schemas, schema
 from sweeps.mitigations import in_parts
-from sweeps.overrides import as_sweep
 from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
 
 MOST_REASONS = 20
@@ -56,12 +59,9 @@ def main() -> None:
             return
         if is_question(arguments):
             sys.argv[1:] = in_parts(arguments)
+            application()
         else:
-            check_command_line(arguments)
-            sys.argv[1:] = map(as_sweep, arguments)
-            if not {"--multirun", "-m"} & set(arguments):
-                sys.argv.insert(1, "--multirun")  # every call is a sweep, also one of a single trial
-        application()
+            sweep(arguments)
     except ConfigError as error:
         refuse(error)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
@@ -69,6 +69,18 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def sweep(arguments: list[str]) -> None:
+    """What Hydra does with --multirun, without composing the same configuration twice more. Raises ConfigError."""
+    setup_globals()
+    config, loader = check_command_line(arguments)
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    callbacks = Callbacks(config)
+    callbacks.on_multirun_start(config=config, config_name=CONFIG_NAME)
+    context = HydraContext(config_loader=loader, callbacks=callbacks)
+    sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=application, config=config)
+    sweeper.sweep(list(config.hydra.overrides.task))
 
 
 def refuse(error: ConfigError) -> None:

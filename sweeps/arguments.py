@@ -100,12 +100,21 @@ def folder_of(arguments: Sequence[str]) -> Path | None:
     return Path(name) if name else None
 
 
+class _Loader(ConfigLoaderImpl):
+    """Hydra's own, which copies all that is registered each time it is asked for the options of a group."""
+
+    def get_group_options(self, group_name: str, *rest: Any, **named: Any) -> list[str]:
+        if rest or named:
+            return super().get_group_options(group_name, *rest, **named)
+        return self.repository.get_group_options(group_name)
+
+
 def config_loader(folder: Path | None = None) -> ConfigLoader:
     """The loader that Hydra itself makes: our configuration, and before it a user's folder."""
     path = create_config_search_path(str(FOLDER))
     if folder:
         path.prepend("command-line", f"file://{folder.absolute()}", SearchPathQuery(provider="schema"))
-    return ConfigLoaderImpl(path)
+    return _Loader(path)
 
 
 def check_folder(folder: Path | None) -> None:
@@ -120,10 +129,13 @@ def check_folder(folder: Path | None) -> None:
         raise ConfigError(f"--config-dir={folder}: {wrong}; allowed: {wanted}")
 
 
-def check_command_line(arguments: Sequence[str]) -> None:
-    """Raises ConfigError with everything that is wrong with a command line, before Hydra acts on it."""
+def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, ConfigLoader]:
+    """What Hydra makes of a command line, and its loader.
+
+    Raises ConfigError with everything that is wrong, before Hydra acts on it.
+    """
     options, problems = get_args_parser().parse_args(list(arguments)), Problems()
-    for name in ("config_name", "config_path", "experimental_rerun", "run"):
+    for name in ("config_name", "config_path", "experimental_rerun", "resolve", "run"):
         if getattr(options, name):
             flag = f"--{name.replace('_', '-')}"
             problems.reasons[f"{flag}={getattr(options, name)}: not for sweeps; allowed: --config-dir, -m"] = None
@@ -135,7 +147,9 @@ def check_command_line(arguments: Sequence[str]) -> None:
         check_arguments(options.overrides, loader)
     problems.check()
     overrides = [as_sweep(text) for text in options.overrides]
-    check_composed(loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN))
+    config = loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
+    check_composed(config)
+    return config, loader
 
 
 # --- what Hydra made of it -------------------------------------------------------------------------------------
