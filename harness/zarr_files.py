@@ -57,7 +57,11 @@ def strict_json(value: Any) -> str:
 
     Raises TypeError for what JSON cannot hold.
     """
-    return json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
+    options: dict[str, Any] = {"allow_nan": False, "separators": (",", ":")}
+    try:
+        return json.dumps(value, default=_plain, **options)
+    except (TypeError, ValueError):  # numbers that are not finite; going through everything takes far longer
+        return json.dumps(_plain(value), **options)
 
 
 def _plain(value: Any) -> Any:
