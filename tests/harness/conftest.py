@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -192,6 +193,24 @@ def assert_resumes(
             assert np.array_equal(found, expected, equal_nan=True), name
     assert pack.rows == whole.pack.rows
     assert same_bits(dict(pack.rows_state), dict(whole.pack.rows_state)) == []
+
+
+def resumed(
+    trials: Sequence[Trial], folder: Path, kills: Sequence[int], arm: Callable[[Trial], Injector | None] = injector_of
+) -> Run:
+    """What a pack leaves that is killed before each of these steps and started again from `folder`."""
+    blocks: dict[int, Mapping[str, np.ndarray]] = {}
+    for kill in (*kills, None):
+        agenda, pack = Agenda([arm(trial) for trial in trials]), pack_of(trials)
+        checkpoints, saved = (
+            None if kill is None else Dying(folder, every=1, dies_at=kill),
+            Checkpoints(folder).newest(),
+        )
+        with pytest.raises(Killed) if kill is not None else nullcontext():
+            result = train(pack, agenda, 1, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
+    signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in blocks[0]}
+    weights = {planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)}
+    return Run(pack, result, signals, [weights], corpus_of(trials[0]))
 
 
 @dataclass

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from harness.config import Fault
+from harness.config import Fault, Trial
+from harness.sites import Event, Injector, Visit
 from injectors.value import SITES
 from sweeps.__main__ import register
 from sweeps.arguments import config_loader
@@ -54,3 +59,41 @@ def cases() -> list[str]:
     register()
     options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL)
     return [*options, *(f"value at {site}" for site in SITES)]
+
+
+@dataclass
+class Named:
+    """An injector that says which fault it is of if it fails among many."""
+
+    fault: Fault
+    inner: Injector
+
+    @classmethod
+    def of(cls, engine: ModuleType, trial: Trial) -> Named | None:
+        """The trial's fault, armed."""
+        with said(trial.fault):
+            inner = engine.injector_of(trial)
+        return None if inner is None else cls(trial.fault, inner)
+
+    def visit(self, visit: Visit) -> list[Event]:
+        with said(self.fault):
+            return self.inner.visit(visit)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@contextmanager
+def said(fault: Fault) -> Iterator[None]:
+    """What is raised in here says of which fault it is."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"of {fault}")
+        raise
+
+
+def train_told(engine: ModuleType, trials: Sequence[Trial], **options: Any) -> Any:
+    """The run of these trials in one pack; an injector that fails says of which fault it is."""
+    injectors = {number: Named.of(engine, each) for number, each in enumerate(trials)}
+    return engine.run(trials, injectors, **options)

@@ -104,6 +104,15 @@ def watch(
     return engine.run([*trials, own], injectors, prepare=spy.prepare, **options), spy
 
 
+def watch_each(
+    engine: ModuleType, faults: Sequence[Fault], sites: Sequence[Site], steps: Sequence[int] = (START,), **fields: Any
+) -> tuple[Any, Spy]:
+    """The same for a trial of each fault, each between two golden ones: that of fault n is number 2 n + 1."""
+    golden = trial(engine, **fields)
+    pairs = [(trial(engine, fault, **fields), golden) for fault in faults]
+    return watch(engine, [golden, *(each for pair in pairs for each in pair)], sites, steps)
+
+
 # --- addresses and values ----------------------------------------------------------------------------------------
 
 

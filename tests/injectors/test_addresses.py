@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import cache
 from itertools import islice, product
 
 import pytest
@@ -145,9 +146,14 @@ def test_all_of_a_population_of_a_hundred_thousand():
 # --- fairness ----------------------------------------------------------------------------------------------------
 
 
+@cache
+def drawn_by_size() -> tuple[Address, ...]:
+    return tuple(sample(LARGE, DRAWS, 11))
+
+
 @pytest.mark.parametrize("kind", STRATIFICATIONS[1:])
 def test_by_size_every_address_is_equally_likely(kind):
-    drawn = [stratum_of(address, LARGE, kind) for address in sample(LARGE, DRAWS, 11)]
+    drawn = [stratum_of(address, LARGE, kind) for address in drawn_by_size()]
     total = sum(math.prod(shape) for shape in SHAPES.values())
     if kind == "tensor":
         expected = {name: math.prod(shape) / total for name, shape in SHAPES.items()}
@@ -163,7 +169,7 @@ def test_by_size_every_address_is_equally_likely(kind):
 
 
 def test_by_size_elements_are_uniform():
-    drawn = [address for address in sample(LARGE, DRAWS, 12) if address.tensor == "embedding"]
+    drawn = [address for address in drawn_by_size() if address.tensor == "embedding"]
     assert_shares([str(address.element // 1024) for address in drawn], {str(i): 1 / 16 for i in range(16)})
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ COUNTS = np.array([9, 0, 3, 500, 1, 3, 0, 2, 70, 3])
 """From the rarest: 4, 7, then 2, 5 and 9 alike, 0, 8, 3; tokens 1 and 6 never occur."""
 ONE_RANK = {"ranks": 1, "batch": 4}
 KINDS = (RareTokens, RandomTokens, Repetition, LongDocument, DuplicatedBatch)
-GOLDEN, FAULTY, OTHER, SPY = range(4)
+GOLDEN = 0
 RARE = 1e-6  # chance that a test of draws fails by chance, were its seeds new ones
 
 
@@ -34,11 +36,43 @@ def blank(sequences=4, length=300):
     return torch.full((sequences, length), -1)
 
 
-def read(engine, fault, forks=False):
-    """What four trials learned from, the second one struck: [step][trial], and the run."""
-    trials = [trial(engine, **ONE_RANK), trial(engine, fault, **ONE_RANK), trial(engine, seed=3, **ONE_RANK)]
+REPEATED = {
+    (pattern, length): Repetition(start=START, duration=1, pattern=pattern, length=length)
+    for pattern, length in product((1, 2, 3, 8), (None, 1, 5, 8))
+}
+LONG = {
+    (share, duration, period): LongDocument(start=START, duration=duration, period=period, share=share)
+    for share, (duration, period) in product((1.0, 0.5), ((1, 1), (3, 1), (4, 2), (None, 1)))
+}
+DUPLICATED = {
+    (late, duration, period): DuplicatedBatch(start=START, duration=duration, period=period, late=late)
+    for late, duration, period in ((1, 1, 1), (1, 3, 1), (4, 3, 2), (2, None, 1))
+}
+HALF = {kind: kind(start=3, duration=3, share=0.5) for kind in KINDS}
+RECORDED = {kind: kind(start=START, duration=2) for kind in KINDS}
+FAULTS = [*REPEATED.values(), *LONG.values(), *DUPLICATED.values(), *HALF.values(), *RECORDED.values()]
+
+
+@cache
+def read(engine, forks=False):
+    """What a pack learned from, [step][trial], with a trial for each of FAULTS between golden ones; and the run."""
+    golden = [trial(engine, seed=(7, 3)[number % 2], **ONE_RANK) for number in range(len(FAULTS) + 1)]
+    pairs = zip(golden, (trial(engine, fault, **ONE_RANK) for fault in FAULTS), strict=False)
+    trials = [*(each for pair in pairs for each in pair), golden[-1]]
     run, spy = watch(engine, trials, [], range(STEPS), forks=forks)
     return [spy.batches[step][0] for step in range(STEPS)], run
+
+
+@cache
+def clean(engine):
+    """What golden trials of both seeds learn from: [step][trial]."""
+    _, spy = watch(engine, [trial(engine, seed=seed, **ONE_RANK) for seed in (7, 3)], [], range(STEPS))
+    return [spy.batches[step][0] for step in range(STEPS)]
+
+
+def number_of(fault):
+    """Of its trial, which stands between golden ones of both seeds."""
+    return 2 * FAULTS.index(fault) + 1
 
 
 def assert_uniform(drawn: torch.Tensor, values: list[int]) -> None:
@@ -93,11 +127,10 @@ def test_draws_follow_from_the_seed_and_the_step(fault):
 # --- repetition --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", [1, 2, 3, 8])
-@pytest.mark.parametrize("length", [None, 1, 5, 8])
+@pytest.mark.parametrize(("pattern", "length"), REPEATED)
 def test_the_beginning_of_each_sequence_repeats_itself(engine, pattern, length):
-    batches, _ = read(engine, Repetition(start=START, duration=1, pattern=pattern, length=length))
-    for golden, struck in zip(batches[START][GOLDEN].tolist(), batches[START][FAULTY].tolist(), strict=True):
+    (batches, _), faulty = read(engine), number_of(REPEATED[pattern, length])
+    for golden, struck in zip(batches[START][GOLDEN].tolist(), batches[START][faulty].tolist(), strict=True):
         repeated = 9 if length is None else length  # 8 tokens and the last target
         assert struck == [golden[i % pattern] if i < repeated else golden[i] for i in range(9)]
 
@@ -118,13 +151,12 @@ def places(text: list[int], corpus: np.ndarray) -> list[int]:
     return np.flatnonzero((windows == text).all(1)).tolist()
 
 
-@pytest.mark.parametrize(("share", "sequences"), [(1.0, 4), (0.5, 2)])
-@pytest.mark.parametrize(("duration", "period"), [(1, 1), (3, 1), (4, 2), (None, 1)])
-def test_sequences_and_batches_of_a_long_document_follow_each_other(engine, share, sequences, duration, period):
-    fault = LongDocument(start=START, duration=duration, period=period, share=share)
-    batches, run = read(engine, fault)
+@pytest.mark.parametrize(("share", "duration", "period"), LONG)
+def test_sequences_and_batches_of_a_long_document_follow_each_other(engine, share, duration, period):
+    (batches, run), faulty = read(engine), number_of(LONG[share, duration, period])
+    sequences = {1.0: 4, 0.5: 2}[share]
     steps = range(START, STEPS if duration is None else START + duration, period)
-    text = in_a_row([batches[step][FAULTY][:sequences] for step in steps])
+    text = in_a_row([batches[step][faulty][:sequences] for step in steps])
     assert len(text) == len(steps) * sequences * 8 + 1
     assert len(places(text, run.corpus.train)) == 1, "33 tokens or more of 64 kinds stand there but once"
 
@@ -148,16 +180,16 @@ def test_a_long_document_comes_from_anywhere(engine):
 
 
 @pytest.mark.parametrize("forks", [False, True])
-@pytest.mark.parametrize(("late", "duration", "period"), [(1, 1, 1), (1, 3, 1), (4, 3, 2), (2, None, 1)])
+@pytest.mark.parametrize(("late", "duration", "period"), DUPLICATED)
 def test_the_batch_of_an_earlier_step(engine, late, duration, period, forks):
-    batches, run = read(engine, DuplicatedBatch(start=START, duration=duration, period=period, late=late), forks)
+    (batches, run), faulty = read(engine, forks), number_of(DUPLICATED[late, duration, period])
     struck = range(START, STEPS if duration is None else START + duration, period)
     for step in range(STEPS):
         expected = batches[START - late if step in struck else step][GOLDEN]
-        if FAULTY in batches[step]:
-            assert torch.equal(batches[step][FAULTY], expected), step
-    assert [event.step for event in run.result.events[FAULTY]] == list(struck)
-    assert (FAULTY in batches[0]) == (not forks or late == START), "it has a row from the step that it looks at"
+        if faulty in batches[step]:
+            assert torch.equal(batches[step][faulty], expected), step
+    assert [event.step for event in run.result.events[faulty]] == list(struck)
+    assert (faulty in batches[0]) == (not forks or late == START), "it has a row from the step that it looks at"
 
 
 # --- all of them -------------------------------------------------------------------------------------------------
@@ -178,24 +210,24 @@ def test_share_of_the_sequences(kind, share, sequences):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_this_trial_reads_other_batches_and_only_for_its_duration(engine, kind):
-    batches, run = read(engine, kind(start=3, duration=3, share=0.5))
-    clean, _ = read(engine, kind(start=STEPS))
+    (batches, run), faulty = read(engine), number_of(HALF[kind])
+    seeds = {number: number // 2 % 2 for number in (faulty - 1, faulty + 1)} | {faulty: 0}
     changed = [
         (step, number)
-        for step in range(STEPS)
-        for number in range(4)
-        if not torch.equal(batches[step][number], clean[step][number])
+        for step, batch in enumerate(clean(engine))
+        for number, seed in seeds.items()
+        if not torch.equal(batches[step][number], batch[seed])
     ]
-    assert changed == [(step, FAULTY) for step in (3, 4, 5)]
-    assert all(torch.equal(batches[step][FAULTY][2:], clean[step][FAULTY][2:]) for step in range(STEPS))
-    assert [len(events) for events in run.result.events] == [0, 3, 0, 0]
+    assert changed == [(step, faulty) for step in (3, 4, 5)]
+    assert all(torch.equal(batches[step][faulty][2:], batch[0][2:]) for step, batch in enumerate(clean(engine)))
+    assert [len(events) for events in run.result.events[faulty - 1 : faulty + 2]] == [0, 3, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_record(engine, kind):
-    batches, run = read(engine, kind(start=START, duration=2))
-    for event, step in zip(run.result.events[FAULTY], (START, START + 1), strict=True):
-        both = (batches[step][GOLDEN], batches[step][FAULTY])
+    (batches, run), faulty = read(engine), number_of(RECORDED[kind])
+    for event, step in zip(run.result.events[faulty], (START, START + 1), strict=True):
+        both = (batches[step][GOLDEN], batches[step][faulty])
         assert [event.before, event.after] == [hashlib.sha256(x.numpy().tobytes()).hexdigest() for x in both]
         assert (event.site, event.tensor, event.step, event.changed, event.index) == (
             Site.BATCH,

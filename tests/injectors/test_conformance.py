@@ -1,11 +1,16 @@
-"""What docs/architecture.md promises, for every fault that there is: a new injector is tested as soon as it exists."""
+"""What docs/architecture.md promises, for every fault that there is: a new injector is tested as soon as it exists.
+
+All of them are trials of one pack, which is trained once for each promise; the tests look at one of them each.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -16,9 +21,11 @@ from harness.loop import train
 from harness.outcome import NON_FINITE
 from harness.sites import Agenda
 from injectors.replay import Replay, record_of
-from tests.injectors.conftest import SHAPE, START, STEPS, cases, fault
+from injectors.value import SITES
+from tests.injectors.conftest import SHAPE, START, STEPS, Named, cases, fault, train_told
 
 CASES = cases()
+NUMBER = {case: number for number, case in enumerate(CASES)}
 every_fault = pytest.mark.parametrize("case", CASES)
 
 
@@ -26,14 +33,33 @@ def trial(engine, a_fault=NO_FAULT, **fields):
     return engine.trial(**{**SHAPE, "batch": 4, "steps": STEPS, "fault": a_fault, "seed": 7, **fields})
 
 
+def run(engine, trials, block=STEPS, **options):
+    """All rows stay to the last step, unless `block` is less than that."""
+    return train_told(engine, trials, block=block, **options)
+
+
 @cache
 def healthy(engine, *seeds, **options):
     """Golden trials of these seeds, trained together: the same for every fault."""
-    return engine.run([trial(engine, seed=seed) for seed in seeds], **options)
+    return run(engine, [trial(engine, seed=seed) for seed in seeds], **options)
 
 
-def signals(run, planned, steps=slice(None)):
-    return {name: values[steps] for name, values in run[planned].items() if name != "weights"}
+@cache
+def everyone(engine, **changes):
+    """One trial for each case, its fault with these changes, and behind them their golden twin."""
+    faulty = [trial(engine, dataclasses.replace(fault(case), **changes)) for case in CASES]
+    return run(engine, [*faulty, trial(engine)])
+
+
+def signals(found, planned, steps=slice(None)):
+    """Those of one trial; any NaN is the same, because its sign depends on where in the pack a row stands."""
+    values = {name: own[steps] for name, own in found[planned].items() if name != "weights"}
+    return {name: own.where(~own.isnan(), math.nan) for name, own in values.items()}
+
+
+def left(found, planned):
+    """Signals and last weights of one trial."""
+    return {**signals(found, planned), "weights": found[planned]["weights"]}
 
 
 def test_there_are_as_many_as_the_folder_has():
@@ -45,152 +71,228 @@ def test_there_are_as_many_as_the_folder_has():
 
 @every_fault
 def test_one_that_is_never_due_changes_no_bit(engine, case):
-    late = dataclasses.replace(fault(case), start=STEPS)
-    golden = trial(engine)
-    armed, plain = engine.run([trial(engine, late), golden, golden]), healthy(engine, 7, 7, 7)
-    assert [engine.same_bits(armed[i], plain[i]) for i in range(3)] == [[], [], []]
-    assert armed.result.events == [[], [], []] and armed.result.strikes == [0, 0, 0]
+    armed, own = everyone(engine, start=STEPS), NUMBER[case]
+    golden = healthy(engine, 7, 7)[0]
+    assert [engine.same_bits(armed[number], golden) for number in (own, len(CASES))] == [[], []]
+    assert armed.result.events[own] == [] and armed.result.strikes[own] == 0
 
 
 @every_fault
 def test_one_that_lasts_past_the_end_lasts_to_the_end(engine, case):
-    start = 4
-    short, long, permanent = (
-        engine.run([trial(engine, dataclasses.replace(fault(case), start=start, duration=duration)), trial(engine)])
-        for duration in (STEPS - start, 999, None)
-    )
-    assert [engine.same_bits(short[i], long[i]) for i in range(2)] == [[], []]
-    assert [engine.same_bits(short[i], permanent[i]) for i in range(2)] == [[], []]
-    assert short.result.strikes == long.result.strikes == permanent.result.strikes
+    short, long, permanent = (everyone(engine, duration=duration) for duration in (STEPS - START, 999, None))
+    own, golden = NUMBER[case], healthy(engine, 7, 7)[0]
+    for other in (long, permanent):
+        assert engine.same_bits(short[own], other[own]) == []
+        assert short.result.strikes[own] == other.result.strikes[own]
+        assert engine.same_bits(other[len(CASES)], golden) == []
 
 
 @every_fault
 def test_its_period(engine, case):
-    every_other = dataclasses.replace(fault(case), duration=4, period=2)
-    run = engine.run([trial(engine, every_other), trial(engine)])
-    steps = {event.step for event in run.result.events[0]}
+    found = everyone(engine, duration=4, period=2)
+    steps = {event.step for event in found.result.events[NUMBER[case]]}
     assert steps <= {START, START + 2} and START in steps
 
 
 # --- 2 and 3: twins and isolation -----------------------------------------------------------------------------------
 
+SEEDS = (1, 7, 2)
+
+
+@cache
+def between_neighbours(engine, forks=False):
+    """Each case between two golden trials, whose seeds take turns: trial 2 n + 1 is case n."""
+    golden = [trial(engine, seed=SEEDS[number % 3]) for number in range(len(CASES) + 1)]
+    pairs = zip(golden, (trial(engine, fault(case)) for case in CASES), strict=False)
+    return run(engine, [*(each for pair in pairs for each in pair), golden[-1]], forks=forks)
+
 
 @every_fault
 @pytest.mark.parametrize("forks", [False, True])
 def test_twins_are_equal_up_to_the_strike_and_neighbours_throughout(engine, case, forks):
-    faulty = trial(engine, fault(case))
-    trials = [trial(engine, seed=1), faulty, faulty.golden, trial(engine, seed=2)]
-    run = engine.run(trials, forks=forks)
-    assert {event.step for event in run.result.events[1]} <= set(range(START, STEPS)), "a record of every strike"
-    assert run.result.events[1][0].step == START and run.result.events[1][0].changed
-    assert engine.same_bits(signals(run, 1, slice(START)), signals(run, 2, slice(START))) == []
-    masked = run.result.masked_step[1]
+    found, own, plain = between_neighbours(engine, forks), 2 * NUMBER[case] + 1, healthy(engine, *SEEDS)
+    twin, result = 2 * SEEDS.index(7), found.result
+    assert {event.step for event in result.events[own]} <= set(range(START, STEPS)), "a record of every strike"
+    assert result.events[own][0].step == START and result.events[own][0].changed
+    assert engine.same_bits(signals(found, own, slice(START)), signals(found, twin, slice(START))) == []
+    masked = result.masked_step[own]
     if masked is None:
-        assert engine.same_bits(signals(run, 1, slice(START, None)), signals(run, 2, slice(START, None)))
+        assert engine.same_bits(signals(found, own, slice(START, None)), signals(found, twin, slice(START, None)))
     else:
         after = slice(masked + 1, None)
-        assert engine.same_bits(signals(run, 1, after), signals(run, 2, after)) == []
-    plain = healthy(engine, 1, 7, 7, 2)
-    assert [engine.same_bits(run[i], plain[i]) for i in (0, 2, 3)] == [[], [], []]
+        assert engine.same_bits(signals(found, own, after), signals(found, twin, after)) == []
+    for neighbour in (own - 1, own + 1):
+        assert engine.same_bits(found[neighbour], plain[neighbour // 2 % 3]) == []
+    assert engine.same_bits(left(found, own), left(between_neighbours(engine), own)) == [], "with other neighbours too"
+
+
+@cache
+def killed(engine):
+    """The run of a pack that is never killed, and of one that is: before the strike, between two, and after them."""
+    faulty = [trial(engine, dataclasses.replace(fault(case), duration=3)) for case in CASES]
+    trials = [*faulty, faulty[0].golden, trial(engine, seed=1)]
+    with TemporaryDirectory() as folder:
+        resumed = engine.resumed(trials, Path(folder), [START, START + 1, START + 3], partial(Named.of, engine))
+    return run(engine, trials, block=1), resumed
 
 
 @every_fault
-def test_a_killed_pack_goes_on_bit_for_bit(engine, case, tmp_path):
-    """Killed before the strike, between two of them, and when they are over."""
-    faulty = trial(engine, dataclasses.replace(fault(case), duration=3))
-    engine.assert_resumes([faulty, faulty.golden, trial(engine, seed=1)], tmp_path, [START, START + 1, START + 3])
+def test_a_killed_pack_goes_on_bit_for_bit(engine, case):
+    whole, resumed = killed(engine)
+    for number in (NUMBER[case], len(CASES), len(CASES) + 1):
+        left, right = ({n: own[number] for n, own in vars(each.result).items()} for each in (whole, resumed))
+        assert left == right
+        assert engine.same_bits(whole[number], resumed[number]) == []
+        states = [state(each.pack, number) for each in (whole, resumed)]
+        assert engine.same_bits(*states) == []
+
+
+def state(pack, planned):
+    """Whatever a pack goes on from in the row of that trial, if it has one."""
+    return {
+        name: values[row] for row, each in enumerate(pack.rows) if each == planned for name, values in pack.rows_state
+    }
 
 
 RUINOUS = ("nan", "infinity", "minus_infinity", "scale")
-ABSORBED = ("value at activation", "value at activation_gradient", "value at moment_1", "value at moment_2")
+ABSORBED = ("activation", "activation_gradient", "moment_1", "moment_2")
 """Sites at which an infinite value may leave weights and loss finite: behind a softmax, a norm or a quotient."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if " at " in case])
-def test_what_is_not_finite_stays_in_its_trial(engine, case):
-    ruinous = [dataclasses.replace(fault(case), model=model, value=1e30) for model in RUINOUS]
-    trials = [trial(engine, seed=0), *(trial(engine, each, seed=1) for each in ruinous), trial(engine, seed=2)]
-    run, plain = engine.run(trials), healthy(engine, 0, 1, 2)
-    assert [engine.same_bits(run[i], plain[j]) for i, j in ((0, 0), (5, 2))] == [[], []]
-    assert run.result.strikes == [0, 1, 1, 1, 1, 0]
-    if case not in ABSORBED:
-        assert run.result.outcome[1:4] == [NON_FINITE] * 3
+@cache
+def ruined(engine):
+    """Four ruinous faults at each site, between golden trials of seeds 0 and 2: trial 5 n is that before site n."""
+    trials = [trial(engine, seed=0)]
+    for number, site in enumerate(SITES):
+        ruinous = [dataclasses.replace(fault(f"value at {site}"), model=model, value=1e30) for model in RUINOUS]
+        trials += [*(trial(engine, each, seed=1) for each in ruinous), trial(engine, seed=(2, 0)[number % 2])]
+    return run(engine, trials, block=1)
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_what_is_not_finite_stays_in_its_trial(engine, site):
+    found, plain, first = ruined(engine), healthy(engine, 0, 2), 5 * list(SITES).index(site)
+    for neighbour in (first, first + 5):
+        assert engine.same_bits(found[neighbour], plain[neighbour % 2]) == []
+    assert found.result.strikes[first : first + 6] == [0, 1, 1, 1, 1, 0]
+    if site not in ABSORBED:
+        assert found.result.outcome[first + 1 : first + 4] == [NON_FINITE] * 3
+
+
+RUINS = (math.nan, math.inf, -math.inf, 3e38)
+
+
+@cache
+def struck_in_ruins(engine):
+    """All cases in as many trials as there are RUINS: case n in 4 n to 4 n + 3, and the golden trial behind them."""
+
+    def ruin(pack):
+        for row in range(4 * len(CASES)):
+            pack.weights[row] = RUINS[row % 4]
+
+    faulty = [trial(engine, dataclasses.replace(fault(case), start=2)) for case in CASES for _ in RUINS]
+    return run(engine, [*faulty, trial(engine)], prepare=ruin, detection=False, steps=range(4))
 
 
 @every_fault
 def test_it_strikes_a_trial_that_is_not_finite(engine, case):
     """Without detection nothing freezes, and an injector has to take what it finds."""
-    ruins = (math.nan, math.inf, -math.inf, 3e38)
-
-    def ruin(pack):
-        for row, value in enumerate(ruins, start=1):
-            pack.weights[row] = value
-
-    trials = [trial(engine), *(trial(engine, fault(case)) for _ in ruins)]
-    run = engine.run(trials, prepare=ruin, detection=False)
-    assert min(run.result.strikes[1:]) > 0
-    assert engine.same_bits(run[0], healthy(engine, 7, 7, detection=False)[0]) == []
+    found, first = struck_in_ruins(engine), 4 * NUMBER[case]
+    assert min(found.result.strikes[first : first + 4]) > 0
+    plain = healthy(engine, 7, 7, detection=False, steps=range(4))
+    assert engine.same_bits(found[4 * len(CASES)], plain[0]) == []
 
 
 # --- 6: fork equals full run ----------------------------------------------------------------------------------------
 
+STARTS = (2, 4, 5)
+DOOMED = {"lr": 1e30, "warmup": 0, "clip": None}
+
+
+@cache
+def three_starts(engine, forks):
+    """Three strikes of each case at different steps share one prefix; rows come in the middle of a block.
+
+    Behind them and the golden trial are some that freeze at once: the forked pack shrinks before the last strikes.
+    """
+    faulty = [trial(engine, dataclasses.replace(fault(case), start=start)) for case in CASES for start in STARTS]
+    doomed = [trial(engine, seed=seed, **DOOMED) for seed in range(len(CASES) // 2)]
+    return run(engine, [*faulty, trial(engine), *doomed], block=3, forks=forks)
+
 
 @every_fault
 def test_a_fork_equals_a_full_run(engine, case):
-    """Three strikes at different steps share one prefix; rows come in the middle of a block."""
-    faulty = [trial(engine, dataclasses.replace(fault(case), start=start)) for start in (2, 4, 5)]
-    trials = [trial(engine), *faulty]
-    forked, full = engine.run(trials, forks=True, block=3), engine.run(trials, block=3)
-    assert forked.pack.twins.begins != full.pack.twins.begins, "some rows came later"
-    for i in range(4):
-        assert engine.same_bits(signals(forked, i), signals(full, i)) == []
-        same = forked.weights[-1].get(i), full.weights[-1].get(i)
+    forked, full = (three_starts(engine, forks) for forks in (True, False))
+    assert len(forked.result.outcome) - 1 not in forked.weights[1], "rows have gone"
+    own = range(3 * NUMBER[case], 3 * NUMBER[case] + 3)
+    begins = [[each.pack.twins.begins[number] for number in own] for each in (forked, full)]
+    assert begins[0] != begins[1], "some rows came later"
+    for number in (*own, 3 * len(CASES)):
+        assert engine.same_bits(signals(forked, number), signals(full, number)) == []
+        same = forked.weights[-1].get(number), full.weights[-1].get(number)
         assert None in same or torch.equal(engine.bits(same[0]), engine.bits(same[1]))
-    for name in ("outcome", "nonfinite_step", "events", "strikes", "changes"):
-        assert getattr(forked.result, name) == getattr(full.result, name), name
-    if case != "duplicated_batch":  # it looks at an earlier batch, so its row is its own from then on
-        assert forked.result.masked_step == full.result.masked_step
+        for name in ("outcome", "nonfinite_step", "events", "strikes", "changes"):
+            assert getattr(forked.result, name)[number] == getattr(full.result, name)[number], name
+        if case != "duplicated_batch":  # it looks at an earlier batch, so its row is its own from then on
+            assert forked.result.masked_step[number] == full.result.masked_step[number]
 
 
 # --- 7: replay ------------------------------------------------------------------------------------------------------
 
 
-def replayed(faulty, run, planned=0):
-    events = [event.to_dict() for event in run.result.events[planned]]
-    record = record_of(faulty.to_dict(), events, run.corpus.fingerprint)
+def replayed(faulty, found, planned):
+    events = [event.to_dict() for event in found.result.events[planned]]
+    record = record_of(faulty.to_dict(), events, found.corpus.fingerprint)
     return dataclasses.replace(faulty, fault=Replay(record=json.dumps(record)).resolved())
+
+
+@cache
+def replays(engine):
+    """What each case did between its neighbours again, the last case first."""
+    first = between_neighbours(engine)
+    again = [replayed(trial(engine, fault(case)), first, 2 * NUMBER[case] + 1) for case in reversed(CASES)]
+    return run(engine, [*again, trial(engine)])
 
 
 @every_fault
 def test_a_replay_is_the_same_run(engine, case):
-    faulty = trial(engine, fault(case))
-    first = engine.run([faulty, faulty.golden])
-    again = engine.run([replayed(faulty, first), faulty.golden])
-    assert engine.same_bits(first[0], again[0]) == []
-    assert first.result.events == again.result.events
+    first, again = between_neighbours(engine), replays(engine)
+    before, now = 2 * NUMBER[case] + 1, len(CASES) - 1 - NUMBER[case]
+    assert engine.same_bits(left(first, before), left(again, now)) == []
+    assert first.result.events[before] == again.result.events[now] != []
 
 
 # --- 8: a fault that did nothing says so ----------------------------------------------------------------------------
 
 
+@cache
+def frozen(engine, block):
+    """Trials that freeze before their fault, one for each case, and behind them golden ones."""
+    doomed = [trial(engine, fault(case), **DOOMED) for case in CASES]
+    return run(engine, [*doomed, *(trial(engine, seed=seed) for seed in (1, 2, 3, 4))], block=block)
+
+
 @every_fault
-def test_one_whose_trial_froze_before_never_fires(engine, case):
-    for size in (2, 5):  # with and without a pack that shrinks
-        doomed = trial(engine, fault(case), lr=1e30, warmup=0, clip=None)
-        run = engine.run([trial(engine, seed=1 + r) for r in range(size - 1)] + [doomed])
-        assert run.result.nonfinite_step[-1] < START
-        assert run.result.events == [[]] * size and run.result.strikes[-1] == run.result.changes[-1] == 0
+@pytest.mark.parametrize("block", [1, STEPS], ids=["a pack that shrinks", "a pack that keeps its rows"])
+def test_one_whose_trial_froze_before_never_fires(engine, case, block):
+    found, own = frozen(engine, block), NUMBER[case]
+    assert (own in found.weights[-1]) == (block == STEPS)
+    assert found.result.nonfinite_step[own] < START
+    assert found.result.events[own] == [] and found.result.strikes[own] == found.result.changes[own] == 0
 
 
 # --- 9: after a rollback --------------------------------------------------------------------------------------------
 
 
-@every_fault
-@pytest.mark.parametrize("permanent", [False, True])
-def test_after_a_rollback_only_a_permanent_fault_strikes_again(engine, case, permanent):
-    own = dataclasses.replace(fault(case), duration=None if permanent else 2)
-    trials = [trial(engine, own), trial(engine)]
-    agenda, pack, losses = Agenda([engine.injector_of(t) for t in trials]), engine.pack_of(trials), []
+@cache
+def rolled_back(engine, duration):
+    """Losses of the steps before the strikes, of those from there on, and of the same again after a rollback.
+
+    With them come the agenda at the end, and each trial's events before the rollback; the golden trial is the last.
+    """
+    faulty = [trial(engine, dataclasses.replace(fault(case), duration=duration)) for case in CASES]
+    trials = [*faulty, faulty[0].golden]
+    agenda, pack, losses = Agenda([Named.of(engine, each) for each in trials]), engine.pack_of(trials), []
 
     def go(steps):
         train(pack, agenda, 100, lambda first, arrays: losses.append(arrays["loss"]), steps=steps)
@@ -198,15 +300,24 @@ def test_after_a_rollback_only_a_permanent_fault_strikes_again(engine, case, per
     go(range(START))
     before = pack.snapshot()
     go(range(START, STEPS))
-    first = list(agenda.events[0])
+    first = [list(events) for events in agenda.events]
     pack.restore(before)
-    agenda.roll_back(0, STEPS)
+    for number in range(len(trials)):
+        agenda.roll_back(number, STEPS)
     go(range(START, STEPS))
-    struck, again, golden = losses[1][0], losses[2][0], losses[2][1]
+    return losses, agenda, first
+
+
+@every_fault
+@pytest.mark.parametrize("permanent", [False, True])
+def test_after_a_rollback_only_a_permanent_fault_strikes_again(engine, case, permanent):
+    losses, agenda, before = rolled_back(engine, None if permanent else 2)
+    own, first = NUMBER[case], before[NUMBER[case]]
+    struck, again, golden = losses[1][own], losses[2][own], losses[2][-1]
     if permanent:
-        assert agenda.strikes[0] == 2 * len(first) or len(first) == 64
+        assert agenda.strikes[own] == 2 * len(first) or len(first) == 64
         assert np.array_equal(struck, again, equal_nan=True)
     else:
-        assert agenda.events[0] == first, "nothing struck"
+        assert agenda.events[own] == first, "nothing struck"
         assert np.array_equal(again, golden)
-    assert np.array_equal(losses[1][1], golden), "the golden twin does the same again"
+    assert np.array_equal(losses[1][-1], golden), "the golden twin does the same again"

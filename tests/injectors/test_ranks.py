@@ -1,8 +1,13 @@
-"""Faults between data-parallel ranks, against means that are taken by hand from what each rank really handed in."""
+"""Faults between data-parallel ranks, against means that are taken by hand from what each rank really handed in.
+
+The faults of a section are trials of one pack, and each test looks at its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -18,15 +23,16 @@ from tests.injectors.conftest import composer
 from tests.injectors.spies import START, STEPS, context, differing, row, trial, watch
 from tests.number_formats import NUMPY
 
-GOLDEN, FAULTY, SPY = 0, 1, 2
+GOLDEN = 0
 RANKS = 4
 EVERY = range(STEPS)
 SITES = (Site.WEIGHT, Site.GRADIENT, Site.REDUCED_GRADIENT)
 
 
-def run_with(engine, fault, sites=SITES, steps=EVERY, **fields):
+def run_with(engine, faults, sites=SITES, steps=EVERY, **fields):
+    """Run and spy of a golden trial, and of one for each fault: that of fault n is number n + 1."""
     fields = {"ranks": RANKS, "batch": 8, **fields}
-    return watch(engine, [trial(engine, **fields), trial(engine, fault, **fields)], sites, steps)
+    return watch(engine, [trial(engine, **fields), *(trial(engine, fault, **fields) for fault in faults)], sites, steps)
 
 
 def handed_in(spy, number, step):
@@ -53,106 +59,135 @@ def places_of_nan(tensors):
 # --- one rank is corrupted ---------------------------------------------------------------------------------------
 
 
+CORRUPTED = [("nan_gradient", rank) for rank in range(RANKS)] + [("rank_noise", rank) for rank in (0, 3)]
+
+
+@cache
+def corrupted(engine):
+    """Run and spy of a pack with each of CORRUPTED, and behind them noise in the head alone that lasts two steps."""
+    presets = {name: composer().trial([f"fault={name}", "train.ranks=4"]).fault for name, _ in CORRUPTED}
+    faults = [dataclasses.replace(presets[name], start=START, rank=rank) for name, rank in CORRUPTED]
+    head = Value(start=START, duration=2, site=Site.GRADIENT, model="noise", value=0.1, elements=None, tensor="head")
+    return run_with(engine, [*faults, head], steps=[START])
+
+
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_nan_of_one_rank_reaches_the_mean(engine, rank):
     """Exactly where it was, and the record says whose it was."""
-    preset = composer().trial(["fault=nan_gradient", "train.ranks=4"]).fault
-    fault = dataclasses.replace(preset, start=START, rank=rank)
-    run, spy = run_with(engine, fault, steps=[START])
-    parts = handed_in(spy, FAULTY, START)
+    (run, spy), faulty = corrupted(engine), CORRUPTED.index(("nan_gradient", rank)) + 1
+    parts = handed_in(spy, faulty, START)
     found = [
         {name: torch.isnan(x).nonzero().tolist() for name, x in part.items() if torch.isnan(x).any()} for part in parts
     ]
     assert [bool(where) for where in found] == [r == rank for r in range(RANKS)]
-    assert places_of_nan(reduced(spy, FAULTY, START)) == found[rank]
+    assert places_of_nan(reduced(spy, faulty, START)) == found[rank]
     places = sorted((name, index) for name, where in found[rank].items() for index in where)
     assert len(places) == 10
-    events = run.result.events[FAULTY]
+    events = run.result.events[faulty]
     assert {(e.rank, e.step, e.after) for e in events} == {(rank, START, "nan")}
     assert sorted((e.tensor, list(e.index)) for e in events) == sorted(
         (n, i) for n, w in found[rank].items() for i in w
     )
-    assert run.result.outcome[FAULTY] == NON_FINITE and run.result.nonfinite_step[FAULTY] == START
+    assert run.result.outcome[faulty] == NON_FINITE and run.result.nonfinite_step[faulty] == START
 
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_corrupted_rank_is_one_of_many_in_the_mean(engine, rank):
-    preset = composer().trial(["fault=rank_noise", "train.ranks=4"]).fault
-    fault = dataclasses.replace(preset, start=START, rank=rank)
-    run, spy = run_with(engine, fault, steps=[START])
-    golden, struck = (handed_in(spy, number, START) for number in (GOLDEN, FAULTY))
+    (run, spy), faulty = corrupted(engine), CORRUPTED.index(("rank_noise", rank)) + 1
+    golden, struck = (handed_in(spy, number, START) for number in (GOLDEN, faulty))
     assert [bool(differing(a, b)) for a, b in zip(golden, struck, strict=True)] == [r == rank for r in range(RANKS)]
-    assert differing(added(struck), reduced(spy, FAULTY, START)) == {}
+    assert differing(added(struck), reduced(spy, faulty, START)) == {}
     noise = torch.cat([(struck[rank][name] - golden[rank][name]).flatten() for name in golden[0]])
     assert abs(noise.double().std() - 0.1) < 0.01  # of 7,000 values: an eighth of the deviation's own is 1e-3
-    assert {event.rank for event in run.result.events[FAULTY]} == {rank}
+    assert {event.rank for event in run.result.events[faulty]} == {rank}
 
 
 def test_noise_is_that_of_one_step_and_one_rank(engine):
-    fault = Value(start=START, duration=2, site=Site.GRADIENT, model="noise", value=0.1, elements=None, tensor="head")
-    _, spy = run_with(engine, fault, steps=[START, START + 1])
-    first = reduced(spy, FAULTY, START)["head"] - reduced(spy, GOLDEN, START)["head"]
+    (_, spy), faulty = corrupted(engine), len(CORRUPTED) + 1
+    first = reduced(spy, faulty, START)["head"] - reduced(spy, GOLDEN, START)["head"]
     assert abs(first.std() - 0.1 / RANKS) < 0.01
 
 
 # --- a gradient that comes late ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("late", "duration", "period"), [(1, 1, 1), (3, 1, 1), (1, 3, 1), (3, None, 1), (2, 4, 3), (4, 4, 1)]
-)
+LATE = [(1, 1, 1), (3, 1, 1), (1, 3, 1), (3, None, 1), (2, 4, 3), (4, 4, 1)]
+STALE = list(product(LATE, (0, 3)))
+
+
+@cache
+def stale(engine):
+    """Run and spy of a pack with each of STALE, and what its ranks compute."""
+    run, spy = run_with(
+        engine,
+        [
+            StaleGradient(start=START, duration=duration, period=period, rank=rank, late=late)
+            for (late, duration, period), rank in STALE
+        ],
+    )
+    return run, spy, {rank: computed(engine, spy, rank) for rank in (0, 3)}
+
+
+@pytest.mark.parametrize(("late", "duration", "period"), LATE)
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_stale_gradient_is_the_same_ranks_of_some_steps_ago(engine, late, duration, period, rank):
     """A fresh one each step, as late: the gradient that the rank computed then, not what it handed in."""
-    fault = StaleGradient(start=START, duration=duration, period=period, rank=rank, late=late)
-    run, spy = run_with(engine, fault)
+    (run, spy, gradients), faulty = stale(engine), STALE.index(((late, duration, period), rank)) + 1
     struck = range(START, STEPS if duration is None else START + duration, period)
-    fresh = computed(engine, spy, rank)
     for step in EVERY:
-        parts = handed_in(spy, FAULTY, step)
-        expected = fresh[step - late if step in struck else step]
+        parts = handed_in(spy, faulty, step)
+        expected = row(gradients[rank][step - late if step in struck else step], faulty)
         assert differing(parts[rank], expected) == {}, step
-        assert differing(added(parts), reduced(spy, FAULTY, step)) == {}
+        assert differing(added(parts), reduced(spy, faulty, step)) == {}
         if step <= START:
             others = [differing(a, b) for a, b in zip(parts, handed_in(spy, GOLDEN, step), strict=True)]
             assert [bool(x) for x in others] == [r == rank and step == START for r in range(RANKS)]
-    assert [(event.step, event.rank) for event in run.result.events[FAULTY]] == [(step, rank) for step in struck]
+    assert [(event.step, event.rank) for event in run.result.events[faulty]] == [(step, rank) for step in struck]
 
 
 def computed(engine, spy, rank):
-    """The gradient of that rank at every step from the weights that the struck trial then had."""
+    """The gradients of that rank at every step from the weights that the trials then had."""
     golden = trial(engine, ranks=RANKS, batch=8)
-    pack = engine.pack_of([golden, golden, golden])
+    pack = engine.pack_of([golden] * len(spy.pack))
     found, names = [], pack.layout.by_name
     for step in EVERY:
         if step:
-            for name, x in row(spy.arrays[Site.WEIGHT, step, 0], FAULTY).items():
+            for name, x in spy.arrays[Site.WEIGHT, step, 0].items():
                 if ":" not in name:
-                    pack.layout.view(pack.weights, name)[FAULTY] = x
+                    pack.layout.view(pack.weights, name).copy_(x)
         parts = dict(pack.ranks.parts(pack.batches(step)))
         pack.learn(parts[rank])
-        found.append({name: pack.layout.view(pack.gradients, name)[FAULTY].clone() for name in names})
+        found.append({name: pack.layout.view(pack.gradients, name).clone() for name in names})
     return found
 
 
 # --- a rank that is lost -----------------------------------------------------------------------------------------
 
 
+DROPPED = list(product((0, 2), (False, True)))
+
+
+@cache
+def dropped(engine):
+    """Run and spy of a pack with each of DROPPED."""
+    faults = [DroppedRank(start=START, duration=2, rank=rank, rescale=rescale) for rank, rescale in DROPPED]
+    return run_with(engine, faults, steps=[START, START + 1, START + 2])
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("rescale", [False, True])
 def test_the_mean_without_a_rank(engine, rank, rescale):
-    fault = DroppedRank(start=START, duration=2, rank=rank, rescale=rescale)
-    run, spy = run_with(engine, fault, steps=[START, START + 1, START + 2])
+    (run, spy), faulty = dropped(engine), DROPPED.index((rank, rescale)) + 1
     left = [part for r, part in enumerate(handed_in(spy, GOLDEN, START)) if r != rank]
     count = len(left) if rescale else RANKS
-    found = reduced(spy, FAULTY, START)
+    found = reduced(spy, faulty, START)
     for name, x in found.items():
         expected = torch.stack([part[name].double() for part in left]).sum(0) / count
         torch.testing.assert_close(x.double(), expected, rtol=1e-5, atol=1e-8)  # a few roundings of 6e-8
-    after = handed_in(spy, FAULTY, START + 1)
+    after = handed_in(spy, faulty, START + 1)
     assert not any(x.any() for x in after[rank].values()), "it goes on"
-    assert all(x.any() for x in handed_in(spy, FAULTY, START + 2)[rank].values()), "and comes back"
-    assert [(event.step, event.rank) for event in run.result.events[FAULTY]] == [(START, rank), (START + 1, rank)]
+    assert all(x.any() for x in handed_in(spy, faulty, START + 2)[rank].values()), "and comes back"
+    assert [(event.step, event.rank) for event in run.result.events[faulty]] == [(START, rank), (START + 1, rank)]
 
 
 # --- another sum -------------------------------------------------------------------------------------------------
@@ -176,22 +211,32 @@ def by_hand(parts, order, format):
     return found
 
 
-@pytest.mark.parametrize("order", ["sequential", "reversed", "pairwise"])
-@pytest.mark.parametrize("format", ["fp32", "bf16", "fp16", "fp8_e5m2"])
+ORDERS, WIDTHS = ("sequential", "reversed", "pairwise"), ("fp32", "bf16", "fp16", "fp8_e5m2")
+SUMS = list(product(ORDERS, WIDTHS))
+
+
+@cache
+def sums(engine, own):
+    """Run and spy of a pack with each of SUMS, whose own order is another."""
+    faults = [Reduction(start=START, duration=2, order=order, format=format) for order, format in SUMS]
+    return run_with(engine, faults, steps=[START, START + 1, START + 2], reduction=own)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("format", WIDTHS)
 @pytest.mark.parametrize("own", ["sequential", "reversed"])
 def test_the_ranks_are_added_otherwise(engine, order, format, own):
     """Bit for bit, whatever the order of everybody else's sum; a fault that asks for that one says it did nothing."""
-    fault = Reduction(start=START, duration=2, order=order, format=format)
-    run, spy = run_with(engine, fault, reduction=own)
+    (run, spy), faulty = sums(engine, own), SUMS.index((order, format)) + 1
     for step in (START, START + 1):
-        parts = handed_in(spy, FAULTY, step)
-        assert differing(by_hand(parts, order, format), reduced(spy, FAULTY, step)) == {}
-    after = handed_in(spy, FAULTY, START + 2)
-    assert differing(by_hand(after, own, "fp32"), reduced(spy, FAULTY, START + 2)) == {}
+        parts = handed_in(spy, faulty, step)
+        assert differing(by_hand(parts, order, format), reduced(spy, faulty, step)) == {}
+    after = handed_in(spy, faulty, START + 2)
+    assert differing(by_hand(after, own, "fp32"), reduced(spy, faulty, START + 2)) == {}
     same = order == own and format == "fp32"
-    assert [event.changed for event in run.result.events[FAULTY]] == [not same] * 2
-    assert (differing(reduced(spy, GOLDEN, START), reduced(spy, FAULTY, START)) == {}) == same
-    assert not same or np.array_equal(*run.signals["grad_norm"][[GOLDEN, FAULTY]])
+    assert [event.changed for event in run.result.events[faulty]] == [not same] * 2
+    assert (differing(reduced(spy, GOLDEN, START), reduced(spy, faulty, START)) == {}) == same
+    assert not same or np.array_equal(*run.signals["grad_norm"][[GOLDEN, faulty]])
 
 
 # --- a shard that misses its updates -----------------------------------------------------------------------------
@@ -205,20 +250,26 @@ SHARDS = {
 }
 
 
-@pytest.mark.parametrize("fields", SHARDS.values(), ids=SHARDS)
-def test_a_shard_stays_as_it_was_and_all_else_moves(engine, fields):
+@cache
+def missed(engine):
+    """Run and spy of a pack in which each of SHARDS misses an update."""
+    faults = [MissedUpdate(start=START, **fields) for fields in SHARDS.values()]
+    return run_with(engine, faults, [Site.BEFORE_UPDATE, Site.UPDATE], [START])
+
+
+@pytest.mark.parametrize("shard", SHARDS)
+def test_a_shard_stays_as_it_was_and_all_else_moves(engine, shard):
     """Weights and both moments, bit for bit: the golden trial's before the step inside the shard, after it outside."""
-    fault = MissedUpdate(start=START, **fields)
-    run, spy = run_with(engine, fault, [Site.BEFORE_UPDATE, Site.UPDATE], [START])
+    (run, spy), fields, faulty = missed(engine), SHARDS[shard], list(SHARDS).index(shard) + 1
     before, after = (row(spy.arrays[site, START, 0], GOLDEN) for site in (Site.BEFORE_UPDATE, Site.UPDATE))
-    found = row(spy.arrays[Site.UPDATE, START, 0], FAULTY)
-    shard = shard_by_hand(spy.pack.layout, fields)
+    found = row(spy.arrays[Site.UPDATE, START, 0], faulty)
+    missing = shard_by_hand(spy.pack.layout, fields)
     for name, x in found.items():
-        inside = shard.get(name.rpartition(":")[2], torch.tensor(False))
+        inside = missing.get(name.rpartition(":")[2], torch.tensor(False))
         assert torch.equal(x, torch.where(inside, before[name], after[name])), name
     assert bool(differing(before, found)) == bool(fields)
-    assert run.result.strikes[FAULTY] == run.result.changes[FAULTY] == 1
-    assert spy.pack.optimizer.updates.tolist() == [STEPS] * 3, "the count of steps goes on"
+    assert run.result.strikes[faulty] == run.result.changes[faulty] == 1
+    assert spy.pack.optimizer.updates.tolist() == [STEPS] * len(spy.pack), "the count of steps goes on"
 
 
 def shard_by_hand(layout, fields):

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from harness.config import ConfigError
 from harness.store import read_packs
 from injectors.fault import places_of
 from injectors.replay import Replay, ReplayError, record_of
+from tests.injectors.conftest import engine_module, train_told
 from tests.injectors.conftest import fault as named
 from tests.injectors.spies import trial
 from tests.sweeps import conftest as command
@@ -29,12 +31,24 @@ CASES = ["weight_bit", "activation_bit", "rank_noise", "stuck_bit", "rare_tokens
 # --- a record, made by hand of what a run left -------------------------------------------------------------------
 
 
-def recorded(engine, case, **fields):
-    """A faulty trial, its run, and the record of it."""
-    faulty = trial(engine, named(case), **fields)
+@cache
+def recorded_run(engine, case):
+    """A faulty trial, its run with its golden twin, and the record of it as it is written."""
+    faulty = trial(engine, named(case))
     run = engine.run([faulty, faulty.golden])
-    events = [event.to_dict() for event in run.result.events[0]]
-    return faulty, run, record_of(faulty.to_dict(), events, run.corpus.fingerprint)
+    return faulty, run, json.dumps(record_in(run, 0))
+
+
+def record_in(run, planned):
+    """The record of one trial of a run."""
+    events = [event.to_dict() for event in run.result.events[planned]]
+    return record_of(run.pack.planned[planned].to_dict(), events, run.corpus.fingerprint)
+
+
+def recorded(engine, case):
+    """A faulty trial, its run, and the record of it."""
+    faulty, run, record = recorded_run(engine, case)
+    return faulty, run, json.loads(record)
 
 
 def replay(record) -> Replay:
@@ -45,15 +59,27 @@ def again(engine, faulty, record):
     return engine.run([dataclasses.replace(faulty, fault=replay(record)), faulty.golden])
 
 
+@pytest.fixture(scope="module")
+def from_files(tmp_path_factory):
+    """A run of all CASES in one pack, and one of what files say of them in trials of another seed, the last first."""
+    engine, folder = engine_module, tmp_path_factory.mktemp("records")
+    faulty = [trial(engine, named(case), init=3, order=4) for case in CASES]
+    run, elsewhere = train_told(engine, [*faulty, faulty[0].golden]), []
+    for planned in reversed(range(len(CASES))):
+        (folder / f"{planned}.json").write_text(json.dumps(record_in(run, planned)))
+        fault = replay(str(folder / f"{planned}.json"))
+        elsewhere.append(dataclasses.replace(faulty[planned], seed=99, fault=fault))
+    return run, train_told(engine, [*elsewhere, faulty[0].golden])
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_file_is_enough(engine, case, tmp_path):
+def test_a_file_is_enough(engine, case, from_files):
     """The seed of what the fault draws is in it, so the trial need not have it."""
-    faulty, run, record = recorded(engine, case, init=3, order=4)
-    (tmp_path / "record.json").write_text(json.dumps(record))
-    elsewhere = dataclasses.replace(faulty, seed=99, model=faulty.model, data=faulty.data)
-    found = again(engine, elsewhere, str(tmp_path / "record.json"))
-    assert engine.same_bits(run[0], found[0]) == []
-    assert found.result.events[0] == run.result.events[0] != []
+    run, found = from_files
+    planned = CASES.index(case)
+    now = len(CASES) - 1 - planned
+    assert engine.same_bits(run[planned], found[now]) == []
+    assert found.result.events[now] == run.result.events[planned] != []
 
 
 @pytest.mark.parametrize(
@@ -232,43 +258,53 @@ def replaying(record: Path | str, *others: str) -> list[str]:
     return command.tiny("fault=replay", f"fault.record={record}", *given, *others)
 
 
-def test_every_fault_of_a_folder_of_results_again(campaign, tmp_path):
-    """Bit for bit, and with the same record; then what was replayed is replayed in its turn."""
-    first = command.results(campaign)
-    ids = faulty_ids(first)
-    assert set(ids) == set(FAULTS)
-    source, known = campaign, ids
-    for out in (tmp_path / "second", tmp_path / "third"):
-        records = ",".join(f"{source}:{known[fault]}" for fault in FAULTS)
-        ended = command.call(*replaying(records, f"out={out}"))
-        assert ended.status == 0, ended.err
-        again, stored = command.results(out), events_of(out)
-        assert set(again.fault.values.tolist()) == {"none", "replay"} and len(again.trial) == len(FAULTS) + 1
-        for fault, trial_id in ids.items():
-            events = events_of(campaign)[trial_id]
-            (twin,) = [other for other, own in stored.items() if own == events and events]
-            for name in ("loss", "grad_norm", "param_norm", "activation_rms"):
-                values = [data[name].sel(trial=i).values for data, i in ((first, trial_id), (again, twin))]
-                assert values[0].tobytes() == values[1].tobytes() and values[0].dtype == np.float32, (fault, name)
-        by_events = {json.dumps(own): other for other, own in stored.items()}
-        source, known = out, {fault: by_events[json.dumps(events_of(campaign)[i])] for fault, i in ids.items()}
+@pytest.fixture(scope="module")
+def replays(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[command.Ended, Path]:
+    """Every fault again, by a process that is given paths relative to where it runs: every other one as a file."""
+    folder = tmp_path_factory.mktemp("replays")
+    records = []
+    for number, (fault, trial_id) in enumerate(sorted(faulty_ids(command.results(campaign)).items())):
+        records.append(f"{os.path.relpath(campaign, folder)}:{trial_id}")
+        if number % 2:
+            (folder / f"{fault}.json").write_text(Replay(record=f"{campaign}:{trial_id}").resolved().record)
+            records[-1] = f"{fault}.json"
+    ended = command.run(*replaying(",".join(records), "out=out"), cwd=folder)
+    return ended, folder / "out"
 
 
-@pytest.mark.parametrize("form", ["folder", "file"])
-def test_the_command_replays(campaign, tmp_path, form):
-    """In a process of its own, with a path relative to where it runs."""
-    trial_id = faulty_ids(command.results(campaign))["update_bit"]
-    record = f"{os.path.relpath(campaign, tmp_path)}:{trial_id}"
-    if form == "file":
-        (tmp_path / "record.json").write_text(Replay(record=f"{campaign}:{trial_id}").resolved().record)
-        record = "record.json"
-    ended = command.run(*replaying(record, "out=out"), cwd=tmp_path)
+def done_again(campaign: Path, out: Path) -> dict[str, str]:
+    """fault -> id of its replay, once each has been found to be the same, bit for bit and with the same record."""
+    first, again, stored, recorded = (
+        command.results(campaign),
+        command.results(out),
+        events_of(out),
+        events_of(campaign),
+    )
+    assert set(again.fault.values.tolist()) == {"none", "replay"} and len(again.trial) == len(FAULTS) + 1
+    found = {}
+    for fault, trial_id in faulty_ids(first).items():
+        events = recorded[trial_id]
+        (found[fault],) = [other for other, own in stored.items() if own == events and events]
+        for name in ("loss", "grad_norm", "param_norm", "activation_rms"):
+            values = [data[name].sel(trial=i).values for data, i in ((first, trial_id), (again, found[fault]))]
+            assert values[0].tobytes() == values[1].tobytes() and values[0].dtype == np.float32, (fault, name)
+    return found
+
+
+def test_the_command_replays_every_fault_of_a_folder_of_results(campaign, replays):
+    """And every one of a file."""
+    ended, out = replays
+    assert set(faulty_ids(command.results(campaign))) == set(FAULTS)
     assert ended.status == 0, ended.err
-    again = command.results(tmp_path / "out")
-    twin = faulty_ids(again)["replay"]
-    assert events_of(tmp_path / "out")[twin] == events_of(campaign)[trial_id] != []
-    losses = again.loss.sel(trial=twin), command.results(campaign).loss.sel(trial=trial_id)
-    assert losses[0].values.tobytes() == losses[1].values.tobytes()
+    assert set(done_again(campaign, out)) == set(FAULTS)
+
+
+def test_what_was_replayed_is_replayed_in_its_turn(campaign, replays, tmp_path):
+    known = done_again(campaign, replays[1])
+    records = ",".join(f"{replays[1]}:{known[fault]}" for fault in FAULTS)
+    ended = command.call(*replaying(records, f"out={tmp_path}/third"))
+    assert ended.status == 0, ended.err
+    assert set(done_again(campaign, tmp_path / "third")) == set(FAULTS)
 
 
 def test_the_command_says_where_a_replay_went_wrong(campaign, tmp_path):
@@ -278,14 +314,14 @@ def test_the_command_says_where_a_replay_went_wrong(campaign, tmp_path):
     tampered = copy.deepcopy(record)
     tampered["events"][0]["bits_before"] = "deadbeef"
     (tmp_path / "record.json").write_text(json.dumps(tampered))
-    ended = command.run(*replaying("record.json", "out=out"), cwd=tmp_path)
+    ended = command.call(*replaying(str(tmp_path / "record.json"), f"out={tmp_path}/out"))
     assert ended.status == 1
     found = f"bits_before {record['events'][0]['bits_before']}, recorded deadbeef"
     (trace,) = (tmp_path / "out" / "errors").glob("*.txt")
     assert "ReplayError" in trace.read_text() and found in trace.read_text() and found in ended.out + ended.err
 
 
-def test_the_command_refuses_in_one_line(campaign, tmp_path):
+def test_the_command_refuses_each_in_one_line(campaign, tmp_path):
     golden = next(i for i in command.results(campaign).trial.values.tolist() if not events_of(campaign)[i])
     trial_id = faulty_ids(command.results(campaign))["weight_bit"]
     (tmp_path / "broken.json").write_text('{"fault": {}}')
@@ -298,22 +334,15 @@ def test_the_command_refuses_in_one_line(campaign, tmp_path):
         str(campaign): "no such file; allowed: ",
         f"{tmp_path}:{trial_id}": "holds no results; allowed: ",
     }
-    for record, words in cases.items():
-        (line,) = command.refused(tmp_path, *replaying(record, f"out={tmp_path}/out"))
-        assert line.startswith("error: ") and words in line, line
     good = f"{campaign}:{trial_id}"
-    for other, words in (
-        ("model.width=32", "model.width=32: but fault.record is from a trial with 16; allowed: 16"),
-        ("data.length=3000", "fault.record: from another corpus (fingerprint "),
-        ("train.steps=3", "fault.start=3: after the last step of train.steps=3; allowed: 0 to 2"),
-        ("fault.start=4", "fault.start=4: but fault.record has 3; allowed: leave it out"),
+    width = "model.width=32: but fault.record is from a trial with 16; allowed: 16"
+    late = "fault.start=3: after the last step of train.steps=3; allowed: 0 to 2"
+    for records, others, expected in (
+        (",".join(cases), (), cases.values()),
+        (good, ("model.width=32", "train.steps=3"), (late, width)),
+        (good, ("data.length=3000",), ("fault.record: from another corpus (fingerprint ",)),
+        (good, ("fault.start=4",), ("fault.start=4: but fault.record has 3; allowed: leave it out",)),
     ):
-        (line,) = command.refused(tmp_path, *replaying(good, other, f"out={tmp_path}/out"))
-        assert line.startswith("error: ") and words in line, line
-
-
-def test_a_process_refuses_with_status_2(campaign, tmp_path):
-    ended = command.run(*replaying("nowhere.json", "out=out"), cwd=tmp_path)
-    assert (ended.status, ended.out, len(ended.err.splitlines())) == (2, "", 1)
-    assert ended.err.startswith("error: fault.record=nowhere.json: no such file; allowed: ")
-    assert list(tmp_path.iterdir()) == []
+        lines = command.refused(tmp_path, *replaying(records, *others, f"out={tmp_path}/out"))
+        for line, words in zip(lines, expected, strict=True):
+            assert line.startswith("error: ") and words in line, line

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -16,24 +19,29 @@ from tests.injectors.spies import START, STEPS, trial
 WARMUP, LR = 6, 3e-3
 
 
-def rates(engine, fault, **fields):
-    """The golden trial's and the struck one's rate at every step, float32, and the events."""
-    trials = [trial(engine, lr=LR, **fields), trial(engine, fault, lr=LR, **fields)]
-    run = engine.run(trials)
-    golden, struck = run.signals["learning_rate"].astype(np.float32)
-    scheduled = np.array([learning_rate(trials[0], step) for step in range(STEPS)], dtype=np.float32)
+@cache
+def run_with(engine, faults, **fields):
+    """A golden trial, and one for each fault: that of fault n is number n + 1."""
+    return engine.run([trial(engine, lr=LR, **fields), *(trial(engine, fault, lr=LR, **fields) for fault in faults)])
+
+
+def rates(run, number=1):
+    """The golden trial's and a struck one's rate at every step, float32, and the steps of the events."""
+    golden, struck = run.signals["learning_rate"][[0, number]].astype(np.float32)
+    scheduled = np.array([learning_rate(run.pack.planned[0], step) for step in range(STEPS)], dtype=np.float32)
     assert np.array_equal(golden, scheduled)
-    for event in run.result.events[1]:
+    for event in run.result.events[number]:
         assert (event.site, event.tensor, event.index) == (Site.LEARNING_RATE, "learning_rate", ())
         assert np.float32(event.before) == scheduled[event.step] and np.float32(event.after) == struck[event.step]
         assert event.changed == (event.before != event.after)
-    assert np.isin(np.flatnonzero(golden != struck), [event.step for event in run.result.events[1]]).all()
-    return scheduled, struck, [event.step for event in run.result.events[1]]
+    steps = [event.step for event in run.result.events[number]]
+    assert np.isin(np.flatnonzero(golden != struck), steps).all()
+    return scheduled, struck, steps
 
 
 def test_the_preset_of_a_jump(engine):
     fault = composer().trial(["fault=learning_rate_jump", "fault.start=2", "fault.duration=3"]).fault
-    scheduled, struck, steps = rates(engine, fault)
+    scheduled, struck, steps = rates(run_with(engine, (fault,)))
     expected = scheduled * np.where(np.isin(np.arange(STEPS), [2, 3, 4]), np.float32(10), np.float32(1))
     assert np.array_equal(struck, expected) and steps == [2, 3, 4]
     assert composer().trial(["fault=learning_rate_jump"]).fault.duration == 10
@@ -47,27 +55,35 @@ def test_a_jump_moves_the_weights_by_that_factor(engine):
     assert struck == pytest.approx(10 * golden, rel=1e-4) and golden > 1e-3  # each weight's update is some 1e-3
 
 
-@pytest.mark.parametrize("offset", [-100, -3, -1, 0, 1, 2, 3, 100])
-@pytest.mark.parametrize(("duration", "period"), [(None, 1), (2, 1), (4, 2)])
+OFFSETS, TIMES = (-100, -3, -1, 0, 1, 2, 3, 100), ((None, 1), (2, 1), (4, 2))
+AHEAD = tuple(
+    ScheduleOffset(start=START, duration=duration, period=period, offset=offset)
+    for offset, (duration, period) in product(OFFSETS, TIMES)
+)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize(("duration", "period"), TIMES)
 def test_a_schedule_that_is_ahead_or_behind(engine, offset, duration, period):
     """Beyond its ends the rate is that of its first or last step."""
-    scheduled, struck, steps = rates(
-        engine, ScheduleOffset(start=START, duration=duration, period=period, offset=offset)
-    )
+    number = 1 + len(TIMES) * OFFSETS.index(offset) + TIMES.index((duration, period))
+    scheduled, struck, steps = rates(run_with(engine, AHEAD), number)
     assert steps == list(range(START, STEPS if duration is None else START + duration, period))
     for step in range(STEPS):
         read = min(max(step + offset, 0), STEPS - 1) if step in steps else step
         assert struck[step] == scheduled[read], step
 
 
+LEFT_OUT = {(0, None): range(6), (3, None): range(3, 6), (1, 2): [1, 2], (4, 9): [4, 5]}
+SKIPPED = tuple(WarmupSkipped(start=start, duration=duration) for start, duration in LEFT_OUT)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
-@pytest.mark.parametrize(
-    ("start", "duration", "steps"), [(0, None, range(6)), (3, None, range(3, 6)), (1, 2, [1, 2]), (4, 9, [4, 5])]
-)
+@pytest.mark.parametrize(("start", "duration", "steps"), [(*times, steps) for times, steps in LEFT_OUT.items()])
 def test_a_warmup_that_is_left_out(engine, start, duration, steps, precision):
     """Its remaining steps are taken at the peak, and what comes after it is as planned."""
-    fault = WarmupSkipped(start=start, duration=duration)
-    scheduled, struck, struck_steps = rates(engine, fault, warmup=WARMUP, precision=precision)
+    run = run_with(engine, SKIPPED, warmup=WARMUP, precision=precision)
+    scheduled, struck, struck_steps = rates(run, 1 + list(LEFT_OUT).index((start, duration)))
     expected = [np.float32(LR) if step in steps else scheduled[step] for step in range(STEPS)]
     assert struck.tolist() == expected and struck_steps == list(steps)
 

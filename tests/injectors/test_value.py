@@ -1,12 +1,15 @@
 """A value fault in a real pack: at every site it changes what it addresses, and nothing else.
 
-Seen by spies (tests/injectors/spies.py), because a record could be wrong together with the strike.
+Seen by spies (tests/injectors/spies.py), because a record could be wrong together with the strike. The faults of a
+section are trials of one pack, and each test looks at its own.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,10 +19,10 @@ from harness.config import Model
 from harness.sites import KEPT_EVENTS, Site
 from harness.taps import tap_shapes
 from injectors.value import Value
-from tests.injectors.spies import START, STEPS, differing, row, trial, watch, words
+from tests.injectors.spies import START, STEPS, differing, row, trial, watch, watch_each, words
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 
-GOLDEN, FAULTY, SPY = 0, 1, 2
+GOLDEN, FAULTY, SPY = 0, 1, -1
 FLAT = (Site.WEIGHT, Site.GRADIENT, Site.REDUCED_GRADIENT, Site.CLIPPED_GRADIENT, Site.MOMENT_1, Site.MOMENT_2)
 PLACES = {
     "embedding": 83,
@@ -43,22 +46,55 @@ def shape_at(name: str) -> tuple[int, ...]:
 # --- one element, at every site ----------------------------------------------------------------------------------
 
 
+ELEMENTS = {
+    (site, name): Value(
+        start=START, site=site, tensor=name, element=PLACES[name], bit=21, rank=int(site == Site.GRADIENT)
+    )
+    for site, name in product(FLAT, PLACES)
+}
+MANY = {
+    site: Value(start=START, site=site, tensor="blocks.*", elements=30, model="set", value=0.7)
+    for site in (Site.WEIGHT, Site.GRADIENT, Site.MOMENT_2, Site.UPDATE)
+}
+WHOLE = {"a whole layer": Value(start=START, tensor="blocks.0.*", elements=None, model="zero")}
+UPDATED = {
+    bit: Value(start=START, site=Site.UPDATE, tensor="blocks.1.feedforward.up", element=37, bit=bit)
+    for bit in (31, 25, 20)
+}
+RATES = {
+    "a bit": Value(start=START, site=Site.LEARNING_RATE, bit=24),
+    "zero": Value(start=START, site=Site.LEARNING_RATE, model="zero"),
+}
+FLAT_FAULTS = {**ELEMENTS, **MANY, **WHOLE, **UPDATED, **RATES}
+
+
+@cache
+def flat(engine):
+    """Run and spy of a pack with each of FLAT_FAULTS."""
+    return watch_each(engine, list(FLAT_FAULTS.values()), [*FLAT, Site.BEFORE_UPDATE, Site.UPDATE])
+
+
+def number_of(fault, faults):
+    """Of its trial: golden ones stand before and behind it."""
+    return 2 * list(faults).index(fault) + 1
+
+
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("site", FLAT)
 def test_one_bit_of_one_element(engine, site, name):
     rank, element = int(site == Site.GRADIENT), PLACES[name]
-    fault = Value(start=START, site=site, tensor=name, element=element, bit=21, rank=rank)
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [site])
+    (run, spy), faulty = flat(engine), number_of((site, name), FLAT_FAULTS)
     seen = spy.arrays[site, START, rank]
-    golden, struck = row(seen, GOLDEN), row(seen, FAULTY)
+    golden, struck = row(seen, GOLDEN), row(seen, faulty)
     assert differing(golden, struck) == {name: [element]}
     before, after = (words(x[name]).ravel()[element] for x in (golden, struck))
     assert before ^ after == 1 << 21
-    assert differing(golden, row(seen, SPY)) == {}, "neighbours"
+    for neighbour in (faulty - 1, faulty + 1):
+        assert differing(golden, row(seen, neighbour)) == differing(golden, row(seen, SPY)) == {}, "neighbours"
     if site == Site.GRADIENT:
         other = spy.arrays[site, START, 0]
-        assert differing(row(other, GOLDEN), row(other, FAULTY)) == {}, "the other rank"
-    (event,) = run.result.events[FAULTY]
+        assert differing(row(other, GOLDEN), row(other, faulty)) == {}, "the other rank"
+    (event,) = run.result.events[faulty]
     assert (event.site, event.tensor, event.step, event.rank, event.bit, event.mask) == (
         site,
         name,
@@ -70,39 +106,37 @@ def test_one_bit_of_one_element(engine, site, name):
     assert event.index == np.unravel_index(element, golden[name].shape)
     assert (event.bits_before, event.bits_after) == (f"{before:08x}", f"{after:08x}")
     assert [float(event.before), float(event.after)] == [x[name].view(-1)[element].item() for x in (golden, struck)]
-    assert event.changed and run.result.strikes == [0, 1, 0] == run.result.changes
+    own = slice(faulty - 1, faulty + 2)
+    assert event.changed and run.result.strikes[own] == [0, 1, 0] == run.result.changes[own]
 
 
-@pytest.mark.parametrize("bit", [31, 25, 20])
+@pytest.mark.parametrize("bit", UPDATED)
 def test_an_update_is_changed_on_its_way_to_the_weight(engine, bit):
     """The update that a trial sees is what its weight goes through, in float32."""
     name, element = "blocks.1.feedforward.up", 37
-    fault = Value(start=START, site=Site.UPDATE, tensor=name, element=element, bit=bit)
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [Site.BEFORE_UPDATE, Site.UPDATE])
+    (run, spy), faulty = flat(engine), number_of(bit, FLAT_FAULTS)
     before, after = spy.arrays[Site.BEFORE_UPDATE, START, 0], spy.arrays[Site.UPDATE, START, 0]
-    assert differing(row(before, GOLDEN), row(before, FAULTY)) == {}
-    assert differing(row(after, GOLDEN), row(after, FAULTY)) == {name: [element]}, "weights, and both moments"
+    assert differing(row(before, GOLDEN), row(before, faulty)) == {}
+    assert differing(row(after, GOLDEN), row(after, faulty)) == {name: [element]}, "weights, and both moments"
     origin, golden, struck = (
-        x[name][r].view(-1)[element : element + 1] for x, r in ((before, 0), (after, 0), (after, 1))
+        x[name][r].view(-1)[element : element + 1] for x, r in ((before, GOLDEN), (after, GOLDEN), (after, faulty))
     )
     assert torch.equal(struck, origin + flipped(golden - origin, bit))
-    (event,) = run.result.events[FAULTY]
+    (event,) = run.result.events[faulty]
     assert event.before == repr((golden - origin).item())
     assert event.bits_after == f"{words(flipped(golden - origin, bit))[0]:08x}"
 
 
 def test_the_learning_rate_of_one_step(engine):
-    fault = Value(start=START, site=Site.LEARNING_RATE, bit=24)
-    run, _ = watch(engine, [trial(engine), trial(engine, fault)], [])
-    golden, struck = run.signals["learning_rate"][[GOLDEN, FAULTY]]
+    run, _ = flat(engine)
+    golden, struck = run.signals["learning_rate"][[GOLDEN, number_of("a bit", FLAT_FAULTS)]]
     assert np.flatnonzero(golden != struck).tolist() == [START]
     assert struck[START] == flipped(torch.tensor([golden[START]], dtype=torch.float32), 24).item()
 
 
 def test_without_a_learning_rate_weights_stay_and_moments_do_not(engine):
-    fault = Value(start=START, site=Site.LEARNING_RATE, model="zero")
-    _, spy = watch(engine, [trial(engine), trial(engine, fault)], [Site.BEFORE_UPDATE, Site.UPDATE])
-    before, after = (row(spy.arrays[site, START, 0], FAULTY) for site in (Site.BEFORE_UPDATE, Site.UPDATE))
+    (_, spy), faulty = flat(engine), number_of("zero", FLAT_FAULTS)
+    before, after = (row(spy.arrays[site, START, 0], faulty) for site in (Site.BEFORE_UPDATE, Site.UPDATE))
     changed = differing(before, after)
     assert changed and all(name.startswith("moment_") for name in changed)
     golden = row(spy.arrays[Site.UPDATE, START, 0], GOLDEN)
@@ -112,52 +146,80 @@ def test_without_a_learning_rate_weights_stay_and_moments_do_not(engine):
 # --- activations -------------------------------------------------------------------------------------------------
 
 
+AT_TAPS = {
+    (site, name, rank): Value(
+        start=START, site=site, tensor=name, element=math.prod(shape_at(name)) - 1, bit=22, rank=rank
+    )
+    for site, ranks in {Site.ACTIVATION: (0, 1), Site.ACTIVATION_GRADIENT: (1,)}.items()
+    for name, rank in product(TAPS, ranks)
+}
+
+
+@cache
+def at_taps(engine):
+    """A run of a pack with each of AT_TAPS, and what stood at the taps: of activations, and of their gradients."""
+    run, spy = watch_each(engine, list(AT_TAPS.values()), [Site.ACTIVATION, Site.ACTIVATION_GRADIENT])
+    return run, *(spy.at_taps(site, START) for site in (Site.ACTIVATION, Site.ACTIVATION_GRADIENT))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", TAPS)
 def test_one_bit_of_one_activation(engine, name, rank):
     """Of one rank's part of the batch; nothing that is computed before it changes."""
-    element = math.prod(shape_at(name)) - 1
-    fault = Value(start=START, site=Site.ACTIVATION, tensor=name, element=element, bit=22, rank=rank)
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [Site.ACTIVATION])
-    seen = spy.at_taps(Site.ACTIVATION, START)
+    element, faulty = math.prod(shape_at(name)) - 1, number_of((Site.ACTIVATION, name, rank), AT_TAPS)
+    run, seen, _ = at_taps(engine)
     assert list(seen) == TAPS
-    golden, struck = ({tap: x[rank, r] for tap, x in seen.items()} for r in (GOLDEN, FAULTY))
+    golden, struck = ({tap: x[rank, r] for tap, x in seen.items()} for r in (GOLDEN, faulty))
     changed = differing(golden, struck)
     assert next(iter(changed)) == name and changed[name] == [element]
     before, after = (words(x[name]).ravel()[element] for x in (golden, struck))
     assert before ^ after == 1 << 22
-    (event,) = run.result.events[FAULTY]
+    (event,) = run.result.events[faulty]
     assert (event.bits_before, event.bits_after, event.rank) == (f"{before:08x}", f"{after:08x}", rank)
     assert event.index == np.unravel_index(element, shape_at(name))
     for x in seen.values():
-        assert torch.equal(x[1 - rank, GOLDEN], x[1 - rank, FAULTY]), "the other rank"
-        assert torch.equal(x[:, GOLDEN], x[:, SPY]), "neighbours"
+        assert torch.equal(x[1 - rank, GOLDEN], x[1 - rank, faulty]), "the other rank"
+        assert all(torch.equal(x[:, GOLDEN], x[:, r]) for r in (faulty - 1, faulty + 1, SPY)), "neighbours"
 
 
 @pytest.mark.parametrize("name", TAPS)
 def test_one_bit_of_the_gradient_of_one_activation(engine, name):
     """Nothing that the backward pass has computed before it changes."""
-    element, rank = math.prod(shape_at(name)) - 1, 1
-    fault = Value(start=START, site=Site.ACTIVATION_GRADIENT, tensor=name, element=element, bit=22, rank=rank)
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [Site.ACTIVATION_GRADIENT, Site.ACTIVATION])
-    seen, forward = (spy.at_taps(site, START) for site in (Site.ACTIVATION_GRADIENT, Site.ACTIVATION))
+    element, rank, faulty = math.prod(shape_at(name)) - 1, 1, number_of((Site.ACTIVATION_GRADIENT, name, 1), AT_TAPS)
+    run, forward, seen = at_taps(engine)
     assert sorted(seen) == sorted(TAPS)
-    golden, struck = ({tap: seen[tap][rank, r] for tap in reversed(TAPS)} for r in (GOLDEN, FAULTY))
+    golden, struck = ({tap: seen[tap][rank, r] for tap in reversed(TAPS)} for r in (GOLDEN, faulty))
     changed = differing(golden, struck)
     assert next(iter(changed)) == name and changed[name] == [element]
     assert words(golden[name]).ravel()[element] ^ words(struck[name]).ravel()[element] == 1 << 22
-    assert run.result.events[FAULTY][0].bits_after == f"{words(struck[name]).ravel()[element]:08x}"
+    assert run.result.events[faulty][0].bits_after == f"{words(struck[name]).ravel()[element]:08x}"
     for tap in TAPS:
-        assert torch.equal(seen[tap][0, GOLDEN], seen[tap][0, FAULTY]), "the other rank"
-        assert torch.equal(seen[tap][:, GOLDEN], seen[tap][:, SPY]), "neighbours"
-        assert torch.equal(forward[tap][:, GOLDEN], forward[tap][:, FAULTY]), "no forward pass"
+        assert torch.equal(seen[tap][0, GOLDEN], seen[tap][0, faulty]), "the other rank"
+        assert all(torch.equal(seen[tap][:, GOLDEN], seen[tap][:, r]) for r in (faulty - 1, faulty + 1, SPY))
+        assert torch.equal(forward[tap][:, GOLDEN], forward[tap][:, faulty]), "no forward pass"
+
+
+WITHOUT_CLIPPING = {
+    "input": Value(start=START, site=Site.ACTIVATION, tensor="blocks.0.attention.input", elements=None, model="zero"),
+    **{
+        part: Value(start=START, site=Site.ACTIVATION_GRADIENT, tensor=f"blocks.1.{part}", elements=None, model="zero")
+        for part in ("attention.projection", "feedforward.down")
+    },
+}
+
+
+@cache
+def without_clipping(engine):
+    """Run and spy of a pack with each of WITHOUT_CLIPPING."""
+    sites = [Site.ACTIVATION, Site.ACTIVATION_GRADIENT, Site.REDUCED_GRADIENT]
+    return watch_each(engine, list(WITHOUT_CLIPPING.values()), sites, **NO_CLIP)
 
 
 def test_what_a_norm_is_fed_is_not_the_residual_stream(engine):
     """With zeros before attention its norm gives zeros, so the stream behind it is the embedding as it was."""
-    fault = Value(start=START, site=Site.ACTIVATION, tensor="blocks.0.attention.input", elements=None, model="zero")
-    _, spy = watch(engine, [trial(engine, **NO_CLIP), trial(engine, fault, **NO_CLIP)], [Site.ACTIVATION])
-    golden, struck = ({tap: x[0, r] for tap, x in spy.at_taps(Site.ACTIVATION, START).items()} for r in (0, 1))
+    (_, spy), faulty = without_clipping(engine), number_of("input", WITHOUT_CLIPPING)
+    seen = spy.at_taps(Site.ACTIVATION, START)
+    golden, struck = ({tap: x[0, r] for tap, x in seen.items()} for r in (GOLDEN, faulty))
     for name in ("input", "query", "key", "value", "projection"):
         assert golden[f"blocks.0.attention.{name}"].any() and not struck[f"blocks.0.attention.{name}"].any()
     assert torch.equal(struck["embedding"], golden["embedding"])
@@ -169,12 +231,11 @@ def test_what_a_norm_is_fed_is_not_the_residual_stream(engine):
 def test_a_gradient_is_struck_in_one_branch_alone(engine, part):
     """A block's part whose gradient is zeroed learns nothing, and the residual stream passes its own on."""
     name, start = f"blocks.1.{part}", part.partition(".")[0]
-    fault = Value(start=START, site=Site.ACTIVATION_GRADIENT, tensor=name, elements=None, model="zero")
-    trials = [trial(engine, **NO_CLIP), trial(engine, fault, **NO_CLIP)]
-    _, spy = watch(engine, trials, [Site.ACTIVATION_GRADIENT, Site.REDUCED_GRADIENT])
-    golden, struck = ({tap: x[0, r] for tap, x in spy.at_taps(Site.ACTIVATION_GRADIENT, START).items()} for r in (0, 1))
+    (_, spy), faulty = without_clipping(engine), number_of(part, WITHOUT_CLIPPING)
+    seen = spy.at_taps(Site.ACTIVATION_GRADIENT, START)
+    golden, struck = ({tap: x[0, r] for tap, x in seen.items()} for r in (GOLDEN, faulty))
     assert not struck[name].any() and not struck[f"blocks.1.{start}.input"].any() and golden[name].any()
-    assert not row(spy.arrays[Site.REDUCED_GRADIENT, START, 0], FAULTY)[name].any()
+    assert not row(spy.arrays[Site.REDUCED_GRADIENT, START, 0], faulty)[name].any()
     assert torch.equal(struck["blocks.1.residual"], golden["blocks.1.residual"])
     if start == "feedforward":  # what came to the stream behind it is what leaves it in front
         assert torch.equal(struck["blocks.1.attention.projection"], golden["blocks.1.residual"])
@@ -216,26 +277,24 @@ def test_the_gradient_passes_straight_through_a_struck_activation(engine):
 # --- many elements, and many strikes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("site", [Site.WEIGHT, Site.GRADIENT, Site.MOMENT_2, Site.UPDATE])
+@pytest.mark.parametrize("site", MANY)
 def test_the_recorded_elements_are_those_that_changed(engine, site):
-    fault = Value(start=START, site=site, tensor="blocks.*", elements=30, model="set", value=0.7)
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [site])
+    (run, spy), faulty = flat(engine), number_of(site, FLAT_FAULTS)
     seen = spy.arrays[site, START, 0]
-    changed = differing(row(seen, GOLDEN), row(seen, FAULTY))
+    changed = differing(row(seen, GOLDEN), row(seen, faulty))
     addresses = {(name, element) for name, where in changed.items() for element in where}
-    events = run.result.events[FAULTY]
+    events = run.result.events[faulty]
     recorded = [(e.tensor, int(np.ravel_multi_index(e.index, seen[e.tensor][0].shape))) for e in events if e.index]
     assert len(addresses) == 30 == len(recorded) and set(recorded) == addresses
     assert all(name.startswith("blocks.") for name, _ in addresses) and len(changed) > 3
 
 
 def test_a_whole_tensor_is_recorded_by_its_digest(engine):
-    fault = Value(start=START, tensor="blocks.0.*", elements=None, model="zero")
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [Site.WEIGHT])
-    golden, struck = (row(spy.arrays[Site.WEIGHT, START, 0], r) for r in (GOLDEN, FAULTY))
+    (run, spy), faulty = flat(engine), number_of("a whole layer", FLAT_FAULTS)
+    golden, struck = (row(spy.arrays[Site.WEIGHT, START, 0], r) for r in (GOLDEN, faulty))
     inside = [name for name in golden if name.startswith("blocks.0.")]
     assert list(differing(golden, struck)) == inside and not any(struck[name].any() for name in inside)
-    events = run.result.events[FAULTY]
+    events = run.result.events[faulty]
     assert [event.tensor for event in events] == inside
     for event in events:
         digests = [hashlib.sha256(x[event.tensor].numpy().tobytes()).hexdigest() for x in (golden, struck)]
@@ -254,63 +313,45 @@ def test_strikes_are_counted_on_when_events_are_no_longer_kept(engine):
     assert engine.same_bits(run[0], run[2]) == [], "it wrote what was there"
 
 
-@pytest.mark.parametrize("site", [Site.WEIGHT, Site.REDUCED_GRADIENT, Site.MOMENT_1, Site.ACTIVATION])
-@pytest.mark.parametrize(("duration", "period"), [(None, 1), (5, 2), (1, 1)])
+HELD = (Site.WEIGHT, Site.REDUCED_GRADIENT, Site.MOMENT_1, Site.ACTIVATION)
+TIMES = ((None, 1), (5, 2), (1, 1))
+AGAIN = {
+    (site, *times): Value(start=2, duration=times[0], period=times[1], site=site, elements=2, model="set", value=0.4375)
+    for site, times in product(HELD, TIMES)
+}
+STUCK = {
+    "a stuck bit": Value(start=2, duration=None, tensor="blocks.*", elements=3, model="stuck_at_1", field="mantissa")
+}
+
+
+@cache
+def again(engine):
+    """Run and spy, at all steps, of a pack with each of AGAIN and STUCK."""
+    return watch_each(engine, [*AGAIN.values(), *STUCK.values()], HELD, range(STEPS))
+
+
+@pytest.mark.parametrize("site", HELD)
+@pytest.mark.parametrize(("duration", "period"), TIMES)
 def test_the_same_place_again_and_again(engine, site, duration, period):
-    fault = Value(start=2, duration=duration, period=period, site=site, elements=2, model="set", value=0.4375)
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [site], range(STEPS))
-    places = {(event.tensor, event.index) for event in run.result.events[FAULTY]}
+    (run, spy), faulty = again(engine), number_of((site, duration, period), AGAIN)
+    places = {(event.tensor, event.index) for event in run.result.events[faulty]}
     assert len(places) == 2
     end = STEPS if duration is None else 2 + duration
     for step in range(STEPS):
         if site == Site.ACTIVATION:
-            found = {name: x[0, FAULTY] for name, x in spy.at_taps(site, step).items()}
+            found = {name: torch.cat(spy.read[site, step, name])[faulty] for name, _ in places}
         else:
-            found = row(spy.arrays[site, step, 0], FAULTY)
+            found = row(spy.arrays[site, step, 0], faulty)
         held = {found[name][index].item() == 0.4375 for name, index in places}
         assert held == {step in range(2, end, period)}, step
 
 
 def test_a_stuck_bit_is_the_same_bit_at_every_step(engine):
-    fault = Value(start=2, duration=None, tensor="blocks.*", elements=3, model="stuck_at_1", field="mantissa")
-    run, spy = watch(engine, [trial(engine), trial(engine, fault)], [Site.WEIGHT], range(STEPS))
-    events = run.result.events[FAULTY]
+    (run, spy), faulty = again(engine), number_of("a stuck bit", {**AGAIN, **STUCK})
+    events = run.result.events[faulty]
     assert len({(e.tensor, e.index, e.bit) for e in events}) == 3 and len(events) == 3 * (STEPS - 2)
     for e in events:
-        value = spy.arrays[Site.WEIGHT, e.step, 0][e.tensor][FAULTY][e.index].reshape(1)
+        value = spy.arrays[Site.WEIGHT, e.step, 0][e.tensor][faulty][e.index].reshape(1)
         assert words(value)[0] >> e.bit & 1 == 1
-        unstruck = spy.arrays[Site.WEIGHT, 0, 0][e.tensor][FAULTY][e.index].reshape(1)
+        unstruck = spy.arrays[Site.WEIGHT, 0, 0][e.tensor][faulty][e.index].reshape(1)
         assert e.step == 2 or words(unstruck)[0] != words(value)[0], "the weight goes on learning around the bit"
-
-
-# --- packs whose rows pass through the model in parts ------------------------------------------------------------
-
-LARGE = {
-    Site.WEIGHT: "blocks.1.feedforward.down",
-    Site.GRADIENT: "blocks.1.feedforward.down",
-    Site.ACTIVATION: "blocks.0.attention.scores",
-    Site.ACTIVATION_GRADIENT: "blocks.1.feedforward.up",
-    Site.UPDATE: "head",
-}
-
-
-@pytest.mark.parametrize("forks", [False, True])
-@pytest.mark.parametrize("site", LARGE)
-def test_every_row_of_a_large_pack_is_struck_as_in_a_small_one(engine, site, forks):
-    """25 rows in three parts; faulty ones in each, each with its own element."""
-    goldens = [trial(engine, seed=r) for r in range(24)]
-    faults = {
-        r: Value(start=START, site=site, tensor=LARGE[site], element=100 + r, model="set", value=0.25, rank=r % 2)
-        for r in (1, 8, 9, 15, 17, 23)
-    }
-    trials = [trial(engine, faults[r], seed=r) if r in faults else goldens[r] for r in range(24)]
-    run, spy = watch(engine, [*trials, *(goldens[r] for r in faults)], [site], forks=forks)
-    assert len(spy.pack._parts) > 2
-    for i, r in enumerate(faults):
-        small = engine.run([trials[r], goldens[r]])
-        assert engine.same_bits(run[r], small[0]) == [] == engine.same_bits(run[24 + i], small[1])
-        assert run.result.events[r] == small.result.events[0] and len(run.result.events[r]) == 1
-        if site in (Site.ACTIVATION, Site.ACTIVATION_GRADIENT):
-            own, twin = (spy.pack.rows.index(number) for number in (r, 24 + i))
-            seen = spy.at_taps(site, START)[LARGE[site]][r % 2]
-            assert differing({"": seen[twin]}, {"": seen[own]}) == {"": [100 + r]}
