@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ from sweeps.__main__ import main, register
 from sweeps.arguments import config_loader, expand
 from sweeps.grid import Composer
 from sweeps.run import corpus_of
+from tests.sweeps.forks import Forked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE = 60.0  # seconds, for what takes about one
@@ -102,7 +104,7 @@ def tiny(*arguments: str) -> list[str]:
     return [*flags, *(f"{key}={value}" for key, value in TINY.items() if key not in taken), *rest]
 
 
-_started: list[subprocess.Popen] = []
+_started: list[subprocess.Popen | Forked] = []
 
 
 # --- running it --------------------------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def start(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any)
     return _started[-1]
 
 
-def end(process: subprocess.Popen) -> Ended:
+def end(process: subprocess.Popen | Forked) -> Ended:
     """Wait for it; nothing of its group is left behind, whatever happens."""
     try:
         out, err = process.communicate(timeout=DEADLINE)
@@ -171,6 +173,12 @@ def end(process: subprocess.Popen) -> Ended:
 
 def run(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -> Ended:
     return end(start(*arguments, cwd=cwd, path=path, **options))
+
+
+def fork(*arguments: str, cwd: Path, path: Sequence[Path] = ()) -> Forked:
+    """As `start`, but forked from a process that has torch loaded."""
+    _started.append(Forked(arguments, cwd, (*path, REPOSITORY)))
+    return _started[-1]
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -246,6 +254,17 @@ def trials(*overrides: str, study: str = "grid", folder: Path | None = None) -> 
     params = {str(key): value for key, value in OmegaConf.to_container(config.hydra.sweeper.params).items()}
     keys = frozenset(text.partition("=")[0] for text in overrides)
     return Composer(its_loader, study, keys).trials(expand(params, overrides, its_loader))
+
+
+@cache
+def composer() -> Composer:
+    """One for all trials of the study `grid` that need none of their own; it lets values reach no trial."""
+    return Composer(loader(), "grid")
+
+
+def grid(*overrides: str) -> list[Trial]:
+    """The trials that these overrides of the study `grid` describe, by the one composer."""
+    return composer().trials(expand({}, overrides, composer().loader))
 
 
 def only(*overrides: str, **options: Any) -> Trial:

@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from analysis import open_sweep
 from harness.store import read_packs
@@ -33,14 +35,15 @@ GRID = [
 AT_MOST = 0.7  # seconds between the sign of life and the kill
 
 
-def command(out: Path, steps: int) -> list[str]:
-    return [sys.executable, "-m", "sweeps", *GRID, f"train.steps={steps}", f"fault.start={steps // 2}", f"out={out}"]
+def arguments(out: Path, steps: int) -> list[str]:
+    return [*GRID, f"train.steps={steps}", f"fault.start={steps // 2}", f"out={out}"]
 
 
 def started(out: Path, steps: int) -> subprocess.Popen:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(command(out, steps), cwd=REPOSITORY, env=environment, start_new_session=True, **pipes)
+    command = [sys.executable, "-m", "sweeps", *arguments(out, steps)]
+    return subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True, **pipes)
 
 
 def workers(parent: int) -> list[int]:
@@ -69,14 +72,21 @@ def alive(out: Path, process: subprocess.Popen, since: float) -> bool:
     return False
 
 
-def killed_often(out: Path, kills: int, steps: int, draw: random.Random) -> collections.Counter:
+def killed_often(
+    out: Path,
+    kills: int,
+    steps: int,
+    draw: random.Random,
+    at_most: float = AT_MOST,
+    start: Callable[[Path, int], Any] = started,
+) -> collections.Counter:
     """Run the command until it ends well, with `kills` kills before. Returns how often what was done."""
     done: collections.Counter = collections.Counter()
     while done["parent"] + done["worker"] < kills:
-        since, process = time.time(), started(out, steps)
+        since, process = time.time(), start(out, steps)
         if not alive(out, process, since):
             break
-        time.sleep(draw.uniform(0, AT_MOST))
+        time.sleep(draw.uniform(0, at_most))
         found = workers(process.pid)
         victim = draw.choice([process.pid, *found])
         try:
@@ -86,12 +96,12 @@ def killed_often(out: Path, kills: int, steps: int, draw: random.Random) -> coll
             continue
         done["parent" if victim == process.pid else "worker"] += 1
         if victim != process.pid:
-            time.sleep(draw.uniform(0, AT_MOST))  # the command goes on without it for a while, and ends as well
+            time.sleep(draw.uniform(0, at_most))  # the command goes on without it for a while, and ends as well
             process.kill()
         process.communicate()
         done["starts"] += 1
     while True:
-        process = started(out, steps)
+        process = start(out, steps)
         printed, _ = process.communicate()
         done["starts"] += 1
         if process.returncode:

@@ -171,16 +171,18 @@ def test_one_line(command: ModuleType, empty: Path, overrides: list[str], start:
     assert rest in line
 
 
-def record(folder: Path, command: ModuleType, *arguments: str) -> dict:
-    """The record of a fault that a tiny sweep has trained."""
+@pytest.fixture(scope="module")
+def recorded(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The record, as JSON, of a fault that a tiny sweep has trained."""
     from injectors.replay import record_of
 
-    fault = ["fault=weight_bit", "fault.start=2", f"out={folder}"]
-    assert command.call(*command.tiny(*fault, *arguments)).status == 0
+    folder = tmp_path_factory.mktemp("recorded")
+    assert command.call(*command.tiny("fault=weight_bit", "fault.start=2", f"out={folder}")).status == 0
     (store,) = list(folder.glob("store.zarr/*/zarr.json"))
     attributes = json.loads(store.read_text())["attributes"]
     row = next(i for i, trial in enumerate(attributes["trials"]) if trial["fault"]["kind"] != "none")
-    return record_of(attributes["trials"][row], attributes["faults"][row], attributes["corpus"]["fingerprint"])
+    fingerprint = attributes["corpus"]["fingerprint"]
+    return json.dumps(record_of(attributes["trials"][row], attributes["faults"][row], fingerprint))
 
 
 @pytest.mark.parametrize(
@@ -192,14 +194,14 @@ def record(folder: Path, command: ModuleType, *arguments: str) -> dict:
     ],
 )
 def test_record_of_something_else(
-    command: ModuleType, empty: Path, tmp_path_factory: pytest.TempPathFactory, elsewhere: list[str], line: str
+    command: ModuleType, empty: Path, recorded: str, elsewhere: list[str], line: str
 ) -> None:
-    folder = tmp_path_factory.mktemp("recorded")
-    file = folder / "record.json"
-    file.write_text(json.dumps(record(folder / "results", command)))
-    replay = ["fault=replay", f"fault.record={file}"]
-    (found,) = command.refused(empty, *command.tiny(*replay, *elsewhere))
+    (empty / "record.json").write_text(recorded)
+    (found,) = command.refused(empty, *command.tiny("fault=replay", "fault.record=record.json", *elsewhere))
     assert found.startswith(f"error: {line}") and "allowed" in found
-    file.write_text('{"fault": 3}')
-    (found,) = command.refused(empty, *command.tiny(*replay))
+
+
+def test_file_that_is_no_record(command: ModuleType, empty: Path) -> None:
+    (empty / "record.json").write_text('{"fault": 3}')
+    (found,) = command.refused(empty, *command.tiny("fault=replay", "fault.record=record.json"))
     assert "no record (it lacks seed, corpus, shape, events)" in found and "allowed" in found

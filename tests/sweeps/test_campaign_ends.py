@@ -122,7 +122,7 @@ def rigged(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="module")
 def undisturbed(command: ModuleType, rigged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
-    ended = command.run(*command.tiny(*TRAPPED), cwd=folder, path=[rigged])
+    ended = command.end(command.fork(*command.tiny(*TRAPPED), cwd=folder, path=[rigged]))
     assert (ended.status, ended.err) == (0, "")
     return folder / "out"
 
@@ -133,14 +133,14 @@ def test_a_stopped_campaign_goes_on(
 ) -> None:
     """Every trial is recorded once, in a complete pack, with the bits of a campaign that was never stopped."""
     (tmp_path / "switch").write_text(f"{word} 1")
-    process = command.start(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged])
+    process = command.fork(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged])
     command.until((tmp_path / "switch.reached").exists, "the trap is reached")
     if word == "wait":
         process.send_signal(signal.SIGINT)
     assert command.end(process).status == status
     assert 0 < len(recorded(tmp_path / "out")) < len(recorded(undisturbed)) == 24
     (tmp_path / "switch").unlink()
-    again = command.run(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged])
+    again = command.end(command.fork(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged]))
     assert (again.status, again.err) == (0, "")
     assert recorded(tmp_path / "out") == recorded(undisturbed) == sorted(stored(tmp_path / "out"))
     assert not command.differing(command.results(tmp_path / "out"), command.results(undisturbed))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -53,20 +54,28 @@ def test_every_option_has_its_line(command: ModuleType) -> None:
     assert "arXiv 2605.04213" in found["fault"]["realistic_sdc"]  # of a later one
 
 
-@pytest.mark.parametrize("columns", [80, 50])
-def test_readable_on_a_terminal(command: ModuleType, columns: int) -> None:
-    master, slave = pty.openpty()
-    settings = {"TERM": "xterm-256color", "COLUMNS": str(columns), "PYTHONPATH": str(command.REPOSITORY)}
-    process = command.start("--list", cwd=FOLDER, stdout=slave, env=os.environ | settings)
-    os.close(slave)
+def all_of(master: int) -> str:
+    """What is written to a terminal until its last writer has closed it."""
     shown = b""
-    with contextlib.suppress(OSError):  # the other end is closed: it has ended
+    with contextlib.suppress(OSError):  # the other end is closed
         while part := os.read(master, 4096):
             shown += part
     os.close(master)
-    ended = command.end(process)
-    assert (ended.status, ended.err) == (0, "")
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r", "").splitlines()
+    return shown.decode()
+
+
+@pytest.mark.parametrize("columns", [80, 50])
+def test_readable_on_a_terminal(command: ModuleType, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.argv", ["sweeps", "--list"])
+    master, slave = pty.openpty()
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(all_of, master)
+        with os.fdopen(slave, "w") as terminal, contextlib.redirect_stdout(terminal):
+            command.main()
+        shown = reading.result()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r", "").splitlines()
     assert max(map(len, lines)) <= columns
     catalogue = [entry for group in HEADINGS for entry in entries(group)]
     for entry in catalogue:

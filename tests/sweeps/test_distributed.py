@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +15,12 @@ from analysis import fault_events
 from harness.checkpoint import Checkpoints, Stopped
 from harness.store import open_store, read_packs
 from sweeps.local import LocalExecutor
-from sweeps.planner import make_plan
+from sweeps.planner import PackPlan, make_plan
 from sweeps.processes import RankFailed, RankKilled, ranks, share_of_threads
 from sweeps.run import Finished, Job, train_pack
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
+from tests.sweeps.forks import Forked
 from tests.sweeps.rank_work import dies_at_once, exchange, fails
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_packs_of_one_rank_train_as_before(command: ModuleType, empty: Path) -> 
     """In workers of a pool, which may have no children of their own; packs without ranks are in one process."""
     grid = ("seed=range(2)", "train.ranks=1,2", "train.batch=4")
     real = ("hydra.launcher.workers=4", "ranks=processes", "out=processes")
-    ended = command.run(*command.tiny("-m", *grid, *real), cwd=empty)
+    ended = command.end(command.fork(*command.tiny("-m", *grid, *real), cwd=empty))
     assert (ended.status, ended.err) == (0, ""), ended
     command.call(*command.tiny("-m", *grid, "out=simulated"))
     kills.check(empty / "processes", empty / "simulated")
@@ -84,11 +84,17 @@ def test_processes_share_workers_threads_and_memory(job: Job) -> None:
 # --- stopped, killed and gone on ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def job(command: ModuleType, tmp_path: Path) -> Job:
-    """A pack of two golden trials and the faults of each; a store with other results."""
+@pytest.fixture(scope="module")
+def pack(command: ModuleType) -> PackPlan:
+    """Two golden trials and the faults of each."""
     given = [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
     (pack,) = make_plan(command.trials(*given), (), 12, "cpu", 1).packs
+    return pack
+
+
+@pytest.fixture
+def job(pack: PackPlan, tmp_path: Path) -> Job:
+    """That pack; a store with other results."""
     open_store(tmp_path, "grid")
     return Job(pack, tmp_path, "cpu", block=4, every=1, ranks="processes")
 
@@ -132,10 +138,10 @@ def others(group: int | None = None, parent: int | None = None) -> list[int]:
     return sorted(found)
 
 
-def begun(command: ModuleType, folder: Path, seeds: int = 2, workers: int = 1) -> tuple[subprocess.Popen, list[int]]:
+def begun(command: ModuleType, folder: Path, seeds: int = 2, workers: int = 1) -> tuple[Forked, list[int]]:
     """A command whose packs train in processes, and those of the other ranks, once there is a checkpoint."""
     more = (f"seed=range({seeds})", f"hydra.launcher.workers={workers}", "checkpoint.every=20", "out=out")
-    process = command.start(*command.tiny("-m", *LONG, *more), cwd=folder)
+    process = command.fork(*command.tiny("-m", *LONG, *more), cwd=folder)
     command.until(lambda: list(folder.glob("out/checkpoints/*/20.json")), "a checkpoint")
     return process, others(process.pid)
 
@@ -190,5 +196,3 @@ def test_what_ranks_tell_one_another() -> None:
     with ranks(2, CPU, exchange) as group:
         exchange(group)
         assert group.backend == "gloo"
-    with ranks(2, CPU, exchange) as group:  # and again in the same process
-        exchange(group)

@@ -43,7 +43,7 @@ def test_no_axis_is_one_default_trial(command: ModuleType) -> None:
 
 
 def test_last_axis_runs_fastest(command: ModuleType) -> None:
-    found = command.trials("model.width=32,64", "optim.lr=1e-3,1e-2", "seed=range(2)")
+    found = command.grid("model.width=32,64", "optim.lr=1e-3,1e-2", "seed=range(2)")
     assert [(t.model.width, t.optim.lr, t.seed) for t in found] == [
         (width, lr, seed) for width in (32, 64) for lr in (1e-3, 1e-2) for seed in (0, 1)
     ]
@@ -59,34 +59,34 @@ def test_last_axis_runs_fastest(command: ModuleType) -> None:
     ],
 )
 def test_hydras_sweeps(command: ModuleType, axis: str, values: list[float]) -> None:
-    assert [t.optim.lr for t in command.trials(axis)] == values
+    assert [t.optim.lr for t in command.grid(axis)] == values
 
 
 def test_large_ranges_of_integers(command: ModuleType) -> None:
-    assert [t.seed for t in command.trials("seed=range(0,3000,3)")] == list(range(0, 3000, 3))
+    assert [t.seed for t in command.grid("seed=range(0,3000,3)")] == list(range(0, 3000, 3))
 
 
 def test_glob_over_mitigations(command: ModuleType) -> None:
     shipped = sorted(path.stem for path in (FOLDER / "mitigation").glob("*.yaml"))
-    assert [t.mitigation for t in command.trials("mitigation=glob(*)")] == shipped
-    assert [t.mitigation for t in command.trials("mitigation=glob(*,exclude=[none,m*])")] == [
+    assert [t.mitigation for t in command.grid("mitigation=glob(*)")] == shipped
+    assert [t.mitigation for t in command.grid("mitigation=glob(*,exclude=[none,m*])")] == [
         name for name in shipped if name != "none" and not name.startswith("m")
     ]
 
 
 def test_equal_trials_are_one(command: ModuleType) -> None:
-    assert [t.optim.lr for t in command.trials("optim.lr=0.5,0.25,5e-1")] == [0.5, 0.25]
+    assert [t.optim.lr for t in command.grid("optim.lr=0.5,0.25,5e-1")] == [0.5, 0.25]
     # A field that only the faulty trial has makes no second trial without it.
-    found = command.trials("fault=none,weight_bit", "fault.bit=3,4")
+    found = command.grid("fault=none,weight_bit", "fault.bit=3,4")
     assert [getattr(t.fault, "bit", None) for t in found] == [None, 3, 4]
 
 
 def test_negative_zero_is_zero(command: ModuleType) -> None:
-    assert len(command.trials("optim.weight_decay=0.0,-0.0")) == 1
+    assert len(command.grid("optim.weight_decay=0.0,-0.0")) == 1
 
 
 def test_null_is_a_value(command: ModuleType) -> None:
-    assert [t.optim.clip for t in command.trials("optim.clip=null,0.5")] == [None, 0.5]
+    assert [t.optim.clip for t in command.grid("optim.clip=null,0.5")] == [None, 0.5]
 
 
 def test_command_line_replaces_an_axis_of_the_study(command: ModuleType) -> None:
@@ -109,33 +109,33 @@ def test_axes_of_the_study_may_reach_no_trial(command: ModuleType, fault: str) -
 
 
 def test_fault_fields_apply_to_the_faults_that_have_them(command: ModuleType) -> None:
-    found = command.trials("fault=none,weight_bit,rare_tokens", "fault.start=7", "fault.bit=3", "fault.tokens=5")
+    found = command.grid("fault=none,weight_bit,rare_tokens", "fault.start=7", "fault.bit=3", "fault.tokens=5")
     assert [t.fault for t in found] == [NO_FAULT, weight_bit(start=7, bit=3), RareTokens(start=7, tokens=5)]
 
 
 def test_mitigation_goes_over_the_recipe(command: ModuleType) -> None:
-    found = command.trials("mitigation=none,clip_1,beta2_095", "optim.clip=0.5", "optim.beta2=0.9")
+    found = command.grid("mitigation=none,clip_1,beta2_095", "optim.clip=0.5", "optim.beta2=0.9")
     assert [(t.optim.clip, t.optim.beta2) for t in found] == [(0.5, 0.9), (1.0, 0.9), (0.5, 0.95)]
 
 
 def test_mitigation_that_changes_nothing_still_counts(command: ModuleType) -> None:
     """It is another trial: its name is part of the configuration, so that it can be compared."""
-    without, given = command.trials("mitigation=none,clip_1", "optim.clip=1.0")
+    without, given = command.grid("mitigation=none,clip_1", "optim.clip=1.0")
     assert without.optim == given.optim
     assert without.id != given.id
     assert given.mitigation == "clip_1"
 
 
 def test_golden_twin_keeps_the_mitigation(command: ModuleType) -> None:
-    golden, faulty = command.trials("mitigation=qk_norm", "fault=none,weight_bit", "fault.start=3")
+    golden, faulty = command.grid("mitigation=qk_norm", "fault=none,weight_bit", "fault.start=3")
     assert faulty.golden == golden
     assert faulty.golden.id == golden.id != faulty.id
 
 
 def test_seeds(command: ModuleType) -> None:
-    alone = command.only("seed=3")
+    alone = command.composer().trial(["seed=3"])
     assert alone.seeds == {"init": 3, "data": 3, "fault": 3}
-    own = command.only("seed=3", "model.seed=4", "data.seed=5", "fault=weight_bit", "fault.seed=6")
+    own = command.composer().trial(["seed=3", "model.seed=4", "data.seed=5", "fault=weight_bit", "fault.seed=6"])
     assert own.seeds == {"init": 4, "data": 5, "fault": 6}
 
 
@@ -203,11 +203,10 @@ def random_job(seed: int) -> list[str]:
 
 def test_random_jobs_equal_stock_composition(command: ModuleType) -> None:
     """Field by field, except that a mitigation goes over what the command line says, where stock Hydra has it under."""
-    its_loader = command.loader()
     ruled = 0
     for seed in range(20):
         job = random_job(seed)
-        trial = command.Composer(its_loader, "grid").trial(job)
+        trial = command.composer().trial(job)
         with hydra.initialize_config_dir(str(FOLDER), version_base="1.3"):
             stock = hydra.compose("config", job)
         mitigation = OmegaConf.load(FOLDER / "mitigation" / f"{trial.mitigation}.yaml")
@@ -275,7 +274,7 @@ def test_ids_are_the_same_in_another_process(command: ModuleType) -> None:
 
 def test_ids_ignore_the_order_of_fields(command: ModuleType) -> None:
     job = ["model.width=96", "fault=weight_bit", "seed=3", "fault.bit=4", "optim.lr=0.1", "mitigation=qk_norm"]
-    assert command.only(*job).id == command.only(*reversed(job)).id
+    assert command.composer().trial(job).id == command.composer().trial([*reversed(job)]).id
     backwards = json.loads(json.dumps(STRUCK.to_dict()), object_pairs_hook=lambda pairs: dict(reversed(pairs)))
     assert list(backwards) == list(reversed(STRUCK.to_dict()))
     assert trial_from_dict(backwards, fault_types()).id == STRUCK.id
@@ -311,8 +310,8 @@ def test_every_field_changes_the_id() -> None:
 @pytest.mark.parametrize("kind", sorted(set(fault_types()) - {"replay"}))  # that needs something to replay
 def test_round_trip_through_the_store(command: ModuleType, kind: str) -> None:
     faulty = () if kind == "none" else ("fault.start=3", "fault.duration=2", "fault.seed=9")
-    trial = command.only(
-        f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "mitigation=mup", "train.ranks=2", *faulty
+    trial = command.composer().trial(
+        [f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "mitigation=mup", "train.ranks=2", *faulty]
     )
     again = trial_from_dict(json.loads(json.dumps(trial.to_dict())), fault_types())
     assert again == trial
@@ -329,4 +328,4 @@ def test_trials_can_be_hashed_and_frozen(command: ModuleType) -> None:
 
 def test_a_problem_of_one_trial_refuses_the_grid(command: ModuleType) -> None:
     with pytest.raises(ConfigError, match="model.width=40: not divisible by model.head_dim=16"):
-        command.trials("model.width=32,40,64")
+        command.grid("model.width=32,40,64")

@@ -13,7 +13,7 @@ from analysis import open_sweep
 from analysis.report import write_report
 from harness.config import ConfigError
 
-STEPS, BLOCK = 1000, 50  # seconds a pack
+STEPS, BLOCK = 500, 25  # seconds a pack
 GRID = ("seed=range(2)", "optim.lr=1e-3,1e-2", "pack.size=2", f"train.steps={STEPS}", f"telemetry.block={BLOCK}")
 
 
@@ -44,7 +44,7 @@ def check(ds: xr.Dataset) -> None:
 
 def test_a_sweep_is_opened_and_plotted_while_it_trains(command: ModuleType, empty: Path) -> None:
     out = empty / "out"
-    process = command.start(*command.tiny(*GRID, "out=out"), cwd=empty)
+    process = command.fork(*command.tiny(*GRID, "out=out"), cwd=empty)
 
     def seen(holds: Callable[[xr.Dataset], bool]) -> xr.Dataset | None:
         assert process.poll() is None, "it ended before it was seen like that"

@@ -1,4 +1,4 @@
-"""What every mitigation has to keep: found in sweeps/conf/mitigation, each trained for 30 steps in real packs."""
+"""What every mitigation has to keep: found in sweeps/conf/mitigation, each trained in real packs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from harness.checkpoint import Checkpoints
 from harness.config import Trial
+from harness.loop import Result, train
 from harness.outcome import NON_FINITE, TRAINED
-from harness.sites import Site
+from harness.pack import Pack
+from harness.sites import Agenda, Site
 from sweeps.__main__ import register
 from sweeps.arguments import config_loader
 from sweeps.grid import Composer
 from tests.harness import conftest as engine
 from tests.harness.test_promises import Change
 
-STEPS, STRUCK = 30, 20
 MITIGATIONS = sorted(path.stem for path in (Path(engine.__file__).parents[2] / "sweeps/conf/mitigation").glob("*.yaml"))
 SMALL = {
     "model.width": 16,
@@ -33,9 +36,7 @@ SMALL = {
     "model.context": 16,
     "model.base_width": 8,
     "model.base_depth": 1,
-    "train.steps": STEPS,
     "train.batch": 4,
-    "train.validate_every": STEPS,
     "data.source": "zipf",
     "data.vocabulary": 32,
     "data.length": 20_000,
@@ -47,6 +48,29 @@ RATES = {"sgd": 0.3, "lars": 0.05, "lion": 3e-3, "lamb": 3e-2, "adafactor": 3e-2
 """Where the scale of a rate is another than AdamW's, by the mitigation's own paper."""
 
 
+class Times(NamedTuple):
+    """The number of steps of a run, the step at which trials are struck, and the two at which its process is killed."""
+
+    steps: int
+    struck: int
+    killed: tuple[int, int]
+
+
+SLOW = {
+    "batch_warmup": "grows over 50 steps, some of which are added",
+    "sequence_reshape": "grows over 50 steps",
+    "sequence_warmup": "grows over 50 steps, some of which are added",
+    "spam": "clips nothing in its first 20 steps",
+    "stable_spam": "its threshold follows slow means",
+    "zclip": "clips nothing in its first 25 steps",
+}
+
+
+def times(mitigation: str) -> Times:
+    """Long enough for every part of a mitigation to act."""
+    return Times(30, 20, (15, 18)) if mitigation in SLOW else Times(18, 12, (9, 11))
+
+
 @cache
 def composer() -> Composer:
     register()
@@ -55,7 +79,9 @@ def composer() -> Composer:
 
 def trial(mitigation: str, **fields: object) -> Trial:
     """A small trial of this mitigation; `fields` as on the command line, with `__` for the dot."""
-    given = {**SMALL, "optim.lr": RATES.get(mitigation, SMALL["optim.lr"])}
+    steps = times(mitigation).steps
+    given = {**SMALL, "train.steps": steps, "train.validate_every": steps}
+    given |= {"optim.lr": RATES.get(mitigation, SMALL["optim.lr"])}
     given |= {key.replace("__", "."): value for key, value in fields.items()}
     return composer().trial([f"mitigation={mitigation}", *(f"{key}={value}" for key, value in given.items())])
 
@@ -71,16 +97,25 @@ def different(mitigation: str, count: int) -> list[Trial]:
 
 @dataclass(frozen=True)
 class Mitigated:
-    """A pack of the mitigation's trials, and one in which every trial but the first is struck."""
+    """A pack of three trials of the mitigation, and one with the last and the first of them and others that are struck.
+
+    `folder` has a checkpoint of the first pack, from which the first of the two killed processes leaves off.
+    """
 
     name: str
     trials: list[Trial]
     clean: engine.Run
     struck: engine.Run
+    folder: Path
+
+    @property
+    def shared(self) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        """What the first and the last trial left in either pack."""
+        return [(self.clean[0], self.struck[1]), (self.clean[2], self.struck[0])]
 
     def ends(self, strike: str) -> tuple[int | None, str, np.ndarray]:
         """The first non-finite step, the outcome and the loss [steps] of the trial that was struck so."""
-        row = 1 + list(STRIKES).index(strike)
+        row = 2 + STRIKES.index(strike)
         return self.struck.result.nonfinite_step[row], self.struck.result.outcome[row], self.struck.signals["loss"][row]
 
 
@@ -99,7 +134,7 @@ def one(value: float) -> Callable[[Mapping[str, Tensor]], object]:
     return change
 
 
-def times(factor: float) -> Callable[[Mapping[str, Tensor]], object]:
+def times_all(factor: float) -> Callable[[Mapping[str, Tensor]], object]:
     def change(tensors: Mapping[str, Tensor]) -> None:
         for tensor in tensors.values():
             tensor.mul_(factor)
@@ -107,22 +142,46 @@ def times(factor: float) -> Callable[[Mapping[str, Tensor]], object]:
     return change
 
 
-STRIKES = {
-    "nan gradient": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), fill(math.nan)),
-    "nan weights": Change(Site.WEIGHT, range(STRUCK, STRUCK + 1), fill(math.nan)),
-    "nan": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), one(math.nan)),
-    "inf": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), one(math.inf)),
-    "-inf": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), one(-math.inf)),
-    "million": Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), times(1e6)),
-}
+def strikes(step: int) -> dict[str, Change]:
+    """What may befall a trial in this step."""
+    once, reduced = range(step, step + 1), Site.REDUCED_GRADIENT
+    return {
+        "nan gradient": Change(reduced, once, fill(math.nan)),
+        "nan weights": Change(Site.WEIGHT, once, fill(math.nan)),
+        "nan": Change(reduced, once, one(math.nan)),
+        "inf": Change(reduced, once, one(math.inf)),
+        "-inf": Change(reduced, once, one(-math.inf)),
+        "million": Change(reduced, once, times_all(1e6)),
+    }
+
+
+STRIKES = list(strikes(0))
+
+
+@dataclass
+class At(Checkpoints):
+    """Saves before one step alone; with `is_last`, its process ends there."""
+
+    step: int = 0
+    is_last: bool = False
+
+    def is_due(self, step: int) -> bool:
+        return step == self.step
+
+    def save(self, step: int, *state: Any) -> None:
+        super().save(step, *state)
+        if self.is_last:
+            raise engine.Killed
 
 
 @pytest.fixture(scope="module", params=MITIGATIONS)
-def mitigated(request: pytest.FixtureRequest) -> Mitigated:
-    trials = different(request.param, 3)
-    strikes = {1 + i: change for i, change in enumerate(STRIKES.values())}
-    struck = [trials[0], *different(request.param, len(STRIKES))]
-    return Mitigated(request.param, trials, engine.run(trials), engine.run(struck, strikes))
+def mitigated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mitigated:
+    name, (_, struck_at, (killed_at, _)) = request.param, times(request.param)
+    trials, folder = different(name, 3), tmp_path_factory.mktemp(name)
+    clean = engine.run(trials, checkpoints=At(folder, step=killed_at))
+    injectors = {2 + i: change for i, change in enumerate(strikes(struck_at).values())}
+    struck = engine.run([trials[2], trials[0], *different(name, len(STRIKES))], injectors)
+    return Mitigated(name, trials, clean, struck, folder)
 
 
 def test_there_are_mitigations() -> None:
@@ -137,18 +196,40 @@ def test_it_trains(mitigated: Mitigated) -> None:
 
 
 def test_its_bits_do_not_depend_on_the_pack(mitigated: Mitigated) -> None:
-    """Neither on how many trials train together, nor on the place of each."""
-    other = engine.run([mitigated.trials[2], mitigated.trials[0]])
-    assert engine.same_bits(mitigated.clean[0], other[1]) == engine.same_bits(mitigated.clean[2], other[0]) == []
+    """Neither on how many trials train together, nor on the place of each: up to where some are struck."""
+    before = slice(times(mitigated.name).struck)
+    for clean, struck in mitigated.shared:
+        del clean["weights"], struck["weights"]
+        left, right = ({key: values[before] for key, values in run.items()} for run in (clean, struck))
+        assert engine.same_bits(left, right) == []
 
 
-def test_killed_it_goes_on_bit_for_bit(mitigated: Mitigated, tmp_path: Path) -> None:
-    engine.assert_resumes(mitigated.trials, tmp_path, [STEPS // 2, STEPS // 2 + 3], whole=mitigated.clean)
+def test_killed_it_goes_on_bit_for_bit(mitigated: Mitigated) -> None:
+    """Killed, begun again from its checkpoint, killed once more, and brought to its end."""
+    begun, again = times(mitigated.name).killed
+    written: dict[int, Mapping[str, np.ndarray]] = {}
+
+    def go_on(checkpoints: Checkpoints) -> tuple[Pack, Result]:
+        saved = checkpoints.newest()
+        assert saved and saved.step in (begun, again)
+        pack, agenda = engine.pack_of(mitigated.trials), Agenda([None] * len(mitigated.trials))
+        return pack, train(pack, agenda, 1, written.__setitem__, checkpoints=checkpoints, saved=saved)
+
+    with pytest.raises(engine.Killed):
+        go_on(At(mitigated.folder, step=again, is_last=True))
+    pack, result = go_on(At(mitigated.folder, step=-1))
+    assert vars(result) == vars(mitigated.clean.result)
+    for name, expected in mitigated.clean.signals.items():
+        found = np.concatenate([written[step][name] for step in sorted(written)], axis=1)
+        if name not in ("tokens_per_second", "step_seconds"):
+            assert np.array_equal(found, expected[:, begun:], equal_nan=True), name
+    assert pack.rows == mitigated.clean.pack.rows
+    assert engine.same_bits(dict(pack.rows_state), dict(mitigated.clean.pack.rows_state)) == []
 
 
 def test_what_strikes_some_trials_leaves_the_others_alone(mitigated: Mitigated) -> None:
     """NaN in the whole gradient of one and in all weights of another, beside what else is in the pack."""
-    assert engine.same_bits(mitigated.clean[0], mitigated.struck[0]) == []
+    assert [engine.same_bits(clean, struck) for clean, struck in mitigated.shared] == [[], []]
     assert mitigated.ends("nan weights")[0] is not None
 
 
@@ -187,15 +268,16 @@ def test_an_element_that_is_not_finite(mitigated: Mitigated, element: str) -> No
         assert step is None and np.isfinite(loss).all()
         assert loss[-1] < loss[0]
     else:
-        assert step == STRUCK and outcome == NON_FINITE
-        assert np.isnan(loss[STRUCK + 1 :]).all() and len(loss) > STRUCK + 1
+        struck = times(mitigated.name).struck
+        assert step == struck and outcome == NON_FINITE
+        assert np.isnan(loss[struck + 1 :]).all() and len(loss) > struck + 1
 
 
 def test_a_gradient_a_million_times_too_large(mitigated: Mitigated) -> None:
     """No step makes anything non-finite, except where it is in proportion to the gradient."""
     loss = mitigated.ends("million")[2]
     broken = not np.isfinite(loss).all() or loss[-1] > 100
-    assert broken == (mitigated.name in BREAK_AT_A_MILLION), loss[STRUCK:]
+    assert broken == (mitigated.name in BREAK_AT_A_MILLION), loss[times(mitigated.name).struck :]
 
 
 # --- no strength is no mitigation ------------------------------------------------------------------------------------
@@ -292,17 +374,25 @@ def test_it_is_said_of_every_mitigation_whether_it_has_a_setting_without_strengt
     assert not NEUTRAL.keys() & NOT_BITWISE.keys()
 
 
+def neutral(mitigation: str, fields: Mapping[str, object], **others: object) -> Trial:
+    given = {key.replace(".", "__"): value for key, value in fields.items()}
+    steps = times(mitigation).steps
+    return trial("none", **given, train__steps=steps, train__validate_every=steps, **others)
+
+
+@cache
+def pair(of: Trial) -> engine.Run:
+    """Two of the same."""
+    return engine.run([of, of])
+
+
 @pytest.mark.parametrize("mitigation", NEUTRAL)
 def test_without_strength_it_is_the_recipe(mitigation: str) -> None:
     """Bit for bit, beside a trial in which it acts where the two can share a pack."""
-    recipe, neutral = (
-        trial("none", **{key.replace(".", "__"): value for key, value in fields.items()})
-        for fields in NEUTRAL[mitigation]
-    )
+    recipe, weak = (neutral(mitigation, fields) for fields in NEUTRAL[mitigation])
     acting = trial(mitigation, seed=1)
-    neighbour = acting if acting.structure == neutral.structure else neutral
-    plain, without = engine.run([recipe, recipe]), engine.run([neutral, neighbour])
-    left, right = plain[0], without[0]
+    neighbour = acting if acting.structure == weak.structure else weak
+    left, right = pair(recipe)[0], engine.run([weak, neighbour])[0]
     dropped = [signals.pop("dropped", torch.zeros(1)) for signals in (left, right)]
     assert not any(torch.nan_to_num(count).any() for count in dropped)
     assert engine.same_bits(left, right) == []

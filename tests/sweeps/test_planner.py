@@ -9,6 +9,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -51,6 +52,7 @@ def random_trials(draw: random.Random) -> list[Trial]:
     return trials
 
 
+@cache
 def random_plan(seed: int) -> tuple[list[Trial], set[str], int | None, Plan]:
     """(trials asked for, ids complete already, pack size, plan)."""
     draw = random.Random(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,20 +16,26 @@ import pytest
 import sweeps.run
 from harness.pack import Pack
 from harness.store import open_store, read_packs
-from sweeps.planner import make_plan
+from sweeps.planner import PackPlan, make_plan
 from sweeps.run import Elsewhere, Failed, Finished, Job, begun_packs, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
+from tests.sweeps.forks import Forked
 
 STEPS = 12
 GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=6", f"train.steps={STEPS}")
 
 
+@pytest.fixture(scope="module")
+def pack(command: ModuleType) -> PackPlan:
+    """Two golden trials and a fault of each."""
+    (pack,) = make_plan(command.trials(*arguments_of(command)), (), 8, "cpu", 1).packs
+    return pack
+
+
 @pytest.fixture
-def job(command: ModuleType, tmp_path: Path) -> Job:
-    """A pack of two golden trials and a fault of each; a store with other results."""
-    arguments = [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
-    (pack,) = make_plan(command.trials(*arguments), (), 8, "cpu", 1).packs
+def job(pack: PackPlan, tmp_path: Path) -> Job:
+    """That pack; a store with other results."""
     open_store(tmp_path, "grid")
     return Job(pack, tmp_path, "cpu", block=4, every=1)
 
@@ -149,63 +156,76 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
+TWELVE = ("seed=range(12)", "train.steps=8", "pack.size=2")  # 6 packs
+
+
+@pytest.fixture(scope="module")
+def whole_twelve(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What TWELVE leaves on a disk with room."""
+    out = tmp_path_factory.mktemp("twelve") / "whole"
+    assert command.call(*command.tiny(*TWELVE, f"out={out}")).status == 0
+    return out
+
+
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk(command: ModuleType, small_disk: Path, tmp_path: Path, workers: int) -> None:
+def test_a_full_disk(command: ModuleType, small_disk: Path, whole_twelve: Path, tmp_path: Path, workers: int) -> None:
     """What was complete stays; each pack that did not fit says why; with more room the same command goes on."""
-    sizes = ("seed=range(12)", "train.steps=200", "pack.size=2", "telemetry.block=50")
-    arguments = command.tiny(*sizes, f"hydra.launcher.workers={workers}")
-    full = command.run(*arguments, f"out={small_disk}/out", cwd=tmp_path)
+    arguments = command.tiny(*TWELVE, f"hydra.launcher.workers={workers}", f"out={small_disk}/out")
+    full = command.end(command.fork(*arguments, cwd=tmp_path))
     assert full.status == 1 and "Traceback" not in full.out + full.err, full
     assert "No space left on device" in full.out
     kept = {pack.id: pack for pack in read_packs(small_disk / "out") if pack.complete}
     assert 0 < len(kept) < 6
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    again = command.run(*arguments, f"out={small_disk}/out", cwd=tmp_path)
+    again = command.call(*arguments)
     assert (again.status, again.err) == (0, "") and f"{2 * len(kept)} complete already" in again.out
-    assert command.run(*arguments, "out=whole", cwd=tmp_path).status == 0
-    kills.check(small_disk / "out", tmp_path / "whole")
+    kills.check(small_disk / "out", whole_twelve)
 
 
 def test_write_permission_is_taken_away(command: ModuleType, tmp_path: Path) -> None:
     """While packs train. Those say why they failed; once it is given back, the same command goes on."""
-    arguments = command.tiny("seed=range(8)", "train.steps=300", "pack.size=4", "checkpoint.every=10")
+    arguments = command.tiny("seed=range(8)", "train.steps=40", "pack.size=4", "checkpoint.every=10")
     # Root may write everywhere, unless it gives that right up.
     bound = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
     line = [*bound, sys.executable, "-m", "sweeps", *arguments, f"out={tmp_path}/out"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(line, cwd=command.REPOSITORY, text=True, **pipes)
     command.until(lambda: list(tmp_path.glob("out/checkpoints/*/*.json")), "a checkpoint")
+    process.send_signal(signal.SIGSTOP)  # so that it does not end before
     folders = [folder for folder in (tmp_path / "out").rglob("*") if folder.is_dir()]
     for folder in folders:
         folder.chmod(0o500)
+    process.send_signal(signal.SIGCONT)
     printed, _ = process.communicate(timeout=60)
     for folder in folders:
         folder.chmod(0o700)
     assert process.returncode == 1 and "Permission denied" in printed, printed
-    again = command.run(*arguments, "out=out", cwd=tmp_path)
+    again = command.call(*arguments, f"out={tmp_path}/out")
     assert (again.status, again.err) == (0, ""), again
-    assert command.run(*arguments, "out=whole", cwd=tmp_path).status == 0
+    assert command.call(*arguments, f"out={tmp_path}/whole").status == 0
     kills.check(tmp_path / "out", tmp_path / "whole")
 
 
 def test_two_equal_commands_at_once(command: ModuleType, tmp_path: Path) -> None:
-    arguments = command.tiny("seed=range(6)", "optim.lr=1e-3,1e-2", "train.steps=300", "pack.size=2", "out=both")
-    processes = [command.start(*arguments, cwd=tmp_path) for _ in range(2)]
+    arguments = command.tiny("seed=range(6)", "optim.lr=1e-3,1e-2", "train.steps=40", "pack.size=2")
+    both, alone = f"out={tmp_path}/both", f"out={tmp_path}/alone"
+    processes = [command.fork(*arguments, both, cwd=tmp_path) for _ in range(2)]
     ended = [command.end(process) for process in processes]
     assert [one.status for one in ended] == [0, 0], ended
-    again = command.run(*arguments, cwd=tmp_path)
-    assert "0 to train in 0 packs" in again.out
-    alone = command.run(*(text.replace("out=both", "out=alone") for text in arguments), cwd=tmp_path)
-    assert alone.status == 0
+    assert "0 to train in 0 packs" in command.call(*arguments, both).out
+    assert command.call(*arguments, alone).status == 0
     kills.check(tmp_path / "both", tmp_path / "alone")
 
 
-def test_killed_again_and_again_it_leaves_what_it_leaves_otherwise(tmp_path: Path) -> None:
+def test_killed_again_and_again_it_leaves_what_it_leaves_otherwise(command: ModuleType, tmp_path: Path) -> None:
     """python -m tests.sweeps.kills does it a hundred times."""
-    steps = 600
-    process = kills.started(tmp_path / "whole", steps)
-    printed, _ = process.communicate()
-    assert process.returncode == 0, printed
-    done = kills.killed_often(tmp_path / "killed", 4, steps, random.Random(0))
+
+    def start(out: Path, steps: int) -> Forked:
+        return command.fork(*kills.arguments(out, steps), cwd=tmp_path)
+
+    steps = 120
+    one_worker = (text.replace("workers=2", "workers=1") for text in kills.arguments(tmp_path / "whole", steps))
+    assert command.call(*one_worker).status == 0
+    done = kills.killed_often(tmp_path / "killed", 4, steps, random.Random(0), at_most=0.15, start=start)
     assert done["parent"] + done["worker"] == 4, "it ended before it was killed as often as that"
     kills.check(tmp_path / "killed", tmp_path / "whole")

@@ -23,6 +23,7 @@ from analysis.open_sweep import fault_events
 from harness.store import read_packs
 from sweeps import launch
 from sweeps.run import ERRORS, PROGRESS
+from tests.sweeps.forks import Forked
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
 TRAPS = ("seed=range(3)", "fault=rigged", "fault.switch=switch", "pack.size=2", "out=out")  # 3 packs of golden and trap
@@ -39,11 +40,11 @@ from injectors.fault import InjectableFault, Strike
 
 @dataclass(frozen=True)
 class Rigged(InjectableFault):
-    """Does what the file `switch` says to the trial of its seed, and nothing if there is none."""
+    """Does what the file `switch` says to trials of its seeds, and nothing if there is none."""
 
     kind: str = "rigged"
     start: int = number(PER_TRIAL, 3, "step of the strike", low=0)
-    switch: str = anything(PER_TRIAL, "", "file with the word raise, kill or wait, and a seed")
+    switch: str = anything(PER_TRIAL, "", "file with words raise, kill or wait, each with a seed")
 
     def arm(self, context):
         return _Trap(Site.WEIGHT, self.strike_steps(context.trial), False, switch=Path(self.switch), seed=context.seed)
@@ -55,8 +56,9 @@ class _Trap(Strike):
     seed: int = 0
 
     def strike(self, visit):
-        word, seed = self.switch.read_text().split() if self.switch.exists() else ("", "-1")
-        if int(seed) == self.seed:
+        given = self.switch.read_text().split() if self.switch.exists() else []
+        words = [word for word, seed in zip(given[::2], given[1::2]) if int(seed) == self.seed]
+        for word in words:
             self.switch.with_suffix(".reached").touch()
             if word == "raise":
                 raise RuntimeError("the trap\\nhas sprung")
@@ -83,7 +85,7 @@ def rigged(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def undisturbed(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of GRID, by one worker."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    ended = command.run(*command.tiny(*GRID, "out=out"), cwd=folder)
+    ended = command.call(*command.tiny(*GRID, f"out={folder}/out"))
     assert (ended.status, ended.err) == (0, "")
     assert "8 trials asked for, 0 golden twins added, 0 complete already: 8 to train in 2 packs" in ended.out
     return folder / "out"
@@ -118,7 +120,7 @@ def test_results_are_there(command: ModuleType, undisturbed: Path) -> None:
 
 
 def test_workers_change_no_bit(command: ModuleType, undisturbed: Path, tmp_path: Path) -> None:
-    ended = command.run(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path)
+    ended = command.end(command.fork(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path))
     assert (ended.status, ended.err) == (0, "")
     assert re.search(r"trained 8 of 8 trials: \d", ended.out)
     assert not command.differing(command.results(tmp_path / "out"), command.results(undisturbed))
@@ -212,7 +214,7 @@ def test_results_lie_in_a_folder_of_the_study(
 def unsprung(command: ModuleType, rigged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of TRAPS that do nothing."""
     folder = tmp_path_factory.mktemp("unsprung")
-    ended = command.run(*command.tiny(*TRAPS), cwd=folder, path=[rigged])
+    ended = command.end(command.fork(*command.tiny(*TRAPS), cwd=folder, path=[rigged]))
     assert (ended.status, ended.err) == (0, "")
     assert "trained 6 of 6 trials" in ended.out
     assert "3 faults never fired, or wrote the value that was there" in ended.out
@@ -223,7 +225,7 @@ def goes_on(command: ModuleType, rigged: Path, folder: Path, unsprung: Path) -> 
     """The same command without the trap finishes, and nothing shows that it was ever disturbed. Returns its output."""
     (folder / "switch").unlink()
     already = len(recorded(folder / "out"))
-    again = command.run(*command.tiny(*TRAPS), cwd=folder, path=[rigged])
+    again = command.end(command.fork(*command.tiny(*TRAPS), cwd=folder, path=[rigged]))
     assert (again.status, again.err) == (0, "")
     assert f"trained {6 - already} of {6 - already} trials" in again.out
     assert recorded(folder / "out") == recorded(unsprung)
@@ -232,53 +234,56 @@ def goes_on(command: ModuleType, rigged: Path, folder: Path, unsprung: Path) -> 
     return again.out
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_crash(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path, workers: int) -> None:
-    """Its pack leaves a trace and is named; the others finish; the same command tries it again."""
-    (tmp_path / "switch").write_text("raise 1")
-    arguments = command.tiny(*TRAPS, f"hydra.launcher.workers={workers}")
-    crashed = command.run(*arguments, cwd=tmp_path, path=[rigged])
-    assert (crashed.status, crashed.err) == (1, "")
-    assert "trained 4 of 6 trials" in crashed.out
-    (trace,) = (tmp_path / "out" / ERRORS).iterdir()
-    assert f"pack {trace.stem} failed: RuntimeError: the trap; trace in {trace}\n" in crashed.out
+def check_crash(out: Path, said: str, seed: int) -> None:
+    """The pack of this seed has left a trace and is named."""
+    (trace,) = (file for file in (out / ERRORS).iterdir() if "has sprung" in file.read_text())
+    assert f"pack {trace.stem} failed: RuntimeError: the trap; trace in {trace}\n" in said
     text = trace.read_text()
     assert "Traceback (most recent call last):" in text
-    assert "has sprung" in text
     trials = [json.loads(line) for line in text.split("trials of this pack:\n")[1].splitlines()]
-    assert sorted((trial["fault"]["kind"], trial["seed"]) for trial in trials) == [("none", 1), ("rigged", 1)]
-
-    if workers == 1:  # what two leave is the same
-        assert "4 complete already: 2 to train in 1 pack" in goes_on(command, rigged, tmp_path, unsprung)
+    assert sorted((trial["fault"]["kind"], trial["seed"]) for trial in trials) == [("none", seed), ("rigged", seed)]
 
 
-def test_a_killed_worker(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
-    """As by the system when memory runs out: its pack has failed, the others finish."""
-    (tmp_path / "switch").write_text("kill 1")
-    killed = command.run(*command.tiny(*TRAPS, "hydra.launcher.workers=2"), cwd=tmp_path, path=[rigged])
-    assert killed.status == 1
-    assert "trained 4 of 6 trials" in killed.out
-    (trace,) = (tmp_path / "out" / ERRORS).iterdir()
-    assert f"pack {trace.stem} failed: worker died: " in killed.out
-    assert '"seed": 1' in trace.read_text()
+def test_a_crash(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
+    """Its pack leaves a trace and is named; the others finish; the same command tries it again."""
+    (tmp_path / "switch").write_text("raise 1")
+    crashed = command.end(command.fork(*command.tiny(*TRAPS), cwd=tmp_path, path=[rigged]))
+    assert (crashed.status, crashed.err) == (1, "")
+    assert "trained 4 of 6 trials" in crashed.out
+    assert len(list((tmp_path / "out" / ERRORS).iterdir())) == 1
+    check_crash(tmp_path / "out", crashed.out, 1)
+    assert "4 complete already: 2 to train in 1 pack" in goes_on(command, rigged, tmp_path, unsprung)
+
+
+def test_a_crash_and_a_killed_worker(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
+    """Killed as by the system when memory runs out: its pack has failed, as that which crashed; the others finish."""
+    (tmp_path / "switch").write_text("kill 1 raise 2")
+    arguments = command.tiny(*TRAPS, "hydra.launcher.workers=2")
+    ended = command.end(command.fork(*arguments, cwd=tmp_path, path=[rigged]))
+    assert (ended.status, ended.err) == (1, "")
+    assert "trained 2 of 6 trials" in ended.out
+    check_crash(tmp_path / "out", ended.out, 2)
+    (trace,) = (file for file in (tmp_path / "out" / ERRORS).iterdir() if "has sprung" not in file.read_text())
+    assert f"pack {trace.stem} failed: worker died: " in ended.out
+    assert '"seed": 1' in trace.read_text() and '"seed": 2' not in trace.read_text()
     goes_on(command, rigged, tmp_path, unsprung)
 
 
 def test_a_killed_sweep(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
     """The only worker is the command itself."""
     (tmp_path / "switch").write_text("kill 1")
-    killed = command.run(*command.tiny(*TRAPS), cwd=tmp_path, path=[rigged])
+    killed = command.end(command.fork(*command.tiny(*TRAPS), cwd=tmp_path, path=[rigged]))
     assert killed.status == -signal.SIGKILL
     assert len(recorded(tmp_path / "out")) == 2
     goes_on(command, rigged, tmp_path, unsprung)
 
 
-def group(process: subprocess.Popen, number: int) -> None:
+def group(process: subprocess.Popen | Forked, number: int) -> None:
     """As a terminal does for Ctrl-C: every process of the group gets it."""
     os.killpg(process.pid, number)
 
 
-def alone(process: subprocess.Popen, number: int) -> None:
+def alone(process: subprocess.Popen | Forked, number: int) -> None:
     """As `kill` does."""
     os.kill(process.pid, number)
 
@@ -300,14 +305,14 @@ def test_a_stopped_sweep(
     unsprung: Path,
     tmp_path: Path,
     workers: int,
-    send: Callable[[subprocess.Popen, int], None],
+    send: Callable[[subprocess.Popen | Forked, int], None],
     number: int,
     status: int,
 ) -> None:
     """No process stays behind, and the same command goes on from there, bit for bit."""
     (tmp_path / "switch").write_text("wait 1")
     arguments = command.tiny(*TRAPS, f"hydra.launcher.workers={workers}")
-    process = command.start(*arguments, cwd=tmp_path, path=[rigged])
+    process = command.fork(*arguments, cwd=tmp_path, path=[rigged])
     command.until((tmp_path / "switch.reached").exists, "the trap is reached")
     send(process, number)
     stopped = command.end(process)
@@ -326,10 +331,14 @@ def test_a_stopped_sweep(
     ("send", "number", "status"), [(group, signal.SIGINT, 130), (alone, signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )
 def test_stopped_while_workers_start(
-    command: ModuleType, tmp_path: Path, send: Callable[[subprocess.Popen, int], None], number: int, status: int
+    command: ModuleType,
+    tmp_path: Path,
+    send: Callable[[subprocess.Popen | Forked, int], None],
+    number: int,
+    status: int,
 ) -> None:
     """They take seconds to import torch, and say nothing if that is cut short."""
-    process = command.start(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path)
+    process = command.fork(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path)
     command.until(lambda: command.is_importing_torch(process.pid), "the workers' parent is in the midst of its imports")
     send(process, number)
     stopped = command.end(process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,18 @@ from sweeps.status import status_of
 from tests.sweeps.test_resume import HOLD
 
 
-@pytest.fixture
-def done(command: ModuleType, empty: Path) -> Path:
+@pytest.fixture(scope="module")
+def finished(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of eight trials in two packs."""
-    assert command.call(*command.tiny("seed=range(4)", "optim.lr=1e-3,1e-2", "out=out")).status == 0
-    return empty / "out"
+    out = tmp_path_factory.mktemp("finished") / "out"
+    assert command.call(*command.tiny("seed=range(4)", "optim.lr=1e-3,1e-2", f"out={out}")).status == 0
+    return out
+
+
+@pytest.fixture
+def done(finished: Path, empty: Path) -> Path:
+    """A copy of that sweep."""
+    return Path(shutil.copytree(finished, empty / "out"))
 
 
 def test_a_finished_sweep(command: ModuleType, done: Path) -> None:

@@ -1,0 +1,153 @@
+"""`python -m sweeps` forked from a process that has loaded torch already, which takes longer than such small sweeps.
+
+Nothing of this repository is loaded before the fork: the command loads it from where it is told to. It leads a session
+of its own, hears the signals that it is sent, starts workers as it always does, and ends as the interpreter ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+LIBRARIES = (
+    "antlr4, hydra, omegaconf, optuna, pebble, rich.progress, scipy.stats, tokenizers, torch, xarray, yaml, zarr"
+)
+MOST = 1 << 20  # bytes of a command line
+
+
+class Forked:
+    """A command that runs: what the tests need of a subprocess.Popen."""
+
+    def __init__(self, arguments: Sequence[str], cwd: Path, path: Sequence[Path]):
+        asked = {"arguments": arguments, "cwd": str(cwd), "path": [str(cwd), *map(str, path)]}
+        ends = [os.pipe() for _ in ("out", "err", "status")]
+        self.args, self.returncode = arguments, None
+        with _asking:
+            socket.send_fds(_server(), [json.dumps(asked).encode()], [theirs for _, theirs in ends])
+            self.pid = int(_server().recv(MOST))
+        for _, theirs in ends:
+            os.close(theirs)
+        *printed, self._status = (os.fdopen(own, "rb") for own, _ in ends)
+        self._texts = ["", ""]
+        self._readers = [threading.Thread(target=self._read, args=each, daemon=True) for each in enumerate(printed)]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, number: int, printed: object) -> None:
+        with printed:
+            self._texts[number] = printed.read().decode()
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            with self._status:
+                self.returncode = os.waitstatus_to_exitcode(int(self._status.read()))
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Until all processes have ended that could print."""
+        self.wait(timeout)
+        for reader in self._readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        return self._texts[0], self._texts[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+_asking = threading.Lock()
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """What forks commands, for as long as this process lives."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen([sys.executable, __file__], stdin=theirs, start_new_session=True)
+    theirs.close()
+
+    def stop() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(stop)
+    return ours
+
+
+# --- in the process that forks -----------------------------------------------------------------------------------
+
+
+def _serve() -> dict:
+    """Fork a command for each that is asked for. Returns in those."""
+    asking = socket.socket(fileno=0)
+    while True:
+        asked, ends, *_ = socket.recv_fds(asking, MOST, 3)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, 0 if not asked else os.WNOHANG) != (0, 0):
+                pass
+        if not asked:
+            os._exit(0)
+        if not os.fork():
+            command = os.fork()
+            if not command:
+                os.setsid()
+                asking.send(str(os.getpid()).encode())
+                asking.detach()
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                for end, number in zip(ends, (1, 2), strict=False):
+                    os.dup2(end, number)
+                for end in ends:
+                    os.close(end)
+                return json.loads(asked)
+            _tell(command, ends)
+        for end in ends:
+            os.close(end)
+
+
+def _tell(command: int, ends: Sequence[int]) -> NoReturn:
+    """Be the parent of a command, which has pipes of its own, until it has ended."""
+    *printed, status = ends
+    for end in printed:
+        os.close(end)
+    os.write(status, str(os.waitpid(command, 0)[1]).encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    del sys.path[0]
+    for library in LIBRARIES.split(", "):
+        __import__(library)
+    gc.freeze()  # what all share is left alone
+    asked = _serve()
+    os.chdir(asked["cwd"])
+    os.environ["PYTHONPATH"] = os.pathsep.join(asked["path"][1:])
+    sys.path[:0] = asked["path"]
+    sys.argv[1:] = asked["arguments"]
+    importlib.import_module("sweeps.local").available_cores = lambda: 1  # as in `call`
+    runpy.run_module("sweeps", run_name="__main__", alter_sys=True)
