@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -21,6 +22,23 @@ SHORT = (
     "model.width=16 model.depth=1 model.head_dim=8 model.context=16 train.batch=2 data.source=zipf data.vocabulary=32 "
     "data.length=2000 hydra.launcher.workers=1"
 )
+CALL_ALL = """
+import contextlib, io, json, sys, traceback
+from sweeps.__main__ import main
+
+ended = []
+for words in json.load(sys.stdin):
+    sys.argv, status = words, 0
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code or 0
+        except Exception:
+            status = traceback.format_exc()
+    ended.append((status, out.getvalue(), err.getvalue()))
+json.dump(ended, sys.stdout)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +54,21 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(copy: Path, command: str) -> str:
-    words = shlex.split(f"{command} {'' if '--list' in command else SHORT}")
+@pytest.fixture(scope="module")
+def ended(copy: Path) -> dict[str, tuple[int | str, str, str]]:
+    """The status and both outputs of each command, all of them called in one process of the copy's Python."""
+    lines = [shlex.split(f"{command} {'' if '--list' in command else SHORT}") for command in COMMANDS]
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=copy, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", CALL_ALL],
+        input=json.dumps(lines),
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return dict(zip(COMMANDS, map(tuple, json.loads(done.stdout)), strict=True))
 
 
 def test_the_page_has_examples() -> None:
@@ -50,8 +76,9 @@ def test_the_page_has_examples() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_its_commands_run(copy: Path, command: str) -> None:
-    printed = run(copy, command)
+def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str]], command: str) -> None:
+    status, printed, errors = ended[command]
+    assert status == 0, f"{status}\n{errors}"
     if "--list" in command:
         assert "calm" in printed and "2204.02311" in printed
         return
@@ -63,14 +90,8 @@ def test_its_commands_run(copy: Path, command: str) -> None:
 
 
 def test_its_files_pass_the_linter(copy: Path) -> None:
-    ruff = Path(sys.executable).with_name("ruff")
-    for name in FILES:
-        if name.endswith(".py"):
-            for check in (["check"], ["format", "--check"]):
-                done = subprocess.run(
-                    [ruff, *check, "--config", ROOT / "pyproject.toml", copy / name],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                )
-                assert done.returncode == 0, done.stdout + done.stderr
+    ruff, files = Path(sys.executable).with_name("ruff"), [copy / name for name in FILES if name.endswith(".py")]
+    for check in (["check"], ["format", "--check"]):
+        command = [ruff, *check, "--config", ROOT / "pyproject.toml", *files]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

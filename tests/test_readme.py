@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+from tests.sweeps.conftest import call
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,10 +28,13 @@ QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tokenized text is made once for all tests of this file."""
+    """Tokenized text is made once for all tests of this file; what sweeps in this process set, ends with them."""
+    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STABILITY_HARNESS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HYDRA_FULL_ERROR", "1")
         yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -42,11 +49,25 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def words_of(line: str, home: Path) -> list[str]:
+    """The words of a command line of the README, whose folders are in `home`."""
+    words = [os.path.expanduser(word) for word in shlex.split(line, comments=True)]
+    return [word.replace("=~/", f"={home}/").replace("=/shared/", f"={home}/") for word in words]
+
+
+def sweep(line: str, home: Path, *more: str) -> str:
+    """Run a sweep of the README in `home`, in this process; its standard output."""
+    python, option, package, *words = words_of(line, home)
+    assert (python, option, package) == ("python", "-m", "sweeps")
+    with contextlib.chdir(home):
+        ended = call(*words, *more)
+    assert ended.status == 0, f"{line}\n{ended.out}{ended.err}"
+    return ended.out
+
+
 def run(line: str, home: Path, *more: str) -> str:
     """Run a command line of the README in `home`, with this Python; its standard output."""
-    words = [os.path.expanduser(word) for word in shlex.split(line, comments=True)]
-    words = [word.replace("=~/", f"={home}/").replace("=/shared/", f"={home}/") for word in words]
-    words = [sys.executable if word == "python" else word for word in words]
+    words = [sys.executable if word == "python" else word for word in words_of(line, home)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*words, *more], capture_output=True, text=True, cwd=home, env=environment)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
@@ -58,7 +79,7 @@ def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path) -> None
     if "slurm" in line and shutil.which("sbatch") is None:
         pytest.skip("needs Slurm (make slurm)") if not os.environ.get("CI") else pytest.fail("no sbatch")
     more = [] if "plan=true" in line else ["plan=true"]
-    assert "to train in" in run(line, home, *more)
+    assert "to train in" in sweep(line, home, *more)
 
 
 def test_the_grid_of_the_readme_runs_and_is_reported(home: Path) -> None:
@@ -69,7 +90,7 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path) -> None:
 
 
 def test_the_six_lines_of_python_open_a_quickstart(home: Path) -> None:
-    run("python -m sweeps study=quickstart", home, *QUICK, "model.width=32,64", "optim.lr=1e-3,1e-2")
+    sweep("python -m sweeps study=quickstart", home, *QUICK, "model.width=32,64", "optim.lr=1e-3,1e-2")
     (code,) = [text for kind, text in BLOCKS if kind == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) == 6
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
@@ -83,7 +104,7 @@ def test_the_mitigation_of_the_readme_is_a_mitigation(home: Path) -> None:
     (text,) = [text for kind, text in BLOCKS if kind == "yaml"]
     (home / "conf" / "mitigation").mkdir(parents=True)
     (home / "conf" / "mitigation" / "mine.yaml").write_text(text)
-    planned = run(f"python -m sweeps --config-dir {home}/conf mitigation=none,mine", home, "plan=true")
+    planned = sweep(f"python -m sweeps --config-dir {home}/conf mitigation=none,mine", home, "plan=true")
     assert "2 trials asked for" in planned
 
 

@@ -9,11 +9,12 @@ import hashlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 import xarray as xr
@@ -25,6 +26,7 @@ from analysis import open_sweep
 from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import Drawing
 from analysis.outcomes import outcomes_and_notes
+from analysis.report import with_losses
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
 from harness.store import SIGNALS, PackStore, open_store
 from tests.analysis.sizes import SIZES
@@ -276,38 +278,64 @@ def write_campaign(
 # --- campaigns of every size, and their figures -------------------------------------------------------------------
 
 
+class Made(dict):
+    """Values by name, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[str], Any]):
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, name: str) -> Any:
+        return self.setdefault(name, self.make(name))
+
+
 @pytest.fixture(scope="session")
 def sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, xr.Dataset]:
     """Campaigns with outcomes, by name."""
-    found = {}
-    for name, options in SIZES.items():
+
+    def judged(size: str) -> xr.Dataset:
         out = tmp_path_factory.mktemp("campaign")
-        write_campaign(out, **options)
-        found[name] = outcomes_and_notes(open_sweep(out))[0]
-    return found
+        write_campaign(out, **SIZES[size])
+        return outcomes_and_notes(with_losses(open_sweep(out)))[0]
+
+    return Made(judged)
 
 
 @pytest.fixture(scope="session")
 def drawn(sweeps: dict[str, xr.Dataset]) -> dict[str, dict[str, Drawing]]:
-    """All figures of each of the `sweeps`, by its name and theirs."""
-    return {size: {name: draw(ds) for name, draw in CAMPAIGN_FIGURES.items()} for size, ds in sweeps.items()}
+    """The figures of each of the `sweeps`, by its name and theirs."""
+    return Made(lambda size: Made(lambda name: CAMPAIGN_FIGURES[name](sweeps[size])))
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn, and their files are empty."""
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())
 
 
 # --- reading figures ---------------------------------------------------------------------------------------------
 
 
+def settings() -> dict[str, object]:
+    return {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
+
+
+SETTINGS = settings()  # as they were before anything was drawn
+
+
 def check_texts(figure: Figure) -> int:
     """Fails if a text of the figure lies on another or beyond the page; gives the number of texts."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    renderer = canvas.get_renderer()
-    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in drawn_texts(figure)]
-    page = figure.bbox
-    for words, box in boxes:
-        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, words
-    for (first, box), (second, other) in combinations(boxes, 2):
-        assert not box.overlaps(other), (first, second)
-    return len(boxes)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw_without_rendering()
+    texts = drawn_texts(figure)
+    words = [text.get_text() for text in texts]
+    boxes = np.array([text.get_window_extent(renderer).extents for text in texts])
+    low, high = boxes[:, :2], boxes[:, 2:]
+    is_inside = (figure.bbox.min <= low).all(axis=1) & (high <= figure.bbox.max).all(axis=1)
+    assert is_inside.all(), [words[i] for i in np.flatnonzero(~is_inside)]
+    overlaps = (low[:, None] <= high).all(axis=2) & (low <= high[:, None]).all(axis=2)
+    assert not np.triu(overlaps, 1).any(), [(words[i], words[j]) for i, j in np.argwhere(np.triu(overlaps, 1))]
+    return len(words)
 
 
 def drawn_texts(figure: Figure) -> list[Text]:

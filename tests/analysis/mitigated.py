@@ -40,6 +40,7 @@ class Study:
 
     def __init__(self, synthetic, out: Path):
         self.synthetic, self.out = synthetic, out
+        self.compared: Comparison | None = None
 
     def flip(self, **fields) -> Fault:
         return self.synthetic.WeightBit(start=START, **fields)
@@ -89,6 +90,7 @@ class Study:
             "validation_loss": lambda trial: np.full(STEPS, np.nan if ending(trial).is_lost else ending(trial).loss),
             "step_seconds": lambda trial: np.full(STEPS, ending(trial).seconds),
         }
+        self.compared = None
         own = {"faults": events, "outcome": lambda trial: ending(trial).outcome, "signals": signals}
         self.synthetic.write_pack(self.out, trials, loss, **own, **options)
 
@@ -97,7 +99,9 @@ class Study:
         return open_sweep(self.out)
 
     def compare(self) -> Comparison:
-        return compare(self.sweep)
+        """What there is to compare, of all that was written so far."""
+        self.compared = self.compared or compare(self.sweep)
+        return self.compared
 
     def row(self, mitigation: str = "qk_norm", **where: object) -> pd.Series:
         """The one row of a mitigation, at the width or whatever else `where` names."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
-import subprocess
-import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 from scipy.stats import binomtest
 
 from analysis import campaign, open_sweep, outcomes
@@ -19,14 +21,35 @@ from harness.store import open_store
 
 
 @pytest.fixture(scope="module")
-def written(synthetic, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.Campaign]:
-    out = tmp_path_factory.mktemp("campaign")
+def commanded(synthetic, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.Campaign, list[str]]:
+    """A folder, what the command has made of it, and the lines that it printed, none of them a warning."""
+    out, made = tmp_path_factory.mktemp("campaign"), []
     synthetic.write_campaign(out, faults=60)
-    return out, campaign.write_campaign(out)
+
+    def write_and_keep(folder: Path) -> campaign.Campaign:
+        made.append(campaign.write_campaign(folder))
+        return made[0]
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), contextlib.ExitStack() as streams:
+        warnings.simplefilter("error")
+        patch.setattr("analysis.__main__.write_campaign", write_and_keep)
+        printed = streams.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        said = streams.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        assert (main(["campaign", str(out)]), said.getvalue()) == (0, "")
+    return out, made[0], printed.getvalue().splitlines()
 
 
-def test_the_table_counts_every_fault_once(written) -> None:
-    judged = outcomes(open_sweep(written[0]))
+@pytest.fixture(scope="module")
+def written(commanded) -> tuple[Path, campaign.Campaign]:
+    return commanded[:2]
+
+
+@pytest.fixture(scope="module")
+def judged(written) -> xr.Dataset:
+    return outcomes(open_sweep(written[0]))
+
+
+def test_the_table_counts_every_fault_once(judged: xr.Dataset) -> None:
     table, faulty = campaign.site_table(judged), studied(judged)
     assert table["site"].tolist() == ["moment_2", "reduced_gradient", "weight", "all sites"]
     whole, sites = table.iloc[-1], table.iloc[:-1]
@@ -57,12 +80,8 @@ def test_the_page_holds_the_table_the_figures_and_the_notes(written) -> None:
     assert f"<li>{made.notes[0]}</li>" in page and len(made.notes) == 1
 
 
-def test_the_command_prints_the_table_and_where_things_are(written) -> None:
-    out, made = written
-    command = [sys.executable, "-m", "analysis", "campaign", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+def test_the_command_prints_the_table_and_where_things_are(commanded) -> None:
+    out, made, lines = commanded
     assert lines[0].split() == ["site", "N", *OUTCOMES, "silent", "idle"]
     assert lines[4].startswith("       all sites") and re.search(r" \d+ = \d+% \[\d+, \d+\] ", lines[4])
     assert f"Note: {made.notes[0]}" in lines and lines[-1] == f"Page: {out / 'campaign.html'}"
@@ -166,8 +185,7 @@ def test_the_page_says_what_the_two_measures_of_recovery_are(written) -> None:
     assert "golden range for good" in page and "back inside the clean envelope" in page
 
 
-def test_sites_of_faults_that_never_fired_are_those_of_the_config(written) -> None:
-    judged = outcomes(open_sweep(written[0]))
+def test_sites_of_faults_that_never_fired_are_those_of_the_config(judged: xr.Dataset) -> None:
     never = judged.isel(trial=np.flatnonzero(judged["idle"].values))
     assert set(never["struck_site"].values) == {""}
     assert set(campaign.site_labels(never)) == set(never["site"].values) <= {"weight", "reduced_gradient", "moment_2"}

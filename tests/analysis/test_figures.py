@@ -19,16 +19,9 @@ from analysis.figures import FIGURES
 from tests.analysis.mitigated import Ending, Study
 
 
-def settings() -> dict[str, object]:
-    return {name: value for name, value in matplotlib.rcParams.items() if name != "backend"}
-
-
-SETTINGS = settings()  # as they were before anything was drawn
-
-
 @pytest.fixture(scope="module")
 def sweep(realistic: Path) -> tuple[xr.Dataset, pd.DataFrame]:
-    return open_sweep(realistic), fault_events(realistic)
+    return open_sweep(realistic).load(), fault_events(realistic)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +61,10 @@ def test_no_text_lies_on_another_or_outside(drawn, synthetic, name: str) -> None
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_drawing_again_gives_the_same_picture_and_changes_no_global_setting(sweep, drawn, name: str) -> None:
+def test_drawing_again_gives_the_same_picture_and_changes_no_global_setting(sweep, drawn, synthetic, name: str) -> None:
     backend = matplotlib.get_backend()
     assert png(FIGURES[name](*sweep).figure) == png(drawn[name])
-    assert settings() == SETTINGS and matplotlib.get_backend() == backend
+    assert synthetic.settings() == synthetic.SETTINGS and matplotlib.get_backend() == backend
     assert matplotlib.pyplot.get_fignums() == []
 
 
@@ -261,8 +254,9 @@ def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Pa
         size = 20 - names.index(trial.mitigation)
         return Ending(2 + size * trial.optim.lr, deviation={} if trial.fault.name == "none" else {1: size})
 
-    study.write(ending, mitigations=names, faults=[study.flip()], widths=(32, 64))
-    drawn = {name: draw(study.sweep, fault_events(tmp_path)) for name, draw in FIGURES.items()}
+    study.write(ending, mitigations=names, faults=[study.flip()], widths=(32, 64), seeds=(0, 1))
+    ds, events = open_sweep(tmp_path).load(), fault_events(tmp_path)
+    drawn = {name: draw(ds, events) for name, draw in FIGURES.items()}
     shown = {"loss_against_rate": 10, "sensitivity_against_width": 10, "faulty_against_golden": 4}
     better = {"stability_edge": "lower rates"}
     for name, drawing in drawn.items():
@@ -286,7 +280,7 @@ def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(
         for width, lr, mitigation, own in product((32, 64), (1e-3, 1e-2), ("none", "qk_norm"), grid)
     ]
     synthetic.write_pack(tmp_path, trials)
-    ds, events = open_sweep(tmp_path), fault_events(tmp_path)
+    ds, events = open_sweep(tmp_path).load(), fault_events(tmp_path)
     for name in ("loss_against_rate", "sensitivity_against_width"):
         drawing = FIGURES[name](ds, events)
         assert synthetic.check_texts(drawing.figure)

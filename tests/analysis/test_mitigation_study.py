@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from analysis import open_sweep
+from analysis.__main__ import main
 from analysis.mitigations import compare
+from tests.sweeps.conftest import call
 
-ROOT = Path(__file__).parents[2]
 SMALL = ["model.width=16", "model.depth=1", "model.head_dim=8", "model.context=16", "train.steps=16", "train.batch=4"]
 SMALL += ["schedule.warmup=2", "fault.start=8", "optim.lr=1e-2,1", "seed=range(2)", "train.validate_every=16"]
 
 
-def run(home: Path, *words: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "STABILITY_HARNESS_CACHE": str(home / "cache")}
-    command = [sys.executable, "-m", *words]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=home, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def sweep(*words: str) -> str:
+    ended = call("study=mitigations", *words)
+    assert ended.status == 0, ended.out + ended.err
+    return ended.out
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a small study of three mitigations was trained."""
-    home = tmp_path_factory.mktemp("study")
-    names = "mitigation=none,clip_1,qk_norm"
-    assert "trained 48 of 48 trials" in run(home, "sweeps", "study=mitigations", "out=small", names, *SMALL)
-    return home
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The working folder, in which a small study of three mitigations was trained."""
+    home, threads = tmp_path_factory.mktemp("study"), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("STABILITY_HARNESS_CACHE", str(home / "cache"))
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        assert "trained 48 of 48 trials" in sweep("out=small", "mitigation=none,clip_1,qk_norm", *SMALL)
+        yield home
+    torch.set_num_threads(threads)
 
 
-def test_the_study_trains_every_mitigation_on_the_same_trials(tmp_path: Path) -> None:
-    words = run(tmp_path, "sweeps", "study=mitigations", "mitigation=none,qk_norm", "out=planned", "plan=true")
+@pytest.mark.usefixtures("home")
+def test_the_study_trains_every_mitigation_on_the_same_trials() -> None:
+    words = sweep("mitigation=none,qk_norm", "out=planned", "plan=true")
     # Two widths, four rates, three seeds, three faults and none.
     assert words.startswith(f"{2 * 2 * 4 * 3 * 4} trials asked for, 0 golden twins added")
 
@@ -56,11 +59,12 @@ def test_a_real_study_is_compared(home: Path) -> None:
     assert table["step_time_bound"]["qk_norm"] == "", "another structure has packs of its own"
 
 
-def test_a_real_study_is_reported(home: Path) -> None:
-    lines = run(home, "analysis", "report", "small").splitlines()
+def test_a_real_study_is_reported(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "small"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("Largest stable learning rate at width 16: ") for line in lines)
     assert any(line.startswith("Worst deviation over the faults at width 16: ") for line in lines)
     assert "mitigation_map.png" in lines[-1]
     assert "<h2>Mitigations</h2>" in (home / "small" / "report.html").read_text(encoding="utf-8")
-    run(home, "analysis", "figure", "mitigation_map", "small", "map.png")
+    assert main(["figure", "mitigation_map", "small", "map.png"]) == 0
     assert (home / "map.png").read_bytes().startswith(b"\x89PNG")

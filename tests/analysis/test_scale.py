@@ -94,6 +94,7 @@ def test_the_status_opens_no_pack_twice(store: Path, opened: Opened) -> None:
     assert set(found) == {"zarr.json"} and found["zarr.json"][1] == packs_of(store)
 
 
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("write", [write_report, write_campaign])
 def test_report_and_campaign_open_each_file_once(store: Path, opened: Opened, write: Callable[[Path], object]) -> None:
     found = opened.during(lambda: write(store), store)
@@ -102,6 +103,7 @@ def test_report_and_campaign_open_each_file_once(store: Path, opened: Opened, wr
     assert all(set(own) == {1} for own in found.values()), found
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_losses_that_do_not_fit_into_memory_are_read_some_forty_times(
     store: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,9 +122,18 @@ def calls(work: Callable[[], object]) -> int:
     return sum(entry.callcount for entry in profile.getstats())
 
 
+@pytest.fixture(scope="module")
+def growing(synthetic, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A small sweep, and those of `SEEDS`."""
+    outs = [tmp_path_factory.mktemp("growing") for _ in range(1 + len(SEEDS))]
+    for out, seeds in zip(outs, (1, *SEEDS), strict=True):
+        synthetic.write_realistic_sweep(out, widths=(32, 64), seeds=seeds, steps=20)
+    return outs
+
+
 @pytest.mark.parametrize("work", [open_sweep, write_report], ids=["open_sweep", "report"])
 def test_work_grows_in_proportion_to_the_trials(
-    tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], object]
+    growing: list[Path], monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], object]
 ) -> None:
     """Three times as many more trials, three times as many more calls; what is quadratic would make five times as many.
 
@@ -130,11 +141,7 @@ def test_work_grows_in_proportion_to_the_trials(
     """
     for figures in ("FIGURES", "MITIGATION_FIGURES"):
         monkeypatch.setattr(f"analysis.report.{figures}", {})
-    counts = []
-    for seeds in (SEEDS[0], *SEEDS):  # the first time, modules are loaded
-        out = tmp_path / f"{len(counts)}"
-        synthetic.write_realistic_sweep(out, widths=(32, 64), seeds=seeds, steps=20)
-        counts.append(calls(lambda out=out: work(out)))
-    _, few, more, most = counts
+    work(growing[0])  # the first time, modules are loaded
+    few, more, most = counts = [calls(lambda out=out: work(out)) for out in growing[1:]]
     assert few < more < most
     assert (most - few) / (more - few) < 3.5, counts

@@ -90,8 +90,9 @@ def test_the_front_has_what_nothing_beats() -> None:
 @pytest.mark.parametrize("kind", SPACES)
 def test_the_figures_can_be_read(tmp_path: Path, synthetic, kind: str, cells: int) -> None:
     write(tmp_path, kind, cells, points=20)
+    searches = read_searches(tmp_path)
     for name, draw in SEARCH_FIGURES.items():
-        drawing = draw(read_searches(tmp_path))
+        drawing = draw(searches)
         if name == "pareto_front" and kind == "max_stable_lr":
             assert drawing.figure is None
             continue
@@ -112,7 +113,8 @@ def test_numbers_of_a_dense_front_do_not_lie_on_each_other(tmp_path: Path, synth
 def test_several_kinds_in_one_folder(tmp_path: Path, synthetic) -> None:
     for kind in SPACES:
         write(tmp_path, kind, cells=2, points=8)
-    history, fronts = (draw(read_searches(tmp_path)).figure for draw in SEARCH_FIGURES.values())
+    searches = read_searches(tmp_path)
+    history, fronts = (draw(searches).figure for draw in SEARCH_FIGURES.values())
     assert [panel.get_title() for panel in history.axes] == [
         f"search={kind}" for kind in ("max_stable_lr", "worst_fault", "worst_fault", "pareto", "pareto")
     ]
