@@ -27,7 +27,7 @@ picture: quickstart
 
 # Two files of tests at a time, and beside them the tests that wait for Slurm.
 test: install
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 # Tests run side by side: threads that spin while they wait take the cores from one another. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -17,14 +19,23 @@ def pytest_runtest_setup() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Side by side (`make test`), a file is for one process, and all tests of Slurm, which mostly wait, are for one.
+FOLDERS = ["slurm", "sweeps", "injectors"]  # of those that take longest
 
-    What takes longest comes first.
-    """
-    folders = ["slurm", "sweeps", "injectors"]
-    items.sort(key=lambda item: folders.index(item.path.parent.name) if item.path.parent.name in folders else 9)
-    for item in items:
-        group = "slurm" if item.get_closest_marker("slurm") else f"{item.path.parent.name}/{item.path.name}"
-        item.add_marker(pytest.mark.xdist_group(group))
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest comes first."""
+    order = {name: number for number, name in enumerate(FOLDERS)}
+    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+
+
+class ByFile(LoadScopeScheduling):
+    """Side by side (`make test`), a file is for one process, and all tests of Slurm, which mostly wait, are for one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "slurm" if file.startswith("tests/slurm/") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
