@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -27,7 +28,14 @@ def expected_words(words: np.ndarray, masks: np.ndarray, operation: str, name: s
     """What values of type `stored` with these bits are afterwards, in bits."""
     inside = oracle.convert(words, stored, name)
     changed = operated(inside, masks, operation)
-    return np.where(changed == inside, words, oracle.convert(changed, name, stored))
+    back = every_value(name, stored)[changed] if name in SMALL else oracle.convert(changed, name, stored)
+    return np.where(changed == inside, words, back)
+
+
+@cache
+def every_value(name: str, stored: str) -> np.ndarray:
+    """The bits in `stored` of each word of a small format."""
+    return oracle.convert(oracle.every_word(name), name, stored)
 
 
 def masks_of(masks: np.ndarray) -> torch.Tensor:
@@ -40,7 +48,7 @@ def one_bit(bit: int, count: int) -> np.ndarray:
 
 def stored_words(name: str, stored: str) -> np.ndarray:
     """Every word of a small format, or a rich set of fp32's, as the bits of a type that holds them."""
-    return oracle.convert(oracle.every_word(name) if name in SMALL else rich_words("fp32")[::20], name, stored)
+    return every_value(name, stored) if name in SMALL else oracle.convert(rich_words("fp32")[::20], name, stored)
 
 
 # --- one bit -----------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_a_full_disk(command: ModuleType, small_disk: Path, whole_twelve: Path, 
     kept = {pack.id: pack for pack in read_packs(small_disk / "out") if pack.complete}
     assert 0 < len(kept) < 6
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
-    again = command.call(*arguments)
+    again = command.end(command.fork(*arguments, cwd=tmp_path))
     assert (again.status, again.err) == (0, "") and f"{2 * len(kept)} complete already" in again.out
     kills.check(small_disk / "out", whole_twelve)
 

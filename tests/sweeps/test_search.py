@@ -94,7 +94,7 @@ def edges(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The same 12 rates, 2 widths and 2 mitigations: as a grid, and searched."""
     folder = tmp_path_factory.mktemp("edges")
     for name, more in (("grid", ()), ("search", ("search=max_stable_lr",))):
-        done = command.call(*command.tiny(*more, *GRID, *ONCE, f"out={folder}/{name}"))
+        done = command.end(command.fork(*command.tiny(*more, *GRID, *ONCE, f"out={folder}/{name}"), cwd=folder))
         assert (done.status, done.err) == (0, ""), done
         (folder / f"{name}.txt").write_text(done.out)
     return folder
@@ -128,7 +128,8 @@ def test_what_it_says_and_that_it_goes_on_where_it_was(edges: Path, command: Mod
         line = f"model.width={row['width']:.0f} mitigation={row['mitigation']}: largest stable optim.lr "
         assert f"{line}{row['stable']:.4g}, {row['unstable']:.4g} is not ({row['rates']} of 12 rates" in printed
     before = command.tree(edges / "search" / "store.zarr")
-    again = command.call(*command.tiny("search=max_stable_lr", *GRID, *ONCE, f"out={edges}/search"))
+    arguments = command.tiny("search=max_stable_lr", *GRID, *ONCE, f"out={edges}/search")
+    again = command.end(command.fork(*arguments, cwd=edges))
     assert again.status == 0 and printed.endswith(again.out)
     assert command.tree(edges / "search" / "store.zarr") == before
 
@@ -209,7 +210,7 @@ def test_the_front_of_loss_against_worst_deviation(command: ModuleType, tmp_path
         *("search=pareto", "fault=weight_bit,nan_gradient", "fault.start=8", "seed=range(2)", "train.steps=20"),
         *("mitigation=none,clip_value", "optim.clip=tag(log,interval(0.1,10))", "search.trials=48", *ONCE),
     )
-    done = command.call(*arguments, f"out={tmp_path}/out")
+    done = command.end(command.fork(*arguments, "out=out", cwd=tmp_path))
     assert (done.status, done.err) == (0, ""), done
     (history,) = read_searches(tmp_path / "out")
     tried = history.points
@@ -235,22 +236,21 @@ def test_killed_searches_go_on(command: ModuleType, tmp_path: Path, kind: str) -
     own = few if kind == "max_stable_lr" else (*FAULTS[:-1], "search.trials=24", "search.batch=12")
     sizes = ("train.steps=100", "checkpoint.every=10", "hydra.launcher.workers=2")
     arguments = command.tiny(f"search={kind}", *own, *sizes, *ONCE)
-    out = f"out={tmp_path}/out"
-    process = command.fork(*arguments, out, cwd=tmp_path)
+    one_worker = [text.replace("workers=2", "workers=1") for text in arguments]
+    process = command.fork(*arguments, "out=out", cwd=tmp_path)
     command.until(lambda: list(tmp_path.glob("out/checkpoints/*/*.json")), "a checkpoint")
     os.killpg(process.pid, signal.SIGKILL)
     command.end(process)
     asked = {study.study_name: points(study, TrialState.RUNNING) for study in searched(tmp_path / "out")}
     assert any(asked.values()) or kind == "worst_fault", "it was in the midst of a round (or of the golden twins)"
-    again = command.call(*arguments, out)
+    again = command.end(command.fork(*one_worker, "out=out", cwd=tmp_path))
     assert (again.status, again.err) == (0, ""), again
     assert set(stored(tmp_path / "out").values()) == {1}
     for study in searched(tmp_path / "out"):
         assert not points(study, TrialState.RUNNING, TrialState.WAITING)
         assert asked.get(study.study_name, set()) <= points(study, TrialState.COMPLETE)
     if kind == "max_stable_lr":
-        one_worker = (text.replace("workers=2", "workers=1") for text in arguments)
-        alone = command.call(*one_worker, f"out={tmp_path}/alone")
+        alone = command.end(command.fork(*one_worker, "out=alone", cwd=tmp_path))
         assert alone.out.splitlines()[-3:] == again.out.splitlines()[-3:]
         assert set(stored(tmp_path / "out")) == set(stored(tmp_path / "alone"))
 
@@ -259,7 +259,7 @@ def test_points_that_cannot_be_are_told_as_such_and_count(command: ModuleType, t
     """An element that one of the tensors does not have: seen only where the two come together."""
     own = ("fault=weight_bit", "fault.tensor=head,blocks.0.attention.query", "fault.element=interval(0,500)")
     sizes = ("fault.start=3", "search.trials=30", "search.batch=10", *ONCE)
-    done = command.call(*command.tiny("search=worst_fault", *own, *sizes, f"out={tmp_path}/out"))
+    done = command.end(command.fork(*command.tiny("search=worst_fault", *own, *sizes, "out=out"), cwd=tmp_path))
     assert (done.status, done.err) == (0, ""), done
     (study,) = searched(tmp_path / "out")
     failed = [trial for trial in study.get_trials(states=[TrialState.FAIL]) if DUPLICATE not in trial.user_attrs]
@@ -270,7 +270,7 @@ def test_points_that_cannot_be_are_told_as_such_and_count(command: ModuleType, t
 def test_a_golden_twin_that_is_lost_ends_the_search(command: ModuleType, tmp_path: Path) -> None:
     arguments = command.tiny("search=worst_fault", "fault=weight_bit", "fault.bit=range(32)", "fault.start=3", *ONCE)
     blown = ("optim.name=sgd", "optim.lr=1e30", "optim.clip=null")
-    done = command.call(*arguments, *blown, f"out={tmp_path}/out")
+    done = command.end(command.fork(*arguments, *blown, "out=out", cwd=tmp_path))
     assert done.status == 2 and done.err.startswith("error: optim.lr=1e+30: without a fault it became non-finite")
     assert sum(stored(tmp_path / "out").values()) == 1
 
