@@ -138,7 +138,11 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
             means = [row.mean if row.field is None else getattr(trial.model, row.field) for trial in trials]
             view.copy_(torch.tensor(means).view(-1, *[1] * len(row.shape)))
             continue
+        drawn: dict[int, int] = {}  # the row that has a seed's values: learning rates are often compared on equal ones
         for r, seed in enumerate(seeds):
+            if drawn.setdefault(seed, r) < r:
+                view[r] = view[drawn[seed]]
+                continue
             digest = hashlib.sha256(f"{seed} {row.name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
             torch.nn.init.trunc_normal_(view[r], std=1.0, a=-2.0, b=2.0, generator=generator)
