@@ -26,6 +26,7 @@ from sweeps.planner import make_plan
 from sweeps.progress import Display
 from sweeps.run import (
     CHECKPOINTS,
+    ERRORS,
     LOCKS,
     PROGRESS,
     Elsewhere,
@@ -200,6 +201,8 @@ def _remove_leftovers(out: Path, running: Set[str]) -> None:
     for file in (out / PROGRESS).glob("*"):
         if file.stem not in running:
             file.unlink(missing_ok=True)
+    for file in (out / ERRORS).glob(".*"):  # traces that were being written
+        file.unlink(missing_ok=True)
     for file in (*(out / CHECKPOINTS).glob("*"), *(out / LOCKS).glob("*")):
         if is_complete(out, file.stem):
             shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)

@@ -88,3 +88,11 @@ def test_a_sweep_that_was_cut_short(command: ModuleType, done: Path) -> None:
 )
 def test_refused_in_one_line(command: ModuleType, empty: Path, arguments: list[str], line: str) -> None:
     assert command.refused(empty, *arguments) == [line]
+
+
+def test_the_next_command_removes_a_trace_that_a_killed_one_was_writing(command: ModuleType, done: Path) -> None:
+    stray = done / "errors" / ".aaa.txt.0123"
+    stray.parent.mkdir(exist_ok=True)
+    stray.write_text("half a tra")
+    assert command.call(*command.tiny("seed=range(4)", "optim.lr=1e-3,1e-2", "out=out")).status == 0
+    assert not stray.exists()
