@@ -13,29 +13,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.test_slurm import LAUNCH, SMALL, arrays, assert_equal_stores, command, eventually, slurm, sweep
+from tests.slurm.test_slurm import (
+    LAUNCH,
+    ONE_JOB,
+    SMALL,
+    arrays,
+    assert_equal_stores,
+    eventually,
+    slurm,
+    started,
+    sweep,
+)
+from tests.sweeps.forks import Forked
 
 pytestmark = pytest.mark.slurm
 
 CLUSTER = Path(__file__).parent / "cluster.sh"
 # Two packs, with enough steps after the first checkpoint to be held there.
 GRID = ["model.width=16,32", "train.steps=400", "fault=none,weight_bit", "fault.start=200", "checkpoint.every=50"]
-LINE = [*GRID, *SMALL[:-1], "train.validate_every=400", *LAUNCH]
+WORK = [*GRID, *SMALL[:-1], "train.validate_every=400"]
+TWO_JOBS = [*WORK, *LAUNCH]
+LINE = [*WORK, *ONE_JOB]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of a sweep that nothing happened to."""
     out = tmp_path_factory.mktemp("whole")
-    local = [text for text in LINE if "launcher" not in text]
-    done = sweep(out, *local)
+    done = sweep(out, *WORK)
     assert done.status == 0, done.err
     return out
 
 
 @contextlib.contextmanager
-def begun(process: subprocess.Popen[str], out: Path) -> Iterator[str]:
-    """The array of a sweep that goes on. Its two jobs stand still, each from its first checkpoint, in the block."""
+def begun(process: Forked, out: Path, jobs: int = 1) -> Iterator[str]:
+    """The array of a sweep that goes on. Its jobs stand still, each from its first checkpoint, in the block."""
     held: dict[str, int] = {}
 
     def are_held() -> bool:
@@ -45,7 +57,7 @@ def begun(process: subprocess.Popen[str], out: Path) -> Iterator[str]:
             for pid in training(note["job"]):
                 os.kill(pid, signal.SIGSTOP)
                 held[folder] = pid
-        return len(held) == 2
+        return len(held) == jobs
 
     try:
         eventually(are_held)
@@ -57,14 +69,9 @@ def begun(process: subprocess.Popen[str], out: Path) -> Iterator[str]:
                 os.kill(pid, signal.SIGCONT)
 
 
-def started(out: Path, *line: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(command(out, *(line or LINE)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def ends_well(process: subprocess.Popen[str]) -> str:
-    printed, _ = process.communicate(timeout=900)
+def ends_well(process: Forked) -> None:
+    printed = process.communicate(timeout=900)
     assert process.returncode == 0, printed
-    return printed
 
 
 def states(job: str) -> list[str]:
@@ -73,22 +80,21 @@ def states(job: str) -> list[str]:
 
 
 def test_the_time_limit(tmp_path: Path, whole: Path) -> None:
-    """Jobs that need more than their minute are warned by Slurm itself, and go back into the queue by themselves.
+    """A job that needs more than its minute is warned by Slurm itself, and goes back into the queue by itself.
 
     Slurm looks at limits every 30 s, and warns at the last look that is early enough: with warning=15 after 15 to 45 s.
     """
     minute = ["hydra.launcher.time=1" if text.startswith("hydra.launcher.time") else text for text in LINE]
     process = started(tmp_path, *minute, "hydra.launcher.warning=15")
     with begun(process, tmp_path) as array:
-        tasks = [f"{array}_{number}" for number in range(2)]
-        eventually(lambda: all(is_warned(pid) for task in tasks for pid in training(task)))
+        task = f"{array}_0"
+        eventually(lambda: all(is_warned(pid) for pid in training(task)))
     ends_well(process)
     assert_equal_stores(tmp_path, whole)
-    for task in tasks:
-        eventually(lambda task=task: states(task)[-1] == "COMPLETED")
-        assert set(states(task)) == {"REQUEUED", "COMPLETED"}
-        (log,) = tmp_path.glob(f"slurm/*/{task}_*log.out")
-        assert log.read_text().count("Calling checkpoint method") == states(task).count("REQUEUED")
+    eventually(lambda: states(task)[-1] == "COMPLETED")
+    assert set(states(task)) == {"REQUEUED", "COMPLETED"}
+    (log,) = tmp_path.glob(f"slurm/*/{task}_*log.out")
+    assert log.read_text().count("Calling checkpoint method") == states(task).count("REQUEUED")
 
 
 def is_warned(pid: int) -> bool:
@@ -97,39 +103,44 @@ def is_warned(pid: int) -> bool:
     return bool(int(pending, 16) >> (signal.SIGUSR2 - 1) & 1)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["scontrol", "requeue"], ["scancel", "--signal=USR2"]],
-    ids=["requeued by hand", "the signal that comes before the time limit"],
-)
-def test_a_job_that_goes_back_into_the_queue(tmp_path: Path, whole: Path, words: list[str]) -> None:
-    process = started(tmp_path)
-    with begun(process, tmp_path) as array:
-        slurm(*words, f"{array}_0")
+def test_jobs_that_go_back_into_the_queue(tmp_path: Path, whole: Path) -> None:
+    """One of them by hand, one by the signal that comes before the time limit."""
+    process = started(tmp_path, *TWO_JOBS)
+    with begun(process, tmp_path, jobs=2) as array:
+        by_hand, by_signal = (f"{array}_{number}" for number in range(2))
+        slurm("scontrol", "requeue", by_hand)
+        slurm("scancel", "--signal=USR2", by_signal)
     ends_well(process)
     assert_equal_stores(tmp_path, whole)
-    assert eventually(lambda: "REQUEUED" in states(f"{array}_0") and "COMPLETED" in states(f"{array}_0"))
-    (log,) = tmp_path.glob(f"slurm/*/{array}_0_*log.out")
-    assert ("Caught signal SIGUSR2" in log.read_text()) == ("--signal=USR2" in words)
+    for task in (by_hand, by_signal):
+        eventually(lambda task=task: {"REQUEUED", "COMPLETED"} <= set(states(task)))
+        (log,) = tmp_path.glob(f"slurm/*/{task}_*log.out")
+        assert ("Caught signal SIGUSR2" in log.read_text()) == (task == by_signal)
 
 
 def test_a_cancelled_task(tmp_path: Path, whole: Path) -> None:
-    process = started(tmp_path)
-    with begun(process, tmp_path) as array:
+    """It is reported, with a trace; the other one ends as ever, and the same command trains what is missing."""
+    process = started(tmp_path, *TWO_JOBS)
+    with begun(process, tmp_path, jobs=2) as array:
         slurm("scancel", f"{array}_1")
-    printed, _ = process.communicate(timeout=200)
-    assert process.returncode == 1 and f"Slurm job {array}_1 ended (CANCELLED" in printed, printed
-    ends_well(started(tmp_path))
+    printed, error = process.communicate(timeout=200)
+    assert process.returncode == 1 and f"Slurm job {array}_1 ended (CANCELLED" in printed, printed + error
+    (trace,) = (tmp_path / "errors").iterdir()
+    assert trace.read_text().startswith(f"Slurm job {array}_1 ended (CANCELLED") and str(trace) in printed
+    assert "4 trials asked for, 0 golden twins added, 2 complete already" in sweep(tmp_path, *LINE, "plan=true").out
+    again = sweep(tmp_path, *LINE)
+    assert again.status == 0, again.out + again.err
     assert_equal_stores(tmp_path, whole)
     assert eventually(lambda: any(state.startswith("CANCELLED") for state in states(f"{array}_1")))
 
 
 def test_the_submitting_process_is_killed(tmp_path: Path, whole: Path) -> None:
-    process = started(tmp_path)
+    process = started(tmp_path, *LINE)
     with begun(process, tmp_path):
         process.kill()
-        process.communicate()
-    ends_well(started(tmp_path))
+        assert process.wait() == -signal.SIGKILL
+    again = sweep(tmp_path, *LINE)
+    assert again.status == 0, again.out + again.err
     assert len(arrays(tmp_path)) == 1, "its jobs went on without it"
     assert_equal_stores(tmp_path, whole)
 
@@ -143,13 +154,13 @@ def mended() -> Iterator[None]:
 
 def test_a_node_is_lost(tmp_path: Path, whole: Path, mended: None) -> None:
     """Its slurmd and all that ran on it end at once; Slurm gives the job to the other node."""
-    process = started(tmp_path)
+    process = started(tmp_path, *LINE)
     with begun(process, tmp_path) as array:
-        (task,) = slurm("squeue", "-h", "-r", "-j", array, "-w", "n1", "-o", "%i").split()
-        os.kill(int(Path("/run/slurm/slurmd-n1.pid").read_text()), signal.SIGKILL)
+        task, node = slurm("squeue", "-h", "-r", "-j", array, "-o", "%i %N").split()
+        os.kill(int(Path(f"/run/slurm/slurmd-{node}.pid").read_text()), signal.SIGKILL)
         for pid in processes_of(task):
             os.kill(pid, signal.SIGKILL)
-        slurm("scontrol", "update", "nodename=n1", "state=down", "reason=test")
+        slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     ends_well(process)
     assert_equal_stores(tmp_path, whole)
     assert eventually(lambda: {"NODE_FAIL", "REQUEUED"} & set(states(task)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.test_slurm import LAUNCH, SMALL, arrays, assert_equal_stores, eventually, slurm, sweep
+from tests.slurm.test_slurm import ONE_JOB, SMALL, arrays, assert_equal_stores, eventually, slurm, sweep
 
 pytestmark = pytest.mark.slurm
 
@@ -22,7 +22,7 @@ def test_a_search_that_nobody_waits_for_is_that_of_a_local_run(tmp_path: Path) -
     calls = 0
     while calls < 6:
         calls += 1
-        done = sweep(tmp_path / "slurm", *EDGE, *LAUNCH, "wait=false")
+        done = sweep(tmp_path / "slurm", *EDGE, *ONE_JOB, "wait=false")
         assert done.status == 0, done.out + done.err
         if done.out.splitlines()[-3:] == found:
             break

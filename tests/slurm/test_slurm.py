@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import analysis
-from tests.sweeps.conftest import Ended, call
+from tests.sweeps.conftest import REPOSITORY, Ended, call, fork
+from tests.sweeps.forks import Forked
 
 pytestmark = pytest.mark.slurm
 T = TypeVar("T")
@@ -24,15 +25,17 @@ SMALL = ["model.depth=1", "model.head_dim=8", "model.context=16", "train.batch=2
 GRID = ["model.width=16,32", "train.steps=10", "fault=none,weight_bit", "fault.start=5", *SMALL]
 CAMPAIGN = ["fault=value", "fault.model=stuck_at_0", "fault.site=weight,gradient,activation", "fault.samples=12"]
 LAUNCH = ["hydra/launcher=slurm", "hydra.launcher.time=5", "hydra.launcher.memory=1GB"]
+ONE_JOB = [*LAUNCH, "hydra.launcher.parallel=1"]  # for all packs
 
 
 def sweep(out: Path, *arguments: str) -> Ended:
     """The command in this process."""
-    return call(*command(out, *arguments)[3:])
+    return call(f"out={out}", "device=cpu", *arguments)
 
 
-def command(out: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "sweeps", f"out={out}", "device=cpu", *arguments]
+def started(out: Path, *arguments: str, **variables: str) -> Forked:
+    """The command in a process of its own."""
+    return fork(f"out={out}", "device=cpu", *arguments, cwd=REPOSITORY, **variables)
 
 
 def slurm(*words: str) -> str:
@@ -69,7 +72,7 @@ def assert_equal_stores(one: Path, other: Path) -> None:
 
 
 def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
-    grid = ["study=quickstart", "train.steps=12", "schedule.warmup=2", "fault.start=6", "train.validate_every=6"]
+    grid = ["study=quickstart", "train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4"]
     local = sweep(tmp_path / "local", *grid)
     assert local.status == 0, local.err
     remote = sweep(tmp_path / "slurm", *grid, *LAUNCH, "hydra.launcher.parallel=4")
@@ -107,7 +110,7 @@ def nodes_used(out: Path) -> set[str]:
 def test_a_campaign_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
     """And of its idle faults the same number, though Slurm's jobs tell it by way of the store."""
     grid = [*CAMPAIGN, "model.width=16", "train.steps=10", "fault.start=3", "fault.until=8", *SMALL]
-    local, remote = sweep(tmp_path / "local", *grid), sweep(tmp_path / "slurm", *grid, *LAUNCH)
+    local, remote = sweep(tmp_path / "local", *grid), sweep(tmp_path / "slurm", *grid, *ONE_JOB)
     for done in (local, remote):
         assert done.status == 0, done.out + done.err
     assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
@@ -136,32 +139,30 @@ def test_a_campaign_that_stops_by_itself_goes_on_where_it_was_left(tmp_path: Pat
     assert done.sizes["trial"] == 6 + 1 and bool(done.complete.all())
 
 
-def test_wait_false_returns_at_once_and_the_same_command_picks_up(tmp_path: Path) -> None:
-    first = sweep(tmp_path, *GRID, *LAUNCH, "wait=false")
-    assert first.status == 0, first.err
-    again = sweep(tmp_path, *GRID, *LAUNCH, "wait=false")
-    assert again.status == 0, again.err
-    waited = sweep(tmp_path, *GRID, *LAUNCH)
-    assert waited.status == 0, waited.err
+def test_the_same_or_a_wider_grid_submits_only_what_is_neither_stored_nor_queued(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = sweep(tmp_path, *GRID, *ONE_JOB, "wait=false")
+        assert done.status == 0, done.err
     assert len(arrays(tmp_path)) == 1, "nothing may be submitted twice"
-    done = analysis.open_sweep(tmp_path)
-    assert done.sizes["trial"] == 4 and bool(done.complete.all())
-    assert "4 complete already" in sweep(tmp_path, *GRID, *LAUNCH).out
-
-
-def test_a_wider_grid_submits_only_what_is_neither_stored_nor_queued(tmp_path: Path) -> None:
-    assert sweep(tmp_path, *GRID, *LAUNCH, "wait=false").status == 0
-    wider = sweep(tmp_path, *GRID, *LAUNCH, "seed=0,1")
+    wider = sweep(tmp_path, *GRID, *ONE_JOB, "seed=0,1")
     assert wider.status == 0, wider.err
     packs = {path.parent.name: path for path in tmp_path.glob("store.zarr/*/zarr.json")}
     done = analysis.open_sweep(tmp_path)
     assert done.sizes["trial"] == 8 and bool(done.complete.all())
-    assert len(packs) == 4, "each trial stands in one pack"
+    assert len(packs) == 4 and len(arrays(tmp_path)) == 2, "each trial stands in one pack"
+    assert "4 complete already" in sweep(tmp_path, *GRID, *ONE_JOB).out
 
 
 def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    options = ["partition=debug", "account=research", "qos=high", "cpus=1", f"setup=['touch {marker}']"]
+    options = [
+        "partition=debug",
+        "account=research",
+        "qos=high",
+        "cpus=1",
+        "gpus_per_task=1",
+        f"setup=['touch {marker}']",
+    ]
     done = sweep(
         tmp_path / "out",
         "model.width=16",
@@ -185,23 +186,6 @@ def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
     assert "--comment=stability" in script.read_text()
 
 
-def test_a_cancelled_job_is_reported_and_the_same_command_trains_it_again(tmp_path: Path) -> None:
-    long = ["model.width=16", "train.steps=200000", *SMALL, *LAUNCH]
-    process = subprocess.Popen(command(tmp_path, *long), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        array = eventually(lambda: arrays(tmp_path))[0]
-        eventually(lambda: "R" in slurm("squeue", "-h", "-j", array, "-o", "%t").split())
-        slurm("scancel", array)
-        output, error = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 1, error
-    (trace,) = (tmp_path / "errors").iterdir()
-    assert trace.read_text().startswith(f"Slurm job {array}_0 ended (CANCELLED")
-    assert str(trace) in output
-    assert "1 trial asked for, 0 golden twins added, 0 complete already" in sweep(tmp_path, *long, "plan=true").out
-
-
 INTERRUPTED = """
 import os, signal
 from sweeps import submitted
@@ -216,17 +200,23 @@ main()
 """
 
 
-@pytest.mark.parametrize("when", ["while it writes down its jobs", "while it waits for them"])
-def test_control_c_leaves_the_jobs_to_slurm(tmp_path: Path, when: str) -> None:
-    line = command(tmp_path, *GRID, *LAUNCH)
-    if when == "while it writes down its jobs":
-        line = [sys.executable, "-c", INTERRUPTED, *line[3:]]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+def test_control_c_leaves_the_jobs_to_slurm_while_it_writes_them_down(tmp_path: Path) -> None:
+    line = [f"out={tmp_path}", "device=cpu", *GRID, *ONE_JOB]
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, *line], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130, done.stderr
+    goes_on_with_one_array(tmp_path)
+
+
+def test_control_c_leaves_the_jobs_to_slurm_while_it_waits_for_them(tmp_path: Path) -> None:
+    process = started(tmp_path, *GRID, *ONE_JOB)
     eventually(lambda: len(list(tmp_path.glob("slurm/packs/*.json"))) == 2)
-    if when == "while it waits for them":
-        process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert sweep(tmp_path, *GRID, *LAUNCH).status == 0
-    assert len(arrays(tmp_path)) == 1
-    assert bool(analysis.open_sweep(tmp_path).complete.all())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    goes_on_with_one_array(tmp_path)
+
+
+def goes_on_with_one_array(out: Path) -> None:
+    assert len(list(out.glob("slurm/packs/*.json"))) == 2
+    assert sweep(out, *GRID, *ONE_JOB).status == 0
+    assert len(arrays(out)) == 1
+    assert bool(analysis.open_sweep(out).complete.all())

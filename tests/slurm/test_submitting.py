@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,18 +16,29 @@ from sweeps.planner import make_plan, pack_seconds
 from sweeps.run import Job
 from sweeps.settings import SlurmOptions
 from sweeps.slurm import SlurmExecutor, together
-from tests.slurm.test_slurm import GRID, LAUNCH, SMALL, arrays, assert_equal_stores, command, eventually, slurm, sweep
+from tests.slurm.test_slurm import (
+    GRID,
+    LAUNCH,
+    ONE_JOB,
+    SMALL,
+    arrays,
+    assert_equal_stores,
+    eventually,
+    slurm,
+    started,
+    sweep,
+)
 from tests.sweeps.conftest import call, trials
 
 pytestmark = pytest.mark.slurm
 
 
-def put_on_path(folder: Path, name: str, script: str) -> dict[str, str]:
-    """An environment in which a shell script stands before a command of Slurm's, which it calls as $real."""
+def put_on_path(folder: Path, name: str, script: str) -> str:
+    """A PATH on which a shell script stands before a command of Slurm's, which it calls as $real."""
     folder.mkdir()
     (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
     (folder / name).chmod(0o755)
-    return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return f"{folder}:{os.environ['PATH']}"
 
 
 # --- a sweep that is killed around sbatch ---------------------------------------------------------------------------
@@ -42,10 +53,10 @@ KILLS = {
 
 @pytest.mark.parametrize("when", KILLS)
 def test_a_sweep_that_is_killed_around_sbatch_submits_each_pack_once(tmp_path: Path, when: str) -> None:
-    out, line = tmp_path / "out", [*GRID, *LAUNCH]
-    killing = put_on_path(tmp_path / "bin", "sbatch", KILLS[when])
-    killed = subprocess.run(command(out, *line), env=killing, capture_output=True, text=True)
-    assert killed.returncode == -9, killed.stderr
+    jobs = 2 if when == "sbatch has answered" else 1
+    out, line = tmp_path / "out", [*GRID, *LAUNCH, f"hydra.launcher.parallel={jobs}"]
+    killed = started(out, *line, PATH=put_on_path(tmp_path / "bin", "sbatch", KILLS[when]))
+    assert killed.wait(timeout=60) == -signal.SIGKILL, killed.communicate()
     assert list(out.glob("slurm/submitting/*.json")) and not list(out.glob("slurm/packs/*"))
     again = sweep(out, *line, "wait=false")
     if when == "sbatch was never called":
@@ -58,16 +69,16 @@ def test_a_sweep_that_is_killed_around_sbatch_submits_each_pack_once(tmp_path: P
     assert sweep(out, *line).status == 0
     assert arrays(out) == [array]
     rows = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
-    eventually(lambda: sorted(slurm(*rows).split()) == [f"{array}_0|COMPLETED", f"{array}_1|COMPLETED"])
+    eventually(lambda: sorted(slurm(*rows).split()) == [f"{array}_{job}|COMPLETED" for job in range(jobs)])
     assert sweep(tmp_path / "whole", *GRID).status == 0
     assert_equal_stores(out, tmp_path / "whole")
 
 
 def test_jobs_of_a_killed_sweep_run_without_it(tmp_path: Path) -> None:
     """And the same command finds them done, long after Slurm has forgotten their names."""
-    out, line = tmp_path / "out", [*GRID, *LAUNCH]
-    killing = put_on_path(tmp_path / "bin", "sbatch", '$real "$@" && kill -KILL $PPID')
-    assert subprocess.run(command(out, *line), env=killing, capture_output=True).returncode == -9
+    out, line = tmp_path / "out", [*GRID, *ONE_JOB]
+    killed = started(out, *line, PATH=put_on_path(tmp_path / "bin", "sbatch", '$real "$@" && kill -KILL $PPID'))
+    assert killed.wait(timeout=60) == -signal.SIGKILL, killed.communicate()
     eventually(lambda: not slurm("squeue", "-h", "-j", arrays(out)[0]).strip())
     assert "4 complete already" in sweep(out, *line).out
     assert not list(out.glob("slurm/submitting/*")) and len(arrays(out)) == 1
@@ -75,8 +86,9 @@ def test_jobs_of_a_killed_sweep_run_without_it(tmp_path: Path) -> None:
 
 def test_status_and_cancel_see_the_jobs_of_a_killed_sweep(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    killing = put_on_path(tmp_path / "bin", "sbatch", KILLS["sbatch has answered"])
-    assert subprocess.run(command(out, *GRID, *LAUNCH), env=killing, capture_output=True).returncode == -9
+    path = put_on_path(tmp_path / "bin", "sbatch", KILLS["sbatch has answered"])
+    killed = started(out, *GRID, *LAUNCH, PATH=path)
+    assert killed.wait(timeout=60) == -signal.SIGKILL, killed.communicate()
     (array,) = arrays(out)
     for word, expected in (("status", f"Slurm job {array}_1, pending"), ("cancel", "cancelled 2 Slurm jobs")):
         done = call(word, str(out))
@@ -89,7 +101,7 @@ def test_what_sbatch_refuses_is_one_line_and_is_not_in_the_way_later(tmp_path: P
     assert done.status == 2
     (line,) = done.err.splitlines()
     assert line.startswith("error: hydra/launcher=slurm: sbatch: ") and "invalid partition" in line
-    assert sweep(tmp_path, *GRID, *LAUNCH).status == 0
+    assert sweep(tmp_path, *GRID, *ONE_JOB).status == 0
     assert not list(tmp_path.glob("slurm/submitting/*")) and len(arrays(tmp_path)) == 1
 
 
@@ -131,15 +143,15 @@ def test_short_packs_share_a_job(tmp_path: Path) -> None:
 def test_an_array_is_no_longer_than_slurm_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's own limit cannot be made small while others use it, so its answer is, when it is asked for that."""
     small = put_on_path(
-        tmp_path / "bin", "scontrol", "$real \"$@\" | sed 's/^MaxArraySize .*/MaxArraySize            = 3/'"
+        tmp_path / "bin", "scontrol", "$real \"$@\" | sed 's/^MaxArraySize .*/MaxArraySize            = 2/'"
     )
-    monkeypatch.setenv("PATH", small["PATH"])
+    monkeypatch.setenv("PATH", small)
     alone = ["hydra.launcher.minutes_per_job=0", "hydra.launcher.parallel=3"]
-    done = sweep(tmp_path / "out", *FOUR, *LAUNCH, *alone)
+    done = sweep(tmp_path / "out", "model.width=16,24,32", *FOUR[1:], *LAUNCH, *alone)
     assert done.status == 0, done.out + done.err
     assert bool(analysis.open_sweep(tmp_path / "out").complete.all())
     scripts = [script.read_text() for script in tmp_path.glob("out/slurm/*/submission.sh")]
-    assert sorted(re.findall(r"--array=(\S+)", " ".join(scripts))) == ["0-0%1", "0-2%2"]
+    assert sorted(re.findall(r"--array=(\S+)", " ".join(scripts))) == ["0-0%1", "0-1%2"]
     assert len(arrays(tmp_path / "out")) == 2
 
 
@@ -193,13 +205,13 @@ def test_options_that_cannot_be_are_one_line(tmp_path: Path, given: list[str], e
 
 @pytest.mark.parametrize(("option", "gpus"), [("gpus_per_task=1", 1), ("gpus_per_task=2", 2), ("gpus=2", 2)])
 def test_a_job_sees_the_gpus_that_it_asked_for(tmp_path: Path, option: str, gpus: int) -> None:
-    """Slurm hands out two in each node; what it calls a GPU here is /dev/null."""
+    """Slurm hands out two in each node; what it calls a GPU here is /dev/null. The job ends when it has seen them."""
     found = tmp_path / "found"
     line = ["model.width=16", "train.steps=5", *SMALL, *LAUNCH, f"hydra.launcher.{option}"]
-    seen = f"setup=['srun --ntasks=1 printenv CUDA_VISIBLE_DEVICES > {found}']"
-    done = sweep(tmp_path / "out", *line, f"hydra.launcher.{seen}")
+    setup = f"hydra.launcher.setup=['srun --ntasks=1 printenv CUDA_VISIBLE_DEVICES > {found}','exit 3']"
+    done = sweep(tmp_path / "out", *line, setup, "wait=false")
     assert done.status == 0, done.out + done.err
-    assert len(found.read_text().strip().split(",")) == gpus
+    assert len(eventually(lambda: found.exists() and found.read_text()).strip().split(",")) == gpus
     (script,) = tmp_path.glob("out/slurm/*/submission.sh")
     name = "--gpus-per-task=" if "task" in option else "--gpus-per-node="
     assert f"{name}{gpus}\n" in script.read_text()

@@ -175,9 +175,9 @@ def run(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -
     return end(start(*arguments, cwd=cwd, path=path, **options))
 
 
-def fork(*arguments: str, cwd: Path, path: Sequence[Path] = ()) -> Forked:
-    """As `start`, but forked from a process that has torch loaded."""
-    _started.append(Forked(arguments, cwd, (*path, REPOSITORY)))
+def fork(*arguments: str, cwd: Path, path: Sequence[Path] = (), **variables: str) -> Forked:
+    """As `start`, but forked from a process that has torch loaded; `variables` are set in its environment."""
+    _started.append(Forked(arguments, cwd, (*path, REPOSITORY), variables))
     return _started[-1]
 
 

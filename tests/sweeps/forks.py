@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,8 +33,9 @@ MOST = 1 << 20  # bytes of a command line
 class Forked:
     """A command that runs: what the tests need of a subprocess.Popen."""
 
-    def __init__(self, arguments: Sequence[str], cwd: Path, path: Sequence[Path]):
+    def __init__(self, arguments: Sequence[str], cwd: Path, path: Sequence[Path], variables: Mapping[str, str]):
         asked = {"arguments": arguments, "cwd": str(cwd), "path": [str(cwd), *map(str, path)]}
+        asked["variables"] = {**variables, "PYTHONPATH": os.pathsep.join(map(str, path))}
         ends = [os.pipe() for _ in ("out", "err", "status")]
         self.args, self.returncode = arguments, None
         with _asking:
@@ -146,7 +147,7 @@ if __name__ == "__main__":
     gc.freeze()  # what all share is left alone
     asked = _serve()
     os.chdir(asked["cwd"])
-    os.environ["PYTHONPATH"] = os.pathsep.join(asked["path"][1:])
+    os.environ.update(asked["variables"])
     sys.path[:0] = asked["path"]
     sys.argv[1:] = asked["arguments"]
     importlib.import_module("sweeps.local").available_cores = lambda: 1  # as in `call`
