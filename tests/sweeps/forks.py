@@ -1,17 +1,20 @@
 """`python -m sweeps` forked from a process that has loaded torch already, which takes longer than such small sweeps.
 
 Nothing of this repository is loaded before the fork: the command loads it from where it is told to. It leads a session
-of its own, hears the signals that it is sent, starts workers as it always does, and ends as the interpreter ends it.
+of its own, hears the signals that it is sent, and ends as the interpreter ends it. The server that forks its workers is
+the one of `multiprocessing`, in a process that has loaded torch, too.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
 import json
+import multiprocessing.util
 import os
 import runpy
 import select
@@ -28,6 +31,7 @@ LIBRARIES = (
     "antlr4, hydra, omegaconf, optuna, pebble, rich.progress, scipy.stats, tokenizers, torch, xarray, yaml, zarr"
 )
 MOST = 1 << 20  # bytes of a command line
+MANY = 100  # no process here has so many files open
 
 
 class Forked:
@@ -131,6 +135,37 @@ def _serve() -> dict:
             os.close(end)
 
 
+def _stand_by() -> None:
+    """Have a child that becomes this process' fork server once that is to start, and ends with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    child = os.fork()
+    if not child:
+        ours.close()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a fork server does
+        code, received, *_ = socket.recv_fds(theirs, MOST, 2)
+        if not code:
+            os._exit(0)
+        above = [fcntl.fcntl(end, fcntl.F_DUPFD, MANY) for end in received]
+        theirs.close()
+        asked = json.loads(code)
+        for end, number in zip(above, asked["ends"], strict=True):
+            os.dup2(end, number)
+            os.close(end)
+        exec(asked["code"], {"__name__": "__main__"})
+        os._exit(0)
+    theirs.close()
+    real, waiting = multiprocessing.util.spawnv_passfds, [child]
+
+    def spawn(path: bytes, words: Sequence[str], ends: Sequence[int]) -> int:
+        if not words[-1].startswith("from multiprocessing.forkserver import main") or not waiting:
+            return real(path, words, ends)
+        socket.send_fds(ours, [json.dumps({"code": words[-1], "ends": list(ends)}).encode()], ends)
+        ours.close()
+        return waiting.pop()
+
+    multiprocessing.util.spawnv_passfds = spawn
+
+
 def _tell(command: int, ends: Sequence[int]) -> NoReturn:
     """Be the parent of a command, which has pipes of its own, until it has ended."""
     *printed, status = ends
@@ -149,6 +184,7 @@ if __name__ == "__main__":
     os.chdir(asked["cwd"])
     os.environ.update(asked["variables"])
     sys.path[:0] = asked["path"]
+    _stand_by()
     sys.argv[1:] = asked["arguments"]
     importlib.import_module("sweeps.local").available_cores = lambda: 1  # as in `call`
     runpy.run_module("sweeps", run_name="__main__", alter_sys=True)

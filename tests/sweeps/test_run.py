@@ -120,7 +120,7 @@ def test_results_are_there(command: ModuleType, undisturbed: Path) -> None:
 
 
 def test_workers_change_no_bit(command: ModuleType, undisturbed: Path, tmp_path: Path) -> None:
-    ended = command.end(command.fork(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path))
+    ended = command.run(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path)
     assert (ended.status, ended.err) == (0, "")
     assert re.search(r"trained 8 of 8 trials: \d", ended.out)
     assert not command.differing(command.results(tmp_path / "out"), command.results(undisturbed))
@@ -338,7 +338,7 @@ def test_stopped_while_workers_start(
     status: int,
 ) -> None:
     """They take seconds to import torch, and say nothing if that is cut short."""
-    process = command.fork(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path)
+    process = command.start(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path)
     command.until(lambda: command.is_importing_torch(process.pid), "the workers' parent is in the midst of its imports")
     send(process, number)
     stopped = command.end(process)
