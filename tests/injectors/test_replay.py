@@ -268,7 +268,7 @@ def replays(campaign: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[c
         if number % 2:
             (folder / f"{fault}.json").write_text(Replay(record=f"{campaign}:{trial_id}").resolved().record)
             records[-1] = f"{fault}.json"
-    ended = command.run(*replaying(",".join(records), "out=out"), cwd=folder)
+    ended = command.end(command.fork(*replaying(",".join(records), "out=out"), cwd=folder))
     return ended, folder / "out"
 
 

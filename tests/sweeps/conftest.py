@@ -150,13 +150,17 @@ def refused(folder: Path, *arguments: str) -> list[str]:
     return ended.err.splitlines()
 
 
-def start(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -> subprocess.Popen:
-    """The command in a process group of its own, as a shell starts it; `path` comes before this repository."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY)))}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    options = {**pipes, "env": environment, **options}
+def start(
+    *arguments: str, cwd: Path, path: Sequence[Path] = (), stdout: int = subprocess.PIPE, **variables: str
+) -> subprocess.Popen:
+    """The command in a process group of its own, as a shell starts it; `path` comes before this repository.
+
+    `variables` are set in its environment.
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))), **variables}
+    pipes: dict[str, Any] = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-m", "sweeps", *arguments]
-    _started.append(subprocess.Popen(command, cwd=cwd, start_new_session=True, **options))
+    _started.append(subprocess.Popen(command, cwd=cwd, start_new_session=True, env=environment, **pipes))
     return _started[-1]
 
 
@@ -171,12 +175,8 @@ def end(process: subprocess.Popen | Forked) -> Ended:
     return Ended(process.returncode, out, err)
 
 
-def run(*arguments: str, cwd: Path, path: Sequence[Path] = (), **options: Any) -> Ended:
-    return end(start(*arguments, cwd=cwd, path=path, **options))
-
-
 def fork(*arguments: str, cwd: Path, path: Sequence[Path] = (), **variables: str) -> Forked:
-    """As `start`, but forked from a process that has torch loaded; `variables` are set in its environment."""
+    """As `start`, but forked from a process that has torch loaded."""
     _started.append(Forked(arguments, cwd, (*path, REPOSITORY), variables))
     return _started[-1]
 

@@ -377,8 +377,8 @@ def test_from_a_shell(command: ModuleType, tmp_path: Path, arguments: list[str],
     command.write_yaml(tmp_path / "mine", "study/evil.yaml", "x: {_target_: os.mkdir, path: called}")
     open_store(tmp_path / "old", "quickstart")
     before = command.tree(tmp_path)
-    environment = os.environ | {"PATH": str(tmp_path), "PYTHONPATH": str(command.REPOSITORY)}
-    ended = command.run(*command.tiny(*arguments), cwd=tmp_path, env=environment)
+    begin = command.start if "-m" in arguments else command.fork
+    ended = command.end(begin(*command.tiny(*arguments), cwd=tmp_path, PATH=str(tmp_path)))
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.startswith(line.format(folder=tmp_path))
     assert ended.err.count("\n") == 1

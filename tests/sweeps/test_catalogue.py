@@ -39,8 +39,7 @@ def squeezed(text: str) -> str:
 
 def test_every_option_has_its_line(command: ModuleType) -> None:
     """Into a pipe nothing is cut or wrapped, however narrow it claims to be."""
-    environment = os.environ | {"PYTHONPATH": str(command.REPOSITORY), "COLUMNS": "40"}
-    ended = command.run("--list", cwd=FOLDER, env=environment)
+    ended = command.end(command.fork("--list", cwd=FOLDER, COLUMNS="40"))
     assert (ended.status, ended.err) == (0, "")
     found = listed(ended.out)
     for group in ("mitigation", "fault"):
@@ -147,7 +146,7 @@ def test_extra_arguments(command: ModuleType, empty: Path, arguments: list[str],
 
 
 def test_help_mentions_it(command: ModuleType, empty: Path) -> None:
-    ended = command.run("--help", cwd=empty)
+    ended = command.end(command.fork("--help", cwd=empty))
     assert (ended.status, ended.err) == (0, "")
     start = ended.out.partition("== Configuration groups ==")[0]
     assert "python -m sweeps --list " in start

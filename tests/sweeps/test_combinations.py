@@ -152,7 +152,7 @@ def test_hydra_answers_questions_about_a_combination(
 
 
 def test_hydra_answers_from_a_shell(command: ModuleType, tmp_path: Path) -> None:
-    ended = command.run("--cfg", "job", "mitigation=qk_norm+clip_1", cwd=tmp_path)
+    ended = command.end(command.fork("--cfg", "job", "mitigation=qk_norm+clip_1", cwd=tmp_path))
     assert (ended.status, ended.err) == (0, "")
     assert "\n  qk_norm: true\n" in ended.out
     assert "\n  clip: 1.0\n" in ended.out

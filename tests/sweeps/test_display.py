@@ -45,8 +45,8 @@ def test_no_more_workers_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_bar_on_a_terminal(command: ModuleType, tmp_path: Path) -> None:
     master, slave = pty.openpty()
-    environment = os.environ | {"PYTHONPATH": str(command.REPOSITORY), "TERM": "xterm-256color", "COLUMNS": "120"}
-    process = command.start(*command.tiny(*GRID, "out=out"), cwd=tmp_path, stdout=slave, env=environment)
+    terminal = {"TERM": "xterm-256color", "COLUMNS": "120"}
+    process = command.start(*command.tiny(*GRID, "out=out"), cwd=tmp_path, stdout=slave, **terminal)
     os.close(slave)
     shown = b""
     with contextlib.suppress(OSError):  # the other end is closed: it has ended
