@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 
 import hydra
 import yaml
@@ -28,8 +29,9 @@ from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
 MOST_REASONS = 20
 
 
+@cache
 def register() -> None:
-    """Put the dataclasses' defaults where Hydra composes from."""
+    """Put the dataclasses' defaults where Hydra composes from; once is enough for a process."""
     store = ConfigStore.instance()
     store.store(name="schema", node=schema())
     for kind, node in fault_schemas().items():
