@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 # Tests run side by side: threads that spin while they wait take the cores from one another. Read when torch is loaded.
@@ -11,6 +12,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
+
+
+# What is started in the background hears no Ctrl-C, and neither would the commands that tests stop with it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
