@@ -171,7 +171,8 @@ def test_ctrl_c_ends_all_of_them_without_a_word(command: ModuleType, empty: Path
     os.killpg(process.pid, signal.SIGINT)
     ended = command.end(process)
     assert ended.status == 130 and "Traceback" not in ended.out + ended.err, ended
-    assert command.is_group_gone(process.pid)
+    assert not others(process.pid)
+    command.until(lambda: command.is_group_gone(process.pid), "the end of all")
 
 
 # --- a rank that fails ----------------------------------------------------------------------------------------------
