@@ -13,7 +13,6 @@ import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-
 # What is started in the background hears no Ctrl-C, and neither would the commands that tests stop with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
