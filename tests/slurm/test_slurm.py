@@ -219,4 +219,5 @@ def goes_on_with_one_array(out: Path) -> None:
     assert len(list(out.glob("slurm/packs/*.json"))) == 2
     assert sweep(out, *GRID, *ONE_JOB).status == 0
     assert len(arrays(out)) == 1
-    assert bool(analysis.open_sweep(out).complete.all())
+    done = analysis.open_sweep(out)
+    assert done.sizes["trial"] == 4 and bool(done.complete.all())
