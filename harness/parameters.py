@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from harness.products import CACHE_LINE
 from harness.scaling import TensorRow
 
 ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/products.py
+SMALL_DRAW = 4096  # elements; the 2048 draws that are kept take 32 MiB at most
 
 
 def _aligned(offset: int) -> int:
@@ -142,12 +143,25 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
         for r, seed in enumerate(seeds):
             if drawn.setdefault(seed, r) < r:
                 view[r] = view[drawn[seed]]
-                continue
-            digest = hashlib.sha256(f"{seed} {row.name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            torch.nn.init.trunc_normal_(view[r], std=1.0, a=-2.0, b=2.0, generator=generator)
+            elif row.size <= SMALL_DRAW:
+                view[r] = small_draw(seed, row.name, row.shape)
+            else:
+                _draw(view[r], seed, row.name)
         view.mul_(row.std / TRUNCATED_STD).add_(row.mean)
     return flat.to(device, dtype)
+
+
+def _draw(values: Tensor, seed: int, name: str) -> Tensor:
+    """Fill with the standard normal values, cut at +-2, of a seed and a tensor's name."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.nn.init.trunc_normal_(values, std=1.0, a=-2.0, b=2.0, generator=generator)
+
+
+@lru_cache(maxsize=2048)
+def small_draw(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    """The same, kept for later packs, which often share seeds: to draw a small tensor costs some steps of training."""
+    return _draw(torch.empty(shape), seed, name)
 
 
 TRUNCATED_STD = 0.8796256610342398  # standard deviation of a standard normal cut at +-2

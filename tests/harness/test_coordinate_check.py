@@ -11,6 +11,7 @@ from functools import cache
 import pytest
 import torch
 
+from harness import parameters
 from harness.optimizers import OPTIMIZERS
 from sweeps.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, slopes
 
@@ -21,6 +22,15 @@ GROWS = 0.3
 WITHIN = [name for name in ACTIVATIONS if name not in ("embedding", "logits")]
 OF_A_RULE = {cls.rule: name for name, cls in OPTIMIZERS.items()}
 """One optimizer for each rule by which the size of updates may go."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def draws():
+    """Initial weights depend on seed and shape alone: those of one size are drawn once for all optimizers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parameters, "SMALL_DRAW", 768**2 * 4)
+        yield
+    parameters.small_draw.cache_clear()
 
 
 @cache

@@ -11,7 +11,7 @@ import torch
 
 from analysis import open_sweep
 from harness import signals
-from harness.config import ConfigError, trial_from_dict
+from harness.config import ConfigError, Trial, trial_from_dict
 from harness.contradictions import check_trial
 from harness.curriculum import curriculum_of
 from harness.loss import cross_entropy
@@ -43,10 +43,25 @@ GROWTHS = {
 growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
 
 
+VICTIMS = {Site.WEIGHT: 2, Site.REDUCED_GRADIENT: 7}
+
+
+def nine(growth: str) -> list[Trial]:
+    """Two ruined ones are no quarter of them, so the pack does not shrink."""
+    return conftest.different(9, steps=5, validate_every=3, **GROWTHS[growth])
+
+
 @cache
 def plain_run(growth: str) -> conftest.Run:
-    """Five trials that nothing happens to."""
-    return conftest.run(conftest.different(5, **GROWTHS[growth]))
+    """Trials that nothing happens to, looked at by several tests and changed by none."""
+    return conftest.run(nine(growth))
+
+
+@cache
+def struck_run(growth: str) -> conftest.Run:
+    """The same, in which each victim gets a NaN at its site in step 2."""
+    strikes = {i: Change(site, range(2, 3), fill_first("head", math.nan)) for site, i in VICTIMS.items()}
+    return conftest.run(nine(growth), strikes)
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------------
@@ -102,13 +117,11 @@ def test_as_few_steps_as_reach_the_tokens(engine, growth, steps):
     assert trial.steps == sizes.steps >= steps
     assert sizes.tokens[-1] >= wanted and (sizes.steps == 1 or sizes.tokens[-2] < wanted)
     each = np.diff(sizes.tokens, prepend=0)
-    assert (
-        np.array_equal(each, sizes.sequences * sizes.lengths * sizes.pieces) and (each <= trial.train.batch * 8).all()
-    )
+    assert np.array_equal(each, sizes.sequences * sizes.lengths * sizes.pieces)
+    assert (each <= trial.train.batch * 8).all()
     assert (each[sizes.grown :] == trial.train.batch * 8).all() and (sizes.lengths[sizes.grown :] == 8).all()
-    assert (
-        sizes.grown == 0 or sizes.lengths[sizes.grown - 1] < 8 or sizes.sequences[sizes.grown - 1] < trial.train.batch
-    )
+    last = sizes.grown - 1
+    assert last < 0 or sizes.lengths[last] < 8 or sizes.sequences[last] < trial.train.batch
 
 
 def test_without_growth_all_is_as_it_was(engine):
@@ -214,12 +227,13 @@ def test_the_kind_of_attention_is_that_of_the_whole_context(engine):
 # --- the promises, while sizes grow ---------------------------------------------------------------------------------
 
 
-@growths
+@pytest.mark.parametrize("growth", GROWTHS)
 @pytest.mark.parametrize("shape", [{}, {"positions": "learned", "width": 24, "context": 12}])
 def test_a_trial_does_not_depend_on_its_pack(engine, growth, shape):
-    trials = engine.different(7, **{"steps": 5, "validate_every": 3, **shape, **growth})
-    together = engine.run(trials)
-    assert together.signals["loss"].shape == (7, trials[0].steps)
+    fields = {"steps": 5, "validate_every": 3, **shape, **GROWTHS[growth]}
+    trials = engine.different(7, **fields) if shape else nine(growth)
+    together = engine.run(trials) if shape else plain_run(growth)
+    assert together.signals["loss"].shape == (len(trials), trials[0].steps)
     for members in ([5, 3], [6, 2, 4]):
         apart = engine.run([trials[i] for i in members])
         for row, i in enumerate(members):
@@ -227,12 +241,12 @@ def test_a_trial_does_not_depend_on_its_pack(engine, growth, shape):
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
-@pytest.mark.parametrize("site", [Site.WEIGHT, Site.REDUCED_GRADIENT])
+@pytest.mark.parametrize("site", VICTIMS)
 def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, growth, site):
-    plain, trials = plain_run(growth), engine.different(5, **GROWTHS[growth])
-    struck = engine.run(trials, {2: Change(site, range(2, 3), fill_first("head", math.nan))})
-    assert struck.result.outcome[2] == NON_FINITE and struck.result.nonfinite_step[2] == 2
-    assert [engine.same_bits(plain[i], struck[i]) for i in (0, 1, 3, 4)] == [[]] * 4
+    plain, struck, victim = plain_run(growth), struck_run(growth), VICTIMS[site]
+    assert struck.result.outcome[victim] == NON_FINITE and struck.result.nonfinite_step[victim] == 2
+    others = set(range(9)) - set(VICTIMS.values())
+    assert [engine.same_bits(plain[i], struck[i]) for i in others] == [[]] * 7
 
 
 @growths
@@ -262,14 +276,8 @@ def test_a_fork_equals_a_full_run(engine, growth):
 
 @pytest.mark.parametrize("mode", ["truncate", "reshape"])
 def test_ranks_make_no_difference_but_rounding(engine, mode):
-    fields = {
-        "precision": "fp64",
-        "batch": 4,
-        "batch_start": 2,
-        "batch_steps": 1,
-        "sequence_start": 2,
-        "sequence_mode": mode,
-    }
+    growth = {"batch": 4, "batch_start": 2, "batch_steps": 1, "sequence_start": 2, "sequence_mode": mode}
+    fields = {"precision": "fp64", **growth}
     one, two = (engine.run([engine.trial(seed=r, ranks=ranks, **fields) for r in range(2)]) for ranks in (1, 2))
     for name in ("loss", "grad_norm", "validation_loss", "tokens"):
         np.testing.assert_allclose(one.signals[name], two.signals[name], rtol=1e-9)
@@ -314,9 +322,7 @@ def test_an_element_of_an_activation_is_refused_while_it_is_smaller(engine, site
     growth = GROWTHS["truncated"]
     fault = {"site": site, "tensor": "blocks.*.down", "bit": 20}
     early = engine.trial(fault=Value(start=4, **fault), **growth)
-    words = (
-        rf"^fault.start=4: activations are smaller at fault.site={site} while .*; allowed: 5 or later, or fault.elem"
-    )
+    words = rf"^fault.start=4: activations are smaller at fault.site={site} while .*; allowed: 5 or later, or fault.e"
     with pytest.raises(ConfigError, match=words):
         check_trial(early)
     accepted = [

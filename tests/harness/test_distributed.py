@@ -7,8 +7,7 @@ configuration says in which order they are added; otherwise they agree to roundi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,50 +15,39 @@ import pytest
 import torch
 
 from harness.config import Trial
-from harness.distributed import Group, ReplicasDiffer
 from harness.outcome import NON_FINITE
 from harness.sites import Site
 from injectors.value import Value
 from sweeps.processes import ranks
 from tests.harness import conftest as engine
+from tests.harness.processes import CPU, Processes, message_of_differing, message_of_records, serve, trained
 from tests.injectors.conftest import SHAPE, START, cases, fault
 
-CPU = torch.device("cpu")
 CASES = cases()
 
 
-class Processes:
-    """A group whose other ranks wait for what they are to do."""
-
-    def __init__(self, group: Group):
-        self.group = group
-
-    def __call__(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call `function(group, *arguments)` in all of them. Returns what it returns in rank 0."""
-        self.group.gather_objects(partial(function, *arguments, **options))
-        return function(self.group, *arguments, **options)
-
-
-def serve(group: Group) -> None:
-    """What another rank does: what rank 0 says."""
-    while (told := group.gather_objects(None)[0]) is not None:
-        told.func(group, *told.args, **told.keywords)
+@pytest.fixture(scope="module")
+def three() -> Iterator[Processes]:
+    with ranks(3, CPU, serve) as group:
+        processes = Processes(group)
+        yield processes
+        processes.end()
 
 
 @pytest.fixture(scope="module")
-def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
-    """As many as the test asks for; a process can be in one group at a time."""
-    with ranks(request.param, CPU, serve) as group:
-        yield Processes(group)
-        group.gather_objects(None)
+def processes(
+    request: pytest.FixtureRequest, three: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Processes]:
+    """As many as the test asks for."""
+    if request.param == 3:
+        yield three
+    else:
+        with three.first(request.param, tmp_path_factory.mktemp("group")) as fewer:
+            yield fewer
 
 
 of_two = pytest.mark.parametrize("processes", [2], indirect=True, ids=["two"])
 of_three = pytest.mark.parametrize("processes", [3], indirect=True, ids=["three"])
-
-
-def trained(group: Group, trials: Sequence[Trial], **options: Any) -> engine.Run:
-    return engine.run(trials, prepare=lambda pack: pack.spread_over(group), **options)
 
 
 def assert_same(*runs: engine.Run) -> None:
@@ -145,20 +133,20 @@ def test_without_telemetry_or_detection(processes):
 # --- faults ------------------------------------------------------------------------------------------------------
 
 
-def faulty(case: str, rank: int, **changes: Any) -> Trial:
+def faulty(golden: Trial, case: str, rank: int, **changes: Any) -> Trial:
     own = fault(case)
     if hasattr(own, "rank"):
         changes["rank"] = rank
-    return engine.trial(**SHAPE, batch=4, seed=7, fault=dataclasses.replace(own, **changes))
+    return dataclasses.replace(golden, fault=dataclasses.replace(own, **changes))
 
 
 @of_two
 @pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_fault_does_what_it_does_with_simulated_ranks(processes, forks, rank):
-    """All in one pack, where those full of NaN freeze."""
-    golden = engine.trial(**SHAPE, batch=4, seed=7)
-    trials = [golden, *(faulty(case, rank) for case in CASES)]
+    """All in one pack, where those full of NaN freeze; up to two steps of what begins at START."""
+    golden = engine.trial(**SHAPE, batch=4, seed=7, steps=START + 2)
+    trials = [golden, *(faulty(golden, case, rank) for case in CASES)]
     real, simulated = processes(trained, trials, forks=forks, block=2), engine.run(trials, forks=forks, block=2)
     assert_same(real, simulated)
     assert NON_FINITE in real.result.outcome
@@ -181,7 +169,7 @@ def test_faults_that_last(processes):
     """Permanent ones, and those that come again."""
     lasting = [case for case in CASES if "nan" not in case and "infinity" not in case]
     golden = engine.trial(**SHAPE, batch=4, seed=7)
-    trials = [golden, *(faulty(case, 1, duration=None, period=2) for case in lasting)]
+    trials = [golden, *(faulty(golden, case, 1, duration=None, period=2) for case in lasting)]
     assert_same(processes(trained, trials), engine.run(trials))
 
 
@@ -228,43 +216,11 @@ def test_an_overflow_in_one_rank_costs_the_step_and_half_of_the_scale(processes)
 # --- replicas ----------------------------------------------------------------------------------------------------
 
 
-class Corrupted:
-    """Changes a weight in the process of one rank alone, which no fault of a trial does."""
-
-    calls, taps, permanent, memory = ((Site.UPDATE, 3),), (), False, {}
-
-    def __init__(self, is_here: bool):
-        self.is_here = is_here
-
-    def recall(self, memory: Any) -> None:
-        pass
-
-    def visit(self, visit: Any) -> list[Any]:
-        if self.is_here:
-            visit.tensors["head"][1, 2] += 1e-7
-        return []
-
-
-def message_of_differing(group: Group, trials: Sequence[Trial], rank: int) -> str:
-    with pytest.raises(ReplicasDiffer) as caught:
-        trained(group, trials, injectors={0: Corrupted(group.rank == rank)}, block=4)
-    return str(caught.value)
-
-
 @of_three
 @pytest.mark.parametrize("rank", [1, 2])
 def test_replicas_that_differ_are_found_out_before_anything_is_written(processes, rank):
     message = processes(message_of_differing, engine.different(2, batch=3, ranks=3), rank)
     assert message.startswith(f"ranks 0 and {rank} should have the same state and differ in pack.weights")
-
-
-def message_of_records(group: Group, trials: Sequence[Trial]) -> str:
-    """A fault that is armed in one process alone."""
-    injectors = {} if group.rank else {1: None}
-    with pytest.raises(ReplicasDiffer) as caught:
-        agenda = {1: engine.injector_of(trials[1])} | injectors
-        trained(group, trials, injectors=agenda)
-    return str(caught.value)
 
 
 @of_two

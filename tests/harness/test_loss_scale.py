@@ -142,13 +142,21 @@ def test_a_scale_that_is_no_power_of_two_changes_rounding_alone(engine):
 # --- what scaling is for --------------------------------------------------------------------------------------------
 
 
+SHAPE = {"clip": 0.5, "qk_norm": True, "steps": 5}
+
+
+@cache
+def without_scaling(engine, ranks, precision):
+    return engine.run([engine.trial(seed=r, ranks=ranks, precision=precision, **SHAPE) for r in range(3)])
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
 def test_a_power_of_two_changes_no_bit(engine, kind, ranks, precision):
     """Multiplying by it is exact, and so is dividing, where nothing overflows or underflows."""
-    shape = {"ranks": ranks, "precision": precision, "clip": 0.5, "qk_norm": True, "steps": 5}
-    plain = engine.run([engine.trial(seed=r, **shape) for r in range(3)])
+    shape = {"ranks": ranks, "precision": precision, **SHAPE}
+    plain = without_scaling(engine, ranks, precision)
     scaled = engine.run([engine.trial(seed=r, loss_scaling=kind, loss_scale=2.0 ** (8 * r), **shape) for r in range(3)])
     assert [engine.same_bits(unscaled(plain, r), unscaled(scaled, r)) for r in range(3)] == [[], [], []]
     assert [scales(scaled, r) for r in range(3)] == [[2.0 ** (8 * r)] * 5 for r in range(3)]

@@ -46,9 +46,9 @@ def at_full_precision(variant: str) -> conftest.Run:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_trial_does_not_depend_on_its_pack(engine, variant, threads):
     torch.set_num_threads(threads)
-    trials = different(engine, variant, 7, steps=2, validate_every=2, **ODD)
+    trials = different(engine, variant, 5, steps=2, validate_every=2, **ODD)
     together = engine.run(trials, prepare=roughen)
-    for members in ([5, 3], [6, 2, 4]):
+    for members in ([3, 2], [4, 1, 0]):  # two threads share the middle one of an odd pack: not the same one in each
         apart = engine.run([trials[i] for i in members], prepare=roughen)
         for row, i in enumerate(members):
             assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"

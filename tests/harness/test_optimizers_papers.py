@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
-import pytorch_optimizer as others
 import torch
 from torch import Tensor
 
@@ -49,6 +49,14 @@ def assert_equals(trials: Sequence[Trial], expected: Callable[[Trial], Mapping[s
 
 
 # --- others' code ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def others() -> ModuleType:
+    """The package takes two seconds to import, and only here."""
+    import pytorch_optimizer
+
+    return pytorch_optimizer
 
 
 def trained_by(make: Callable[[Groups, Trial], torch.optim.Optimizer], only: Sequence[str] = ()) -> Any:
@@ -111,14 +119,14 @@ def test_sgd_without_momentum() -> None:
     assert_equals(different("sgd", beta1=0.0), trained_by(make))
 
 
-def test_lion() -> None:
+def test_lion(others: ModuleType) -> None:
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         return others.Lion(without_eps(groups), betas=betas(trial), weight_decay=0.0)
 
     assert_equals(different("lion"), trained_by(make))
 
 
-def test_stable_adamw() -> None:
+def test_stable_adamw(others: ModuleType) -> None:
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         return others.StableAdamW(groups, betas=betas(trial), weight_decay=0.0)
 
@@ -128,7 +136,7 @@ def test_stable_adamw() -> None:
 STABLE_SPAM = [{"interval": 20}, {"gamma1": 0.85, "gamma2": 0.99, "interval": 13}, {"gamma3": 0.9}]
 
 
-def test_stable_spam() -> None:
+def test_stable_spam(others: ModuleType) -> None:
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         own = trial.section("stable_spam")
         decays = {"gamma1": own.gamma1, "gamma2": own.gamma2, "theta": own.gamma3}
@@ -144,7 +152,7 @@ SPAM = [
 ]
 
 
-def test_spam_without_warmup() -> None:
+def test_spam_without_warmup(others: ModuleType) -> None:
     """The package counts the steps of a warm-up in another way than the authors, and corrects before epsilon."""
 
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
@@ -155,7 +163,7 @@ def test_spam_without_warmup() -> None:
     assert_equals(different("spam", options=SPAM, eps=1e-30), trained_by(make))
 
 
-def test_lamb_on_matrices() -> None:
+def test_lamb_on_matrices(others: ModuleType) -> None:
     """Without epsilon: then it cancels in the ratio that the package does not correct the moments.
 
     It also holds |W| to 10, and scales vectors; unless told otherwise, it divides the rate by 1 - beta1^t.
@@ -172,7 +180,7 @@ def test_lamb_on_matrices() -> None:
     assert_equals(different("lamb", eps=1e-30), trained)
 
 
-def test_lars() -> None:
+def test_lars(others: ModuleType) -> None:
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         trust = trial.section("lars").trust
         return others.LARS(without_eps(groups), momentum=trial.optim.beta1, trust_coefficient=trust)

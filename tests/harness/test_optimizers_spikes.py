@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import cache
 
@@ -30,8 +31,13 @@ def steady(rig, step):
 
 def after(name, steps, options=None, **optim):
     """A rig of two equal trials in float32 after so many steady steps, and the gradients of the next one."""
-    own = {"lr": 1e-2, "weight_decay": 0.0, **optim}
-    rig = Rig([trial(name, options=options, **own)] * 2, dtype=torch.float32)
+    own = trial(name, options=options, **{"lr": 1e-2, "weight_decay": 0.0, **optim})
+    return copy.deepcopy(trained(own, steps))  # its arrays share memory as those of the first one do
+
+
+@cache
+def trained(own, steps):
+    rig = Rig([own] * 2, dtype=torch.float32)
     for step in range(steps):
         steady(rig, step)
         rig.step()
@@ -301,9 +307,9 @@ def infinite(step):
 
 
 @cache
-def five(engine, name, struck=None, **fields):
+def five(engine, name, steps, struck=None, **fields):
     """One of them may freeze without another being dropped; in step `struck` an element of its gradient is infinite."""
-    trials = [engine.trial(seed=r, name=name, steps=30, lr=1e-3, depth=1, **fields) for r in range(5)]
+    trials = [engine.trial(seed=r, name=name, steps=steps, lr=1e-3, depth=1, **fields) for r in range(5)]
     return engine.run(trials, {} if struck is None else {1: infinite(struck)})
 
 
@@ -320,7 +326,7 @@ def five(engine, name, struck=None, **fields):
     ],
 )
 def test_a_trial_goes_on_only_if_its_weights_stay_finite(engine, name, step, fields, goes_on):
-    run, clean = five(engine, name, step, **fields), five(engine, name, **fields)
+    run, clean = five(engine, name, step + 5, step, **fields), five(engine, name, step + 5, **fields)
     assert run.result.nonfinite_step == [None, None if goes_on else step, None, None, None]
     if not goes_on:
         assert torch.equal(run.weights[-1][1], run.weights[step - 1][1]) and torch.isfinite(run.weights[-1][1]).all()

@@ -274,8 +274,8 @@ def test_norms_in_the_format_of_products_are_the_same_in_full_precision(engine, 
 
 @cache
 def losses(engine, precision):
-    shape = {"steps": 60, "lr": 1e-2, "batch": 8, "context": 16}
-    return engine.run([engine.trial(seed=r, precision=precision, **shape) for r in range(2)], block=60).signals["loss"]
+    shape = {"steps": 30, "lr": 2e-2, "batch": 8, "context": 16}
+    return engine.run([engine.trial(seed=r, precision=precision, **shape) for r in range(2)], block=30).signals["loss"]
 
 
 @half

@@ -56,15 +56,26 @@ def ruin(tensors: Mapping[str, Tensor]) -> None:
 # --- 1: control equals nothing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("site", [site for site in Site if site not in (Site.BEFORE_UPDATE, Site.LOSS_SCALE)])
+SITES = [site for site in Site if site not in (Site.BEFORE_UPDATE, Site.LOSS_SCALE)]
+
+
+@cache
+def with_injectors() -> conftest.Run:
+    """For each site two trials whose injector is never due, and one like the first in which it is."""
+    first, second = conftest.different(2)
+    injectors: dict[int, Change] = {}
+    for site in SITES:
+        for steps in (range(0), range(first.train.steps, 10**4), range(3, 4)):
+            injectors[len(injectors)] = Change(site, steps, ruin)
+    return conftest.run([first, second, first] * len(SITES), injectors)
+
+
+@pytest.mark.parametrize("site", SITES)
 def test_an_injector_that_is_never_due_changes_no_bit(engine, site):
-    trials = engine.different(3)
-    never = {0: Change(site, range(0), ruin), 1: Change(site, range(trials[0].train.steps, 10**4), ruin)}
-    plain, controlled = plain_run(tuple(trials)), engine.run(trials, never)
-    assert [engine.same_bits(plain[i], controlled[i]) for i in range(3)] == [[], [], []]
-    assert controlled.result.events == [[], [], []]
-    due = engine.run(trials, {0: Change(site, range(3, 4), ruin)})
-    assert engine.same_bits(plain[0], due[0]), "the same injector does change something once it is due"
+    plain, run, own = plain_run(tuple(engine.different(2))), with_injectors(), 3 * SITES.index(site)
+    assert [engine.same_bits(plain[i], run[own + i]) for i in range(2)] == [[], []]
+    assert run.result.events[own : own + 2] == [[], []]
+    assert engine.same_bits(plain[0], run[own + 2]), "the same injector does change something once it is due"
 
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
@@ -160,6 +171,7 @@ SHAPES = {
 @pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, poison, shape):
+    shape = {"steps": 6, **shape}  # two after the last strike
     healthy = [engine.trial(seed=r, **shape) for r in range(5)]  # one in five frozen: the pack does not shrink
     trials = list(healthy)
     trials[VICTIM] = engine.trial(seed=VICTIM, **shape, **poison.get("victim", {}))
@@ -304,7 +316,7 @@ def test_a_pack_that_shrinks_leaves_the_others_as_they_were(engine, size, victim
 
 def test_a_pack_keeps_as_many_trials_as_there_are_threads(engine):
     """A CPU's batched products split single matrices once there are fewer of them than threads."""
-    trials = [engine.trial(seed=r, lr=1e30 if r else 1e-3, warmup=0) for r in range(8)]
+    trials = [engine.trial(seed=r, lr=1e30 if r else 1e-3, warmup=0, steps=4) for r in range(8)]
     for threads, left in ((1, 2), (2, 2), (4, 4)):
         torch.set_num_threads(threads)
         assert len(engine.run(trials).pack) == left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from harness.screening import CRITERIA, Scores
 from harness.sites import KEPT_EVENTS, Site
 from harness.store import read_packs
 from injectors.batch import RandomTokens, RareTokens, Repetition
+from tests.harness import conftest
 from tests.harness.test_promises import Change, fill_first
 from tests.sweeps.conftest import call, tiny
 
@@ -109,13 +111,18 @@ def test_what_is_beyond_a_threshold_is_dropped(engine, names):
     assert 0.3 < np.mean(shares) < 1
 
 
+@cache
+def unscreened_run(*fields):
+    """What is left without thresholds, looked at by several tests and changed by none."""
+    return conftest.run(conftest.different(3, **dict(fields)))
+
+
 @pytest.mark.parametrize("names", [["rarity"], ["repetition"], ["entropy"], [*THRESHOLDS]])
 @pytest.mark.parametrize("fields", [{}, {"ranks": 2, "batch": 4}, {"z_loss": 0.1}, {"attention": "fused"}])
 def test_where_nothing_is_dropped_no_bit_changes(engine, names, fields):
     never = {"rarity": 100.0, "repetition": 1.0, "entropy": 1e-9}
-    plain, screened = (
-        engine.run(engine.different(3, **fields, **more)) for more in ({}, {name: never[name] for name in names})
-    )
+    plain = unscreened_run(*fields.items())
+    screened = engine.run(engine.different(3, **fields, **{name: never[name] for name in names}))
     assert (screened.signals["dropped"] == 0).all()
     assert [engine.same_bits(plain[i], screened[i]) for i in range(3)] == [[], [], []]
     assert screened.result.dropped == [[], [], []]
@@ -125,7 +132,7 @@ def test_where_nothing_is_dropped_no_bit_changes(engine, names, fields):
 @pytest.mark.parametrize("fields", [{}, {"z_loss": 0.3}, {"loss_scaling": "static", "loss_scale": 256.0}])
 def test_the_gradient_is_that_of_what_is_kept(engine, ranks, fields):
     """Also where a rank has nothing left, or more than another: the mean is that over sequences, not over ranks."""
-    fields = {"precision": "fp64", "batch": 8, "rarity": 3.4, **fields}
+    fields = {"precision": "fp64", "batch": 8, "rarity": 3.4, "steps": 1, **fields}
     trials = [engine.trial(seed=r, ranks=ranks, **fields) for r in range(2)]
     run = engine.run(trials)
     alone = engine.pack_of([engine.trial(seed=r, **{**fields, "rarity": None}) for r in range(2)])

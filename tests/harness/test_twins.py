@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -39,9 +40,12 @@ def same(engine, left, right, number=None, other=None):
     return engine.same_bits(signals(left, number), signals(right, number if other is None else other)) == []
 
 
-def assert_fork_equals_full_run(engine, trials, **options):
-    """Signals of every trial, weights of those that still had a row in both, and all that a run says of them."""
-    forked, full = (engine.run(trials, forks=forks, **options) for forks in (True, False))
+def assert_fork_equals_full_run(engine, trials, full=None, **options):
+    """Signals of every trial, weights of those that still had a row in both, and all that a run says of them.
+
+    `full` is the run without forks, if it is there already.
+    """
+    forked, full = engine.run(trials, forks=True, **options), full or engine.run(trials, **options)
     assert all(same(engine, forked, full, i) for i in range(len(trials)))
     for number in forked.weights[-1].keys() & full.weights[-1].keys():
         assert torch.equal(*(engine.bits(run.weights[-1][number]) for run in (forked, full)))
@@ -129,16 +133,22 @@ def test_what_a_family_costs(engine):
     assert rows == [2, 2, 2, 3, 4, 5, 6, 6]
 
 
-@pytest.mark.parametrize(("threads", "block"), [(1, 1), (1, 3), (1, 100), (2, 3)])
-def test_forty_children_at_three_strikes(engine, threads, block):
-    """They pass through the model in parts, and where those end changes with every fork."""
-    torch.set_num_threads(threads)
+@cache
+def forty_children(engine, threads):
+    """Of two golden trials; and their run without forks, on as many threads."""
     trials = [engine.trial(), engine.trial(seed=1)]
     sites = (Site.WEIGHT, Site.ACTIVATION, Site.REDUCED_GRADIENT, Site.UPDATE)
     for i in range(40):
         fault = Value(start=(2, 4, 7)[i % 3], site=sites[i % 4], tensor="blocks.*", bit=18 + i % 6, seed=i)
         trials.append(engine.trial(fault=fault, seed=i % 2))
-    forked = assert_fork_equals_full_run(engine, trials, block=block)
+    return trials, engine.run(trials)
+
+
+@pytest.mark.parametrize(("threads", "block"), [(1, 1), (1, 3), (1, 100), (2, 3)])
+def test_forty_children_at_three_strikes(engine, threads, block):
+    """They pass through the model in parts, and where those end changes with every fork."""
+    torch.set_num_threads(threads)
+    forked = assert_fork_equals_full_run(engine, *forty_children(engine, threads), block=block)
     assert all(events for events in forked.result.events[2:]) and len(forked.pack._parts) > 3
     assert sorted(set(forked.pack.twins.begins)) == [0, 2, 4, 7]
 

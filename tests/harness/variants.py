@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.config import Trial
 from harness.pack import Pack
@@ -61,6 +63,11 @@ def roughen(pack: Pack) -> None:
     """Add noise to every tensor, so that none is at a special value; it depends on seed and tensor alone."""
     for r, number in enumerate(pack.rows):
         for name, weight in pack.tensors(pack.weights, r).items():
-            digest = hashlib.sha256(f"{pack.planned[number].seeds['init']} {name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-            weight += 0.2 * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.dtype)
+            weight += noise(pack.planned[number].seeds["init"], name, weight.shape).to(weight.dtype)
+
+
+@cache
+def noise(seed: int, name: str, shape: torch.Size) -> Tensor:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    return 0.2 * torch.randn(shape, generator=generator, dtype=torch.float64)
