@@ -16,6 +16,7 @@ import pandas as pd
 import xarray as xr
 from numpy.lib.stride_tricks import sliding_window_view
 
+from analysis.groups import split
 from analysis.twins import Trials, blocks, deviations, final_window, twin_curves
 
 LAST_BIT = "last_bit"  # the fault whose trials measure the clean envelope
@@ -73,11 +74,10 @@ def recipes(sweep: xr.Dataset) -> tuple[np.ndarray, list[str]]:
     for name, values in sweep.coords.items():
         parts = str(values.attrs.get("path", "fault")).split(".")
         if parts[0] != "fault" and parts[-1] != "seed":
-            finer = pd.DataFrame({"number": number, "value": values.values})
-            split = finer.groupby(["number", "value"], dropna=False, sort=True).ngroup().to_numpy()
+            finer = split(number, values.values)
             # A field that follows from the others, such as one that a mitigation sets, would only make names longer.
-            if split.max(initial=0) > number.max(initial=0):
-                table[name], number = values.values, split
+            if finer.max(initial=0) > number.max(initial=0):
+                table[name], number = values.values, finer
     heads = table.iloc[np.unique(number, return_index=True)[1]]
     names = [", ".join(f"{field}={_shown(row[field])}" for field in table.columns) for _, row in heads.iterrows()]
     return number, names if len(table.columns) else ["all trials"]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -73,7 +72,7 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     became non-finite are crosses at the loss at initialisation. Points are seeds. The loss at initialisation is marked
     if any trial comes near it, for it would squeeze all others into the bottom.
     """
-    table = metrics.trial_table(metrics.clean_trials(ds))
+    table = metrics.clean_table(ds)
     axes = metrics.swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: _series(t, axes[1:]))
     if table["lr"].nunique() < 2:
@@ -121,7 +120,8 @@ def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None
     for position, name in enumerate(series):
         own = table[table["series"] == name]
         own = own.assign(lr=_dodged(own["lr"], position, len(series)))
-        sns.lineplot(own, x="lr", y="capped_loss", color=colours[name], errorbar=None, ax=panel, linewidth=1.8)
+        means = own.groupby("lr")["capped_loss"].mean().dropna()
+        panel.plot(means.index, means, color=colours[name], linewidth=1.8)
         finite, lost = own[own["nonfinite_step"].isna()], own[own["nonfinite_step"].notna()]
         marker, colour = MARKERS[position % len(MARKERS)], colours[name]
         panel.scatter(finite["lr"], finite["capped_loss"], s=16, marker=marker, color=colour, zorder=3, alpha=0.8)

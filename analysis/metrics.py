@@ -8,12 +8,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.groups import split
 from analysis.open_sweep import RESULTS, STRUCK
 from analysis.outcomes import JUDGED
+from analysis.statistics import CONFIDENCE, draws
 from analysis.twins import Trials, blocks, deviations, final_window, twin_curves
 
 SEEDS = ("seed", "model_seed", "data_seed")
-RESAMPLES, CONFIDENCE = 2000, 0.95
 
 
 def final_loss(ds: xr.Dataset) -> xr.DataArray:
@@ -22,19 +23,26 @@ def final_loss(ds: xr.Dataset) -> xr.DataArray:
     One step's batch is too noisy to compare trials by. NaN if any of those losses is not finite, or not there yet; but
     steps whose whole batch was dropped, which have no loss, are left out of the mean.
     """
-    steps = ds["steps"]
+    steps = ds["steps"].values
     window = final_window(steps)
-    begin = int((steps - window).min()) if ds.sizes["trial"] else 0
-    loss, step = ds["loss"].isel(step=slice(begin, None)), ds["step"].isel(step=slice(begin, None))
-    inside = (step >= steps - window) & (step < steps)
     # A trial that is finished and never became non-finite has a loss at every step that read a batch.
-    is_dropped = loss.isnull() & ds["complete"] & ds["nonfinite_step"].isnull()
-    counted = inside & ~is_dropped
-    total = loss.where(counted, 0).sum("step", skipna=False, dtype="float64")
-    sums = xr.Dataset({"total": total, "number": counted.sum("step")}).compute()  # at once: the losses are read once
-    is_known = np.isfinite(sums["total"]) & (sums["number"] > 0) & ds["nonfinite_step"].isnull()
-    mean = (sums["total"] / sums["number"]).where(is_known)
-    return mean.rename("final_loss").assign_attrs(units="nat/token", long_name="final training loss")
+    is_finite, mean = np.isnan(ds["nonfinite_step"].values), np.full(len(steps), np.nan)
+    has_all = ds["complete"].values & is_finite
+    begin = int((steps - window).min(initial=ds.sizes["step"]))
+    step = ds["step"].values[begin:]
+    for block in blocks(ds["loss"], np.arange(len(steps))):
+        loss = ds["loss"].isel(trial=slice(block[0], block[-1] + 1), step=slice(begin, None)).values
+        end, size = steps[block, None], window[block, None]
+        counted = (step >= end - size) & (step < end) & ~(np.isnan(loss) & has_all[block, None])
+        total, number = np.where(counted, loss, 0).sum(axis=1, dtype="float64"), counted.sum(axis=1)
+        is_known = np.isfinite(total) & (number > 0) & is_finite[block]
+        mean[block] = np.where(is_known, total / np.maximum(number, 1), np.nan)
+    return (
+        ds["steps"]
+        .copy(deep=False, data=mean)
+        .rename("final_loss")
+        .assign_attrs(units="nat/token", long_name="final training loss")
+    )
 
 
 def final_validation_loss(ds: xr.Dataset) -> xr.DataArray:
@@ -79,18 +87,26 @@ def clean_trials(ds: xr.Dataset) -> xr.Dataset:
     return ds.isel(trial=np.flatnonzero(ds["fault"].values == "none"))
 
 
+def clean_table(ds: xr.Dataset) -> pd.DataFrame:
+    """`trial_table` of the trials without a fault."""
+    return trial_table(clean_trials(ds[["loss"]]))
+
+
 def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
     """`among`, and the further columns of the config that split its groups: other axes of the sweep.
 
     A field that follows from the others, such as the one that a mitigation sets, is none. Nor are seeds and rates.
     """
     known = {*RESULTS, *STRUCK, *JUDGED, *SEEDS, "fault", "lr", "initial_loss", "final_loss", "capped_loss"}
-    axes = list(among)
+    axes, number = list(among), np.zeros(len(table), dtype=int)
+    for column in among:
+        number = split(number, table[column])
     for column in table.columns:
-        if column in known or column in axes:
-            continue
-        if len(table.drop_duplicates([*axes, column])) > len(table.drop_duplicates(axes)):
-            axes.append(column)
+        if column not in known and column not in axes:
+            finer = split(number, table[column])
+            if finer.max(initial=0) > number.max(initial=0):
+                axes.append(column)
+                number = finer
     return axes
 
 
@@ -108,7 +124,7 @@ def lr_sensitivity(ds: xr.Dataset, over: Sequence[str] | None = None) -> pd.Data
     one of the group's rates is left out, for a mean over fewer rates is another number; with no seed left, or with one
     rate, the sensitivity is NaN. Groups with different ranges of rates cannot be compared.
     """
-    table = trial_table(clean_trials(ds))
+    table = clean_table(ds)
     axes = list(over) if over is not None else swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"]]
     groups = table.groupby(axes, sort=True) if len(table) else []
@@ -150,9 +166,8 @@ def bootstrap_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float]
     """
     if len(values) < 2:
         return np.nan, np.nan
-    draws = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(values[draws].mean(axis=1), [tail, 1 - tail])
+    low, high = np.quantile(values[draws(len(values), seed)].mean(axis=1), [tail, 1 - tail])
     return float(low), float(high)
 
 
@@ -188,7 +203,7 @@ def deviation_table(ds: xr.Dataset) -> pd.DataFrame:
         found = deviations(*twin_curves(ds["loss"], block, trials.golden[block]))
         largest[block] = np.where(np.isnan(found), -np.inf, found).max(axis=1, initial=-np.inf)
         size[block] = np.where(np.isnan(found), 0, np.abs(found)).max(axis=1, initial=0)
-    table, final = trial_table(ds.isel(trial=rows)), final_loss(ds).values
+    table, final = trial_table(ds[["loss"]].isel(trial=rows)), final_loss(ds).values
     table["worst_deviation"] = np.where(np.isfinite(largest[rows]), largest[rows], np.nan)
     table["final_deviation"] = final[rows] - final[golden]
     newly = ~np.isnan(trials.nonfinite_step[rows]) & np.isnan(trials.nonfinite_step[golden])

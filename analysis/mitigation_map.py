@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -57,9 +58,8 @@ def mitigation_map(comparison: Comparison) -> Drawing:
     comparison, left_out = _thinned(comparison)
     table, places = comparison.table, _places(comparison)
     names = list(table["mitigation"].unique())
-    labels = [_shortened(name) for name in names]
-    corner = _shortened(", ".join(comparison.axes[1:]))
-    left = max(1.0, MARGIN + 0.08 + max(map(_width, [corner, *labels])))
+    (corner, *labels), widths = zip(*map(_shortened, [", ".join(comparison.axes[1:]), *names]), strict=True)
+    left = max(1.0, MARGIN + 0.08 + max(widths))
     columns = _columns(comparison, left, len(places))
     top = HEADING + (PLACE if len(comparison.axes) == 2 else 0.1 + max(map(_width, places)))
     right = columns[-1].left + columns[-1].cell * len(places) + MARGIN
@@ -86,11 +86,14 @@ def _width(label: str) -> float:
     return 1.06 * TextPath((0, 0), label, size=9).get_extents().width / 72
 
 
-def _shortened(name: str) -> str:
-    label = name
-    while _width(label) > WIDEST:
-        label = f"{label.removesuffix('…')[:-1]}…"
-    return label
+def _shortened(name: str) -> tuple[str, float]:
+    """As much of a name as has room, and how many inches that takes."""
+    label, width = name, _width(name)
+    if width > WIDEST:
+        letters = bisect_left(range(len(name)), True, key=lambda letters: _width(f"{name[:letters]}…") > WIDEST) - 1
+        label = f"{name[:letters]}…"
+        width = _width(label)
+    return label, width
 
 
 def _thinned(comparison: Comparison) -> tuple[Comparison, str]:

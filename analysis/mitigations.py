@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -254,11 +255,13 @@ class Group:
         """[seed, 1]"""
         return (self.capped.mean(axis=1) - self.capped.min(axis=1)).to_frame("sensitivity")
 
-    def fault_values(self, name: str) -> pd.DataFrame:
-        """`deviation` or `recovery`: [seed, fault]."""
+    @cached_property
+    def fault_values(self) -> dict[str, pd.DataFrame]:
+        """`deviation` and `recovery`: [seed, fault]."""
         if self.faults is None:
-            return pd.DataFrame()
-        return self.faults.pivot(index="who", columns="fault", values=name)
+            return {name: pd.DataFrame() for name in FAULT_METRICS}
+        values = self.faults.pivot(index="who", columns="fault", values=list(FAULT_METRICS))
+        return {name: values[name] for name in FAULT_METRICS}
 
 
 def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> dict[str, Any]:
@@ -298,7 +301,7 @@ def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[st
 def _fault_estimates(group: Group, base: Group | None) -> dict[str, Estimate]:
     found = {}
     for name in FAULT_METRICS:
-        own, other = group.fault_values(name), base.fault_values(name) if base else None
+        own, other = group.fault_values[name], base.fault_values[name] if base else None
         found[name] = paired(own, other, largest_median)
         for fault in own:
             alone = other[[fault]] if other is not None and fault in other else None

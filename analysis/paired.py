@@ -42,21 +42,25 @@ def paired(own: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -
     Values may be infinite. A column of nothing but NaN does not count, and neither does a seed with NaN in another. Two
     infinite statistics do not differ. Bootstraps draw the seeds of both alike.
     """
-    own = own.dropna(axis=1, how="all").dropna()
-    if own.empty:
+    known, seeds, columns = _measured(own)
+    is_whole = ~np.isnan(known).any(axis=1)
+    known, seeds = known[is_whole], seeds[is_whole]
+    if not known.size:
         return Estimate()
-    values = own.to_numpy().T
-    value, interval = float(statistic(values)), bootstrap(values, statistic)
-    found = Estimate(value, *interval, seeds=len(own))
+    value, interval = float(statistic(known.T)), bootstrap(known.T, statistic)
+    found = Estimate(value, *interval, seeds=len(seeds))
     if base is None:
         return found
-    base = base.dropna(axis=1, how="all")
-    columns = own.columns.intersection(base.columns)
-    base = base[columns].dropna()
-    seeds = own.index.intersection(base.index)
-    if not len(seeds) or not len(columns):
+    theirs, base_seeds, base_columns = _measured(base)
+    row, column = base_seeds.get_indexer(seeds), base_columns.get_indexer(columns)
+    has_both = column >= 0
+    if not has_both.any() or not len(base_seeds):
         return found
-    both = np.stack([frame.loc[seeds, columns].to_numpy().T for frame in (own, base)])
+    theirs = theirs[np.ix_(row, column[has_both])]
+    is_shared = (row >= 0) & ~np.isnan(theirs).any(axis=1)
+    if not is_shared.any():
+        return found
+    both = np.stack([known[np.ix_(is_shared, has_both)].T, theirs[is_shared].T])
 
     def difference(drawn: np.ndarray) -> np.ndarray:
         first, second = statistic(drawn[0]), statistic(drawn[1])
@@ -65,7 +69,14 @@ def paired(own: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -
             return np.where(is_alike, 0.0, first - second)
 
     change, (low, high) = float(difference(both)), bootstrap(both, difference)
-    return Estimate(value, *interval, change, low, high, len(own))
+    return Estimate(value, *interval, change, low, high, len(seeds))
+
+
+def _measured(frame: pd.DataFrame) -> tuple[np.ndarray, pd.Index, pd.Index]:
+    """The values [seed, k] of the columns of `frame` that are not all NaN, its seeds, and those columns."""
+    values = frame.to_numpy(dtype=float)
+    is_known = ~np.isnan(values).all(axis=0)
+    return values[:, is_known], frame.index, frame.columns[is_known]
 
 
 def mean(values: np.ndarray) -> np.ndarray:

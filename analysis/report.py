@@ -57,7 +57,8 @@ def write_report(out: Path | str) -> Report:
     ds, events = open_with_events(out)
     ds = with_losses(ds)
     compared = compare(ds)
-    found = findings(ds) + mitigation_findings(compared)
+    sensitivity, faults = metrics.lr_sensitivity(ds), fault_table(ds)
+    found = findings(ds, sensitivity, faults) + mitigation_findings(compared)
     figures = {name: draw(ds, events) for name, draw in FIGURES.items()}
     figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
     if searches := read_searches(out):
@@ -76,8 +77,8 @@ def write_report(out: Path | str) -> Report:
         certainty=coverage(compared),
         unlike_packs=UNLIKE_PACKS,
         mitigation_pictures=[picture for picture in pictures if picture.name in MITIGATION_FIGURES],
-        sensitivity=_sensitivity_rows(metrics.lr_sensitivity(ds)),
-        faults=_fault_rows(fault_table(ds)),
+        sensitivity=_sensitivity_rows(sensitivity),
+        faults=_fault_rows(faults),
         corpora=json.loads(ds.attrs["corpus"]),
         environments=json.loads(ds.attrs["environment"]),
     )
@@ -133,7 +134,7 @@ def fault_table(ds: xr.Dataset) -> pd.DataFrame:
     another loss than the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest
     loss_t(faulty) - loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
     """
-    faulty = ds.isel(trial=np.flatnonzero(ds["fault"].values != "none"))
+    faulty = ds[["fault"]].isel(trial=np.flatnonzero(ds["fault"].values != "none"))
     names = ("trial", "fault", "mitigation", "outcome", "complete", "strikes", "changes")
     trials = pd.DataFrame({name: faulty[name].values for name in names})
     deviations = metrics.deviation_table(ds).set_index("trial")
@@ -184,19 +185,21 @@ def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
 # --- what was found, in words ------------------------------------------------------------------------------------
 
 
-def findings(ds: xr.Dataset) -> list[str]:
-    """A few sentences on a sweep: how its trials ended, what each mitigation did to LR sensitivity, what faults did."""
+def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) -> list[str]:
+    """A few sentences on a sweep: how its trials ended, what each mitigation did to LR sensitivity, what faults did.
+
+    `sensitivity` is its `metrics.lr_sensitivity`, `faults` its `fault_table`.
+    """
     counts = ", ".join(f"{count} {name}" for name, count in outcome_counts(ds["outcome"].values).items())
     lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
     if ds.sizes["trial"]:
-        lines += _clean_lines(ds) + _sensitivity_lines(metrics.lr_sensitivity(ds))
-        lines += _fault_lines(fault_table(ds))
+        lines += _clean_lines(ds) + _sensitivity_lines(sensitivity) + _fault_lines(faults)
     return lines
 
 
 def _clean_lines(ds: xr.Dataset) -> list[str]:
     """How the trials without a fault ended, for each mitigation, if they did not all end alike."""
-    clean = metrics.clean_trials(ds)
+    clean = metrics.clean_trials(ds[["fault"]])
     table = pd.DataFrame({name: clean[name].values for name in ("mitigation", "outcome")})
     table = table[table["outcome"] != UNFINISHED]
     if table["outcome"].nunique() < 2:

@@ -28,7 +28,7 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     rate at which a seed did not train to the end (NaN: none), `stable` the largest one below it at which all seeds did
     (NaN: none). Rates are peak learning rates; `rates` is how many of them were tried, `seeds` the fewest at any.
     """
-    clean = metrics.clean_trials(ds)
+    clean = metrics.clean_trials(ds[["fault"]])
     table = pd.DataFrame({name: values.values for name, values in clean.coords.items() if values.dims == ("trial",)})
     axes = metrics.swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from analysis.envelope import LAST_BIT
 from analysis.outcomes import OUTCOMES, with_outcomes
@@ -24,7 +26,7 @@ def wilson_interval(counts: Any, totals: Any) -> tuple[np.ndarray, np.ndarray]:
     It stays within 0 and 1 and has a width even where the share is 0 or 1, as the rates of rare outcomes are.
     """
     k, n = np.asarray(counts, dtype=float), np.asarray(totals, dtype=float)
-    z = norm.ppf((1 + CONFIDENCE) / 2)
+    z = ndtri((1 + CONFIDENCE) / 2)
     with np.errstate(invalid="ignore", divide="ignore"):
         centre = (k + z**2 / 2) / (n + z**2)
         reach = z / (n + z**2) * np.sqrt(k * (n - k) / n + z**2 / 4)
@@ -91,11 +93,17 @@ def bootstrap(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray],
     n = values.shape[-1]
     if n < 2:
         return np.nan, np.nan
-    draws = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
-    found = statistic(values[..., draws])
-    if np.isnan(found).any():
+    found = np.sort(statistic(values[..., draws(n, seed)]))
+    if np.isnan(found[-1]):
         return np.nan, np.nan
-    tail = (1 - CONFIDENCE) / 2
+    tail = (1 - CONFIDENCE) / 2 * (RESAMPLES - 1)
     # Between a number and infinity nothing can be interpolated: the wider of the two.
-    low, high = np.quantile(found, tail, method="lower"), np.quantile(found, 1 - tail, method="higher")
-    return float(low), float(high)
+    return float(found[math.floor(tail)]), float(found[math.ceil(RESAMPLES - 1 - tail)])
+
+
+@functools.lru_cache(maxsize=8)
+def draws(n: int, seed: int) -> np.ndarray:
+    """Which of `n` values each bootstrap sample consists of: [draws, n], read-only."""
+    found = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
+    found.flags.writeable = False
+    return found

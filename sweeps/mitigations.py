@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -32,13 +33,17 @@ class Mitigations:
     _read: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _chosen: dict[Any, Mitigation] = field(default_factory=dict)
 
+    @cached_property
+    def _options(self) -> list[str]:
+        return self.loader.get_group_options("mitigation")
+
     def choose(self, name: Any) -> Mitigation:
         """The union of the differences of all parts of `name`.
 
         Raises ConfigError with everything that is wrong with the name, the files, or the parts with each other.
         """
         if name not in self._chosen:
-            parts = parts_of(name, self.loader.get_group_options("mitigation"))
+            parts = parts_of(name, self._options)
             differences: dict[str, Mapping[str, Any]] = {}
             problems = Problems()
             for part in parts:

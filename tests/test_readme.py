@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.__main__ import main
 from tests.sweeps.conftest import call
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +25,7 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
 SWEEPS = [line for line in COMMANDS if re.match(r"python -m sweeps (?!status|cancel)", line)]
 QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4", "model.depth=1"]
+QUICK += ["model.context=16", "train.batch=2", "train.validate_batches=1"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,6 +67,17 @@ def sweep(line: str, home: Path, *more: str) -> str:
     return ended.out
 
 
+def analyse(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run an analysis of the README in `home`, in this process; its standard output."""
+    python, option, package, *words = words_of(line, home)
+    assert (python, option, package) == ("python", "-m", "analysis")
+    with contextlib.chdir(home):
+        status = main(words)
+    printed = capsys.readouterr()
+    assert status == 0, f"{line}\n{printed.out}{printed.err}"
+    return printed.out
+
+
 def run(line: str, home: Path, *more: str) -> str:
     """Run a command line of the README in `home`, with this Python; its standard output."""
     words = [sys.executable if word == "python" else word for word in words_of(line, home)]
@@ -82,11 +95,11 @@ def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path) -> None
     assert "to train in" in sweep(line, home, *more)
 
 
-def test_the_grid_of_the_readme_runs_and_is_reported(home: Path) -> None:
+def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = next(line for line in SWEEPS if "out=results/first" in line and "plan=true" not in line)
     assert "trained 48 of 48 trials" in run(grid, home, *QUICK)
     report = next(line for line in COMMANDS if line.startswith("python -m analysis report"))
-    assert "Report: results/first/report.html" in run(report, home)
+    assert "Report: results/first/report.html" in analyse(report, home, capsys)
 
 
 def test_the_six_lines_of_python_open_a_quickstart(home: Path) -> None:

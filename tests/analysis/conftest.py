@@ -34,6 +34,7 @@ from tests.analysis.sizes import SIZES
 CORPUS = {"source": "stdlib", "fingerprint": "c0ffee", "tokens": 1000}
 ENVIRONMENT = {"torch": "2.0", "device": "cpu", "threads": 1}
 INITIAL = 5.0
+READ = ("loss", "grad_norm", "validation_loss", "step_seconds")  # the signals that figures and tables are made of
 
 
 @pytest.fixture(scope="session")
@@ -112,8 +113,9 @@ def write_pack(
     outcome: Callable[[Trial], str] = lambda trial: "trained",
     masked_step: Callable[[Trial], int | None] = lambda trial: None,
     signals: Mapping[str, Callable[[Trial], np.ndarray]] | None = None,
+    measured: Iterable[str] = tuple(SIGNALS),
 ) -> PackStore:
-    """A pack whose `loss` is given, and `signals` beside it; all others are 1. Non-finite from the first NaN loss on.
+    """A pack whose `loss` is given, and `signals` beside it; others are 1. Non-finite from the first NaN loss on.
 
     Its faults struck as often as they have events, which the store keeps as the loop does: 64 of a trial.
     """
@@ -121,7 +123,7 @@ def write_pack(
     steps, layers = trials[0].train.steps, trials[0].model.depth
     pack = pack or hashlib.sha256(" ".join(t.id for t in trials).encode()).hexdigest()[:16]
     store = PackStore.create(out, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block)
-    values = {name: np.ones(store.shape(name), "f4") for name in SIGNALS}
+    values = {name: np.ones(store.shape(name), "f4") for name in measured}
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")
     if grad_norm is not None:
         values["grad_norm"] = np.array([grad_norm(trial) for trial in trials], "f4")
@@ -191,7 +193,8 @@ def write_realistic_sweep(out: Path, widths: Sequence[int] = (32, 64, 128), seed
             for lr, seed, fault in product(RATES, range(seeds), faults)
         ]
         for part in range(0, len(trials), 10):
-            write_pack(out, trials[part : part + 10], training_curve, faults=strike_events, study="synthetic")
+            own = trials[part : part + 10]
+            write_pack(out, own, training_curve, faults=strike_events, study="synthetic", block=steps, measured=READ)
 
 
 # --- a realistic campaign ----------------------------------------------------------------------------------------
@@ -272,7 +275,7 @@ def write_campaign(
         trials = [
             make_trial(seed=n % 2, fault=fault, steps=steps, **optim) for n, fault in enumerate([*clean, *struck])
         ]
-        write_pack(out, with_golden(trials), bit_curve, faults=bit_events, study="campaign", block=50)
+        write_pack(out, with_golden(trials), bit_curve, faults=bit_events, study="campaign", block=steps, measured=READ)
 
 
 # --- campaigns of every size, and their figures -------------------------------------------------------------------

@@ -92,7 +92,8 @@ class Study:
         }
         self.compared = None
         own = {"faults": events, "outcome": lambda trial: ending(trial).outcome, "signals": signals}
-        self.synthetic.write_pack(self.out, trials, loss, **own, **options)
+        own |= {"block": STEPS, "measured": self.synthetic.READ}
+        self.synthetic.write_pack(self.out, trials, loss, **own | options)
 
     @property
     def sweep(self) -> xr.Dataset:

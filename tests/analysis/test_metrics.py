@@ -31,16 +31,16 @@ def test_final_loss_is_the_mean_over_the_last_steps(tmp_path: Path, synthetic, s
 
 
 def test_final_loss_is_nan_where_there_is_none(tmp_path: Path, synthetic) -> None:
-    trials = [synthetic.make_trial(seed=seed) for seed in range(4)]
-    lost = {trials[1].id: 10, trials[2].id: 39}
+    trials = [synthetic.make_trial(seed=seed) for seed in range(5)]
+    lost = {trials[1].id: slice(10, None), trials[2].id: slice(39, None), trials[3].id: slice(10, 11)}
 
     def loss(trial) -> np.ndarray:
         values = np.ones(40)
-        values[lost.get(trial.id, 40) :] = np.nan
+        values[lost.get(trial.id, slice(0))] = np.nan
         return values
 
-    synthetic.write_pack(tmp_path, trials[:3], loss)
-    synthetic.write_pack(tmp_path, trials[3:], loss, steps_done=38, finish=False)
+    synthetic.write_pack(tmp_path, trials[:4], loss)
+    synthetic.write_pack(tmp_path, trials[4:], loss, steps_done=38, finish=False)
     final = metrics.final_loss(open_sweep(tmp_path))
     assert [one_value(final, trial) for trial in trials[:1]] == [1]
     assert all(np.isnan(one_value(final, trial)) for trial in trials[1:])

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.mitigation_map import COLOURS, PALE, full_colour, mitigation_map
+from analysis.mitigation_map import COLOURS, PALE, WIDEST, full_colour, mitigation_map
 from analysis.mitigation_words import mitigation_findings, table_rows
 from analysis.mitigations import METRICS, Comparison, compare
 from analysis.report import DOTS_PER_INCH
@@ -186,6 +186,8 @@ def test_no_text_lies_on_another_or_outside(request, synthetic, tmp_path: Path, 
     figure = mitigation_map(found).figure
     assert synthetic.check_texts(figure) > 6 * len(NAMES[names]) * len(widths)
     assert figure.get_figwidth() * DOTS_PER_INCH < 1.25 * PAGE, "letters shrink with the figure"
+    cut = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text().endswith("W…")]
+    assert len(cut) == is_many and all(WIDEST - 0.4 < box.width / figure.dpi <= WIDEST for box in cut)
 
 
 def test_other_axes_stand_upright_beside_the_width(synthetic, tmp_path: Path) -> None:

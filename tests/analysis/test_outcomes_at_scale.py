@@ -30,7 +30,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(tmp_path: Path, synthetic, mo
         return GOLDEN + np.where(np.arange(steps) >= 10, size_of.get(trial.id, 0.0), 0.0)
 
     for begin in range(0, len(trials), size):
-        synthetic.write_pack(tmp_path, trials[begin : begin + size], loss, block=steps)
+        synthetic.write_pack(tmp_path, trials[begin : begin + size], loss, block=steps, measured=synthetic.READ)
     monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 4 * steps * size * 2)
     sweep = open_sweep(tmp_path)
     read: list[Path] = []

@@ -36,6 +36,7 @@ def test_gaps_take_out_seeds_and_empty_columns_themselves() -> None:
     assert nothing.seeds == 0 and np.isnan([nothing.value, nothing.change]).all()
     alone = paired(frame([1, 2]), frame([np.nan, np.nan]), mean)
     assert alone.value == 1.5 and np.isnan(alone.change)
+    assert paired(frame([1, 2, 3]), frame([0, np.nan, 1]), mean).change == 1.5
 
 
 def test_infinities() -> None:
@@ -46,6 +47,12 @@ def test_infinities() -> None:
     # One of three: whether it is drawn decides.
     found = paired(frame([1, 2, np.inf]), frame([1, 1, 1]), mean)
     assert (found.value, found.low, found.high, found.change_low) == (np.inf, 1, np.inf, 0)
+
+
+def test_intervals_end_at_whole_draws_at_or_beyond_the_quantiles() -> None:
+    numbers = np.random.default_rng(0).permutation(np.arange(2000.0))
+    found = bootstrap(np.arange(3.0), lambda drawn: numbers)
+    assert found == (np.floor(0.025 * 1999), np.ceil(0.975 * 1999)) == (49, 1950)
 
 
 def test_a_statistic_that_is_not_known_for_some_draw_has_no_interval() -> None:

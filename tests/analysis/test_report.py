@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from analysis import open_sweep, report
 from analysis.__main__ import main
+from analysis.metrics import lr_sensitivity
 from harness.store import PackStore, open_store
 from tests.analysis.mitigated import Ending, Study
 
@@ -40,8 +42,8 @@ def again(written) -> tuple[subprocess.CompletedProcess[str], str]:
     return done, html.read_text(encoding="utf-8")
 
 
-def findings_of(out: Path) -> list[str]:
-    return report.findings(open_sweep(out))
+def findings_of(ds: xr.Dataset) -> list[str]:
+    return report.findings(ds, lr_sensitivity(ds), report.fault_table(ds))
 
 
 # --- the whole report --------------------------------------------------------------------------------------------
@@ -63,6 +65,7 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
         assert text in page
     for heading in ("LR sensitivity [nat/token]", "never fired", "fired without effect", "worst deviation [nat/token]"):
         assert f"<th>{heading}</th>" in page
+    assert page.count("<td>5: 0.001 to 0.3</td>") == 6, "a row of LR sensitivity for each width and mitigation"
     assert all(html.escape(line, quote=True).replace("&#x27;", "&#39;") in page for line in made.findings)
 
 
@@ -163,7 +166,7 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path, synthetic) -> None:
         "worst_deviation": 3.5,
         "worst_trial": faulty["moved"].id,
     }
-    assert report.findings(ds)[-1] == (
+    assert findings_of(ds)[-1] == (
         f"Fault weight_bit, mitigation none: 2 of 5 trials moved away from their golden twin; the worst by +3.50 "
         f"nat/token (trial {faulty['moved'].id}); 1 became non-finite, unlike the twin; 1 never fired; "
         "1 fired without effect."
@@ -205,13 +208,15 @@ def write_sensitivities(out: Path, synthetic, final: dict[str, list[float]], rat
 )
 def test_findings_say_how_sure_they_are(tmp_path: Path, synthetic, final: dict, expected: str) -> None:
     write_sensitivities(tmp_path, synthetic, final)
-    assert findings_of(tmp_path)[1:] == [expected]
+    assert findings_of(open_sweep(tmp_path))[1:] == [expected]
 
 
 def test_different_rates_are_not_compared(tmp_path: Path, synthetic) -> None:
     write_sensitivities(tmp_path, synthetic, {"none": [4]})
     write_sensitivities(tmp_path, synthetic, {"qk_norm": [3]}, rates=(1e-3, 1e-1))
-    assert findings_of(tmp_path)[1].endswith("without; their learning rates differ, so the two cannot be compared.")
+    assert findings_of(open_sweep(tmp_path))[1].endswith(
+        "without; their learning rates differ, so the two cannot be compared."
+    )
 
 
 # --- mitigations -------------------------------------------------------------------------------------------------
