@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 # Tests run side by side: threads that spin while they wait take the cores from one another. Read when torch is loaded.
@@ -23,13 +24,14 @@ def pytest_runtest_setup() -> None:
     torch.set_num_threads(1)
 
 
-FOLDERS = ["slurm", "sweeps", "injectors"]  # of those that take longest
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest comes first."""
-    order = {name: number for number, name in enumerate(FOLDERS)}
-    items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+    """The tests of Slurm come first, and files of sweeps, which often wait for processes, among those that compute."""
+    folders: dict[str, list[Path]] = {"slurm": [], "sweeps": [], "others": []}
+    for file in dict.fromkeys(item.path for item in items):
+        folders.get(file.parent.name, folders["others"]).append(file)
+    first = dict.fromkeys(folders.pop("slurm"), -1.0)
+    place = first | {file: i / len(files) for files in folders.values() for i, file in enumerate(files)}
+    items.sort(key=lambda item: place[item.path])
 
 
 class ByFile(LoadScopeScheduling):

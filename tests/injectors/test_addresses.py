@@ -128,7 +128,7 @@ def test_fewer_samples_are_the_beginning_of_more(population, weight, stratify):
 def test_large_samples_repeat_nothing_and_begin_alike(weight, stratify):
     many = sample(LARGE, 20_000, 7, weight, stratify)
     assert len(set(many)) == 20_000
-    for count in (1, 9, 33, 1000, 19_999):
+    for count in (1, 9, 33, 1000, 5000):
         assert sample(LARGE, count, 7, weight, stratify) == many[:count]
 
 

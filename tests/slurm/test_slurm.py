@@ -47,7 +47,7 @@ def eventually(condition: Callable[[], T], seconds: float = 240) -> T:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
+        time.sleep(0.3)
     return value
 
 

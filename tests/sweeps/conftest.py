@@ -186,7 +186,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     last = time.monotonic() + DEADLINE
     while not (value := condition()):
         assert time.monotonic() < last, f"{what}: not within {DEADLINE} s"
-        time.sleep(0.01)
+        time.sleep(0.03)
     return value
 
 

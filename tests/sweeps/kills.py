@@ -68,7 +68,7 @@ def alive(out: Path, process: subprocess.Popen, since: float) -> bool:
                     return True
             except OSError:
                 continue  # it was just replaced
-        time.sleep(0.01)
+        time.sleep(0.02)
     return False
 
 

@@ -223,7 +223,7 @@ def test_killed_again_and_again_it_leaves_what_it_leaves_otherwise(command: Modu
     def start(out: Path, steps: int) -> Forked:
         return command.fork(*kills.arguments(out, steps), cwd=tmp_path)
 
-    steps = 120
+    steps = 90
     one_worker = (text.replace("workers=2", "workers=1") for text in kills.arguments(tmp_path / "whole", steps))
     assert command.call(*one_worker).status == 0
     done = kills.killed_often(tmp_path / "killed", 4, steps, random.Random(0), at_most=0.15, start=start)

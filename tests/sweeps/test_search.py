@@ -234,7 +234,7 @@ def test_killed_searches_go_on(command: ModuleType, tmp_path: Path, kind: str) -
     """By SIGKILL in the middle of a round, of all processes. Nothing is lost, nothing trained twice."""
     few = ("optim.lr=0.1,1.0,10.0", "mitigation=none,qk_norm", "seed=range(3)", "train.batch=8", "data.length=20000")
     own = few if kind == "max_stable_lr" else (*FAULTS[:-1], "search.trials=24", "search.batch=12")
-    sizes = ("train.steps=100", "checkpoint.every=10", "hydra.launcher.workers=2")
+    sizes = ("train.steps=60", "checkpoint.every=10", "hydra.launcher.workers=2")
     arguments = command.tiny(f"search={kind}", *own, *sizes, *ONCE)
     one_worker = [text.replace("workers=2", "workers=1") for text in arguments]
     process = command.fork(*arguments, "out=out", cwd=tmp_path)
