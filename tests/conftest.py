@@ -7,12 +7,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
 # Tests run side by side: threads that spin while they wait take the cores from one another. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-import pytest
-import torch
-from xdist.scheduler import LoadScopeScheduling
 
 # What is started in the background hears no Ctrl-C, and neither would the commands that tests stop with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,6 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """One thread: packs this small do not repay two. A test may set more."""
+    import torch  # not by the process that hands out the tests
+
     torch.set_num_threads(1)
 
 

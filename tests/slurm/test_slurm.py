@@ -72,7 +72,14 @@ def assert_equal_stores(one: Path, other: Path) -> None:
 
 
 def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
-    grid = ["study=quickstart", "train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4"]
+    short = [
+        "train.steps=6",
+        "schedule.warmup=2",
+        "fault.start=3",
+        "train.validate_every=3",
+        "train.validate_batches=1",
+    ]
+    grid = ["study=quickstart", *short]
     local = sweep(tmp_path / "local", *grid)
     assert local.status == 0, local.err
     remote = sweep(tmp_path / "slurm", *grid, *LAUNCH, "hydra.launcher.parallel=4")
