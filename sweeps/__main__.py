@@ -33,6 +33,8 @@ MOST_REASONS = 20
 def register() -> None:
     """Put the dataclasses' defaults where Hydra composes from; once is enough for a process."""
     store = ConfigStore.instance()
+    # Hydra copies it, schemas and all, with every configuration that it composes, and writes into no copy.
+    vars(store)["__deepcopy__"] = lambda memo: store
     store.store(name="schema", node=schema())
     for kind, node in fault_schemas().items():
         store.store(group="fault", name=kind, node=node)

@@ -68,7 +68,7 @@ SLOW = {
 
 def times(mitigation: str) -> Times:
     """Long enough for every part of a mitigation to act."""
-    return Times(30, 20, (15, 18)) if mitigation in SLOW else Times(14, 9, (7, 8))
+    return Times(30, 20, (15, 18)) if mitigation in SLOW else Times(12, 8, (6, 7))
 
 
 @cache
