@@ -25,11 +25,11 @@ quickstart: install
 picture: quickstart
 	$(BIN)/python -m analysis figure loss_against_rate results/quickstart docs/quickstart.svg
 
-# Two files of tests at a time, and beside them the tests that wait for Slurm. Hundreds of processes load the project:
-# what is compiled is kept.
+# Three files of tests at a time, some of which wait for processes, and beside them the tests that wait for Slurm.
+# Hundreds of processes load the project: what is compiled is kept.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
