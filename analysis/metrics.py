@@ -37,12 +37,8 @@ def final_loss(ds: xr.Dataset) -> xr.DataArray:
         total, number = np.where(counted, loss, 0).sum(axis=1, dtype="float64"), counted.sum(axis=1)
         is_known = np.isfinite(total) & (number > 0) & is_finite[block]
         mean[block] = np.where(is_known, total / np.maximum(number, 1), np.nan)
-    return (
-        ds["steps"]
-        .copy(deep=False, data=mean)
-        .rename("final_loss")
-        .assign_attrs(units="nat/token", long_name="final training loss")
-    )
+    attributes = {"units": "nat/token", "long_name": "final training loss"}
+    return xr.DataArray(mean, ds["steps"].coords, "trial", "final_loss", attributes)
 
 
 def final_validation_loss(ds: xr.Dataset) -> xr.DataArray:

@@ -100,21 +100,12 @@ def folder_of(arguments: Sequence[str]) -> Path | None:
     return Path(name) if name else None
 
 
-class _Loader(ConfigLoaderImpl):
-    """Hydra's own, which copies all that is registered each time it is asked for the options of a group."""
-
-    def get_group_options(self, group_name: str, *rest: Any, **named: Any) -> list[str]:
-        if rest or named:
-            return super().get_group_options(group_name, *rest, **named)
-        return self.repository.get_group_options(group_name)
-
-
 def config_loader(folder: Path | None = None) -> ConfigLoader:
     """The loader that Hydra itself makes: our configuration, and before it a user's folder."""
     path = create_config_search_path(str(FOLDER))
     if folder:
         path.prepend("command-line", f"file://{folder.absolute()}", SearchPathQuery(provider="schema"))
-    return _Loader(path)
+    return ConfigLoaderImpl(path)
 
 
 def check_folder(folder: Path | None) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -161,23 +160,39 @@ class Killed(Exception):
 
 
 def assert_resumes(
+    trials: Sequence[Trial], folder: Path, kills: Sequence[int], block: int = 1, forks: bool = False
+) -> None:
+    """Killed before each of these steps and started again from `folder`, a pack leaves what it leaves otherwise."""
+    whole = run(trials, block=block, forks=forks)
+    assert_same_end(resumed(trials, folder, kills, block, forks), whole)
+
+
+def assert_same_end(found: Run, whole: Run, begin: int = 0) -> None:
+    """The same results, signals and state, bit for bit; `found` has the signals of the steps from `begin` on."""
+    assert vars(found.result) == vars(whole.result)
+    for name, expected in whole.signals.items():
+        if name not in ("tokens_per_second", "step_seconds"):
+            assert np.array_equal(found.signals[name], expected[:, begin:], equal_nan=True), name
+    assert found.pack.rows == whole.pack.rows
+    assert same_bits(dict(found.pack.rows_state), dict(whole.pack.rows_state)) == []
+
+
+def resumed(
     trials: Sequence[Trial],
     folder: Path,
     kills: Sequence[int],
     block: int = 1,
     forks: bool = False,
-    whole: Run | None = None,
-) -> None:
-    """Killed before each of these steps and started again from `folder`, a pack leaves what it leaves otherwise.
+    arm: Callable[[Trial], Injector | None] = injector_of,
+) -> Run:
+    """What a pack leaves that is killed before each of these steps and started again from `folder`.
 
-    `whole` is that, if it is there already. Signals count as the store keeps them: a block that is written again takes
-    the place of the first.
+    Signals count as the store keeps them: a block that is written again takes the place of the first.
     """
-    whole = whole or run(trials, block=block, forks=forks)
     blocks: dict[int, Mapping[str, np.ndarray]] = {}
 
     def once(checkpoints: Checkpoints | None) -> tuple[Pack, Result]:
-        agenda = Agenda([injector_of(trial) for trial in trials])
+        agenda = Agenda([arm(trial) for trial in trials])
         pack = pack_of(trials, agenda.first if forks else None)
         saved = Checkpoints(folder).newest()
         return pack, train(pack, agenda, block, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
@@ -186,29 +201,8 @@ def assert_resumes(
         with pytest.raises(Killed):
             once(Dying(folder, every=1, dies_at=kill))
     pack, result = once(None)
-    assert vars(result) == vars(whole.result)
-    for name, expected in whole.signals.items():
-        found = np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1)
-        if name not in ("tokens_per_second", "step_seconds"):
-            assert np.array_equal(found, expected, equal_nan=True), name
-    assert pack.rows == whole.pack.rows
-    assert same_bits(dict(pack.rows_state), dict(whole.pack.rows_state)) == []
-
-
-def resumed(
-    trials: Sequence[Trial], folder: Path, kills: Sequence[int], arm: Callable[[Trial], Injector | None] = injector_of
-) -> Run:
-    """What a pack leaves that is killed before each of these steps and started again from `folder`."""
-    blocks: dict[int, Mapping[str, np.ndarray]] = {}
-    for kill in (*kills, None):
-        agenda, pack = Agenda([arm(trial) for trial in trials]), pack_of(trials)
-        checkpoints, saved = (
-            None if kill is None else Dying(folder, every=1, dies_at=kill),
-            Checkpoints(folder).newest(),
-        )
-        with pytest.raises(Killed) if kill is not None else nullcontext():
-            result = train(pack, agenda, 1, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
-    signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in blocks[0]}
+    names = blocks[max(blocks)]
+    signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in names}
     weights = {planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)}
     return Run(pack, result, signals, [weights], corpus_of(trials[0]))
 

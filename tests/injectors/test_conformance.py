@@ -132,7 +132,8 @@ def killed(engine):
     faulty = [trial(engine, dataclasses.replace(fault(case), duration=3)) for case in CASES]
     trials = [*faulty, faulty[0].golden, trial(engine, seed=1)]
     with TemporaryDirectory() as folder:
-        resumed = engine.resumed(trials, Path(folder), [START, START + 1, START + 3], partial(Named.of, engine))
+        kills = [START, START + 1, START + 3]
+        resumed = engine.resumed(trials, Path(folder), kills, arm=partial(Named.of, engine))
     return run(engine, trials, block=1), resumed
 
 

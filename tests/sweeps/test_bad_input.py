@@ -374,6 +374,7 @@ def test_slurm_options_out_of_range(
     ids=["combination", "bit", "no slurm", "target", "another study"],
 )
 def test_from_a_shell(command: ModuleType, tmp_path: Path, arguments: list[str], line: str) -> None:
+    """A grid as a shell starts it, the others forked."""
     command.write_yaml(tmp_path / "mine", "study/evil.yaml", "x: {_target_: os.mkdir, path: called}")
     open_store(tmp_path / "old", "quickstart")
     before = command.tree(tmp_path)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,10 +18,8 @@ from torch import Tensor
 
 from harness.checkpoint import Checkpoints
 from harness.config import Trial
-from harness.loop import Result, train
 from harness.outcome import NON_FINITE, TRAINED
-from harness.pack import Pack
-from harness.sites import Agenda, Site
+from harness.sites import Site
 from sweeps.__main__ import register
 from sweeps.arguments import config_loader
 from sweeps.grid import Composer
@@ -160,18 +158,12 @@ STRIKES = list(strikes(0))
 
 @dataclass
 class At(Checkpoints):
-    """Saves before one step alone; with `is_last`, its process ends there."""
+    """Saves before one step alone."""
 
     step: int = 0
-    is_last: bool = False
 
     def is_due(self, step: int) -> bool:
         return step == self.step
-
-    def save(self, step: int, *state: Any) -> None:
-        super().save(step, *state)
-        if self.is_last:
-            raise engine.Killed
 
 
 @pytest.fixture(scope="module", params=MITIGATIONS)
@@ -207,24 +199,8 @@ def test_its_bits_do_not_depend_on_the_pack(mitigated: Mitigated) -> None:
 def test_killed_it_goes_on_bit_for_bit(mitigated: Mitigated) -> None:
     """Killed, begun again from its checkpoint, killed once more, and brought to its end."""
     begun, again = times(mitigated.name).killed
-    written: dict[int, Mapping[str, np.ndarray]] = {}
-
-    def go_on(checkpoints: Checkpoints) -> tuple[Pack, Result]:
-        saved = checkpoints.newest()
-        assert saved and saved.step in (begun, again)
-        pack, agenda = engine.pack_of(mitigated.trials), Agenda([None] * len(mitigated.trials))
-        return pack, train(pack, agenda, 1, written.__setitem__, checkpoints=checkpoints, saved=saved)
-
-    with pytest.raises(engine.Killed):
-        go_on(At(mitigated.folder, step=again, is_last=True))
-    pack, result = go_on(At(mitigated.folder, step=-1))
-    assert vars(result) == vars(mitigated.clean.result)
-    for name, expected in mitigated.clean.signals.items():
-        found = np.concatenate([written[step][name] for step in sorted(written)], axis=1)
-        if name not in ("tokens_per_second", "step_seconds"):
-            assert np.array_equal(found, expected[:, begun:], equal_nan=True), name
-    assert pack.rows == mitigated.clean.pack.rows
-    assert engine.same_bits(dict(pack.rows_state), dict(mitigated.clean.pack.rows_state)) == []
+    assert Checkpoints(mitigated.folder).latest == begun
+    engine.assert_same_end(engine.resumed(mitigated.trials, mitigated.folder, [again]), mitigated.clean, begun)
 
 
 def test_what_strikes_some_trials_leaves_the_others_alone(mitigated: Mitigated) -> None:
