@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.test_slurm import (
+from tests.slurm.conftest import (
     LAUNCH,
     ONE_JOB,
     SMALL,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.test_slurm import ONE_JOB, SMALL, arrays, assert_equal_stores, eventually, slurm, sweep
+from tests.slurm.conftest import ONE_JOB, SMALL, arrays, assert_equal_stores, eventually, slurm, sweep
 
 pytestmark = pytest.mark.slurm
 

@@ -16,7 +16,7 @@ from sweeps.planner import make_plan, pack_seconds
 from sweeps.run import Job
 from sweeps.settings import SlurmOptions
 from sweeps.slurm import SlurmExecutor, together
-from tests.slurm.test_slurm import (
+from tests.slurm.conftest import (
     GRID,
     LAUNCH,
     ONE_JOB,
