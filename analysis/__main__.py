@@ -21,6 +21,7 @@ from analysis.report import write_report
 from analysis.search_figures import SEARCH_FIGURES
 from analysis.searches import read_searches
 from harness.config import ConfigError
+from harness.results_folder import FolderLost
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _campaign(options.out)
         else:
             _figure(options.name, options.out, options.file)
-    except ConfigError as error:
+    except (ConfigError, FolderLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:

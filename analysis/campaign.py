@@ -19,6 +19,7 @@ from analysis.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes_and_
 from analysis.report import Picture, save_figures, template, with_losses
 from analysis.statistics import rates, studied, wilson_interval
 from harness.config import ConfigError
+from harness.results_folder import ResultsPath
 
 ALL = "all sites"
 
@@ -41,12 +42,13 @@ def write_campaign(out: Path | str) -> Campaign:
     """
     out = Path(out)
     sweep = open_sweep(out)
+    folder = ResultsPath.open(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
     judged, said = outcomes_and_notes(with_losses(sweep))
     table = site_table(judged)
     notes = [*_remarks(table), *said]
-    pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, out / "figures")
+    pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, folder / "figures")
     words = in_words(table)
     page = template("campaign").render(
         study=sweep.attrs["study"],
@@ -56,9 +58,9 @@ def write_campaign(out: Path | str) -> Campaign:
         corpora=json.loads(sweep.attrs["corpus"]),
         environments=json.loads(sweep.attrs["environment"]),
     )
-    html = out / "campaign.html"
-    html.write_text(page, encoding="utf-8")
-    return Campaign(html, words, notes, pictures)
+    html = folder / "campaign.html"
+    html.write(page.encode())
+    return Campaign(html.path, words, notes, pictures)
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:

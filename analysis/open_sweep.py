@@ -15,11 +15,10 @@ import dask.array
 import numpy as np
 import pandas as pd
 import xarray as xr
-import zarr
-from zarr.storage import LocalStore, StorePath
 
 from harness.config import CORE, NO_FAULT, Fault, Trial, sections
-from harness.store import SIGNALS, PackInfo, read_packs, read_store
+from harness.store import SIGNALS
+from harness.stored import PackInfo, read_packs, read_signal, read_store
 
 ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
 RESULTS = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes", "changes", "pack")
@@ -282,7 +281,7 @@ def _variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> di
     for number, row in rows:
         owned.setdefault(number, []).append(row)
     # Without the attributes, the largest part of what was read.
-    kept = [dataclasses.replace(packs[number], attributes={}) for number in owned]
+    kept = [_slim(packs[number]) for number in owned]
     descriptions: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         name: (signal.dims, {"units": signal.units, "long_name": signal.long_name}) for name, signal in SIGNALS.items()
     }
@@ -299,6 +298,10 @@ def _variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> di
         lazy = dask.array.from_array(values, chunks=values.chunks(), name=False, meta=np.empty((0,) * len(dims), "f4"))
         variables[name] = xr.Variable(dims, lazy, attributes)
     return variables
+
+
+def _slim(pack: PackInfo) -> PackInfo:
+    return dataclasses.replace(pack, attributes={name: pack.attributes[name] for name in ("complete", "steps_done")})
 
 
 class StoredVariable:
@@ -344,7 +347,6 @@ class StoredVariable:
     def _read(self, pack: PackInfo, rows: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
         if self.name not in pack.arrays:
             return np.empty((len(rows), *(0 for _ in spans)), self.dtype)
-        place = StorePath(LocalStore(pack.path, read_only=True), self.name)
-        array = zarr.Array.from_dict(place, dict(pack.arrays[self.name]))
         # A slice that ends beyond the pack's own steps or layers gives what there is, as in numpy.
-        return np.asarray(array[(slice(None), *spans)])[rows]
+        steps, *layers = spans
+        return read_signal(pack, self.name, steps.start, steps.stop)[rows][(slice(None), slice(None), *layers)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from analysis.mitigations import UNLIKE_PACKS, compare
 from analysis.open_sweep import UNFINISHED, open_with_events
 from analysis.search_figures import SEARCH_FIGURES
 from analysis.searches import read_searches
+from harness.results_folder import ResultsPath
 
 DOTS_PER_INCH = 110
 MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
@@ -55,6 +57,7 @@ def write_report(out: Path | str) -> Report:
     """
     out = Path(out)
     ds, events = open_with_events(out)
+    folder = ResultsPath.open(out)
     ds = with_losses(ds)
     compared = compare(ds)
     sensitivity, faults = metrics.lr_sensitivity(ds), fault_table(ds)
@@ -63,7 +66,7 @@ def write_report(out: Path | str) -> Report:
     figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
     if searches := read_searches(out):
         figures |= {name: draw(searches) for name, draw in SEARCH_FIGURES.items()}
-    pictures = save_figures(figures, out / "figures")
+    pictures = save_figures(figures, folder / "figures")
     page = template("report").render(
         study=ds.attrs["study"],
         findings=found,
@@ -82,9 +85,9 @@ def write_report(out: Path | str) -> Report:
         corpora=json.loads(ds.attrs["corpus"]),
         environments=json.loads(ds.attrs["environment"]),
     )
-    html = out / "report.html"
-    html.write_text(page, encoding="utf-8")
-    return Report(html, [picture.path for picture in pictures if picture.path], found)
+    html = folder / "report.html"
+    html.write(page.encode())
+    return Report(html.path, [picture.path for picture in pictures if picture.path], found)
 
 
 def with_losses(sweep: xr.Dataset) -> xr.Dataset:
@@ -101,18 +104,20 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(f"{name}.html.j2")
 
 
-def save_figures(drawings: Mapping[str, Drawing], folder: Path) -> list[Picture]:
+def save_figures(drawings: Mapping[str, Drawing], folder: ResultsPath) -> list[Picture]:
     """Save each figure; one that the sweep has no longer is removed, so that none is out of date."""
-    folder.mkdir(exist_ok=True)
+    folder.make_folder()
     pictures = []
     for name, drawing in drawings.items():
-        path = folder / f"{name}.png"
+        file = folder / f"{name}.png"
         if drawing.figure is None:
-            path.unlink(missing_ok=True)
+            file.unlink()
             pictures.append(Picture(name, drawing.caption))
         else:
-            drawing.figure.savefig(path, dpi=DOTS_PER_INCH)
-            pictures.append(Picture(name, drawing.caption, path, base64.b64encode(path.read_bytes()).decode()))
+            content = io.BytesIO()
+            drawing.figure.savefig(content, dpi=DOTS_PER_INCH)
+            file.write(content.getvalue())
+            pictures.append(Picture(name, drawing.caption, file.path, base64.b64encode(content.getvalue()).decode()))
     return pictures
 
 

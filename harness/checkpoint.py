@@ -14,23 +14,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
+import math
+import os
+import re
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from harness.zarr_files import whole_file
+from harness.config import ConfigError
+from harness.results_folder import ResultsPath
 
 VERSION = 1
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 TENSORS, REST = ".safetensors", ".json"
+_STEP = re.compile(r"[0-9]{1,12}")
+_STRAY = re.compile(r"\.[0-9]+\.(safetensors|json)\.[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,14 @@ class Damaged(Exception):
 
 
 class Stopped(Exception):
-    """The process was asked to stop, and has saved a checkpoint."""
+    """The process was asked to stop, and has saved a checkpoint before this step."""
+
+    def __init__(self, step: int):
+        super().__init__(step)
+        self.step = step
+
+    def __str__(self) -> str:
+        return f"asked to stop before step {self.step}"
 
 
 @dataclass
@@ -55,15 +66,16 @@ class Checkpoints:
     """The checkpoints of one pack, in a folder of its own.
 
     One is due every `every` steps, and once `seconds` have passed since the last; None: not for that reason. `about` is
-    kept with each: what is needed to find out whose it is. `is_stopping` may be set at any time, by a signal's handler:
-    a checkpoint is saved after the step that is under way, and then `Stopped` is raised.
+    kept with each: what is needed to find out whose it is. `is_stopping` may be set at any time, by a signal's handler,
+    or `asked` begin to answer yes: a checkpoint is saved after the step that is under way, and `Stopped` is raised.
     """
 
-    folder: Path
+    folder: ResultsPath
     every: int | None = None
     seconds: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     is_stopping: bool = False
+    asked: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         self._last = time.monotonic()
@@ -71,6 +83,7 @@ class Checkpoints:
     def is_due(self, step: int) -> bool:
         """Whether to save before this step."""
         is_late = self.seconds is not None and time.monotonic() - self._last >= self.seconds
+        self.is_stopping = self.is_stopping or self.asked()
         return self.is_stopping or is_late or (self.every is not None and step % self.every == 0)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -89,14 +102,16 @@ class Checkpoints:
                 self._remove(old)
         self._last = time.monotonic()
         if self.is_stopping:
-            raise Stopped(f"asked to stop before step {step}")
+            raise Stopped(step)
 
-    def newest(self) -> Saved | None:
-        """The newest checkpoint that is whole, or None; each that is not is a warning."""
+    def newest(self, before: float = math.inf) -> Saved | None:
+        """The newest checkpoint of a step `before` that is whole, or None; each that is not is a warning."""
         for step in self._steps():
+            if step >= before:
+                continue
             try:
                 return self._read(step)
-            except (Damaged, OSError) as error:
+            except (Damaged, OSError, ConfigError) as error:
                 warnings.warn(f"{self._path(step, REST)}: {error}; the checkpoint before it is used", stacklevel=2)
         return None
 
@@ -107,58 +122,65 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all: the pack is complete, or begins anew."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.remove_tree()
 
-    def _path(self, step: int, suffix: str) -> Path:
+    def _path(self, step: int, suffix: str) -> ResultsPath:
         return self.folder / f"{step}{suffix}"
 
     def _steps(self) -> list[int]:
         """The steps of all checkpoints, the newest first."""
-        found = (path.stem for path in self.folder.glob(f"*{REST}"))
-        return sorted((int(stem) for stem in found if stem.isdecimal()), reverse=True)
+        found = (entry.stem for entry in self.folder.entries() if entry.name.endswith(REST))
+        return sorted((int(stem) for stem in found if _STEP.fullmatch(stem)), reverse=True)
 
     def _remove(self, step: int) -> None:
         for suffix in (REST, TENSORS):  # what says that it is there goes first
             with contextlib.suppress(OSError):
-                self._path(step, suffix).unlink(missing_ok=True)
+                self._path(step, suffix).unlink()
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for stray in self.folder.glob(".*"):  # only one process trains a pack, so nobody is writing it
-            stray.unlink(missing_ok=True)
-        with whole_file(self._path(step, TENSORS), is_synced=True) as path:
+        self.folder.make_folder()
+        for entry in self.folder.entries():
+            if _STRAY.fullmatch(entry.name):  # only one process trains a pack, so nobody is writing it
+                entry.unlink()
+        with self._path(step, TENSORS).whole_file(is_synced=True) as path:
             save_file({name: values.contiguous() for name, values in tensors.items()}, path)
-            digest = _digest(path)
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
         body = json.dumps({"step": step, "about": self.about, "values": values})
         checksum = hashlib.sha256(body.encode()).hexdigest()
-        with whole_file(self._path(step, REST), is_synced=True) as path:
-            path.write_text(json.dumps({"version": VERSION, "tensors": digest, "body": body, "sha256": checksum}))
+        outer = json.dumps({"version": VERSION, "tensors": digest, "body": body, "sha256": checksum})
+        self._path(step, REST).write(outer.encode(), is_synced=True)
 
     def _read(self, step: int) -> Saved:
         outer = _outer(self._path(step, REST))
-        path = self._path(step, TENSORS)
-        if not path.exists():
-            raise Damaged(f"{path.name} is missing")
-        if _digest(path) != outer["tensors"]:
-            raise Damaged(f"{path.name} is damaged: its checksum is another")
-        body = json.loads(outer["body"])
-        return Saved(body["step"], load_file(path), body["values"])
+        file = self._path(step, TENSORS)
+        if not file.exists():
+            raise Damaged(f"{file.name} is missing")
+        if _digest(file) != outer["tensors"]:
+            raise Damaged(f"{file.name} is damaged: its checksum is another")
+        try:
+            body = json.loads(outer["body"])
+            return Saved(body["step"], load_file(file.path), body["values"])
+        except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
 
 
-def about(folder: Path) -> dict[str, Any] | None:
+def about(folder: ResultsPath) -> dict[str, Any] | None:
     """What the newest readable checkpoint in a pack's folder says it is `about`; None if there is none."""
     checkpoints = Checkpoints(folder)
     for step in checkpoints._steps():
-        with contextlib.suppress(Damaged, OSError):
-            return json.loads(_outer(checkpoints._path(step, REST))["body"])["about"]
+        with contextlib.suppress(Damaged, OSError, ValueError, KeyError, TypeError, RecursionError):
+            found = json.loads(_outer(checkpoints._path(step, REST))["body"])["about"]
+            return found if isinstance(found, dict) else None
     return None
 
 
-def _outer(path: Path) -> dict[str, Any]:
+def _outer(file: ResultsPath) -> dict[str, Any]:
     try:
-        outer = json.loads(path.read_bytes())
+        outer = json.loads(file.read_bytes())
         version, body, checksum, _ = outer["version"], outer["body"], outer["sha256"], outer["tensors"]
-    except (ValueError, KeyError, TypeError) as error:
+        body.encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
     if version != VERSION:
         raise Damaged(f"is of version {version}, and {VERSION} is read")
@@ -167,6 +189,6 @@ def _outer(path: Path) -> dict[str, Any]:
     return outer
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(file: ResultsPath) -> str:
+    with os.fdopen(file.descriptor(os.O_RDONLY), "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -50,7 +50,7 @@ class ResultsPath:
 
     root: Path
     names: tuple[str, ...] = ()
-    inode: tuple[int, int] = field(default=(0, 0), compare=False)  # device and number of `root`
+    inode: tuple[int, int] | None = field(default=None, compare=False)  # device and number of `root`
     id: str = field(default="", compare=False)  # of the results folder, from its marker
 
     # --- whose folder it is ------------------------------------------------------------------------------------
@@ -66,10 +66,10 @@ class ResultsPath:
         missing = [path for path in (out, *out.parents) if not path.exists()]
         try:
             out.mkdir(parents=True, exist_ok=True)
-            if not (out / MARKER).exists():
-                _mark(out)
             with tempfile.TemporaryFile(dir=out):  # root may lack that right, too
                 pass
+            if not (out / MARKER).exists():
+                _mark(out)
         except OSError as error:
             for path in missing:
                 with contextlib.suppress(OSError):
@@ -77,6 +77,11 @@ class ResultsPath:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(f"out={out}: cannot be written to ({reason}); allowed: a writable folder") from None
         return cls.open(out)
+
+    @classmethod
+    def at(cls, folder: Path) -> ResultsPath:
+        """Any folder, for reading: whether it is a results folder, or still the same one, is not looked at."""
+        return cls(Path(os.path.abspath(folder)))
 
     @classmethod
     def open(cls, out: Path) -> ResultsPath:
@@ -115,6 +120,11 @@ class ResultsPath:
         return self.root.joinpath(*self.names)
 
     @property
+    def parent(self) -> ResultsPath:
+        """The folder in which it is; of the results folder itself, that one."""
+        return replace(self, names=self.names[:-1])
+
+    @property
     def name(self) -> str:
         return self.names[-1]
 
@@ -148,7 +158,7 @@ class ResultsPath:
 
     @contextlib.contextmanager
     def _parent(self) -> Iterator[int]:
-        with replace(self, names=self.names[:-1]).opened() as at:
+        with self.parent.opened() as at:
             yield at
 
     def _root(self) -> int:
@@ -157,7 +167,7 @@ class ResultsPath:
         except (FileNotFoundError, NotADirectoryError):
             raise self._lost() from None
         found = os.fstat(at)
-        if (found.st_dev, found.st_ino) != self.inode:
+        if self.inode is not None and self.inode != (found.st_dev, found.st_ino):
             os.close(at)
             raise self._lost()
         return at
@@ -176,9 +186,7 @@ class ResultsPath:
             what = f"is a link to {os.readlink(name, dir_fd=at)}" if is_link else "is not what belongs there"
         except OSError:
             what = "is not what belongs there"
-        return LinkRefused(
-            f"out={self.root}: its {place} {what}; allowed: real files and folders, as a sweep makes them"
-        )
+        return LinkRefused(f"out={self.root}: its {place} {what}; allowed: files and folders as a sweep makes them")
 
     def descriptor(self, flags: int, mode: int = 0o666) -> int:
         """As os.open. Raises LinkRefused for what is no regular file; a pipe is not waited for."""
@@ -332,14 +340,16 @@ def _mark(out: Path) -> None:
     """Make the marker of an empty folder; where several do so at once, the first one's stays."""
     name = uuid.uuid4().hex
     aside = out / f".{MARKER}.{name}"
-    aside.write_text(json.dumps({"format": FORMAT, "id": name}))
     try:
-        os.link(aside, out / MARKER)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        os.replace(aside, out / MARKER)
-    aside.unlink(missing_ok=True)
+        aside.write_text(json.dumps({"format": FORMAT, "id": name}))
+        try:
+            os.link(aside, out / MARKER)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            os.replace(aside, out / MARKER)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _aside(name: str) -> str:

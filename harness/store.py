@@ -15,16 +15,12 @@ so that counts. Reading goes through any Zarr library.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import datetime
 import json
 import os
-import shutil
-import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,18 +28,19 @@ from typing import Any
 import numpy as np
 
 from harness.config import ConfigError, Trial
-from harness.zarr_files import (
-    METADATA,
-    array_metadata,
-    chunk_key,
-    group_metadata,
-    strict_json,
-    write_atomically,
-    write_json,
+from harness.results_folder import FolderLost, ResultsPath, check_own, write_at
+from harness.stored import (
+    CHECKSUM,
+    FORMAT_VERSION,
+    STORE,
+    PackInfo,
+    checksum_of,
+    damage,
+    packed,
+    read_pack,
+    read_root,
 )
-
-FORMAT_VERSION = 3
-STORE = "store.zarr"
+from harness.zarr_files import METADATA, array_metadata, chunk_key, group_metadata, strict_json
 
 
 @dataclass(frozen=True)
@@ -77,64 +74,29 @@ SIGNALS: dict[str, Signal] = {
 # --- the store of a sweep ----------------------------------------------------------------------------------------
 
 
-def open_store(out: Path, study: str) -> None:
-    """Make `out` ready for the results of `study`: create its store, or check the one it has.
+def open_store(out: Path, study: str) -> ResultsPath:
+    """Make `out` ready for the results of `study`: a results folder and its store, or check those it has.
 
-    Raises ConfigError, and leaves everything as it was, if `out` is a file, holds another study's results or a store
-    of another format, or cannot be written to. A folder with other files in it is fine: none of them is touched.
+    Raises ConfigError, and leaves everything as it was, if `check_store` does or if it cannot be written to.
     """
-    out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"out={out}: is a file; allowed: a folder")
-    store = out / STORE
-    is_new = not (store / METADATA).exists()
-    if is_new and store.exists() and (not store.is_dir() or any(not e.name.startswith(".") for e in store.iterdir())):
-        raise ConfigError(f"out={out}: its {STORE} was not written by a sweep; allowed: an empty or new folder")
-    if not is_new:
+    check_store(out, study)
+    folder = ResultsPath.make(out)
+    store = folder / STORE
+    store.make_folder()
+    if not (store / METADATA).exists():
+        (store / METADATA).write(strict_json(group_metadata({"format": FORMAT_VERSION, "study": study})).encode())
+    return folder
+
+
+def check_store(out: Path, study: str) -> None:
+    """Raises ConfigError if `out` is neither new, nor empty, nor a results folder of `study`. Changes nothing."""
+    check_own(out)
+    if (ResultsPath.at(out) / STORE / METADATA).exists() if out.exists() else False:
         found = read_root(out)["study"]
         if found != study:
             raise ConfigError(
                 f"out={out}: holds results of study {found}; allowed: an empty or new folder, or study={found}"
             )
-    _make_writable_folder(store, out)
-    if is_new:
-        write_json(store / METADATA, group_metadata({"format": FORMAT_VERSION, "study": study}))
-
-
-def read_root(out: Path) -> dict[str, Any]:
-    """The attributes of the store in `out`: format and study.
-
-    Raises ConfigError if there is no store, or one that this version cannot read.
-    """
-    try:
-        attributes = json.loads((Path(out) / STORE / METADATA).read_text())["attributes"]
-        version = attributes["format"]
-        attributes["study"]
-    except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"out={out}: its {STORE} cannot be read ({type(error).__name__}: {error}); allowed: another folder"
-        ) from None
-    if version != FORMAT_VERSION:
-        raise ConfigError(
-            f"out={out}: holds a store of format {version}; allowed: format {FORMAT_VERSION}, or an empty or new folder"
-        )
-    return attributes
-
-
-def _make_writable_folder(folder: Path, out: Path) -> None:
-    """Create `folder` and its parents, and prove that files can be made in it (root may lack that right too)."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        for path in missing:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-        raise ConfigError(f"out={out}: no write permission ({error.strerror}); allowed: a writable folder") from None
 
 
 # --- one pack, written -------------------------------------------------------------------------------------------
@@ -143,8 +105,8 @@ def _make_writable_folder(folder: Path, out: Path) -> None:
 class PackStore:
     """The writer of one pack's group. Only one process writes a pack."""
 
-    def __init__(self, path: Path, attributes: dict[str, Any], steps: int, layers: int, block: int):
-        self.path, self.attributes = path, attributes
+    def __init__(self, place: ResultsPath, attributes: dict[str, Any], steps: int, layers: int, block: int):
+        self.place, self.attributes = place, attributes
         self.steps, self.layers, self.block = steps, layers, block
         self.trials = len(attributes["ids"])
         self._arrays = {name: self._metadata(name) for name in SIGNALS}
@@ -185,11 +147,11 @@ class PackStore:
             "steps_done": 0,
             "complete": False,
         }
-        path = Path(out) / STORE / pack_id
-        old = _read_pack(path)
+        place = ResultsPath.open(out) / STORE / pack_id
+        old = read_pack(place)
         if old is not None and old.complete:
-            raise ValueError(f"{path}: this pack is complete already")
-        pack = cls(path, attributes, steps, layers, block=min(block, steps))
+            raise ValueError(f"{place}: this pack is complete already")
+        pack = cls(place, attributes, steps, layers, block=min(block, steps))
         pack._install()
         return pack
 
@@ -197,35 +159,45 @@ class PackStore:
     def resume(cls, out: Path, pack_id: str, step: int) -> PackStore | None:
         """The group of that id, to go on with from `step`; None if it is not there, or lacks values before that step.
 
-        Raises ValueError if the pack is complete.
+        What is damaged of those is told in a warning. Raises ValueError if the pack is complete.
         """
-        old = _read_pack(Path(out) / STORE / pack_id)
+        old = read_pack(ResultsPath.open(out) / STORE / pack_id)
         if old is None:
             return None
         if old.complete:
             raise ValueError(f"{old.path}: this pack is complete already")
-        shape, layers = old.arrays["learning_rate"]["shape"], old.arrays["activation_rms"]["shape"][2]
-        block = old.arrays["learning_rate"]["chunk_grid"]["configuration"]["chunk_shape"][1]
-        pack = cls(old.path, old.attributes, shape[1], layers, block)
-        size = 4 * shape[0] * block
-        # Every step that was trained has a learning rate. Files may be lost where a machine lost power.
-        files = [old.path / "learning_rate" / chunk_key(number, 2) for number in range(step // block)]
-        return pack if all(file.exists() and file.stat().st_size == size for file in files) else None
+        whole_blocks = step // old.block * old.block
+        for _, words in damage(old, whole_blocks):
+            warnings.warn(f"{words}; what its pack has trained since is trained again", stacklevel=2)
+            return None
+        return cls(old.place, old.attributes, old.steps, old.layers, old.block)
+
+    @property
+    def info(self) -> PackInfo:
+        """The pack as a reader finds it now."""
+        return PackInfo(self.place, self.attributes, json.loads(strict_json(self._arrays)))
+
+    def damage(self) -> tuple[int, str] | None:
+        """Of what is written so far, the first chunk that is not there as it was written: its first step, and words."""
+        return next(damage(self.info), None)
 
     def _install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""
-        for stray in self.path.parent.glob(f".{self.path.name}.*"):
-            shutil.rmtree(stray, ignore_errors=True)
-        aside = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+        store = self.place.parent
+        for stray in store.entries():
+            if stray.name.startswith(f".{self.place.name}."):
+                stray.remove_tree()
+        aside = store / f".{self.place.name}.{uuid.uuid4().hex}"
         for name, array in self._arrays.items():
-            (aside / name).mkdir(parents=True)
-            (aside / name / METADATA).write_text(strict_json(array))
-        (aside / METADATA).write_text(strict_json(group_metadata(self.attributes, self._arrays)))
-        if self.path.exists():
-            replaced = aside.with_name(f"{aside.name}.old")
-            self.path.rename(replaced)
-            shutil.rmtree(replaced)
-        aside.rename(self.path)
+            (aside / name).make_folder()
+            (aside / name / METADATA).write(strict_json(array).encode())
+        (aside / METADATA).write(strict_json(group_metadata(self.attributes, self._arrays)).encode())
+        if self.place.exists():
+            replaced = store / f"{aside.name}.old"
+            self.place.rename(replaced.name)
+            replaced.remove_tree()
+            replaced.unlink()
+        aside.rename(self.place.name)
 
     def write(self, first_step: int, signals: Mapping[str, np.ndarray]) -> None:
         """Store the values of steps `first_step`, `first_step` + 1, ...: each signal is [R, n] or [R, n, layers].
@@ -238,26 +210,35 @@ class PackStore:
             raise ValueError(
                 f"steps {sorted(lengths)} from {first_step}: expected one length, from a multiple of {self.block}"
             )
+        length = lengths.pop()
         for name, values in signals.items():
             if name not in SIGNALS:
                 raise ValueError(f"signal {name}: unknown; expected one of {', '.join(SIGNALS)}")
-            self._write_signal(name, first_step, np.asarray(values))
-        self._update(steps_done=max(self.attributes["steps_done"], first_step + lengths.pop()))
+            allowed = (self.trials, min(length, self.steps - first_step), *self.shape(name)[2:])
+            if np.shape(values) != allowed:
+                raise ValueError(f"{name} from step {first_step}: shape {np.shape(values)}; expected {allowed}")
+        try:
+            with self.place.opened() as folder:
+                for offset in range(0, length, self.block):
+                    for name in SIGNALS:
+                        part = signals[name][:, offset : offset + self.block] if name in signals else None
+                        self._write_chunk(folder, name, (first_step + offset) // self.block, part)
+                self._update(folder, steps_done=max(self.attributes["steps_done"], first_step + length))
+        except FileNotFoundError as error:
+            raise FolderLost(f"{self.place}: {error.filename or 'it'} was moved or removed meanwhile") from None
 
-    def _write_signal(self, name: str, first_step: int, values: np.ndarray) -> None:
+    def _write_chunk(self, folder: int, name: str, number: int, values: np.ndarray | None) -> None:
+        """Every chunk of a block is there, also one of nothing but NaN: so what is missing is lost."""
         whole = self.shape(name)
-        allowed = (whole[0], min(values.shape[1], self.steps - first_step), *whole[2:])
-        if values.shape != allowed:
-            raise ValueError(f"{name} from step {first_step}: shape {values.shape}; expected {allowed}")
-        for offset in range(0, values.shape[1], self.block):
-            chunk = np.full((whole[0], self.block, *whole[2:]), np.nan, dtype="<f4")
-            part = values[:, offset : offset + self.block]
+        chunk = np.full((whole[0], self.block, *whole[2:]), np.nan, dtype="<f4")
+        if values is not None:
             with np.errstate(over="ignore"):
-                chunk[:, : part.shape[1]] = part
-            # A chunk of nothing but the fill value need not exist.
-            if not np.isnan(chunk).all():
-                key = chunk_key((first_step + offset) // self.block, len(whole))
-                write_atomically(self.path / name / key, chunk.tobytes())
+                chunk[:, : values.shape[1]] = values
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            write_at(inner, chunk_key(number, len(whole)), packed(chunk))
+        finally:
+            os.close(inner)
 
     def finish(
         self,
@@ -289,89 +270,10 @@ class PackStore:
         for name, values in results.items():
             if len(values) != self.trials:
                 raise ValueError(f"{name}: {len(values)} values; expected one for each of {self.trials} trials")
-        self._update(**results, complete=True)
+        done = {**self.attributes, **results, "complete": True}
+        with self.place.opened() as folder:
+            self._update(folder, **results, complete=True, **{CHECKSUM: checksum_of(done)})
 
-    def _update(self, **attributes: Any) -> None:
+    def _update(self, folder: int, **attributes: Any) -> None:
         self.attributes |= attributes
-        write_json(self.path / METADATA, group_metadata(self.attributes, self._arrays))
-
-
-# --- packs, read -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PackInfo:
-    """What one pack's group says about itself: its attributes, and the Zarr metadata of each of its arrays."""
-
-    path: Path
-    attributes: dict[str, Any]
-    arrays: dict[str, dict[str, Any]] = dataclasses.field(repr=False)
-
-    @property
-    def id(self) -> str:
-        return self.path.name
-
-    @property
-    def complete(self) -> bool:
-        return self.attributes["complete"]
-
-
-def read_store(out: Path) -> tuple[dict[str, Any], Iterator[PackInfo]]:
-    """`read_root` and `read_packs`, for one read of each file. Raises ConfigError as `read_root` does, at once."""
-    return read_root(out), _packs(out)
-
-
-def read_packs(out: Path) -> Iterator[PackInfo]:
-    """Every pack in the store of `out`, in the order of their ids, for one file read each.
-
-    A pack that is being put into place at this moment is left out. Raises ConfigError as `read_root` does.
-    """
-    read_root(out)
-    yield from _packs(out)
-
-
-def _packs(out: Path) -> Iterator[PackInfo]:
-    with os.scandir(Path(out) / STORE) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.name != METADATA)
-    for name in names:
-        pack = _read_pack(Path(out) / STORE / name)
-        if pack is not None:
-            yield pack
-
-
-def read_pack_attrs(out: Path, pack_id: str) -> dict[str, Any]:
-    """The attributes of one pack. Raises KeyError if the store has none of that id."""
-    pack = _read_pack(Path(out) / STORE / pack_id)
-    if pack is None:
-        raise KeyError(pack_id)
-    return pack.attributes
-
-
-def is_complete(out: Path, pack_id: str) -> bool:
-    """Whether the store has this pack, finished."""
-    pack = _read_pack(Path(out) / STORE / pack_id)
-    return pack is not None and pack.complete
-
-
-def written_at(out: Path, pack_id: str) -> int | None:
-    """When the attributes of a pack were last written, in nanoseconds: where it began, and where it was finished."""
-    try:
-        return (Path(out) / STORE / pack_id / METADATA).stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def complete_trials(out: Path) -> set[str]:
-    """The ids of the trials whose pack is finished."""
-    return {trial for pack in read_packs(out) if pack.complete for trial in pack.attributes["ids"]}
-
-
-def _read_pack(path: Path) -> PackInfo | None:
-    try:
-        group = json.loads((path / METADATA).read_bytes())
-        return PackInfo(path, group["attributes"], group["consolidated_metadata"]["metadata"])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        warnings.warn(f"{path}: not a pack, left out ({type(error).__name__}: {error})", stacklevel=3)
-        return None
+        write_at(folder, METADATA, strict_json(group_metadata(self.attributes, self._arrays)).encode())

@@ -1,22 +1,15 @@
-"""Zarr v3 metadata as JSON, and files that appear whole or not at all."""
+"""Zarr v3 metadata as JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import uuid
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 METADATA = "zarr.json"
-
-
-# --- metadata ----------------------------------------------------------------------------------------------------
 
 
 def group_metadata(attributes: Mapping[str, Any], arrays: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -30,7 +23,7 @@ def group_metadata(attributes: Mapping[str, Any], arrays: Mapping[str, Any] | No
 def array_metadata(
     shape: tuple[int, ...], chunk: tuple[int, ...], dims: tuple[str, ...], attributes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The metadata of a float32 array of raw chunks that is NaN where it has none."""
+    """The metadata of a float32 array of chunks, each with its checksum, that is NaN where it has none."""
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -40,7 +33,7 @@ def array_metadata(
         # The separator "." keeps an array's chunks in one folder.
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": "NaN",
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
         "dimension_names": dims,
         "attributes": attributes,
         "storage_transformers": [],
@@ -74,36 +67,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
-
-
-# --- files that appear whole -------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def whole_file(path: Path, is_synced: bool) -> Iterator[Path]:
-    """A path to write to; once the block ends without an error, what is there takes the name `path`.
-
-    A reader sees the old file or the new one, and a killed writer leaves at most a stray file with a dot before its
-    name. `is_synced`: the content is on the disk before it has the name, so that this holds after a loss of power too.
-    """
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        yield aside
-        if is_synced:
-            with aside.open("rb") as file:
-                os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """A reader sees the old file or the new one. It is not waited for the disk, which would take longer than a step."""
-    with whole_file(path, is_synced=False) as aside:
-        aside.write_bytes(content)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`strict_json`, atomically."""
-    write_atomically(path, strict_json(value).encode())

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.config import IDENTITY, PER_TRIAL, ConfigError, Trial, anything, checked, trial_from_dict
 from harness.sites import Event, Injector, Site, Visit
-from harness.store import read_packs
+from harness.stored import read_packs
 from injectors.fault import FaultContext, InjectableFault, Places
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"

@@ -56,7 +56,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         if arguments and arguments[0] in status.COMMANDS:
-            status.run(arguments, Console(markup=False, highlight=False, emoji=False))
+            if failed := status.run(arguments, Console(markup=False, highlight=False, emoji=False)):
+                sys.exit(failed)
             return
         if is_list(arguments):
             print_catalogue(folder_beside_list(arguments), Console(markup=False, highlight=False, emoji=False))

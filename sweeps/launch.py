@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
+import re
 import signal
+import sys
 from collections.abc import Generator, Sequence, Set
-from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -17,17 +17,21 @@ from rich.console import Console
 from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.corpus import check_data
 from harness.precision import pick_device
-from harness.store import complete_trials, is_complete, open_store, read_packs
+from harness.results_folder import FolderLost, ResultsPath
+from harness.store import check_store, open_store
+from harness.stored import STORE, complete_trials, is_complete, read_packs
+from harness.zarr_files import METADATA
 from injectors import InjectableFault
 from injectors.value import Value
 from sweeps.campaign import campaign_of, envelope, widest_interval
+from sweeps.claims import LOCKS, all_claims, lock_of
 from sweeps.local import Executor, LocalExecutor
+from sweeps.locks import is_locked
 from sweeps.planner import make_plan
 from sweeps.progress import Display
 from sweeps.run import (
     CHECKPOINTS,
     ERRORS,
-    LOCKS,
     PROGRESS,
     Elsewhere,
     Failed,
@@ -40,6 +44,8 @@ from sweeps.run import (
 )
 from sweeps.settings import Run
 from sweeps.summary import count, print_plan, say_counts, summarize
+
+PACK_ID = "[0-9a-f]{16}"
 
 
 @contextlib.contextmanager
@@ -113,8 +119,11 @@ def run_sweep(
 
     Raises ConfigError before anything is written if something about the run is wrong.
     """
-    has_results = (run.out / "store.zarr" / "zarr.json").exists()
     problems = Problems()
+    with problems.collect():
+        check_store(run.out, run.study)
+    problems.check()
+    has_results = (run.out / STORE / METADATA).exists()
     for precision in {trial.train.precision for trial in trials}:
         with problems.collect():
             device = pick_device(run.device, precision).type
@@ -123,9 +132,6 @@ def run_sweep(
     for data, context in _corpora(trials):
         with problems.collect():
             check_data(data, context)
-    if has_results:
-        with problems.collect():
-            open_store(run.out, run.study)  # checks it, and changes nothing
     problems.check()
     complete = complete_trials(run.out) if has_results else set()
     running = executor.running(run.out)
@@ -144,16 +150,17 @@ def run_sweep(
         print_plan(plan, device, executor.workers, console)
         return 0
     check_corpora(trials, run, has_results)
-    open_store(run.out, run.study)
+    folder = open_store(run.out, run.study)
     if plan.packs:
-        write_plan(run.out, asked)
-    _remove_leftovers(run.out, {job.pack.id for job in running})
+        write_plan(folder, asked)
+    _remove_leftovers(folder, {job.pack.id for job in running}, complete)
     for line in (f"study {run.study} -> {run.out}", *notes):
         console.print(line, highlight=False, soft_wrap=True)
     say_counts(plan, console)
     jobs = [Job(pack, run.out, run.device, run.block, run.every, run.minutes, run.ranks) for pack in plan.packs]
     results: list[Finished | Failed | Elsewhere] = []
     stopped: KeyboardInterrupt | None = None
+    lost = ""
     with (
         _stopped_by_sigterm(),
         Display([*plan.packs, *(job.pack for job in running)], run.out, console) as display,
@@ -168,6 +175,11 @@ def run_sweep(
                     display.finished(result)
         except KeyboardInterrupt as interrupt:
             stopped = interrupt
+        except FolderLost as error:
+            lost = str(error)
+    if lost:
+        print(f"error: {lost}", file=sys.stderr)
+        return 1
     if not run.wait and not results and not stopped and (jobs or running):
         words = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
         console.print(f"{words}; the same command picks up what has finished", highlight=False, soft_wrap=True)
@@ -196,16 +208,29 @@ def _processes_on_one(device: str, processes: int) -> int:
     return math.ceil(processes / torch.cuda.device_count()) if device == "cuda" else processes
 
 
-def _remove_leftovers(out: Path, running: Set[str]) -> None:
-    """What a killed sweep has left of packs that do not run any more, or that are complete."""
-    for file in (out / PROGRESS).glob("*"):
-        if file.stem not in running:
-            file.unlink(missing_ok=True)
-    for file in (out / ERRORS).glob(".*"):  # traces that were being written
-        file.unlink(missing_ok=True)
-    for file in (*(out / CHECKPOINTS).glob("*"), *(out / LOCKS).glob("*")):
-        if is_complete(out, file.stem):
-            shutil.rmtree(file) if file.is_dir() else file.unlink(missing_ok=True)
+def _remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:
+    """What a killed sweep has left of packs that do not run any more, or all of whose trials are `complete`.
+
+    Only what has a name that a sweep gives: anything else is somebody's own.
+    """
+    for entry, pack in _of_packs(folder / PROGRESS, r"(?P<pack>)\.json|\.(?P<half>)\.json\.[0-9a-f]{32}"):
+        if pack not in running and not is_locked(lock_of(folder, pack)):
+            entry.unlink()
+    for entry, _ in _of_packs(folder / ERRORS, r"\.(?P<half>)\.txt\.[0-9a-f]{32}"):  # was being written
+        entry.unlink()
+    ended = [*_of_packs(folder / CHECKPOINTS, "(?P<pack>)"), *_of_packs(folder / LOCKS, r"(?P<pack>)\.lock")]
+    settled = {claim.pack for claim in all_claims(folder) if claim.trials <= complete} if ended else set()
+    for entry, pack in ended:
+        if (pack in settled or is_complete(folder.root, pack)) and not is_locked(lock_of(folder, pack)):
+            entry.remove_tree()
+            entry.unlink()
+
+
+def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]]:
+    """What is in a folder with names of this pattern, and the pack that `(?P<pack>)` or `(?P<half>)` stands for."""
+    whole = re.compile(pattern.replace(">)", ">" + PACK_ID + ")"))
+    found = ((entry, whole.fullmatch(entry.name)) for entry in folder.entries())
+    return [(entry, next(filter(None, match.groups()))) for entry, match in found if match]
 
 
 def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import torch
 from pebble import ProcessPool
 
+from harness.checkpoint import Stopped
 from harness.config import ConfigError
+from harness.results_folder import FolderLost
 from sweeps.planner import PackPlan, pack_bytes
 from sweeps.run import Elsewhere, Failed, Finished, Job, record_failure, train_pack_safely
 from sweeps.summary import count
@@ -118,22 +121,25 @@ class LocalExecutor:
         threads = max(1, available_cores() // max(1, workers))
         if workers <= 1:
             torch.set_num_threads(threads)
-            for job in jobs:
-                yield train_pack_safely(job)
+            own = SimpleNamespace(value=0)
+            with first_signal_asks(own):
+                for job in jobs:
+                    if (result := train_until_asked(job, own)) is None:
+                        break
+                    yield result
             return
-        pool = worker_pool(workers, threads, self.processes, visible_gpus())
+        asked = multiprocessing.get_context("forkserver").Value("b", 0, lock=False)
+        pool = worker_pool(workers, threads, self.processes, visible_gpus(), asked)
         try:
-            with signals_wait():
-                pending: dict[Future, Job] = {pool.schedule(train_pack_safely, args=(job,)): job for job in jobs}
-            while pending:
-                done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-                yield None
-                for future in done:
-                    job = pending.pop(future)
-                    try:
-                        yield future.result()
-                    except Exception as error:  # the worker itself died: killed, out of memory
-                        yield record_failure(job, f"worker died: {error}", f"{type(error).__name__}: {error}")
+            with first_signal_asks(asked):
+                with signals_wait():
+                    pending: dict[Future, Job] = {pool.schedule(_train_in_worker, args=(job,)): job for job in jobs}
+                while pending:
+                    done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                    yield None
+                    for future in done:
+                        if (result := _result(future, pending.pop(future))) is not None:
+                            yield result
         finally:
             pool.stop()
             # Before `join` removes the pool's locks, without which a worker that is just starting would print a trace.
@@ -142,12 +148,43 @@ class LocalExecutor:
             pool.join()
 
 
-def worker_pool(workers: int, threads: int, processes: int, gpus: Sequence[str]) -> ProcessPool:
-    """Workers with so many threads each. Each sees as many of the GPUs as the packs that it trains have processes."""
+def _result(future: Future, job: Job) -> Finished | Failed | Elsewhere | None:
+    """What became of a job in a worker; None if it was stopped. Raises FolderLost."""
+    try:
+        return future.result()
+    except FolderLost:
+        raise
+    except Exception as error:  # the worker itself died: killed, out of memory
+        return record_failure(job, f"worker died: {error}", f"{type(error).__name__}: {error}")
+
+
+class Flag(Protocol):
+    """What one process sets and another one, or a signal's handler and the loop, look at."""
+
+    value: int
+
+
+def train_until_asked(job: Job, asked: Flag) -> Finished | Failed | Elsewhere | None:
+    """Train a pack; None if it is `asked` to stop, at once or once a checkpoint is saved. Raises FolderLost."""
+    if asked.value:
+        return None
+    checkpoints = job.checkpoints
+    checkpoints.asked = lambda: bool(asked.value)
+    try:
+        return train_pack_safely(job, checkpoints)
+    except Stopped:
+        return None
+
+
+def worker_pool(workers: int, threads: int, processes: int, gpus: Sequence[str], asked: Flag) -> ProcessPool:
+    """Workers with so many threads each. Each sees as many of the GPUs as the packs that it trains have processes.
+
+    They stop, with a checkpoint, once `asked` is not 0.
+    """
     # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sweeps.run"])
-    arguments = (threads, context.Value("i", 0), processes, gpus)
+    arguments = (threads, context.Value("i", 0), processes, gpus, asked)
     return ProcessPool(workers, context=context, initializer=_start_worker, initargs=arguments)
 
 
@@ -185,7 +222,51 @@ def signals_wait() -> Generator[None]:
             signal.raise_signal(came[0])
 
 
-def _start_worker(threads: int, started: Synchronized[int], processes: int, gpus: Sequence[str]) -> None:
+@contextlib.contextmanager
+def first_signal_asks(flag: Flag) -> Generator[None]:
+    """The first Ctrl-C or SIGTERM sets `flag`, and is heard at the end of the block; the second one is heard at once.
+
+    Signals reach the main thread alone: elsewhere it is never set.
+    """
+    came: list[int] = []
+    before: dict[int, Any] = {}
+
+    def hear(number: int, frame: object) -> None:
+        if came:
+            restore()
+            signal.raise_signal(number)
+        else:
+            came.append(number)
+            flag.value = 1
+            os.write(2, b"stopping once checkpoints are saved; again to stop at once\n")
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        before.clear()
+
+    if threading.current_thread() is threading.main_thread():
+        before |= {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except BaseException:
+        restore()
+        raise
+    restore()
+    if came:
+        signal.raise_signal(came[0])
+
+
+_asked: Any = None  # of this worker: not 0 once it is to stop
+
+
+def _train_in_worker(job: Job) -> Finished | Failed | Elsewhere | None:
+    return train_until_asked(job, _asked)
+
+
+def _start_worker(threads: int, started: Synchronized[int], processes: int, gpus: Sequence[str], asked: Flag) -> None:
+    global _asked
+    _asked = asked
     threading.Thread(target=_die_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     if gpus:  # before CUDA is touched, which reads this once

@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TextIO
+
+from harness.results_folder import FolderLost, ResultsPath
 
 
 @contextlib.contextmanager
-def owned(file: Path) -> Iterator[bool]:
+def owned(file: ResultsPath) -> Iterator[bool]:
     """Whether the file is locked for this process for as long as the block lasts; another one may have it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as handle:
+    file.parent.make_folder()
+    while True:
+        handle = os.fdopen(file.descriptor(os.O_RDWR | os.O_CREAT), "a")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            handle.close()
             yield False
             return
         except OSError as error:
             warnings.warn(f"{file}: locks do not work here ({error}); let one command at a time train", stacklevel=4)
+        found, own = file.status(), os.fstat(handle.fileno())
+        if found is not None and (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+            break
+        handle.close()  # its owner removed it between opening and locking: whoever comes now makes a new one
+    with handle:
         try:
             yield True
         finally:
-            file.unlink(missing_ok=True)  # whoever locks the new one finds what this one left
+            with contextlib.suppress(OSError, FolderLost):
+                file.unlink()
 
 
-def is_locked(file: Path) -> bool:
+def is_locked(file: ResultsPath) -> bool:
     """Whether a process holds the lock; one that has ended holds none."""
     try:
-        with file.open("r") as handle:
+        with os.fdopen(file.descriptor(os.O_RDONLY)) as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -44,13 +54,14 @@ def is_locked(file: Path) -> bool:
 class Turn:
     """A lock for which others wait: `with turn:`. Also the form in which Optuna's journal wants one."""
 
-    def __init__(self, file: Path):
+    def __init__(self, file: ResultsPath):
         self.file = file
         self._handle: TextIO | None = None
 
     def acquire(self) -> bool:
         """Wait for it. Signals are heard meanwhile."""
-        self._handle = handle = self.file.open("a")
+        self.file.parent.make_folder()
+        self._handle = handle = os.fdopen(self.file.descriptor(os.O_RDWR | os.O_CREAT), "a")
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,22 @@ class Plan:
     @property
     def trials(self) -> int:
         return sum(len(pack.recorded) for pack in self.packs)
+
+
+def without(pack: PackPlan, taken: Set[str]) -> PackPlan | None:
+    """The pack less the trials that are `taken`; None if none of those that it records is left.
+
+    The golden twins of those that are left stay as witnesses, and so does one more, where only one trial would be left:
+    a pack of one has other bits.
+    """
+    left = [trial for trial in pack.recorded if trial.id not in taken]
+    if len(left) == len(pack.recorded) or not left:
+        return pack if left else None
+    needed = {trial.id for trial in left} | {trial.golden.id for trial in left}
+    company = [trial.id for trial in pack.trials if trial.fault == NO_FAULT and trial.id not in needed]
+    needed |= set(company[: max(0, 2 - len(needed))])
+    trials = tuple(trial for trial in pack.trials if trial.id in needed)
+    return PackPlan(trials, frozenset(needed - {trial.id for trial in left}))
 
 
 MOST_FORKS = 64  # faulty trials of one golden twin in a pack: they share a prefix, and its cost is then 2% a trial

@@ -4,7 +4,7 @@ Beside the store:
 
     <out>/progress/<pack>.json      how far a pack in training is
     <out>/checkpoints/<pack>/       its state: `harness/checkpoint.py`; gone once it is complete
-    <out>/locks/<pack>.lock         held by the process that trains it
+    <out>/locks/, <out>/claims/     who trains what: `sweeps/claims.py`
     <out>/errors/<pack>.txt         the trace of one that crashed
     <out>/plan.json                 the trials that the last command that had any to train asked for
 """
@@ -15,10 +15,12 @@ import contextlib
 import json
 import platform
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,18 +32,20 @@ from harness.distributed import Group, Unsaved
 from harness.loop import Result, train
 from harness.pack import Pack
 from harness.precision import make_deterministic, pick_device
+from harness.results_folder import FolderLost, ResultsPath
 from harness.schedules import rates_of
 from harness.sites import Agenda, Injector
-from harness.store import PackStore, read_pack_attrs
-from harness.zarr_files import write_atomically
+from harness.store import PackStore
+from harness.stored import STORE, PackInfo, read_pack
 from injectors import FaultContext, InjectableFault, fault_types
 from injectors.fault import places_of
-from sweeps.locks import owned
+from sweeps.claims import claimed, claims_on
 from sweeps.planner import PackPlan
 from sweeps.processes import RankKilled, ranks, share_of_threads
 
-PROGRESS, ERRORS, CHECKPOINTS, LOCKS = "progress", "errors", "checkpoints", "locks"
+PROGRESS, ERRORS, CHECKPOINTS = "progress", "errors", "checkpoints"
 PLAN = "plan.json"
+ATTEMPTS = 3  # at a pack whose chunks are found damaged when it is trained
 
 
 @dataclass(frozen=True)
@@ -63,21 +67,22 @@ class Job:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        about = {"trials": [trial.to_dict() for trial in self.pack.trials], "witnesses": sorted(self.pack.witnesses)}
         seconds = None if self.minutes is None else 60 * self.minutes
-        return Checkpoints(self.out / CHECKPOINTS / self.pack.id, self.every, seconds, about)
+        folder = ResultsPath.open(self.out) / CHECKPOINTS / self.pack.id
+        return Checkpoints(folder, self.every, seconds, self.about)
 
     @property
-    def lock_file(self) -> Path:
-        return self.out / LOCKS / f"{self.pack.id}.lock"
+    def about(self) -> dict[str, Any]:
+        """What is kept with each of its checkpoints."""
+        return {"trials": [trial.to_dict() for trial in self.pack.trials], "witnesses": sorted(self.pack.witnesses)}
 
     @property
-    def progress_file(self) -> Path:
-        return self.out / PROGRESS / f"{self.pack.id}.json"
+    def progress_file(self) -> ResultsPath:
+        return ResultsPath.open(self.out) / PROGRESS / f"{self.pack.id}.json"
 
     @property
-    def error_file(self) -> Path:
-        return self.out / ERRORS / f"{self.pack.id}.txt"
+    def error_file(self) -> ResultsPath:
+        return ResultsPath.open(self.out) / ERRORS / f"{self.pack.id}.txt"
 
 
 @dataclass(frozen=True)
@@ -121,42 +126,60 @@ def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
 
 
 def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | Elsewhere:
-    """Train a pack and store its results, from where its last checkpoint is; nothing if another process does.
+    """Train a pack and store its results, from where its last checkpoint is; less what another process has or trains.
 
-    `checkpoints` are the job's own, for a caller that may have to stop them.
+    `checkpoints` are the job's own, for a caller that may have to stop them. Raises FolderLost if the results folder is
+    moved or removed meanwhile.
     """
-    with owned(job.lock_file) as is_owner:
-        if not is_owner:
-            return Elsewhere(job.pack.id)
-        done = finished(job)  # by another process, since this job was planned
+    folder = ResultsPath.open(job.out)
+    with claimed(folder, job.pack) as own:
+        if own is None:
+            return finished(job) or Elsewhere(job.pack.id)
+        part = replace(job, pack=own)
+        done = finished(part)  # by another process, since this job was planned
         if done:
-            return done
+            return replace(done, pack=job.pack.id)
+        checkpoints = checkpoints or job.checkpoints
+        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / own.id, part.about
         with share_of_threads(job.processes):
-            return _train(job, checkpoints or job.checkpoints)
+            return replace(_train(part, checkpoints), pack=job.pack.id)
 
 
 def finished(job: Job) -> Finished | None:
-    """What the store says of the job's pack, once it is complete."""
-    try:
-        attributes = read_pack_attrs(job.out, job.pack.id)
-    except KeyError:
-        return None
-    if not attributes["complete"]:
-        return None
-    idle = sum(
-        trial["fault"]["kind"] != "none" and not changes
-        for trial, changes in zip(attributes["trials"], attributes["changes"], strict=True)
-    )
-    return Finished(job.pack.id, tuple(attributes["outcome"]), idle)
+    """What the store says of the job's pack, once it is complete, or its trials are in other packs that are."""
+    pack = read_pack(ResultsPath.at(job.out) / STORE / job.pack.id)
+    if pack is not None and pack.complete:
+        return _told(job, [pack])
+    folder, wanted = ResultsPath.open(job.out), {trial.id for trial in job.pack.recorded}
+    others = dict.fromkeys(claim.pack for claim in claims_on(folder, wanted))
+    found = [read_pack(folder / STORE / name) for name in others]
+    complete = [pack for pack in found if pack is not None and pack.complete]
+    has_all = wanted <= {trial for pack in complete for trial in pack.attributes["ids"]}
+    return _told(job, complete) if has_all else None
+
+
+def _told(job: Job, packs: Sequence[PackInfo]) -> Finished:
+    """How the job's trials have ended, by the packs that hold them."""
+    wanted = {trial.id for trial in job.pack.recorded}
+    outcome: dict[str, str] = {}
+    idle: set[str] = set()
+    for pack in packs:
+        names = ("ids", "outcome", "trials", "changes")
+        for trial, ended, config, changes in zip(*(pack.attributes[name] for name in names), strict=True):
+            if trial in wanted:
+                outcome[trial] = ended
+                if config["fault"]["kind"] != "none" and not changes:
+                    idle.add(trial)
+    return Finished(job.pack.id, tuple(outcome.values()), len(idle))
 
 
 def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
     """The packs that have a checkpoint and train none but `wanted` trials: as they are, they can go on from there."""
     found: list[PackPlan] = []
     taken: set[str] = set()
-    for folder in sorted((out / CHECKPOINTS).glob("*")):
+    for folder in (ResultsPath.at(out) / CHECKPOINTS).entries():
         values = about(folder)
-        with contextlib.suppress(ConfigError):  # a config of another version
+        with contextlib.suppress(ConfigError, TypeError, KeyError, AttributeError):  # of another version, or damaged
             trials = tuple(trial_from_dict(own, fault_types()) for own in (values or {}).get("trials", ()))
             pack = PackPlan(trials, frozenset(values["witnesses"] if values else ()))
             ids = {trial.id for trial in pack.recorded}
@@ -167,15 +190,29 @@ def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
 
 
 def _train(job: Job, checkpoints: Checkpoints) -> Finished:
+    """Train the pack and have it complete, once every chunk of it is on the disk as it was written."""
+    found = ""
+    for _ in range(ATTEMPTS):
+        store, result = _attempt(job, checkpoints)
+        damaged = store.damage()
+        if damaged is None:
+            return _completed(job, checkpoints, store, result)
+        _, found = damaged
+        warnings.warn(f"{found}; what its pack has trained since is trained again", stacklevel=2)
+    raise OSError(f"{found}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
+
+
+def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
+    """Train from the newest checkpoint to the last step; only the trials that are recorded are left in the result."""
     trials, recorded = job.pack.trials, job.pack.recorded
     first = trials[0]
     device = pick_device(job.device, first.train.precision)
     pack, agenda, corpus = _prepared(job, device)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
-    saved = checkpoints.newest()
-    store = PackStore.resume(job.out, job.pack.id, saved.step) if saved else None
+    saved, store = checkpoints.newest(), None
+    while saved and (store := PackStore.resume(job.out, job.pack.id, saved.step)) is None:
+        saved = checkpoints.newest(before=saved.step)
     if store is None:
-        saved = None
         checkpoints.remove()
         store = PackStore.create(
             job.out,
@@ -193,27 +230,40 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
         store.write(first_step, {name: values[kept] for name, values in signals.items()})
 
     begun = saved.step if saved else 0
+    shown = [0]  # trials that are frozen
 
     def progress(steps: int, frozen: int) -> None:
+        shown[:] = [frozen]
         _report(job, begun, steps, frozen)
 
     progress(begun, 0)
     try:
         with _all_ranks(job, pack, store.block, saved is not None):
             result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
-    except RankKilled:  # the checkpoint is as good as before
+    except Stopped as stop:
+        _report(job, begun, stop.step, shown[0], is_stopped=True)
+        raise
+    except (RankKilled, FolderLost):  # the checkpoint is as good as before
         raise
     except Exception:
         if saved and checkpoints.latest == saved.step:  # perhaps it is the checkpoint: the next attempt begins anew
             checkpoints.remove()
         raise
-    ended = {name: [values[i] for i in kept] for name, values in vars(result).items()}
+    return store, Result(**{name: [values[i] for i in kept] for name, values in vars(result).items()})
+
+
+def _completed(job: Job, checkpoints: Checkpoints, store: PackStore, result: Result) -> Finished:
+    ended = dict(vars(result))
     events = [[event.to_dict() for event in own] for own in ended.pop("events")]
-    job.error_file.unlink(missing_ok=True)  # before the pack counts as complete: a kill in between leaves no old trace
+    job.error_file.unlink()  # before the pack counts as complete: a kill in between leaves no old trace
     store.finish(**ended, faults=events)
     checkpoints.remove()
-    job.progress_file.unlink(missing_ok=True)
-    return Finished(job.pack.id, tuple(ended["outcome"]), _idle_faults(trials, result, kept))
+    job.progress_file.unlink()
+    idle = sum(
+        isinstance(trial.fault, InjectableFault) and not changes
+        for trial, changes in zip(job.pack.recorded, result.changes, strict=True)
+    )
+    return Finished(job.pack.id, tuple(result.outcome), idle)
 
 
 def _prepared(job: Job, device: torch.device) -> tuple[Pack, Agenda, Corpus]:
@@ -249,7 +299,7 @@ def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Finis
     """`train_pack`, with a crash kept as a trace in the results folder."""
     try:
         return train_pack(job, checkpoints)
-    except Stopped:
+    except (Stopped, FolderLost):
         raise
     except Exception as error:
         return record_failure(job, f"{type(error).__name__}: {error}", traceback.format_exc())
@@ -258,13 +308,14 @@ def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Finis
 def record_failure(job: Job, reason: str, trace: str) -> Failed:
     """Leave the trace of a crashed pack, and the trials that were in it, in the results folder, if that takes it."""
     trials = "\n".join(json.dumps({"id": trial.id, **trial.to_dict()}) for trial in job.pack.trials)
-    first = reason.splitlines()[0]
+    first = (reason.splitlines() or [""])[0]
+    file = job.out / ERRORS / f"{job.pack.id}.txt"
     try:
         _replace(job.error_file, f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n")
-        job.progress_file.unlink(missing_ok=True)
-    except OSError as error:
-        first += f" (its trace could not be written: {error.strerror})"
-    return Failed(job.pack.id, first, job.error_file)
+        job.progress_file.unlink()
+    except (OSError, ConfigError, FolderLost) as error:
+        first += f" (its trace could not be written: {getattr(error, 'strerror', None) or error})"
+    return Failed(job.pack.id, first, file)
 
 
 def without_order(data: Data) -> Data:
@@ -272,28 +323,23 @@ def without_order(data: Data) -> Data:
     return Data(**{**vars(data), "seed": None})
 
 
-def write_plan(out: Path, trials: Iterable[str]) -> None:
+def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
     """Keep what was asked for, for those who ask how far it is."""
-    _replace(out / PLAN, json.dumps({"trials": sorted(trials)}))
+    _replace(folder / PLAN, json.dumps({"trials": sorted(trials)}))
 
 
-def _replace(file: Path, text: str) -> None:
+def _replace(file: ResultsPath, text: str) -> None:
     """A reader sees the old file or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text.encode())
+    file.parent.make_folder()
+    file.write(text.encode())
 
 
-def _idle_faults(trials: tuple[Trial, ...], result: Result, kept: list[int]) -> int:
-    faulty = [i for i in kept if isinstance(trials[i].fault, InjectableFault)]
-    return sum(not result.changes[i] for i in faulty)
-
-
-def _report(job: Job, begun: int, steps: int, frozen: int) -> None:
+def _report(job: Job, begun: int, steps: int, frozen: int, is_stopped: bool = False) -> None:
     """One small file a running pack: the same for processes here and for jobs on Slurm. It is for people alone."""
     trials = job.pack.trials
     values = {"begun": begun, "steps": steps, "of": trials[0].steps, "trials": len(trials), "frozen": frozen}
-    with contextlib.suppress(OSError):
-        _replace(job.progress_file, json.dumps(values))
+    with contextlib.suppress(OSError, ConfigError):
+        _replace(job.progress_file, json.dumps(values | {"stopped": is_stopped}))
 
 
 def _environment(device: torch.device) -> dict[str, str | int]:

@@ -22,7 +22,7 @@ from typing import IO, Any
 import submitit
 
 from harness.config import ConfigError, Problems
-from harness.store import written_at
+from harness.stored import written_at
 from sweeps.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.on_node import OnNode
 from sweeps.planner import PackPlan, pack_seconds
@@ -99,7 +99,7 @@ class SlurmExecutor:
 
     def _submit(self, jobs: Sequence[Job]) -> dict[Job, str]:
         for job in jobs:
-            job.error_file.unlink(missing_ok=True)
+            job.error_file.unlink()
         arrays = self._arrays(jobs)
         numbers: dict[Job, str] = {}
         for array in arrays:
@@ -233,7 +233,8 @@ def _follow(running: dict[Job, str]) -> Results:
 def _lost(job: Job, number: str) -> Failed:
     """What is known of a job that has left the queue without finishing its pack."""
     if job.error_file.exists():
-        return Failed(job.pack.id, job.error_file.read_text().splitlines()[0], job.error_file)
+        lines = job.error_file.read_bytes().decode(errors="replace").splitlines()
+        return Failed(job.pack.id, (lines or ["no trace"])[0], job.error_file.path)
     log = next((job.out / FOLDER).glob(f"*/{number}_0_log.out"), None)
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:]) if log else "(no log)"
     last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")

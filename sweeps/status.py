@@ -10,13 +10,16 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import ConfigError
-from harness.store import complete_trials, read_packs, read_root
+from harness.results_folder import ResultsPath
+from harness.stored import complete_trials, read_packs, read_root
+from sweeps.claims import LOCK, LOCKS, lock_of
 from sweeps.locks import is_locked
-from sweeps.run import ERRORS, LOCKS, PLAN, PROGRESS
+from sweeps.run import ERRORS, PLAN, PROGRESS
 from sweeps.submitted import queued_jobs
 from sweeps.summary import count
+from sweeps.verify import verify
 
-COMMANDS = ("status", "cancel")
+COMMANDS = ("status", "cancel", "verify")
 MOST_LINES = 20  # failed or lost packs that are listed
 
 
@@ -29,7 +32,13 @@ class Status:
     running: dict[str, str] = field(default_factory=dict)  # pack -> how far it is
     queued: dict[str, str] = field(default_factory=dict)  # pack -> its Slurm job
     failed: dict[str, str] = field(default_factory=dict)  # pack -> the last line of its trace
+    stopped: dict[str, str] = field(default_factory=dict)  # pack -> how far its checkpoint is
     lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
+
+    def forget(self, pack: str) -> None:
+        """Whatever its process has left, it is in Slurm's queue."""
+        self.stopped.pop(pack, None)
+        self.lost.pop(pack, None)
 
 
 def status_of(out: Path) -> Status:
@@ -51,15 +60,16 @@ def status_of(out: Path) -> Status:
         except (OSError, ValueError):
             continue  # it was just replaced or removed
         words = f"step {values['steps']} of {values['of']}, {count(values['trials'], 'trial')}"
-        is_running = is_locked(out / LOCKS / f"{file.stem}.lock")
-        (found.running if is_running else found.lost)[file.stem] = words
+        is_running = is_locked(lock_of(ResultsPath.at(out), file.stem))
+        kept = found.running if is_running else found.stopped if values.get("stopped") is True else found.lost
+        kept[file.stem] = words
     for pack, (job, state) in states.items():
         if pack not in found.running:
             if state == "RUNNING":
-                found.lost.pop(pack, None)
+                found.forget(pack)
                 found.running[pack] = f"Slurm job {job}, starting"
             else:
-                found.lost.pop(pack, None)
+                found.forget(pack)
                 found.queued[pack] = f"Slurm job {job}, {state.lower()}"
     for pack in [pack for pack in found.lost if pack in found.failed]:
         del found.lost[pack]
@@ -77,7 +87,7 @@ def print_status(out: Path, console: Console) -> None:
     found = status_of(out)
     done = len(found.asked & found.complete)
     console.print(f"{out}: {done} of {count(len(found.asked), 'trial')} done", soft_wrap=True)
-    for name in ("running", "queued", "failed", "lost"):
+    for name in ("running", "queued", "stopped", "failed", "lost"):
         packs = getattr(found, name)
         console.print(f"{name}: {count(len(packs), 'pack')}")
         for pack, words in list(packs.items())[:MOST_LINES]:
@@ -97,15 +107,18 @@ def cancel(out: Path, console: Console) -> None:
         if done.returncode:
             raise ConfigError(f"cancel {out}: scancel failed: {done.stderr.strip()}; allowed: a running Slurm")
     console.print(f"cancelled {count(len(jobs), 'Slurm job')}; the same command as before goes on from here")
-    held = [file.stem for file in (out / LOCKS).glob("*.lock") if is_locked(file)]
+    held = [file for file in (ResultsPath.at(out) / LOCKS).entries() if file.name.endswith(LOCK) and is_locked(file)]
     if held and not jobs:
         console.print(f"{count(len(held), 'pack')} in training by a command on a machine: Ctrl-C there ends it")
 
 
-def run(arguments: list[str], console: Console) -> None:
-    """`status OUT` or `cancel OUT`. Raises ConfigError for anything else."""
+def run(arguments: list[str], console: Console) -> int:
+    """`status OUT`, `cancel OUT` or `verify OUT`; the exit status. Raises ConfigError for anything else."""
     name, *folders = arguments
     if len(folders) != 1:
         raise ConfigError(f"{' '.join(arguments)}: allowed: {name} and the folder of one sweep")
     out = Path(folders[0].removeprefix("out="))
+    if name == "verify":
+        return verify(out, console)
     {"status": print_status, "cancel": cancel}[name](out, console)
+    return 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.config import ConfigError, trial_from_dict
-from harness.zarr_files import write_atomically
+from harness.results_folder import ResultsPath
 from injectors import fault_types
 from sweeps.planner import PackPlan
 from sweeps.run import Job
@@ -79,9 +79,9 @@ def write_down_all(groups: Sequence[Sequence[Job]], array: str) -> dict[Job, str
 
 def _write_down(job: Job, number: str) -> None:
     """Keep which Slurm job trains this pack, and the pack itself, as JSON."""
-    file = job.out / FOLDER / PACKS / f"{job.pack.id}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, json.dumps({"job": number, **_record(job)}).encode())
+    file = ResultsPath.open(job.out) / FOLDER / PACKS / f"{job.pack.id}.json"
+    file.parent.make_folder()
+    file.write(json.dumps({"job": number, **_record(job)}).encode())
 
 
 def _record(job: Job) -> dict[str, Any]:

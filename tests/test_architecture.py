@@ -18,7 +18,7 @@ ALLOWED = {
 }
 NARROW = {
     # analysis reads datasets: of the harness it knows the store's layout and the configuration's fields.
-    "analysis": {"harness.store", "harness.config"},
+    "analysis": {"harness.store", "harness.config", "harness.results_folder"},
     # injectors know sites, shapes, configuration, what optimizers keep and the arithmetic that they imitate, never the
     # loop or the pack.
     "injectors": {

@@ -16,14 +16,15 @@ from analysis.open_sweep import open_with_events
 from harness.config import ConfigError, Problems, Trial
 from harness.pack import rows_at_once
 from harness.precision import pick_device
-from harness.store import complete_trials
+from harness.results_folder import ResultsPath
+from harness.store import open_store
+from harness.stored import complete_trials
 from sweeps.campaign import campaign_of
+from sweeps.claims import are_claimed
 from sweeps.grid import Composer
 from sweeps.launch import run_sweep
 from sweeps.local import Executor
-from sweeps.locks import is_locked
 from sweeps.overrides import Axis
-from sweeps.run import LOCKS
 from sweeps.search.edge import MaxStableRate
 from sweeps.search.goal import Goal, rows_of, told
 from sweeps.search.pareto import Pareto
@@ -83,7 +84,7 @@ class Search:
     _notices: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.studies = Studies(None if self.run.plan else self.run.out)
+        self.studies = Studies(None if self.run.plan else open_store(self.run.out, self.run.study))
         self._notices = self.composer.notices()
 
     def run_rounds(self) -> int:
@@ -181,9 +182,9 @@ class Search:
 
     def _wait_for(self, wanted: set[str]) -> None:
         """Until another process, which trains some of these, is done with them, or for a while."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        end, folder = time.monotonic() + PATIENCE_SECONDS, ResultsPath.open(self.run.out)
         while time.monotonic() < end and not wanted <= complete_trials(self.run.out):
-            if not any(map(is_locked, (self.run.out / LOCKS).glob("*.lock"))):
+            if not are_claimed(folder, wanted):
                 return
             time.sleep(POLL_SECONDS)
 

@@ -12,10 +12,11 @@ next: what was trained of it is in the store. Nothing here is ever unpickled.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import optuna
@@ -27,9 +28,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
+from harness.results_folder import ResultsPath
 from sweeps.locks import Turn, is_locked, owned
 
 FOLDER = "search"
+_TOKEN = re.compile(r"[0-9a-f]{16}")  # of an owner
 OWNER, DUPLICATE, REASON = "owner", "duplicate", "reason"
 Direction = Literal["minimize", "maximize"]
 Key = tuple[tuple[str, Any], ...]
@@ -42,12 +45,12 @@ class JournalLock(Turn, BaseJournalFileLock):
 class Studies:
     """The studies of a folder; in memory alone without one."""
 
-    def __init__(self, out: Path | None):
+    def __init__(self, out: ResultsPath | None):
         self.token = secrets.token_hex(8)
         self._folder = out / FOLDER if out else None
         self._turn: Turn | None = None
         if self._folder:
-            (self._folder / "owners").mkdir(parents=True, exist_ok=True)
+            (self._folder / "owners").make_folder()
             self._turn = Turn(self._folder / "turn.lock")
         self._storage: BaseStorage = InMemoryStorage()
 
@@ -88,8 +91,10 @@ class Studies:
                 if trial.params:
                     study.enqueue_trial(trial.params)
 
-    def _is_alive(self, owner: str | None) -> bool:
-        return owner is not None and self._folder is not None and is_locked(self._folder / "owners" / owner)
+    def _is_alive(self, owner: object) -> bool:
+        if not isinstance(owner, str) or not _TOKEN.fullmatch(owner) or self._folder is None:
+            return False
+        return is_locked(self._folder / "owners" / owner)
 
     def ask(self, study: optuna.Study, distributions: Mapping[str, BaseDistribution]) -> optuna.Trial:
         """A point of the study's sampler, or one that is enqueued; it belongs to this process."""
@@ -98,14 +103,16 @@ class Studies:
         return trial
 
 
-def journal(folder: Path, mend: bool = False) -> JournalStorage:
-    """The journal of a folder of searches. `mend`: cut off a last line that a killed process left half written."""
+def journal(folder: ResultsPath, mend: bool = False) -> JournalStorage:
+    """The journal of a folder of searches. `mend`: cut off a last line that a killed process left half written.
+
+    Optuna opens it by its name; that it is a file of this folder is looked at before.
+    """
     file = folder / "journal.jsonl"
-    if mend and file.exists():
-        text = file.read_bytes()
-        if not text.endswith(b"\n"):
-            with file.open("r+b") as handle:
-                handle.truncate(text.rfind(b"\n") + 1)
+    with os.fdopen(file.descriptor(os.O_RDWR | os.O_CREAT), "r+b") as handle:
+        text = handle.read()
+        if mend and not text.endswith(b"\n"):
+            handle.truncate(text.rfind(b"\n") + 1)
     return JournalStorage(JournalFileBackend(str(file), lock_obj=JournalLock(folder / "journal.lock")))
 
 

@@ -13,7 +13,8 @@ import xarray as xr
 from analysis import fault_events, open_sweep
 from analysis.open_sweep import short_names
 from harness.config import ConfigError, Data, Model, Train, Trial
-from harness.store import FORMAT_VERSION, SIGNALS, STORE, open_store
+from harness.store import SIGNALS, open_store
+from harness.stored import FORMAT_VERSION, STORE
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:

@@ -14,7 +14,7 @@ import pytest
 from analysis import open_sweep
 from analysis.campaign import write_campaign
 from analysis.report import write_report
-from harness.store import STORE
+from harness.stored import STORE
 from sweeps.status import status_of
 from tests.benchmarks import scale
 

@@ -21,6 +21,7 @@ from harness.config import Model, Train, Trial
 from harness.corpus import load_corpus
 from harness.loop import train
 from harness.pack import Pack
+from harness.results_folder import ResultsPath
 from harness.sites import Agenda
 from sweeps.settings import CheckpointSettings
 
@@ -46,7 +47,7 @@ def main() -> None:
         extra = []
         with tempfile.TemporaryDirectory() as folder:
             for i in range(options.rounds):
-                saving = Checkpoints(Path(folder) / str(i), every=steps // 2 + 1)
+                saving = Checkpoints(ResultsPath.at(Path(folder)) / str(i), every=steps // 2 + 1)
                 both = {on: seconds(trials, saving if on else None, options.device) for on in (i % 2 == 0, i % 2 != 0)}
                 extra.append(both[True] - both[False])
         # Within the minutes between two saves as much is trained as otherwise: a save comes on top.

@@ -24,6 +24,7 @@ from harness.config import CORE, Data, Trial
 from harness.corpus import Corpus, load_corpus
 from harness.loop import Result, train
 from harness.pack import Pack
+from harness.results_folder import ResultsPath
 from harness.sites import Agenda, Injector
 
 CPU = torch.device("cpu")
@@ -190,16 +191,17 @@ def resumed(
     Signals count as the store keeps them: a block that is written again takes the place of the first.
     """
     blocks: dict[int, Mapping[str, np.ndarray]] = {}
+    place = ResultsPath.at(folder)
 
     def once(checkpoints: Checkpoints | None) -> tuple[Pack, Result]:
         agenda = Agenda([arm(trial) for trial in trials])
         pack = pack_of(trials, agenda.first if forks else None)
-        saved = Checkpoints(folder).newest()
+        saved = Checkpoints(place).newest()
         return pack, train(pack, agenda, block, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
 
     for kill in kills:
         with pytest.raises(Killed):
-            once(Dying(folder, every=1, dies_at=kill))
+            once(Dying(place, every=1, dies_at=kill))
     pack, result = once(None)
     names = blocks[max(blocks)]
     signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in names}

@@ -11,6 +11,7 @@ import torch
 
 from harness.checkpoint import KEPT, Checkpoints, Stopped, about
 from harness.config import NO_FAULT
+from harness.results_folder import ResultsPath
 from injectors.value import Value
 
 STEPS = 12
@@ -37,22 +38,22 @@ def test_a_trial_that_is_not_there_yet_comes_later(engine, tmp_path):
 
 
 def filled(folder: Path, *steps: int) -> Checkpoints:
-    checkpoints = Checkpoints(folder, about={"pack": "abc"})
+    checkpoints = Checkpoints(ResultsPath.at(folder.parent) / folder.name, about={"pack": "abc"})
     for step in steps:
         checkpoints.save(step, TENSORS, {"step again": step})
     return checkpoints
 
 
 def test_what_is_saved_is_read(tmp_path):
-    saved = filled(tmp_path / "new" / "folder", 7).newest()
+    saved = filled(tmp_path / "folder", 7).newest()
     assert saved is not None and (saved.step, saved.values) == (7, {"step again": 7})
     assert all(torch.equal(saved.tensors[name], x) for name, x in TENSORS.items())
-    assert about(tmp_path / "new" / "folder") == {"pack": "abc"}
+    assert about(ResultsPath.at(tmp_path) / "folder") == {"pack": "abc"}
 
 
 def test_nothing_saved(tmp_path):
-    assert Checkpoints(tmp_path).newest() is None
-    assert about(tmp_path) is about(tmp_path / "nowhere") is None
+    assert Checkpoints(ResultsPath.at(tmp_path)).newest() is None
+    assert about(ResultsPath.at(tmp_path)) is about(ResultsPath.at(tmp_path) / "nowhere") is None
 
 
 def test_the_newest_are_kept(tmp_path):
@@ -105,7 +106,7 @@ def test_another_version(tmp_path):
 def test_one_that_cannot_be_written_is_a_warning(tmp_path):
     """And what a killed writer left is removed with the next."""
     checkpoints = filled(tmp_path, 4)
-    (tmp_path / ".5.safetensors.torn").write_bytes(b"half")
+    (tmp_path / ".5.safetensors.0123456789abcdef0123456789abcdef").write_bytes(b"half")
     (tmp_path / "5.safetensors").mkdir()
     with pytest.warns(UserWarning, match="no checkpoint at step 5 .*training goes on"):
         checkpoints.save(5, TENSORS, {})
@@ -117,9 +118,9 @@ def test_one_that_cannot_be_written_is_a_warning(tmp_path):
 def test_when_one_is_due(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr("harness.checkpoint.time.monotonic", lambda: now)
-    assert not any(Checkpoints(tmp_path).is_due(step) for step in range(1, 50))
-    assert [s for s in range(1, 10) if Checkpoints(tmp_path, every=4).is_due(s)] == [4, 8]
-    timed = Checkpoints(tmp_path, seconds=60)
+    assert not any(Checkpoints(ResultsPath.at(tmp_path)).is_due(step) for step in range(1, 50))
+    assert [s for s in range(1, 10) if Checkpoints(ResultsPath.at(tmp_path), every=4).is_due(s)] == [4, 8]
+    timed = Checkpoints(ResultsPath.at(tmp_path), seconds=60)
     assert not timed.is_due(5)
     now = 160.0
     assert timed.is_due(6)
@@ -128,10 +129,10 @@ def test_when_one_is_due(tmp_path, monkeypatch):
 
 
 def test_a_process_that_is_to_stop_saves_first(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(ResultsPath.at(tmp_path))
     checkpoints.is_stopping = True
     assert checkpoints.is_due(3)
     with pytest.raises(Stopped):
         checkpoints.save(3, TENSORS, {})
-    saved = Checkpoints(tmp_path).newest()
+    saved = Checkpoints(ResultsPath.at(tmp_path)).newest()
     assert saved is not None and saved.step == 3

@@ -18,7 +18,7 @@ from harness.loss import cross_entropy
 from harness.outcome import NON_FINITE, TRAINED, judge
 from harness.screening import CRITERIA, Scores
 from harness.sites import KEPT_EVENTS, Site
-from harness.store import read_packs
+from harness.stored import read_packs
 from injectors.batch import RandomTokens, RareTokens, Repetition
 from tests.harness import conftest
 from tests.harness.test_promises import Change, fill_first

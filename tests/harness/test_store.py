@@ -15,16 +15,9 @@ import xarray as xr
 import zarr
 
 from harness.config import ConfigError, Optim, Trial
-from harness.store import (
-    FORMAT_VERSION,
-    SIGNALS,
-    STORE,
-    PackStore,
-    complete_trials,
-    open_store,
-    read_pack_attrs,
-    read_packs,
-)
+from harness.results_folder import MARKER
+from harness.store import SIGNALS, PackStore, open_store
+from harness.stored import FORMAT_VERSION, STORE, complete_trials, read_pack_attrs, read_packs
 
 TRIALS = [Trial(optim=Optim(lr=rate)) for rate in (1e-3, 1e-2, 1e-1)]
 STEPS, LAYERS, BLOCK = 25, 2, 10
@@ -113,7 +106,7 @@ def test_a_pack_has_few_files(tmp_path: Path) -> None:
     finish(store)
     files = tree(tmp_path / STORE / "ab12")
     blocks = -(-STEPS // BLOCK)
-    assert len(files) == 1 + len(SIGNALS) * (1 + blocks) - (blocks - 1), "one chunk a block, none where all is NaN"
+    assert len(files) == 1 + len(SIGNALS) * (1 + blocks), "one chunk a block, also where all is NaN"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +227,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     store = make_pack(tmp_path)
     before = tree(tmp_path)
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
@@ -290,12 +283,12 @@ def test_a_reader_never_sees_half_of_anything(tmp_path: Path) -> None:
 # --- the folder --------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_with_other_files_is_accepted_and_they_stay(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    open_store(tmp_path, "study")
-    open_store(tmp_path, "study")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert list(read_packs(tmp_path)) == []
+def test_a_folder_is_made_ready_once(tmp_path: Path) -> None:
+    first = open_store(tmp_path / "new" / "deeper", "study")
+    before = tree(tmp_path)
+    assert open_store(tmp_path / "new" / "deeper", "study").id == first.id
+    assert tree(tmp_path) == before
+    assert list(read_packs(tmp_path / "new" / "deeper")) == []
 
 
 def other_study(out: Path) -> Path:
@@ -318,19 +311,46 @@ def below_a_file(out: Path) -> Path:
     return a_file(out) / "results"
 
 
+def with_other_things(out: Path) -> Path:
+    for name in ("thesis.tex", "data.csv", ".bashrc", "zebra"):
+        (out / name).write_text("mine")
+    return out
+
+
 def foreign_store(out: Path) -> Path:
     zarr.open_group(out / STORE, mode="w")
     return out
 
 
 def broken_store(out: Path) -> Path:
-    (out / STORE).mkdir()
+    open_store(out, "study")
     (out / STORE / "zarr.json").write_text("{")
     return out
 
 
-def unknown_store(out: Path) -> Path:
-    (out / STORE / "stuff").mkdir(parents=True)
+def marker_of_another_version(out: Path) -> Path:
+    (out / MARKER).write_text(json.dumps({"format": 2, "id": "0" * 32}))
+    return out
+
+
+def damaged_marker(out: Path) -> Path:
+    (out / MARKER).write_text("[" * 100_000)
+    return out
+
+
+def empty_marker(out: Path) -> Path:
+    (out / MARKER).touch()
+    return out
+
+
+def linked_marker(out: Path) -> Path:
+    (out / "elsewhere").write_text(json.dumps({"format": 1, "id": "0" * 32}))
+    (out / MARKER).symlink_to(out / "elsewhere")
+    return out
+
+
+def waiting_marker(out: Path) -> Path:
+    os.mkfifo(out / MARKER)
     return out
 
 
@@ -338,12 +358,17 @@ def unknown_store(out: Path) -> Path:
     ("prepare", "got", "allowed"),
     [
         (other_study, "holds results of study other", "an empty or new folder, or study=other"),
-        (other_version, "holds a store of format 99", f"format {FORMAT_VERSION}, or an empty or new folder"),
+        (other_version, "holds a store of format 99", f"format {FORMAT_VERSION}, or a new folder"),
         (a_file, "is a file", "a folder"),
-        (below_a_file, "no write permission", "a writable folder"),
-        (foreign_store, "cannot be read", "another folder"),
+        (below_a_file, "below one", "a folder"),
+        (with_other_things, "(.bashrc, data.csv, thesis.tex and 1 more)", "a new or empty folder, such as out=/"),
+        (foreign_store, "(store.zarr) and no results folder", "a new or empty folder"),
         (broken_store, "cannot be read", "another folder"),
-        (unknown_store, "was not written by a sweep", "an empty or new folder"),
+        (marker_of_another_version, "is a folder of format 2", "format 1"),
+        (damaged_marker, "cannot be read", "a whole one"),
+        (empty_marker, "cannot be read", "a whole one"),
+        (linked_marker, "is a link to", "files and folders as a sweep makes them"),
+        (waiting_marker, "is not what belongs there", "files and folders as a sweep makes them"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, prepare, got: str, allowed: str) -> None:
@@ -362,17 +387,15 @@ def test_no_write_permission_creates_nothing(tmp_path: Path, monkeypatch: pytest
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(
-        ConfigError, match=r"out=.*no write permission \(Permission denied\); allowed: a writable folder"
-    ):
+    with pytest.raises(ConfigError, match=r"out=.*cannot be written to \(Permission denied\); allowed: a writable"):
         open_store(tmp_path / "new" / "deeper", "study")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that even root cannot write to")
 def test_root_too_may_lack_the_permission() -> None:
-    with pytest.raises(ConfigError, match="no write permission"):
-        open_store(Path("/proc/self"), "study")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        open_store(Path("/proc/self/new"), "study")
 
 
 def test_a_folder_without_results_is_no_store(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 LIBRARIES = (
     "antlr4, hydra, omegaconf, optuna, pebble, rich.progress, scipy.stats, tokenizers, torch, xarray, yaml, zarr"
@@ -53,9 +53,15 @@ class Forked:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, number: int, printed: object) -> None:
+    def _read(self, number: int, printed: IO[bytes]) -> None:
         with printed:
-            self._texts[number] = printed.read().decode()
+            for piece in iter(printed.readline, b""):
+                self._texts[number] += piece.decode()
+
+    @property
+    def said(self) -> str:
+        """What it has written to standard error so far."""
+        return self._texts[1]
 
     def poll(self) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis import open_sweep
-from harness.store import read_packs
-from sweeps.run import CHECKPOINTS, ERRORS, LOCKS, PROGRESS
+from harness.stored import read_packs
+from sweeps.claims import LOCKS
+from sweeps.run import CHECKPOINTS, ERRORS, PROGRESS
 from tests.sweeps.conftest import REPOSITORY, differing, results
 
 GRID = [

@@ -13,7 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from harness.store import FORMAT_VERSION, open_store
+from harness.store import open_store
+from harness.stored import FORMAT_VERSION
 
 NAMES = "names that python -m sweeps --list shows"
 FAULTS = "rank_noise, rare_tokens, realistic_sdc"

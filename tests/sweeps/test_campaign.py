@@ -20,7 +20,8 @@ import torch
 from analysis.open_sweep import fault_events
 from harness.config import Model, trial_from_dict
 from harness.scaling import tensor_table
-from harness.store import open_store, read_packs
+from harness.store import open_store
+from harness.stored import read_packs
 from harness.taps import tap_shapes
 from injectors import fault_types
 from sweeps.planner import PackPlan

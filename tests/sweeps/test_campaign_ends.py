@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from analysis.open_sweep import open_sweep
 from analysis.outcomes import OUTCOMES, outcomes_and_notes
-from harness.store import read_packs
+from harness.stored import read_packs
 from tests.sweeps.test_campaign import FLIPS, by_site, drawn, stored, sweep
 from tests.sweeps.test_run import RIGGED, is_spotless, recorded
 

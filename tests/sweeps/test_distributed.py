@@ -13,7 +13,8 @@ import torch
 
 from analysis import fault_events
 from harness.checkpoint import Checkpoints, Stopped
-from harness.store import open_store, read_packs
+from harness.store import open_store
+from harness.stored import read_packs
 from sweeps.local import LocalExecutor
 from sweeps.planner import PackPlan, make_plan
 from sweeps.processes import RankFailed, RankKilled, ranks, share_of_threads

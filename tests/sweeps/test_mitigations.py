@@ -19,6 +19,7 @@ from torch import Tensor
 from harness.checkpoint import Checkpoints
 from harness.config import Trial
 from harness.outcome import NON_FINITE, TRAINED
+from harness.results_folder import ResultsPath
 from harness.sites import Site
 from sweeps.__main__ import register
 from sweeps.arguments import config_loader
@@ -199,7 +200,7 @@ def test_its_bits_do_not_depend_on_the_pack(mitigated: Mitigated) -> None:
 def test_killed_it_goes_on_bit_for_bit(mitigated: Mitigated) -> None:
     """Killed, begun again from its checkpoint, killed once more, and brought to its end."""
     begun, again = times(mitigated.name).killed
-    assert Checkpoints(mitigated.folder).latest == begun
+    assert Checkpoints(ResultsPath.at(mitigated.folder)).latest == begun
     engine.assert_same_end(engine.resumed(mitigated.trials, mitigated.folder, [again]), mitigated.clean, begun)
 
 

@@ -15,7 +15,10 @@ import pytest
 
 import sweeps.run
 from harness.pack import Pack
-from harness.store import open_store, read_packs
+from harness.results_folder import ResultsPath
+from harness.store import open_store
+from harness.stored import read_packs
+from sweeps.claims import lock_of
 from sweeps.planner import PackPlan, make_plan
 from sweeps.run import Elsewhere, Failed, Finished, Job, begun_packs, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
@@ -106,7 +109,7 @@ def test_where_something_is_lost_it_begins_anew(job: Job, steps_trained: list[in
     elif lost == "group":
         group.rename(job.out / "elsewhere")
     else:
-        for file in job.checkpoints.folder.glob("*.safetensors"):
+        for file in job.checkpoints.folder.path.glob("*.safetensors"):
             file.write_bytes(b"")
     if lost == "checkpoint":
         with pytest.warns(UserWarning, match="its checksum is another"):
@@ -134,8 +137,9 @@ HOLD = (
 
 def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
     """Until that process has ended, however it did."""
-    job.lock_file.parent.mkdir(parents=True)
-    held = [sys.executable, "-c", HOLD, str(job.lock_file)]
+    lock = lock_of(ResultsPath.open(job.out), job.pack.id)
+    lock.parent.make_folder()
+    held = [sys.executable, "-c", HOLD, str(lock)]
     with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         assert train_pack(job) == Elsewhere(job.pack.id)

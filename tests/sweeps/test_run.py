@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 
 from analysis.open_sweep import fault_events
-from harness.store import read_packs
+from harness.stored import read_packs
 from sweeps import launch
 from sweeps.run import ERRORS, PROGRESS
+from sweeps.status import status_of
 from tests.sweeps.forks import Forked
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
@@ -30,6 +31,7 @@ TRAPS = ("seed=range(3)", "fault=rigged", "fault.switch=switch", "pack.size=2", 
 RIGGED = '''
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,8 +66,8 @@ class _Trap(Strike):
                 raise RuntimeError("the trap\\nhas sprung")
             if word == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            while word == "wait":
-                signal.pause()
+            while word == "wait" or (word == "hold" and not self.switch.with_suffix(".go").exists()):
+                time.sleep(0.01)
         return []
 '''
 
@@ -309,22 +311,58 @@ def test_a_stopped_sweep(
     number: int,
     status: int,
 ) -> None:
-    """No process stays behind, and the same command goes on from there, bit for bit."""
+    """In the midst of a step that does not end: the second signal ends it, and no process stays behind."""
     (tmp_path / "switch").write_text("wait 1")
     arguments = command.tiny(*TRAPS, f"hydra.launcher.workers={workers}")
     process = command.fork(*arguments, cwd=tmp_path, path=[rigged])
     command.until((tmp_path / "switch.reached").exists, "the trap is reached")
     send(process, number)
+    if number != signal.SIGKILL:
+        command.until(lambda: process.said == STOPPING, "it says that a second signal ends it at once")
+        send(process, number)
     stopped = command.end(process)
     command.until(lambda: command.is_group_gone(process.pid), "all processes of the sweep end")
     assert stopped.status == status
     if number != signal.SIGKILL:
-        assert stopped.err == ""
+        assert stopped.err == STOPPING
         assert stopped.out.endswith("interrupted; the same command goes on from here\n")
         trained = re.search(r"trained (\d) of 6 trials", stopped.out)
         assert int(trained[1]) <= len(recorded(tmp_path / "out"))  # a pack may end in the moment of the signal
     if number == signal.SIGINT and workers == 2:  # the others leave what this one, or a killed sweep, leaves
         goes_on(command, rigged, tmp_path, unsprung)
+
+
+@pytest.mark.parametrize(
+    ("workers", "send", "number", "status"),
+    [(1, group, signal.SIGINT, 130), (2, group, signal.SIGINT, 130), (2, alone, signal.SIGTERM, 143)],
+    ids=["Ctrl-C, one", "Ctrl-C, two", "SIGTERM"],
+)
+def test_a_stopped_sweep_saves_checkpoints(
+    command: ModuleType,
+    rigged: Path,
+    unsprung: Path,
+    tmp_path: Path,
+    workers: int,
+    send: Callable[[subprocess.Popen | Forked, int], None],
+    number: int,
+    status: int,
+) -> None:
+    """After the step that is under way; the same command goes on there, bit for bit."""
+    (tmp_path / "switch").write_text("hold 0 hold 1")
+    process = command.fork(*command.tiny(*TRAPS, f"hydra.launcher.workers={workers}"), cwd=tmp_path, path=[rigged])
+    command.until((tmp_path / "switch.reached").exists, "the trap is reached")
+    send(process, number)
+    command.until(lambda: process.said == STOPPING, "it says that it stops")
+    (tmp_path / "switch.go").touch()
+    stopped = command.end(process)
+    assert (stopped.status, stopped.err) == (status, STOPPING)
+    found = status_of(tmp_path / "out")
+    assert not found.lost and not found.running and 1 <= len(found.stopped) <= workers
+    assert "step 4 of 6, 2 trials" in found.stopped.values(), "the trap is in step 3"
+    goes_on(command, rigged, tmp_path, unsprung)
+
+
+STOPPING = "stopping once checkpoints are saved; again to stop at once\n"
 
 
 @pytest.mark.parametrize(
@@ -343,7 +381,7 @@ def test_stopped_while_workers_start(
     send(process, number)
     stopped = command.end(process)
     command.until(lambda: command.is_group_gone(process.pid), "all processes of the sweep end")
-    assert (stopped.status, stopped.err) == (status, "")
+    assert (stopped.status, stopped.err) == (status, STOPPING)
     assert stopped.out.endswith("interrupted; the same command goes on from here\n")
 
 

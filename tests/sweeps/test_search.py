@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from analysis.open_sweep import open_sweep
 from analysis.searches import front, read_searches
 from analysis.stability_edge import edge_table
-from harness.store import read_packs
+from harness.stored import read_packs
 from sweeps.search.edge import bracket, next_rate
 from sweeps.search.space import geometric
 from sweeps.search.studies import DUPLICATE, Studies, journal

@@ -11,7 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from sweeps.run import ERRORS, LOCKS, PROGRESS
+from sweeps.claims import LOCKS
+from sweeps.run import ERRORS, PROGRESS
 from sweeps.status import status_of
 from tests.sweeps.test_resume import HOLD
 
@@ -37,6 +38,7 @@ def test_a_finished_sweep(command: ModuleType, done: Path) -> None:
         "out: 8 of 8 trials done",
         "running: 0 packs",
         "queued: 0 packs",
+        "stopped: 0 packs",
         "failed: 0 packs",
         "lost: 0 packs",
     ]
@@ -91,7 +93,7 @@ def test_refused_in_one_line(command: ModuleType, empty: Path, arguments: list[s
 
 
 def test_the_next_command_removes_a_trace_that_a_killed_one_was_writing(command: ModuleType, done: Path) -> None:
-    stray = done / "errors" / ".aaa.txt.0123"
+    stray = done / "errors" / f".{'a' * 16}.txt.{'0' * 32}"
     stray.parent.mkdir(exist_ok=True)
     stray.write_text("half a tra")
     assert command.call(*command.tiny("seed=range(4)", "optim.lr=1e-3,1e-2", "out=out")).status == 0
