@@ -195,6 +195,7 @@ class ResultsPath:
                 found = os.open(self.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=at)
             except OSError as error:
                 if isinstance(error, FileNotFoundError) or self.kind(at) in (None, stat.S_IFREG):
+                    error.filename = str(self)
                     raise
                 raise self._refused(at, len(self.names) - 1) from None
             if not stat.S_ISREG(os.fstat(found).st_mode):
@@ -248,7 +249,10 @@ class ResultsPath:
     def write(self, content: bytes, is_synced: bool = False) -> None:
         """A reader sees the old file or the new one; see `whole_file`."""
         with self._parent() as at:
-            write_at(at, self.name, content, is_synced)
+            try:
+                write_at(at, self.name, content, is_synced)
+            except IsADirectoryError:
+                raise self._refused(at, len(self.names) - 1) from None
 
     @contextlib.contextmanager
     def whole_file(self, is_synced: bool) -> Iterator[Path]:
@@ -267,9 +271,11 @@ class ResultsPath:
                     with _opened_at(at, aside, os.O_RDONLY) as file:
                         os.fsync(file)
                 os.replace(aside, self.name, src_dir_fd=at, dst_dir_fd=at)
-            except BaseException:
+            except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(aside, dir_fd=at)
+                if isinstance(error, IsADirectoryError):
+                    raise self._refused(at, len(self.names) - 1) from None
                 raise
 
     def rename(self, name: str) -> None:

@@ -362,6 +362,33 @@ def test_a_stopped_sweep_saves_checkpoints(
     goes_on(command, rigged, tmp_path, unsprung)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("is_removed", [False, True], ids=["moved", "removed"])
+def test_a_folder_that_is_moved_or_removed_meanwhile(
+    command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path, workers: int, is_removed: bool
+) -> None:
+    """One line at the next block, nothing in its old place; the same command goes on in the new one."""
+    (tmp_path / "switch").write_text("hold 1")
+    process = command.fork(*command.tiny(*TRAPS, f"hydra.launcher.workers={workers}"), cwd=tmp_path, path=[rigged])
+    command.until((tmp_path / "switch.reached").exists, "the trap is reached")
+    if is_removed:
+        shutil.rmtree(tmp_path / "out")
+    else:
+        (tmp_path / "out").rename(tmp_path / "elsewhere")
+    (tmp_path / "switch.go").touch()
+    stopped = command.end(process)
+    assert stopped.status == 1 and "Traceback" not in stopped.out
+    assert stopped.err == (
+        f"error: out={tmp_path / 'out'}: was moved or removed meanwhile; what is left of it can be gone on with by the "
+        "same command, with out= where it is now\n"
+    )
+    assert not (tmp_path / "out").exists()
+    if not is_removed:
+        (tmp_path / "elsewhere").rename(tmp_path / "out")
+        assert status_of(tmp_path / "out").asked >= set(recorded(tmp_path / "out"))
+        goes_on(command, rigged, tmp_path, unsprung)
+
+
 STOPPING = "stopping once checkpoints are saved; again to stop at once\n"
 
 

@@ -1,0 +1,191 @@
+"""Chunks that are lost or damaged: found out when a pack goes on, when it ends, when it is read, and on demand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import analysis
+from harness.store import open_store
+from harness.stored import STORE, DamagedStore
+from harness.zarr_files import METADATA
+from sweeps.planner import PackPlan, make_plan
+from sweeps.run import Failed, Finished, Job, train_pack, train_pack_safely
+from tests.harness.conftest import Dying, Killed
+from tests.sweeps import kills
+
+STEPS, BLOCK = 12, 2
+GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=6", f"train.steps={STEPS}")
+
+
+@pytest.fixture(scope="module")
+def pack(command: ModuleType) -> PackPlan:
+    given = [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
+    (pack,) = make_plan(command.trials(*given), (), 8, "cpu", 1).packs
+    return pack
+
+
+@pytest.fixture(scope="module")
+def whole(pack: PackPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What undisturbed training leaves."""
+    out = tmp_path_factory.mktemp("whole")
+    open_store(out, "grid")
+    assert isinstance(train_pack(Job(pack, out, "cpu", block=BLOCK)), Finished)
+    return out
+
+
+@pytest.fixture
+def job(pack: PackPlan, tmp_path: Path) -> Job:
+    open_store(tmp_path / "out", "grid")
+    return Job(pack, tmp_path / "out", "cpu", block=BLOCK, every=3)
+
+
+@pytest.fixture
+def copied(whole: Path, empty: Path) -> Path:
+    """A copy of what undisturbed training leaves."""
+    return Path(shutil.copytree(whole, empty / "out"))
+
+
+def chunks(out: Path, block: int) -> list[Path]:
+    """The files of a block, of all signals."""
+    return sorted(out.glob(f"{STORE}/*/*/c.0.{block}*"))
+
+
+def lose(file: Path) -> None:
+    file.unlink()
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[5] ^= 1
+    file.write_bytes(content)
+
+
+def blank(file: Path) -> None:
+    """As some file systems leave it after a loss of power."""
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+HARM = [lose, truncate, flip, blank]
+
+
+@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("signal", ["loss", "validation_loss", "attention_logit_max"])
+def test_a_pack_that_goes_on_trains_again_what_is_damaged(
+    job: Job, whole: Path, harm: Callable[[Path], None], signal: str
+) -> None:
+    """Killed after step 9, whose checkpoint counts; of the block at step 6 a file is damaged: the checkpoint before."""
+    with pytest.raises(Killed):
+        own = job.checkpoints
+        train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))
+    (victim,) = (file for file in chunks(job.out, 3) if file.parent.name == signal)
+    harm(victim)
+    with pytest.warns(UserWarning, match=rf"{signal}/c\.0\.3.*(missing|damaged).*trained again"):
+        assert isinstance(train_pack(job), Finished)
+    kills.check(job.out, whole)
+
+
+def test_where_no_checkpoint_is_before_the_damage_it_begins_anew(job: Job, whole: Path) -> None:
+    with pytest.raises(Killed):
+        own = job.checkpoints
+        train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))
+    lose(chunks(job.out, 0)[0])
+    with pytest.warns(UserWarning, match="is missing; what its pack has trained since"):
+        train_pack(job)
+    kills.check(job.out, whole)
+
+
+class Harming:
+    """Damages a chunk the first time that training has come to a step."""
+
+    def __init__(self, job: Job, harm: Callable[[Path], None], times: int = 1):
+        self.job, self.harm, self.times = job, harm, times
+
+    def __call__(self) -> bool:
+        written = chunks(self.job.out, 4)
+        if written and self.times:
+            self.times -= 1
+            self.harm(written[0])
+        return False
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_chunk_that_is_damaged_before_the_end_is_trained_again(
+    job: Job, whole: Path, harm: Callable[[Path], None]
+) -> None:
+    checkpoints = job.checkpoints
+    checkpoints.asked = Harming(job, harm)
+    with pytest.warns(UserWarning, match="trained again"):
+        assert isinstance(train_pack(job, checkpoints), Finished)
+    kills.check(job.out, whole)
+
+
+def test_a_disk_that_keeps_nothing_is_a_failure(job: Job) -> None:
+    checkpoints = job.checkpoints
+    checkpoints.asked = Harming(job, blank, times=10**6)
+    with pytest.warns(UserWarning, match="trained again"):
+        failed = train_pack_safely(job, checkpoints)
+    assert isinstance(failed, Failed)
+    assert failed.reason.endswith("after 3 attempts: the disk does not keep what is written to it")
+    assert not analysis.open_sweep(job.out).complete.any()
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_reading_a_damaged_chunk_names_it(copied: Path, harm: Callable[[Path], None]) -> None:
+    (victim,) = (file for file in chunks(copied, 2) if file.parent.name == "loss")
+    harm(victim)
+    sweep = analysis.open_sweep(copied)
+    assert np.isfinite(sweep.grad_norm.values).any()
+    with pytest.raises(DamagedStore, match=rf"{victim}: is (damaged|missing)"):
+        sweep.loss.values  # noqa: B018
+
+
+def test_a_finished_store_is_verified(command: ModuleType, copied: Path) -> None:
+    ended = command.call("verify", "out")
+    number = len(chunks(copied, 0)) * STEPS // BLOCK
+    line = f"out: 1 pack, {number} chunks: every file is as it was written\n"
+    assert (ended.status, ended.out, ended.err) == (None, line, "")
+
+
+def test_verifying_names_each_damaged_file(command: ModuleType, copied: Path) -> None:
+    victims = chunks(copied, 1)[: len(HARM)]
+    for harm, victim in zip(HARM, victims, strict=True):
+        harm(victim)
+    ended = command.call("verify", "out")
+    assert ended.status == 1
+    lines = ended.out.splitlines()
+    assert sorted(line.split(": ")[1] for line in lines[:-1]) == sorted(str(victim) for victim in victims)
+    assert all(line.startswith("damaged: ") for line in lines[:-1]) and lines[-1].endswith(": 4 damaged files")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"strikes":[', '"strikes":[1'), ('"width":16', '"width":61'), ('"complete":true', '"complete":1'), ("{", "")],
+    ids=["a number", "a configuration", "a type", "no JSON"],
+)
+def test_damaged_metadata_are_found(command: ModuleType, copied: Path, old: str, new: str) -> None:
+    (file,) = copied.glob(f"{STORE}/*/{METADATA}")
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    ended = command.call("verify", "out")
+    assert ended.status == 1 and f"damaged: {file}: " in ended.out
+
+
+def test_what_is_not_finished_is_not_damaged(command: ModuleType, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Killed):
+        own = job.checkpoints
+        train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))
+    monkeypatch.chdir(job.out.parent)
+    ended = command.call("verify", "out")
+    assert ended.status is None and "1 pack (1 not finished)" in ended.out

@@ -1,0 +1,149 @@
+"""What the commands may touch: their own files, in a results folder, and nothing that it links to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from analysis.__main__ import main
+from harness.results_folder import MARKER
+from harness.stored import STORE
+from sweeps.run import CHECKPOINTS, ERRORS, PLAN, PROGRESS
+
+GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=3")
+MORE = ("seed=range(3)", *GRID[1:])
+FOLDERS = ("claims", "figures", "locks", "search", "slurm", "slurm/packs", CHECKPOINTS, ERRORS, PROGRESS, STORE)
+
+
+@pytest.fixture(scope="module")
+def trained(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished sweep with a report."""
+    out = tmp_path_factory.mktemp("trained") / "out"
+    assert command.call(*command.tiny(*GRID, f"out={out}")).status == 0
+    assert main(["report", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def out(trained: Path, empty: Path) -> Path:
+    """A copy of it in the current folder."""
+    return Path(shutil.copytree(trained, empty / "out"))
+
+
+@pytest.fixture
+def victims(tmp_path: Path) -> Iterator[Path]:
+    """Somebody's own files, which are as they were afterwards."""
+    folder = tmp_path / "victims"
+    for name in ("thesis.tex", "aaaaaaaaaaaaaaaa.json", "0123456789abcdef.lock", "zarr.json", "inner/c.0.0"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    (folder / "inner" / ".bashrc").write_text("mine")
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    yield folder
+    after = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+def run_everything(command: ModuleType) -> list[int | None]:
+    """Every command on `out`, also one that goes on training; their exit statuses."""
+    ended = [
+        command.call(*command.tiny(*MORE, "out=out")),
+        command.call("status", "out"),
+        command.call("verify", "out"),
+    ]
+    ended.append(command.call("cancel", "out"))
+    statuses = [one.status for one in ended] + [main(["report", "out"]), main(["campaign", "out"])]
+    for one in ended:
+        assert "Traceback" not in one.err and one.err.count("\n") <= 1, one.err
+    return statuses
+
+
+def test_a_folder_with_other_things_is_refused(command: ModuleType, empty: Path) -> None:
+    """Whatever the names of those things are."""
+    for name in ("progress/thesis.tex", "figures/holiday.png", PLAN, "report.html"):
+        (empty / "work" / name).parent.mkdir(parents=True, exist_ok=True)
+        (empty / "work" / name).write_text("mine")
+    for more in ([], ["plan=true"]):
+        (line,) = command.refused(empty, *command.tiny("out=work", *more))
+        work = empty / "work"
+        assert line == (
+            f"error: out={work}: is not empty (figures, plan.json, progress and 1 more) and no results folder of this "
+            f"version, which has a {MARKER}; allowed: a new or empty folder, such as out={work / 'sweep'}"
+        )
+    before = command.tree(empty)
+    assert [main([name, "work"]) for name in ("report", "campaign")] == [2, 2]
+    assert command.tree(empty) == before
+
+
+def test_what_is_somebodys_own_in_a_results_folder_stays(command: ModuleType, out: Path) -> None:
+    own = [
+        "thesis.tex",
+        "progress/thesis.tex",
+        "progress/notes.json",
+        "errors/.hidden",
+        "locks/mine",
+        "figures/mine.png",
+    ]
+    own += [
+        "checkpoints/mine/file",
+        "search/mine",
+        f"{STORE}/.mine/file",
+        "claims/mine",
+        "report.md",
+        "figures/.x.png.0",
+    ]
+    for name in own:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("mine")
+    assert run_everything(command) == [0, None, None, None, 0, 0]
+    assert [(out / name).read_text() for name in own] == ["mine"] * len(own)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_nothing_is_done_through_a_linked_folder(
+    command: ModuleType, out: Path, victims: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stranger's results folder, in which one of ours is a link to somebody's own."""
+    place = out / name
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(victims)
+    run_everything(command)
+    assert place.is_symlink()
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("name", ["report.html", "figures/loss_curves.png", PLAN, "zarr", "chunk", "ledger", "pack"])
+def test_nothing_is_done_through_a_linked_file(command: ModuleType, out: Path, victims: Path, name: str) -> None:
+    pack = next(path for path in (out / STORE).iterdir() if path.is_dir())
+    special = {
+        "zarr": out / STORE / "zarr.json",
+        "chunk": pack / "loss" / "c.0.0",
+        "ledger": out / "claims" / "ledger.jsonl",
+        "pack": pack,
+    }
+    place = special.get(name, out / name)
+    if place.is_dir():
+        shutil.rmtree(place)
+        place.symlink_to(victims / "inner")
+    else:
+        place.unlink(missing_ok=True)
+        place.symlink_to(victims / "thesis.tex")
+    run_everything(command)
+
+
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(command: ModuleType, trained: Path, empty: Path) -> None:
+    for make in (os.mkfifo, os.mkdir):
+        for name in (PLAN, f"{STORE}/zarr.json", MARKER, "claims/ledger.jsonl"):
+            out = empty / "out"
+            shutil.rmtree(out, ignore_errors=True)
+            shutil.copytree(trained, out)
+            (out / name).unlink()
+            make(out / name)
+            run_everything(command)
