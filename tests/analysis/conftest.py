@@ -313,7 +313,7 @@ def drawn(sweeps: dict[str, xr.Dataset]) -> dict[str, dict[str, Drawing]]:
 @pytest.fixture
 def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn, and their files are empty."""
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: Path(path).touch())
+    monkeypatch.setattr(Figure, "savefig", lambda figure, target, **options: None)
 
 
 # --- reading figures ---------------------------------------------------------------------------------------------

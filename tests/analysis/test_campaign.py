@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path, synthetic, capsys: p
     synthetic.write_pack(tmp_path, [trial.golden, trial])
     (tmp_path / "campaign.html").mkdir()
     assert main(["campaign", str(tmp_path)]) == 2
-    assert f"error: out={tmp_path}: cannot be written" in capsys.readouterr().err
+    assert f"error: out={tmp_path}: its campaign.html is not what" in capsys.readouterr().err
 
 
 def test_one_figure_of_a_campaign_can_be_drawn_alone(written, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from harness.config import Trial
+from harness.store import open_store
 from sweeps import local, progress
 from sweeps.local import LocalExecutor
 from sweeps.planner import make_plan, pack_bytes
@@ -67,14 +68,15 @@ def test_progress_counts_packs_that_run_end_and_fail(tmp_path: Path, monkeypatch
     monkeypatch.setattr(progress, "PLAIN_SECONDS", -1.0)
     trials = [Trial(seed=seed) for seed in range(6)]
     plan = make_plan(trials, (), 2, "cpu", 1)
+    open_store(tmp_path, "grid")
     first, second, third = (Job(pack, tmp_path, "cpu", 50) for pack in plan.packs)
     shown = StringIO()
     with progress.Display(plan.packs, tmp_path, Console(file=shown, width=200)) as display:
         display.update()
-        first.progress_file.parent.mkdir()
-        first.progress_file.write_text(json.dumps({"begun": 0, "steps": 100, "trials": 2, "frozen": 1}))
+        first.progress_file.parent.make_folder()
+        first.progress_file.path.write_text(json.dumps({"begun": 0, "steps": 100, "trials": 2, "frozen": 1}))
         display.update()
-        second.progress_file.write_text("{torn")
+        second.progress_file.path.write_text("{torn")
         display.update()
         first.progress_file.unlink()
         display.finished(Finished(first.pack.id, ("trained", "non-finite"), 0))
@@ -98,12 +100,13 @@ def test_the_rate_leaves_out_what_an_earlier_command_trained(tmp_path: Path, mon
     """A pack that goes on from a checkpoint: its steps up to there are done, and took none of this command's time."""
     monkeypatch.setattr(progress, "PLAIN_SECONDS", -1.0)
     plan = make_plan([Trial(seed=seed) for seed in range(4)], (), 2, "cpu", 1)
+    open_store(tmp_path, "grid")
     first, second = (Job(pack, tmp_path, "cpu", 50) for pack in plan.packs)
     shown = StringIO()
     with progress.Display(plan.packs, tmp_path, Console(file=shown, width=200)) as display:
         display.started -= 10
-        first.progress_file.parent.mkdir()
-        first.progress_file.write_text(json.dumps({"begun": 60, "steps": 100, "trials": 2, "frozen": 0}))
+        first.progress_file.parent.make_folder()
+        first.progress_file.path.write_text(json.dumps({"begun": 60, "steps": 100, "trials": 2, "frozen": 0}))
         display.update()
         first.progress_file.unlink()
         display.finished(Finished(first.pack.id, ("trained", "trained"), 0))
