@@ -13,6 +13,7 @@ from analysis.campaign import write_campaign
 from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import Drawing
 from analysis.figures import FIGURES
+from analysis.labels import labelled
 from analysis.mitigation_map import MITIGATION_FIGURES
 from analysis.mitigations import compare
 from analysis.open_sweep import open_with_events
@@ -21,6 +22,7 @@ from analysis.report import write_report
 from analysis.search_figures import SEARCH_FIGURES
 from analysis.searches import read_searches
 from harness.config import ConfigError
+from harness.printing import say, warn_in_one_line
 from harness.results_folder import FolderLost
 
 
@@ -39,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     figure.add_argument("file", metavar="FILE", type=Path)
     options = parser.parse_args(arguments)
+    warn_in_one_line()
     try:
         if options.command == "report":
             _report(options.out)
@@ -47,36 +50,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             _figure(options.name, options.out, options.file)
     except (ConfigError, FolderLost) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         target = f"FILE={options.file}" if options.command == "figure" else f"out={options.out}"
         reason = f"{error.strerror}: {error.filename}"
-        print(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to", file=sys.stderr)
+        say(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to", file=sys.stderr)
         return 2
     return 0
 
 
 def _report(out: Path) -> None:
     written = write_report(out)
-    print(*written.findings, sep="\n")
-    print(f"Report: {written.html}")
-    print("Figures:", ", ".join(str(path) for path in written.figures) or "none; the report says why")
+    pictures = ", ".join(str(path) for path in written.figures) or "none; the report says why"
+    say(*written.findings, f"Report: {written.html}", f"Figures: {pictures}")
 
 
 def _campaign(out: Path) -> None:
     written = write_campaign(out)
-    print(written.table.to_string(index=False))
-    print("Shares in percent with 95% Wilson intervals.")
-    for note in written.notes:
-        print(f"Note: {note}")
-    for picture in written.pictures:
-        print(f"{picture.name}: {picture.path or picture.caption}")
-    print(f"Page: {written.html}")
+    say(*written.table.to_string(index=False).split("\n"))
+    say("Shares in percent with 95% Wilson intervals.")
+    say(*(f"Note: {note}" for note in written.notes))
+    say(*(f"{picture.name}: {picture.path or picture.caption}" for picture in written.pictures))
+    say(f"Page: {written.html}")
 
 
 def _drawing(name: str, out: Path) -> Drawing:
-    sweep, events = open_with_events(out)
+    sweep, events = labelled(*open_with_events(out))
     if name in SEARCH_FIGURES:
         return SEARCH_FIGURES[name](read_searches(out))
     if name in FIGURES:
@@ -84,8 +84,7 @@ def _drawing(name: str, out: Path) -> Drawing:
     if name in MITIGATION_FIGURES:
         return MITIGATION_FIGURES[name](compare(sweep))
     judged, notes = outcomes_and_notes(sweep)
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+    say(*(f"note: {note}" for note in notes), file=sys.stderr)
     return CAMPAIGN_FIGURES[name](judged)
 
 

@@ -14,6 +14,7 @@ import xarray as xr
 from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import count
 from analysis.judged_faults import site_labels
+from analysis.labels import labelled_sweep
 from analysis.open_sweep import UNFINISHED, open_sweep
 from analysis.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes_and_notes
 from analysis.report import Picture, save_figures, template, with_losses
@@ -41,7 +42,7 @@ def write_campaign(out: Path | str) -> Campaign:
     if it cannot be written to.
     """
     out = Path(out)
-    sweep = open_sweep(out)
+    sweep = labelled_sweep(open_sweep(out))
     folder = ResultsPath.open(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")

@@ -10,6 +10,8 @@ from typing import Any
 import matplotlib
 import seaborn as sns
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 
 MARKERS = "osD^vPX*<>"
 
@@ -21,12 +23,36 @@ class Drawing:
     figure: Figure | None
     caption: str
 
+    def __post_init__(self) -> None:
+        if self.figure is not None:
+            _as_text(self.figure)
+
+
+def _as_text(figure: Figure) -> None:
+    """Have no text of a figure taken for mathematics or for TeX but the numbers along its axes.
+
+    What stands in a figure comes from a store, where a name may be anything.
+    """
+    numbers: set[Text] = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            for formatter, ticks in (
+                (axis.get_major_formatter(), axis.get_major_ticks()),
+                (axis.get_minor_formatter(), axis.get_minor_ticks()),
+            ):
+                if isinstance(formatter, LogFormatter):  # it writes powers of ten
+                    numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in numbers)
+
 
 @contextmanager
 def style() -> Iterator[None]:
     """The look of every figure, for as long as the block lasts: global settings stay as they were."""
     with matplotlib.rc_context():
         sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+        # A name may be anything, and TeX would even run it. `Drawing` has numbers along axes taken for formulas again.
+        matplotlib.rcParams |= {"text.parse_math": False, "text.usetex": False}
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from analysis.stability_edge import stability_edge
 # of them within the second, so that they do not reach the next width.
 DODGE, SPREAD = 1.06, 1.35
 MOST_SERIES, MOST_COLUMNS = 10, 4  # lines of a panel, and columns of a figure, that can be told apart
+MOST_IN_TITLE = 48  # letters over a panel of faulty and golden loss
 TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
 LETTER, LINE = 0.085, 0.21  # inches: of a legend's letter at most, on average, and of a legend's line
 MOST_LETTERS, MOST_NAME = 34, 21  # of names in two columns under a figure, and beside one of the usual width
@@ -222,7 +224,7 @@ def faulty_against_golden(ds: xr.Dataset, events: pd.DataFrame | None = None) ->
             for column, mitigation in enumerate(mitigations):
                 pair = panels[2 * row, column], panels[2 * row + 1, column]
                 own = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
-                _draw_twins(pair, ds, representative(own), f"{kind}, mitigation: {mitigation}", events)
+                _draw_twins(pair, ds, representative(own), _title(kind, mitigation), events)
             panels[2 * row, 0].set_ylabel("training loss\n[nat/token]")
             panels[2 * row + 1, 0].set_ylabel("faulty - golden\n[nat/token]")
         _twin_legend(figure)
@@ -233,6 +235,10 @@ def faulty_against_golden(ds: xr.Dataset, events: pd.DataFrame | None = None) ->
         "it their difference; for each fault and mitigation the middle width, the rate with the lowest golden loss, "
         f"and there the trial that deviates most.{left_out}",
     )
+
+
+def _title(kind: str, mitigation: str) -> str:
+    return textwrap.fill(f"{kind}, mitigation: {mitigation}", MOST_IN_TITLE)
 
 
 def representative(table: pd.DataFrame) -> pd.Series | None:

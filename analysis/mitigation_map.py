@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import matplotlib
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -83,7 +84,8 @@ def mitigation_map(comparison: Comparison) -> Drawing:
 
 def _width(label: str) -> float:
     """Inches that a label takes at most: letters on whole pixels stand further apart than the outlines say."""
-    return 1.06 * TextPath((0, 0), label, size=9).get_extents().width / 72
+    with matplotlib.rc_context({"text.parse_math": False}):
+        return 1.06 * TextPath((0, 0), label, size=9).get_extents().width / 72
 
 
 def _shortened(name: str) -> tuple[str, float]:

@@ -263,7 +263,8 @@ def _column(values: Sequence[Any]) -> np.ndarray:
     """One array for values of a field; None is NaN among numbers and "" among words."""
     present = [value for value in values if value is not None]
     if any(not isinstance(value, (bool, int, float)) for value in present):
-        return np.array(["" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values], dtype=str)
+        texts = ("" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values)
+        return np.array([text.replace("\0", r"\x00") for text in texts], dtype=str)  # numpy drops zeros at the end
     if len(present) == len(values) and len({type(value) for value in present}) == 1:
         return np.array(values)
     return np.array([np.nan if value is None else value for value in values], dtype=float)

@@ -18,12 +18,14 @@ import xarray as xr
 from analysis import metrics
 from analysis.drawing import Drawing
 from analysis.figures import FIGURES
+from analysis.labels import labelled
 from analysis.mitigation_map import MITIGATION_FIGURES
 from analysis.mitigation_words import coverage, mitigation_findings, table_rows
 from analysis.mitigations import UNLIKE_PACKS, compare
 from analysis.open_sweep import UNFINISHED, open_with_events
 from analysis.search_figures import SEARCH_FIGURES
 from analysis.searches import read_searches
+from harness.printing import printable
 from harness.results_folder import ResultsPath
 
 DOTS_PER_INCH = 110
@@ -56,7 +58,7 @@ def write_report(out: Path | str) -> Report:
     Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
     """
     out = Path(out)
-    ds, events = open_with_events(out)
+    ds, events = labelled(*open_with_events(out))
     folder = ResultsPath.open(out)
     ds = with_losses(ds)
     compared = compare(ds)
@@ -99,7 +101,12 @@ def template(name: str) -> jinja2.Template:
     """The page `name`, into which text is put as text, whatever it holds."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
     )
     return environment.get_template(f"{name}.html.j2")
 

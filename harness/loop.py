@@ -51,7 +51,8 @@ def train(
 
     It goes on from `saved`, if that is given, and saves `checkpoints`; raises Stopped after one of them if they say so.
 
-    `write(first_step, signals)` gets each block of steps, `progress(steps done, trials frozen)` follows it.
+    `write(first_step, signals)` gets each block of steps. `progress(steps done, trials frozen)` follows each step; what
+    has frozen is known once a block.
     A trial whose loss or gradient is not finite freezes: that step and all later ones change none of its weights.
     With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/loss_scale.py). One
     whose batch is dropped as a whole misses that step and nothing else (harness/screening.py).
@@ -108,10 +109,10 @@ def train(
         if recorder.is_due(step):
             pack.ranks.verify(state)
             recorder.flush()
-            progress(step + 1, len(recorder.nonfinite))
             _shrink(pack)
             if not bool(pack.active.any()):
                 break
+        progress(step + 1, len(recorder.nonfinite))
         if checkpoints and step + 1 < pack.steps and pack.ranks.agreed(checkpoints.is_due(step + 1)):
             pack.ranks.verify(state)
             checkpoints.save(step + 1, *state())

@@ -165,14 +165,15 @@ class ResultsPath:
         try:
             at = os.open(self.root, _FOLDER)
         except (FileNotFoundError, NotADirectoryError):
-            raise self._lost() from None
+            raise self.lost() from None
         found = os.fstat(at)
         if self.inode is not None and self.inode != (found.st_dev, found.st_ino):
             os.close(at)
-            raise self._lost()
+            raise self.lost()
         return at
 
-    def _lost(self) -> FolderLost:
+    def lost(self) -> FolderLost:
+        """What is raised where the folder, or a part of it that was there, is gone."""
         return FolderLost(
             f"out={self.root}: was moved or removed meanwhile; what is left of it can be gone on with by the same "
             "command, with out= where it is now"

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from harness.config import ConfigError, Trial
-from harness.results_folder import FolderLost, ResultsPath, check_own, write_at
+from harness.results_folder import ResultsPath, check_own, write_at
 from harness.stored import (
     CHECKSUM,
     FORMAT_VERSION,
@@ -224,8 +224,8 @@ class PackStore:
                         part = signals[name][:, offset : offset + self.block] if name in signals else None
                         self._write_chunk(folder, name, (first_step + offset) // self.block, part)
                 self._update(folder, steps_done=max(self.attributes["steps_done"], first_step + length))
-        except FileNotFoundError as error:
-            raise FolderLost(f"{self.place}: {error.filename or 'it'} was moved or removed meanwhile") from None
+        except FileNotFoundError:
+            raise self.place.lost() from None
 
     def _write_chunk(self, folder: int, name: str, number: int, values: np.ndarray | None) -> None:
         """Every chunk of a block is there, also one of nothing but NaN: so what is missing is lost."""

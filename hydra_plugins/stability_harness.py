@@ -74,9 +74,9 @@ class PackLauncher(Launcher):
 
     @staticmethod
     def _console() -> Any:
-        from rich.console import Console
+        from harness.printing import Terminal
 
-        return Console(markup=False, highlight=False)
+        return Terminal()
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""

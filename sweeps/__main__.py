@@ -16,9 +16,9 @@ from hydra.errors import HydraException
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from harness.config import ConfigError
+from harness.printing import Terminal, say, warn_in_one_line
 from sweeps import status
 from sweeps.arguments import CONFIG_NAME, FOLDER, check_command_line, explain, is_question
 from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
@@ -52,15 +52,16 @@ def application(config: DictConfig) -> None:
 def main() -> None:
     """Run a sweep. Wrong input is a line each on standard error, and exit status 2."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # otherwise Hydra prints and exits itself
+    warn_in_one_line()
     register()
     arguments = sys.argv[1:]
     try:
         if arguments and arguments[0] in status.COMMANDS:
-            if failed := status.run(arguments, Console(markup=False, highlight=False, emoji=False)):
+            if failed := status.run(arguments, Terminal()):
                 sys.exit(failed)
             return
         if is_list(arguments):
-            print_catalogue(folder_beside_list(arguments), Console(markup=False, highlight=False, emoji=False))
+            print_catalogue(folder_beside_list(arguments), Terminal())
             return
         if is_question(arguments):
             sys.argv[1:] = in_parts(arguments)
@@ -71,6 +72,10 @@ def main() -> None:
         refuse(error)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         refuse(explain(error, arguments))
+    except OSError as error:  # a full disk, or a right that is missing: nothing that the code could help
+        where = error.filename or next((text for text in arguments if text.startswith("out=")), "this command")
+        reason = error.strerror or str(error)
+        refuse(ConfigError(f"{where}: {reason}; allowed: a disk with room, and files that you may read and write"))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -91,9 +96,9 @@ def sweep(arguments: list[str]) -> None:
 def refuse(error: ConfigError) -> None:
     """Say what is wrong, and leave with status 2."""
     for reason in error.reasons[:MOST_REASONS]:
-        print("error:", reason.replace("\n", "\\n"), file=sys.stderr)
+        say(f"error: {reason}", file=sys.stderr)
     if len(error.reasons) > MOST_REASONS:
-        print(f"error: and {len(error.reasons) - MOST_REASONS} more like these", file=sys.stderr)
+        say(f"error: and {len(error.reasons) - MOST_REASONS} more like these", file=sys.stderr)
     sys.exit(2)
 
 

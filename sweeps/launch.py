@@ -27,6 +27,7 @@ from sweeps.campaign import campaign_of, envelope, widest_interval
 from sweeps.claims import LOCKS, all_claims, lock_of
 from sweeps.local import Executor, LocalExecutor
 from sweeps.locks import is_locked
+from sweeps.plan_table import print_plan
 from sweeps.planner import make_plan
 from sweeps.progress import Display
 from sweeps.run import (
@@ -43,7 +44,7 @@ from sweeps.run import (
     write_plan,
 )
 from sweeps.settings import Run
-from sweeps.summary import count, print_plan, say_counts, summarize
+from sweeps.summary import count, say_counts, summarize
 
 PACK_ID = "[0-9a-f]{16}"
 
@@ -111,11 +112,16 @@ def run_rounds(
 
 
 def run_sweep(
-    trials: Sequence[Trial], run: Run, executor: Executor, console: Console, notes: Sequence[str] = ()
+    trials: Sequence[Trial],
+    run: Run,
+    executor: Executor,
+    console: Console,
+    notes: Sequence[str] = (),
+    name: str = "",
 ) -> int:
     """Check, plan and train. Returns the exit status: 0, 1 if a pack failed, 130 after Ctrl-C, 143 after SIGTERM.
 
-    `notes` are lines that belong to the plan.
+    `notes` are lines that belong to the plan. `name` is that of one round of many, which is worth one line.
 
     Raises ConfigError before anything is written if something about the run is wrong.
     """
@@ -154,9 +160,10 @@ def run_sweep(
     if plan.packs:
         write_plan(folder, asked)
     _remove_leftovers(folder, {job.pack.id for job in running}, complete)
-    for line in (f"study {run.study} -> {run.out}", *notes):
+    for line in (*(() if name else (f"study {run.study} -> {run.out}",)), *notes):
         console.print(line, highlight=False, soft_wrap=True)
-    say_counts(plan, console)
+    if not name:
+        say_counts(plan, console)
     jobs = [Job(pack, run.out, run.device, run.block, run.every, run.minutes, run.ranks) for pack in plan.packs]
     results: list[Finished | Failed | Elsewhere] = []
     stopped: KeyboardInterrupt | None = None
@@ -184,7 +191,7 @@ def run_sweep(
         words = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
         console.print(f"{words}; the same command picks up what has finished", highlight=False, soft_wrap=True)
         return 0
-    summarize(plan, run, results, console)
+    summarize(plan, run, results, console, is_idle=not (jobs or running), name=name)
     if stopped:
         console.print("interrupted; the same command goes on from here", highlight=False)
         return 143 if isinstance(stopped, Terminated) else 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -42,12 +43,15 @@ def owned(file: ResultsPath) -> Iterator[bool]:
 def is_locked(file: ResultsPath) -> bool:
     """Whether a process holds the lock; one that has ended holds none."""
     try:
-        with os.fdopen(file.descriptor(os.O_RDONLY)) as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
+        handle = file.descriptor(os.O_RDONLY)
+    except OSError as error:
+        return error.errno != errno.ENOENT
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
+    finally:
+        os.close(handle)
     return False
 
 

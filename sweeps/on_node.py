@@ -46,7 +46,7 @@ class OnNode:
             if isinstance(result, Elsewhere):
                 failed.append(f"pack {job.pack.id} is being trained by another process")
             elif isinstance(result, Failed):
-                failed.append(f"{result.reason}; trace in {result.trace}")
+                failed.append(result.words)
         if failed:
             raise RuntimeError("\n".join(failed))  # so that Slurm calls the job failed, too
 

@@ -1,21 +1,28 @@
-"""What is going on, for a person: a live bar on a terminal, plain lines elsewhere."""
+"""What is going on, for a person: a live bar on a terminal, plain lines elsewhere.
+
+One worker trains in the process of the command itself, so a thread looks at the progress files and redraws.
+"""
 
 from __future__ import annotations
 
-import json
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from harness.outcome import TRAINED
 from sweeps.planner import PackPlan
+from sweeps.progress_files import PackProgress, read_progress
 from sweeps.run import PROGRESS, Elsewhere, Failed, Finished
+from sweeps.summary import duration
 
-PLAIN_SECONDS = 10.0  # between lines where there is no terminal
+FIRST_SECONDS = 2.0  # before the first line where there is no terminal: short sweeps need none
+PLAIN_SECONDS = 10.0  # between two of them
+REDRAW_SECONDS = 0.5
 
 
 class Display:
@@ -26,68 +33,84 @@ class Display:
         self.packs = {pack.id: pack for pack in packs}
         self.total = sum(len(pack.recorded) for pack in packs)
         self.total_steps = sum(len(pack.trials) * pack.trials[0].steps for pack in packs)
-        self.done_trials = self.bad_trials = self.failed_packs = 0
+        self.done_trials = self.bad_trials = 0
         self.done_steps, self.skipped_steps = 0, 0
-        self.started = self.last_line = time.monotonic()
+        self.started = time.monotonic()
+        self._next_line = self.started + FIRST_SECONDS
         self._resumed: dict[str, int] = {}  # pack -> trial-steps
+        self._damaged: set[str] = set()  # packs whose progress file was said to be damaged
         self._bar: Progress | None = None
         self._task = TaskID(0)
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="display", daemon=True)
 
     def __enter__(self) -> Display:
-        if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("trial-steps"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=self.console)
-            self._task = self._bar.add_task("starting", total=self.total_steps)
+        if self.console.is_terminal and self.packs:
+            columns = ("{task.percentage:3.0f}%", "{task.fields[left]}", "{task.description}")
+            texts = (TextColumn(column, markup=False) for column in columns)
+            self._bar = Progress(BarColumn(20), *texts, console=self.console, auto_refresh=False, transient=True)
+            self._task = self._bar.add_task(f"{self.total} trials", total=self.total_steps, left="starting")
             self._bar.start()
+        if self.packs:
+            self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
         if self._bar:
             self._bar.stop()
 
+    def _redraw(self) -> None:
+        """Until the sweep ends, or nobody can be shown anything: the command itself will come upon that, too."""
+        while not self._ended.wait(REDRAW_SECONDS):
+            try:
+                self.update()
+            except (OSError, ValueError):
+                return
+
     def finished(self, result: Finished | Failed | Elsewhere) -> None:
         """A pack has ended, well or badly, or is left to another process."""
-        pack = self.packs.pop(result.pack)
-        if isinstance(result, Elsewhere):
-            self.skipped_steps += len(pack.trials) * pack.trials[0].steps
-        elif isinstance(result, Failed):
-            self.failed_packs += 1
-            self.skipped_steps += len(pack.trials) * pack.trials[0].steps
-            self.console.print(f"pack {result.pack} failed: {result.reason}", highlight=False, markup=False)
-        else:
-            self.done_trials += len(result.outcome)
-            self.bad_trials += sum(outcome != TRAINED for outcome in result.outcome)
-            self.done_steps += len(pack.trials) * pack.trials[0].steps
-        self.update()
+        with self._lock:
+            pack = self.packs.pop(result.pack)
+            steps = len(pack.trials) * pack.trials[0].steps
+            if isinstance(result, Finished):
+                self.done_trials += len(result.outcome)
+                self.bad_trials += sum(outcome != TRAINED for outcome in result.outcome)
+                self.done_steps += steps
+            else:
+                self.skipped_steps += steps
+            if isinstance(result, Failed):
+                self.console.print(f"pack {result.pack} failed: {result.reason}", soft_wrap=True)
+            self.update()
 
     def update(self) -> None:
-        """Look at the progress files and redraw."""
-        running, frozen = 0, 0
-        for values in _read(self.out, self.packs):
-            running += values["steps"] * values["trials"]
-            self._resumed[values["pack"]] = values["begun"] * values["trials"]
-            frozen += values["frozen"]
-        steps = self.done_steps + running
-        elapsed = time.monotonic() - self.started
+        """Look at the progress files; redraw the bar, or print a line if it is time for one."""
+        with self._lock:
+            found, damaged = read_progress(self.out / PROGRESS)
+            for pack in (damaged.keys() & self.packs.keys()) - self._damaged:
+                self._damaged.add(pack)
+                self.console.print(f"left out: {damaged[pack]}", soft_wrap=True)
+            running = {pack: values for pack, values in found.items() if pack in self.packs}
+            steps, words, left = self._how_far(running)
+            if self._bar:
+                done = steps + self.skipped_steps
+                self._bar.update(self._task, completed=done, description=words, left=left, refresh=True)
+            elif time.monotonic() >= self._next_line:
+                self._next_line = time.monotonic() + PLAIN_SECONDS
+                self.console.print(f"{words}, {left}", soft_wrap=True)
+
+    def _how_far(self, running: dict[str, PackProgress]) -> tuple[int, str, str]:
+        """The trial-steps that are done, how far the sweep is, and how long it is going to take."""
+        steps = self.done_steps + sum(own.steps * own.trials for own in running.values())
+        self._resumed |= {pack: own.begun * own.trials for pack, own in running.items()}
+        bad = self.bad_trials + sum(own.frozen for own in running.values())
         # What earlier commands trained, up to the checkpoints from which packs go on, was not trained in this time.
-        rate = (steps - sum(self._resumed.values())) / elapsed if elapsed > 0 else 0.0
-        words = (
-            f"{self.done_trials}/{self.total} trials, {self.bad_trials + frozen} diverged, {rate:,.0f} trial-steps/s"
-        )
-        if self._bar:
-            self._bar.update(self._task, completed=steps + self.skipped_steps, description=words)
-        elif time.monotonic() - self.last_line > PLAIN_SECONDS:
-            self.last_line = time.monotonic()
-            left = f"{(self.total_steps - self.skipped_steps - steps) / rate:,.0f} s left" if rate else "waiting"
-            self.console.print(f"{words}, {left}", highlight=False)
-
-
-def _read(out: Path, packs: Sequence[str] | dict) -> list[dict]:
-    found = []
-    for file in (out / PROGRESS).glob("*.json"):
-        if file.stem in packs:
-            try:
-                found.append(json.loads(file.read_text()) | {"pack": file.stem})
-            except (OSError, ValueError):
-                continue  # it was just replaced or removed: the next look will see it
-    return found
+        trained = steps - sum(self._resumed.values())
+        words = f"{self.done_trials}/{self.total} trials, {bad} diverged"
+        if trained <= 0:
+            return steps, words, "starting" if running else "waiting"
+        rate = trained / max(time.monotonic() - self.started, 1e-9)
+        left = (self.total_steps - self.skipped_steps - steps) / rate
+        return steps, f"{words}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"

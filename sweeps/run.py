@@ -42,6 +42,7 @@ from injectors.fault import places_of
 from sweeps.claims import claimed, claims_on
 from sweeps.planner import PackPlan
 from sweeps.processes import RankKilled, ranks, share_of_threads
+from sweeps.progress_files import ProgressFile
 
 PROGRESS, ERRORS, CHECKPOINTS = "progress", "errors", "checkpoints"
 PLAN = "plan.json"
@@ -96,11 +97,16 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A pack that crashed; its trace is in `trace`."""
+    """A pack that crashed; its trace is in `trace`, or, if that could not be written, nowhere."""
 
     pack: str
     reason: str
-    trace: Path
+    trace: Path | None
+
+    @property
+    def words(self) -> str:
+        """The reason, and where to read on."""
+        return f"{self.reason}; trace in {self.trace}" if self.trace else self.reason
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,8 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     """Train from the newest checkpoint to the last step; only the trials that are recorded are left in the result."""
     trials, recorded = job.pack.trials, job.pack.recorded
     first = trials[0]
+    progress = ProgressFile(job.progress_file, first.steps, len(trials))
+    progress.begin(0)
     device = pick_device(job.device, first.train.precision)
     pack, agenda, corpus = _prepared(job, device)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
@@ -229,19 +237,12 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     def write(first_step: int, signals: Mapping[str, np.ndarray]) -> None:
         store.write(first_step, {name: values[kept] for name, values in signals.items()})
 
-    begun = saved.step if saved else 0
-    shown = [0]  # trials that are frozen
-
-    def progress(steps: int, frozen: int) -> None:
-        shown[:] = [frozen]
-        _report(job, begun, steps, frozen)
-
-    progress(begun, 0)
+    progress.begin(saved.step if saved else 0)
     try:
         with _all_ranks(job, pack, store.block, saved is not None):
             result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
     except Stopped as stop:
-        _report(job, begun, stop.step, shown[0], is_stopped=True)
+        progress.stopped(stop.step)
         raise
     except (RankKilled, FolderLost):  # the checkpoint is as good as before
         raise
@@ -314,7 +315,8 @@ def record_failure(job: Job, reason: str, trace: str) -> Failed:
         _replace(job.error_file, f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n")
         job.progress_file.unlink()
     except (OSError, ConfigError, FolderLost) as error:
-        first += f" (its trace could not be written: {getattr(error, 'strerror', None) or error})"
+        why = getattr(error, "strerror", None) or error
+        return Failed(job.pack.id, f"{first} (its trace could not be written: {why})", None)
     return Failed(job.pack.id, first, file)
 
 
@@ -332,14 +334,6 @@ def _replace(file: ResultsPath, text: str) -> None:
     """A reader sees the old file or the new one."""
     file.parent.make_folder()
     file.write(text.encode())
-
-
-def _report(job: Job, begun: int, steps: int, frozen: int, is_stopped: bool = False) -> None:
-    """One small file a running pack: the same for processes here and for jobs on Slurm. It is for people alone."""
-    trials = job.pack.trials
-    values = {"begun": begun, "steps": steps, "of": trials[0].steps, "trials": len(trials), "frozen": frozen}
-    with contextlib.suppress(OSError, ConfigError):
-        _replace(job.progress_file, json.dumps(values | {"stopped": is_stopped}))
 
 
 def _environment(device: torch.device) -> dict[str, str | int]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.records import Missing, Unreadable, read_bytes, read_record
 from harness.results_folder import ResultsPath
 from harness.stored import complete_trials, read_packs, read_root
 from sweeps.claims import LOCK, LOCKS, lock_of
 from sweeps.locks import is_locked
+from sweeps.progress_files import read_progress
 from sweeps.run import ERRORS, PLAN, PROGRESS
 from sweeps.submitted import queued_jobs
 from sweeps.summary import count
@@ -21,6 +23,8 @@ from sweeps.verify import verify
 
 COMMANDS = ("status", "cancel", "verify")
 MOST_LINES = 20  # failed or lost packs that are listed
+MOST_PLAN, MOST_TRACE = 2**26, 2**20  # bytes that are read
+MOST_LETTERS = 300  # of an error
 
 
 @dataclass
@@ -34,11 +38,19 @@ class Status:
     failed: dict[str, str] = field(default_factory=dict)  # pack -> the last line of its trace
     stopped: dict[str, str] = field(default_factory=dict)  # pack -> how far its checkpoint is
     lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
+    damaged: list[Unreadable] = field(default_factory=list)  # files that say nothing
 
     def forget(self, pack: str) -> None:
         """Whatever its process has left, it is in Slurm's queue."""
         self.stopped.pop(pack, None)
         self.lost.pop(pack, None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """plan.json: the ids of the trials that the last command asked for."""
+
+    trials: tuple[str, ...]
 
 
 def status_of(out: Path) -> Status:
@@ -48,21 +60,15 @@ def status_of(out: Path) -> Status:
     """
     read_root(out)
     found = Status(complete=complete_trials(out))
-    try:
-        found.asked = set(json.loads((out / PLAN).read_text())["trials"])
-    except (OSError, ValueError, KeyError):  # an older store: what it holds is what was asked for
-        found.asked = {trial for pack in read_packs(out) for trial in pack.attributes["ids"]}
+    found.asked = _asked(out, found)
     states = queued_jobs(out)
     found.failed = {file.stem: _last_line(file) for file in sorted((out / ERRORS).glob("*.txt"))}
-    for file in sorted((out / PROGRESS).glob("*.json")):
-        try:
-            values = json.loads(file.read_text())
-        except (OSError, ValueError):
-            continue  # it was just replaced or removed
-        words = f"step {values['steps']} of {values['of']}, {count(values['trials'], 'trial')}"
-        is_running = is_locked(lock_of(ResultsPath.at(out), file.stem))
-        kept = found.running if is_running else found.stopped if values.get("stopped") is True else found.lost
-        kept[file.stem] = words
+    progress, damaged = read_progress(out / PROGRESS)
+    found.damaged += damaged.values()
+    for pack, values in progress.items():
+        words = f"step {values.steps} of {values.of}, {count(values.trials, 'trial')}"
+        is_running = is_locked(lock_of(ResultsPath.at(out), pack))
+        (found.running if is_running else found.stopped if values.is_stopped else found.lost)[pack] = words
     for pack, (job, state) in states.items():
         if pack not in found.running:
             if state == "RUNNING":
@@ -76,10 +82,26 @@ def status_of(out: Path) -> Status:
     return found
 
 
+def _asked(out: Path, found: Status) -> set[str]:
+    """What the last command that trained asked for; if that cannot be known, what the store holds."""
+    try:
+        return set(read_record(out / PLAN, Asked, MOST_PLAN).trials)
+    except Missing:  # an older store
+        pass
+    except Unreadable as error:
+        found.damaged.append(error)
+    return {trial for pack in read_packs(out) for trial in pack.attributes["ids"]}
+
+
 def _last_line(trace: Path) -> str:
     """Of the trace of a pack that crashed: the error."""
-    head, _, _ = trace.read_text(errors="replace").partition("\n\ntrials of this pack:")
-    return next((line.strip() for line in reversed(head.splitlines()) if line.strip()), "no trace")
+    try:
+        text = read_bytes(trace, MOST_TRACE, is_cut=True).decode(errors="replace")
+    except Unreadable as error:
+        return f"its trace {error.reason}"
+    head, _, _ = text.partition("\n\ntrials of this pack:")
+    last = next((line.strip() for line in reversed(head.splitlines()) if line.strip()), "no trace")
+    return textwrap.shorten(last, MOST_LETTERS, placeholder=" ...")
 
 
 def print_status(out: Path, console: Console) -> None:
@@ -94,6 +116,10 @@ def print_status(out: Path, console: Console) -> None:
             console.print(f"  {pack}  {words}", soft_wrap=True)
         if len(packs) > MOST_LINES:
             console.print(f"  and {len(packs) - MOST_LINES} more")
+    for error in found.damaged[:MOST_LINES]:
+        console.print(f"left out: {error}", soft_wrap=True)
+    if len(found.damaged) > MOST_LINES:
+        console.print(f"  and {len(found.damaged) - MOST_LINES} more")
     if found.failed or found.lost or (done < len(found.asked) and not found.running and not found.queued):
         console.print("the same command as before trains what is not done")
 

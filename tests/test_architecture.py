@@ -17,8 +17,15 @@ ALLOWED = {
     "hydra_plugins": {"harness", "sweeps"},
 }
 NARROW = {
-    # analysis reads datasets: of the harness it knows the store's layout and the configuration's fields.
-    "analysis": {"harness.store", "harness.config", "harness.results_folder"},
+    # analysis reads datasets: of the harness it knows the store's layout, the configuration's fields, what a results
+    # folder is, and how files are read and text is printed.
+    "analysis": {
+        "harness.store",
+        "harness.config",
+        "harness.printing",
+        "harness.records",
+        "harness.results_folder",
+    },
     # injectors know sites, shapes, configuration, what optimizers keep and the arithmetic that they imitate, never the
     # loop or the pack.
     "injectors": {

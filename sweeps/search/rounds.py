@@ -16,6 +16,7 @@ from analysis.open_sweep import open_with_events
 from harness.config import ConfigError, Problems, Trial
 from harness.pack import rows_at_once
 from harness.precision import pick_device
+from harness.printing import Terminal
 from harness.results_folder import ResultsPath
 from harness.store import open_store
 from harness.stored import complete_trials
@@ -64,7 +65,7 @@ def run_search(axes: Sequence[Axis], composer: Composer, run: Run, executor: Exe
         goal.check(corners)
     problems.check()
     # All that a sweep refuses, before anything is written.
-    run_sweep(corners, replace(run, plan=True), executor, Console(file=io.StringIO()))
+    run_sweep(corners, replace(run, plan=True), executor, Terminal(file=io.StringIO()))
     search = Search(goal, composer, corners, run, executor, console)
     with search.studies.open():
         return search.run_rounds()
@@ -91,27 +92,31 @@ class Search:
         """All rounds. Returns the exit status."""
         space = self.goal.space
         cells = count(len(space.cells), "cell")
-        self._notices = [f"search={self.goal.kind} of {', '.join(space.searched)} in {cells}", *self._notices]
+        where = [] if self.run.plan else [f"study {self.run.study} -> {self.run.out}"]
+        about = f"search={self.goal.kind} of {', '.join(space.searched)} in {cells}"
+        self._notices = [*where, about, *self._notices]
         if first := self.goal.first(self.corners):
-            status, is_done = self._train(first)
+            status, is_done = self._train(first, "before the search")
             if status or not is_done:
                 return status
             if not self.run.plan:
                 self.goal.check_first(first, open_with_events(self.run.out)[0])
         with self.studies.turn():
             studies = self._studies()
+        rounds = 0
         while True:
             with self.studies.turn():
                 points = [point for number, study in enumerate(studies) for point in self._ask(number, study)]
             trials = [trial for point in points for trial in point.trials]
             if self.run.plan:
-                return self._train(trials)[0]
+                return self._train(trials, "")[0]
             if not points:
                 if not any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in studies):
                     break
                 time.sleep(POLL_SECONDS)  # another process has the last points
                 continue
-            status, is_done = self._train(trials)
+            rounds += 1
+            status, is_done = self._train(trials, f"round {rounds}, {count(len(points), 'point')}")
             self._tell(points)
             if status or not is_done:
                 return status
@@ -165,12 +170,12 @@ class Search:
             found.append(Point(study, asked, list(trials.values())))
         return found
 
-    def _train(self, trials: Sequence[Trial]) -> tuple[int, bool]:
-        """The exit status, and whether all trials, and their golden twins, are complete."""
+    def _train(self, trials: Sequence[Trial], name: str) -> tuple[int, bool]:
+        """The exit status, and whether all trials, and their golden twins, are complete. `name` is the round's."""
         unique = list({trial.id: trial for trial in trials}.values())
         wanted = {trial.id for trial in unique} | {trial.golden.id for trial in unique}
         while True:
-            status = run_sweep(unique, self.run, self.executor, self.console, self._notices)
+            status = run_sweep(unique, self.run, self.executor, self.console, self._notices, name)
             self._notices = ()
             if status or self.run.plan:
                 return status, self.run.plan
@@ -211,4 +216,5 @@ class Search:
         lines = [f"search={self.goal.kind}: {count(asked, 'point')} in {count(len(studies), 'cell')}"]
         for study, name in zip(studies, self.goal.space.names, strict=True):
             lines.append(f"  {name}: {self.goal.words(study)}")
+        lines.append(f"results in {self.run.out}")
         self.console.print(*lines, sep="\n", highlight=False, soft_wrap=True)

@@ -28,6 +28,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
+from analysis.searches import MOST_BYTES, damage_is_told
+from harness.records import Unreadable, read_bytes, read_lines
 from harness.results_folder import ResultsPath
 from sweeps.locks import Turn, is_locked, owned
 
@@ -56,7 +58,7 @@ class Studies:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Studies]:
-        """For as long as the search lasts. Raises ConfigError, from Optuna's error, for a journal that is damaged."""
+        """For as long as the search lasts. Raises ConfigError for a journal that is damaged."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         if self._folder is None:
             yield self
@@ -106,14 +108,18 @@ class Studies:
 def journal(folder: ResultsPath, mend: bool = False) -> JournalStorage:
     """The journal of a folder of searches. `mend`: cut off a last line that a killed process left half written.
 
-    Optuna opens it by its name; that it is a file of this folder is looked at before.
+    Optuna opens it by its name; that it is a file of this folder is looked at before. Raises ConfigError for one that
+    is damaged.
     """
     file = folder / "journal.jsonl"
-    with os.fdopen(file.descriptor(os.O_RDWR | os.O_CREAT), "r+b") as handle:
-        text = handle.read()
-        if mend and not text.endswith(b"\n"):
-            handle.truncate(text.rfind(b"\n") + 1)
-    return JournalStorage(JournalFileBackend(str(file), lock_obj=JournalLock(folder / "journal.lock")))
+    with damage_is_told(file.path), os.fdopen(file.descriptor(os.O_RDWR | os.O_CREAT), "r+b") as handle:
+        read_lines(file.path, MOST_BYTES)
+        _, _, last = (text := read_bytes(file.path, MOST_BYTES)).rpartition(b"\n")
+        if last and not last.startswith(b"{"):
+            raise Unreadable(file.path, "its last line is no JSON object")
+        if last and mend:
+            handle.truncate(len(text) - len(last))
+        return JournalStorage(JournalFileBackend(str(file), lock_obj=JournalLock(folder / "journal.lock")))
 
 
 def sampler(name: str, seed: int, asked: int) -> BaseSampler:

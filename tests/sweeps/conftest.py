@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from omegaconf import OmegaConf
 
 from analysis.open_sweep import open_sweep
 from harness.config import Trial
-from sweeps import local
+from sweeps import local, progress
 from sweeps.__main__ import main, register
 from sweeps.arguments import config_loader, expand
 from sweeps.grid import Composer
@@ -119,8 +120,11 @@ class Ended:
     err: str
 
 
-def call(*arguments: str) -> Ended:
-    """The command in this process, which remembers nothing of an earlier one."""
+def call(*arguments: str, shows_progress: bool = False) -> Ended:
+    """The command in this process, which remembers nothing of an earlier one.
+
+    Lines of progress, which a busy machine may show, are left out if they are not asked for.
+    """
     corpus_of.cache_clear()
     out, err, argv = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["sweeps", *arguments]
@@ -131,6 +135,7 @@ def call(*arguments: str) -> Ended:
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             mock.patch.object(local, "available_cores", lambda: 1),
+            mock.patch.object(progress, "FIRST_SECONDS", 0.0 if shows_progress else math.inf),
         ):
             main()
     except SystemExit as stop:

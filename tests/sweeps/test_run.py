@@ -192,10 +192,9 @@ def test_a_plan_creates_nothing(command: ModuleType, tmp_path: Path, monkeypatch
     assert ended.out.startswith(
         "16 trials asked for, 0 golden twins added, 0 complete already: 16 to train in 4 packs\n"
     )
-    assert re.search(
-        r"width 16, depth 1.*: 2 packs of 4 trials, batch 2 x 16 tokens, 6 steps, \d+ MiB a pack", ended.out
-    )
-    assert re.search(r"width 32, depth 1.*: 2 packs of 4 trials", ended.out)
+    rows = [line.split() for line in ended.out.splitlines()[-3:-1]]
+    sizes = ["1", "2", "x", "16", "6", "8", "2"]  # depth, batch x tokens, steps, trials, packs
+    assert [row[:8] for row in rows] == [["16", *sizes], ["32", *sizes]]
     assert "with 1 worker on cpu" in ended.out
     assert not any(tmp_path.iterdir())
 

@@ -47,7 +47,7 @@ def test_a_finished_sweep(command: ModuleType, done: Path) -> None:
 def test_what_runs_has_failed_and_was_lost(command: ModuleType, done: Path) -> None:
     (done / PROGRESS).mkdir(exist_ok=True)
     for pack in ("aaa", "bbb", "ccc"):
-        values = {"steps": 3, "of": 6, "trials": 4, "frozen": 0, "time": 0.0}
+        values = {"begun": 0, "steps": 3, "of": 6, "trials": 4, "frozen": 0}
         (done / PROGRESS / f"{pack}.json").write_text(json.dumps(values))
     (done / PROGRESS / "torn.json").write_text("{")
     (done / ERRORS).mkdir()
@@ -66,11 +66,32 @@ def test_what_runs_has_failed_and_was_lost(command: ModuleType, done: Path) -> N
     assert found.lost == {"bbb": "step 3 of 6, 4 trials"}
     assert found.failed == {"ccc": "RuntimeError: no more", "ddd": "RuntimeError: no more"}
     assert "  bbb  step 3 of 6, 4 trials" in ended.out.splitlines()
+    assert [line for line in ended.out.splitlines() if "left out" in line][0].startswith(
+        "left out: out/progress/torn.json: is not JSON"
+    )
     assert ended.out.endswith("the same command as before trains what is not done\n")
     assert cancelled.out.splitlines() == [
         "cancelled 0 Slurm jobs; the same command as before goes on from here",
         "1 pack in training by a command on a machine: Ctrl-C there ends it",
     ]
+
+
+def test_what_is_printed_is_printable(command: ModuleType, done: Path) -> None:
+    """Names of files, traces and the study are whatever somebody wrote there."""
+    name = "a\x1b]0;x\x07\n\u202e" + "b" * 100
+    good = {"begun": 0, "steps": 3, "of": 6, "trials": 4, "frozen": 0}
+    for folder in (PROGRESS, ERRORS):
+        (done / folder).mkdir(exist_ok=True)
+    (done / PROGRESS / f"{name}.json").write_text(json.dumps(good))
+    (done / PROGRESS / "torn\x9b31m\udcff.json").write_text("\x1b[2J")
+    (done / ERRORS / f"{name}c.txt").write_text("\x1b[31mred\x1b[0m \u200b\r" + "y" * 10_000)
+    renamed = done.rename(done.with_name("o\x1bt"))
+    root = renamed / "store.zarr" / "zarr.json"
+    root.write_text(root.read_text().replace('"study":"grid"', '"study":"g\\u001b[2J\\ud800"'))
+    for ended in (command.call("status", str(renamed)), command.call(*command.tiny("seed=0", f"out='{renamed}'"))):
+        lines = (ended.out + ended.err).splitlines()
+        assert lines and all(line.isprintable() and len(line) < 500 for line in lines), ended
+    assert r"g\x1b[2J\ud800" in ended.err and ended.status == 2
 
 
 def test_a_sweep_that_was_cut_short(command: ModuleType, done: Path) -> None:
