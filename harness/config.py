@@ -27,6 +27,7 @@ from harness.fields import (
     choice,
     field_types,
     number,
+    shown,
     structure,
 )
 from harness.recipe import (
@@ -63,6 +64,7 @@ __all__ = [
     "choice",
     "field_types",
     "number",
+    "shown",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.activations import ACTIVATIONS
-from harness.config import LARGEST_SCALE, NO_FAULT, SMALLEST_SCALE, Model, Trial
+from harness.config import LARGEST_SCALE, LARGEST_SEED, NO_FAULT, SMALLEST_SCALE, Model, Trial
 from harness.curriculum import curriculum_of
 from harness.fields import ConfigError, shown
 from harness.optimizers import OPTIMIZERS
@@ -16,6 +16,7 @@ def check_trial(trial: Trial) -> None:
 
     Raises ConfigError with every reason, a sentence each.
     """
+    _check_tokens(trial)
     model, train, data, fault = trial.model, trial.train, trial.data, trial.fault
     reasons = []
     if model.width % model.head_dim:
@@ -67,6 +68,17 @@ def check_trial(trial: Trial) -> None:
         raise ConfigError(*reasons)
 
 
+def _check_tokens(trial: Trial) -> None:
+    """Raises ConfigError where an int64 cannot count the tokens of a run, without which its length is not known."""
+    train, growth, context = trial.train, trial.schedule, trial.model.context
+    steps = max(train.steps, growth.batch_steps, growth.sequence_steps)
+    if steps * train.batch * context > LARGEST_SEED:
+        raise ConfigError(
+            f"train.batch={train.batch}: {steps} steps of so many sequences of {context} tokens are "
+            f"{steps * train.batch * context:.2g} tokens; allowed: at most {LARGEST_SEED:.2g}, which an int64 counts"
+        )
+
+
 def _fused(trial: Trial) -> list[str]:
     """What the fused kernel of attention has no room for."""
     model, softmax, explicit = trial.model, trial.train.softmax, "model.attention=explicit"
@@ -98,8 +110,7 @@ def _growth(trial: Trial) -> list[str]:
         )
     # An element is a flat index into an activation of whole batches: a smaller one has another there, or none.
     site, has_elements = getattr(fault, "site", None), getattr(fault, "elements", None) is not None
-    grown = curriculum_of(trial).grown
-    if site in AT_TAPS and has_elements and fault.start < grown:
+    if site in AT_TAPS and has_elements and fault.start < (grown := curriculum_of(trial).grown):
         reasons.append(
             f"fault.start={fault.start}: activations are smaller at fault.site={site} while sequences or batches grow; "
             f"allowed: {grown} or later, or fault.elements=null"

@@ -11,6 +11,8 @@ import hashlib
 import os
 import platform
 import re
+import stat
+import struct
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +27,13 @@ import tokenizers
 from harness.config import ConfigError, Data
 from harness.tokenizer import TRAINING_BYTES, Tokens, encode_bpe, encode_bytes
 
+BYTES_PER_BYTE = 5  # of text, while it is read: documents, those joined, tokens of two bytes
+BYTES_PER_TOKEN = 4  # the tokens, and a copy for batches
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER_BYTES = 20240520, 1, 1024
 LLMC_WIDE_MAGIC = 20240801
 VALIDATION_NAME = re.compile(r"(?<![a-z])(e?val|valid|validation)(?![a-z])")
 ZIPF_SEED = 20240229
+DRAWN_AT_ONCE = 1 << 22  # tokens, of which each takes 32 bytes while it is drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +85,7 @@ def check_data(data: Data, context: int) -> None:
         _check_lengths(data, context, _size(shards.train), _size(shards.validation))
     elif data.source == "zipf":
         held = round(data.length * data.validation)
+        _check_memory(data, BYTES_PER_TOKEN * data.length)
         _check_lengths(data, context, data.length - held, held)
     else:
         _read_text(data, context)
@@ -113,6 +119,18 @@ def _check_lengths(data: Data, context: int, train: int, validation: int) -> Non
             _refuse(data, f"{reason}, too few for model.context={context}", f"at least {context + 1} in each part")
 
 
+def main_memory() -> int:
+    """Bytes of main memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _check_memory(data: Data, needed: int) -> None:
+    """Raise ConfigError for more than this machine's memory can hold: a process that asks for it would be killed."""
+    if needed > (memory := main_memory()):
+        reason = f"takes about {needed / 2**30:,.0f} GiB of memory"
+        _refuse(data, reason, f"at most the {memory / 2**30:,.0f} GiB of this machine: less data")
+
+
 def _corpus(
     data: Data,
     context: int,
@@ -142,10 +160,20 @@ def _corpus(
 
 
 def _path(data: Data) -> Path:
-    path = Path(data.path or "").expanduser()
-    if not data.path or not (path.is_file() or path.is_dir()):
-        _refuse(data, "no such file or folder", f"a file or a folder, for data.source={data.source}")
-    return path
+    path = Path(os.path.expanduser(data.path or ""))  # Path's own raises an error where there is no such user
+    reason = "no such file or folder"
+    try:
+        mode = os.stat(path).st_mode if data.path else 0
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            return path
+        reason = "neither a file nor a folder" if mode else reason
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except ValueError as error:
+        reason = f"no name of a file ({error})"
+    _refuse(data, reason, f"a file or a folder, for data.source={data.source}")
 
 
 def _walk(folder: Path, skip: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
@@ -212,21 +240,27 @@ def _stdlib_documents() -> Iterator[tuple[str, bytes]]:
 
 def _text_documents(data: Data) -> Iterator[tuple[str, bytes]]:
     path = _path(data)
-    none = True
+    none, held = True, 0
     for name, file in _walk(path) if path.is_dir() else [(path.name, path)]:
-        text = _read_if_text(file)
+        text = _read_if_text(data, file, held)
         if text is not None:
             none = False
+            held += len(text)
             yield name, text
     if none:
         _refuse(data, f"no UTF-8 text in this {'folder' if path.is_dir() else 'file'}", "UTF-8 text without NUL bytes")
 
 
-def _read_if_text(path: Path) -> bytes | None:
+def _read_if_text(data: Data, path: Path, held: int) -> bytes | None:
+    """The content of a file, if that is text. Raises ConfigError if there is no room for it beside `held` bytes."""
     with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not size:  # some that a system makes up, in /proc, have no size and no end
+            return b""
         head = file.read(8192)
         if b"\0" in head:  # spares reading the rest of a large binary file
             return None
+        _check_memory(data, BYTES_PER_BYTE * (held + size))
         content = head + file.read()
     try:
         content.decode()
@@ -289,6 +323,7 @@ def _read_shards(data: Data, look_inside: bool = False) -> _Parts[Tokens]:
         named = [(name, _open_shard(data, file)) for name, file in files if file.suffix == ".bin" or file == path]
     except OSError as error:
         _refuse(data, f"cannot read {error.filename} ({error.strerror})", "readable files")
+    _check_memory(data, BYTES_PER_TOKEN * _size([shard for _, shard in named]))
     if not named:
         _refuse(data, "no *.bin file in this folder", "a file or a folder of uint16 token shards, *.bin")
     unique: list[tuple[str, Tokens]] = []
@@ -313,11 +348,11 @@ def _open_shard(data: Data, path: Path) -> Tokens:
     size = path.stat().st_size
     with open(path, "rb") as file:
         head = file.read(12)
-    magic, version, count = np.frombuffer(head, "<i4") if len(head) == 12 else (0, 0, 0)
+    magic, version, count = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
     start = 0
     if magic == LLMC_MAGIC:
         start = LLMC_HEADER_BYTES
-        if version != LLMC_VERSION or size != start + 2 * count:
+        if version != LLMC_VERSION or count < 0 or size != start + 2 * count:
             reason = f"{path} has a header of version {version} for {count} tokens, but is {size} bytes long"
             _refuse(data, reason, f"version {LLMC_VERSION} and {start} bytes + 2 a token")
     elif magic == LLMC_WIDE_MAGIC:
@@ -357,12 +392,15 @@ def _tail_cut(shards: list[Tokens], share: float) -> tuple[list[Tokens], list[To
 
 def _load_zipf(data: Data, context: int) -> Corpus:
     """Independent tokens, id k as frequent as (k + 1)^-exponent, the same for every seed of a trial."""
+    _check_memory(data, BYTES_PER_TOKEN * data.length)
     weights = np.arange(1, data.vocabulary + 1, dtype=np.float64) ** -data.exponent
     shares = np.cumsum(weights) / weights.sum()
     # numpy promises the raw numbers of this generator for all its versions, but not what it makes of them.
-    uniform = (np.random.PCG64(ZIPF_SEED).random_raw(data.length) >> np.uint64(11)) * 2.0**-53
-    drawn = np.searchsorted(shares, uniform, side="right")
-    tokens = np.minimum(drawn, data.vocabulary - 1).astype(np.uint16)
+    generator, tokens = np.random.PCG64(ZIPF_SEED), np.empty(data.length, np.uint16)
+    for start in range(0, data.length, DRAWN_AT_ONCE):
+        part = tokens[start : start + DRAWN_AT_ONCE]
+        uniform = (generator.random_raw(len(part)) >> np.uint64(11)) * 2.0**-53
+        part[:] = np.minimum(np.searchsorted(shares, uniform, side="right"), data.vocabulary - 1)
     train, validation = map(_join, _tail_cut([tokens], data.validation))
     details = {"tokenizer": None, "exponent": data.exponent, "length": data.length}
     return _corpus(data, context, (train, validation), data.vocabulary, details)

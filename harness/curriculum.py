@@ -10,6 +10,7 @@ What a data loader hands out is always whole, and so is validation: only what tr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -111,7 +112,8 @@ def _lengths(step: Integers, start: int, context: int, steps: int, reshapes: boo
     """Tokens of a sequence at each step: where a whole one is cut into pieces, the largest of its divisors below."""
     lengths = _line(step, start, context, steps)
     if reshapes:
-        divisors = np.array([size for size in range(1, context + 1) if context % size == 0])
+        small = [size for size in range(1, math.isqrt(context) + 1) if context % size == 0]
+        divisors = np.array(sorted({*small, *(context // size for size in small)}))
         return divisors[np.searchsorted(divisors, lengths, side="right") - 1]
     unit = ROUNDED if start % ROUNDED == context % ROUNDED == 0 else 1
     return lengths - lengths % unit

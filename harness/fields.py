@@ -17,6 +17,9 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 PER_TRIAL, STRUCTURAL, SWITCHED = "per-trial", "structural", "per-trial where it is not null"
+LARGEST_INTEGER = 2**53  # float64, through which numbers of steps pass, holds every integer up to here
+LARGEST_FLOAT, SMALLEST_FLOAT = (2 - 2.0**-23) * 2.0**127, 2.0**-149  # of float32, in which trials are trained
+MOST_SHOWN = 100  # characters of a value, in an error
 
 
 class ConfigError(ValueError):
@@ -69,10 +72,16 @@ class Words(Sequence[str]):
 
 
 def _setting(
-    scope: str, default: Any, help: str, allowed: str, check: Callable[[Any], bool], choices: Sequence[str] = ()
+    scope: str,
+    default: Any,
+    help: str,
+    allowed: str,
+    check: Callable[[Any], bool],
+    choices: Sequence[str] = (),
+    is_bounded: bool = False,
 ) -> Any:
     metadata = {"scope": scope, "help": help, "allowed": allowed, "check": check, "choices": choices}
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={**metadata, "is_bounded": is_bounded})
 
 
 def number(
@@ -84,13 +93,23 @@ def number(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    is_double: bool = False,
 ) -> Any:
-    """A number, bounded inclusively by `low` and `high`, exclusively by `above` and `below`."""
+    """A number, bounded inclusively by `low` and `high`, exclusively by `above` and `below`.
+
+    Without an upper bound, an integer goes up to `LARGEST_INTEGER`. A fraction has to be one that float32 can hold,
+    unless it `is_double`: then what it is written into says how large it may be.
+    """
     bounds = [(">=", low, lambda x: x >= low), (">", above, lambda x: x > above)]
     bounds += [("<=", high, lambda x: x <= high), ("<", below, lambda x: x < below)]
     held = [(f"{sign} {bound}", test) for sign, bound, test in bounds if bound is not None]
     allowed = " and ".join(text for text, _ in held) or "any number"
-    return _setting(scope, default, help, allowed, lambda x: abs(x) < float("inf") and all(t(x) for _, t in held))
+    is_bounded = is_double or (isinstance(high, int) and high > LARGEST_INTEGER)
+
+    def check(x: Any) -> bool:
+        return abs(x) < float("inf") and all(test(x) for _, test in held)
+
+    return _setting(scope, default, help, allowed, check, is_bounded=is_bounded)
 
 
 def choice(scope: str, default: str, help: str, *choices: str, table: str | None = None) -> Any:
@@ -110,8 +129,9 @@ def anything(scope: str, default: Any, help: str) -> Any:
 @cache
 def field_types(cls: type) -> dict[str, tuple[type, bool]]:
     """name -> (type, whether null is allowed) of a config dataclass."""
-    found = {}
-    for name, hint in get_type_hints(cls).items():
+    found, hints = {}, get_type_hints(cls)
+    for name in (own.name for own in dataclasses.fields(cls)):
+        hint = hints[name]
         if get_origin(hint) in (Union, UnionType):
             arguments = [a for a in get_args(hint) if a is not NoneType]
             found[name] = (arguments[0], True)
@@ -152,8 +172,9 @@ def _convert(value: Any, kind: type, optional: bool) -> Any:
 
 
 def shown(value: Any) -> str:
-    """As it stands on a command line."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    """As it stands on a command line; the beginning of what is long."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def _allowed(metadata: Mapping[str, Any]) -> str:
@@ -177,5 +198,18 @@ def checked(key: str, cls: type, name: str, value: Any) -> Any:
         allowed = f"{words}{null}" if kind is not str or not metadata["choices"] else _allowed(metadata)
         raise ConfigError(f"{key}={shown(value)}: wrong type ({type(value).__name__}); allowed: {allowed}") from None
     if value is not None and not metadata["check"](value):
-        raise ConfigError(f"{key}={value}: out of range; allowed: {_allowed(metadata)}{null}")
+        raise ConfigError(f"{key}={shown(value)}: out of range; allowed: {_allowed(metadata)}{null}")
+    if reason := "" if metadata["is_bounded"] else _beyond(value):
+        raise ConfigError(f"{key}={shown(value)}: out of range, {reason}; allowed: {_allowed(metadata)}{null}")
     return value
+
+
+def _beyond(value: Any) -> str:
+    """Why no format holds the number, if none does."""
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        return f"beyond {LARGEST_INTEGER}"
+    if isinstance(value, float) and abs(value) > LARGEST_FLOAT:
+        return f"beyond {LARGEST_FLOAT:.6g}, the largest number that float32 holds"
+    if isinstance(value, float) and 0 < abs(value) < SMALLEST_FLOAT:
+        return f"below {SMALLEST_FLOAT:.6g}, the smallest that float32 holds, so it would be 0"
+    return ""

@@ -14,17 +14,31 @@ LARGEST_SEED = 2**63 - 1  # what an int64 coordinate of the results can hold
 SMALLEST_SCALE = 2.0**-24  # of the loss, where it is dynamic; gradients that overflow even so are not the scale's fault
 LARGEST_SCALE = 2.0**126  # of the loss; float32 still holds its reciprocal as a normal number
 
+# Sizes far beyond all that has been trained (in brackets), yet small enough that a plan is made at once. Whether a
+# machine holds a trial is asked later, of all its sizes together.
+WIDEST = 2**20  # features (PaLM: 18,432, and 73,728 in its feed-forward part)
+DEEPEST = 4096  # blocks (DeepNet: 1,000)
+LONGEST_CONTEXT = 2**24  # tokens (Llama 4 Scout: 10 million)
+LARGEST_BATCH = 2**20  # sequences (BERT with LAMB: 65,536)
+MOST_STEPS = 10**7  # (BERT and T5: a million)
+MOST_GROWING = 10**6  # steps over which sequences or batches grow
+MOST_TOKENS = 10**11  # of synthetic text
+MOST_BATCHES = 10**6  # of one validation
+STEEPEST = 100.0  # exponent of Zipf's law; already at half of that no text has a second token
+
 
 @dataclass(frozen=True)
 class Model:
     """A GPT decoder: pre-LN blocks, no biases, untied head (Wortsman et al. 2023, arXiv 2309.14322, section 2)."""
 
     # Shape
-    width: int = number(STRUCTURAL, 64, "width d of the residual stream", low=1)
-    depth: int = number(STRUCTURAL, 2, "number of blocks", low=1)
-    head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1)
-    context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1)
-    feedforward: int | None = number(STRUCTURAL, None, "hidden size of the feed-forward part; null: 4 x width", low=1)
+    width: int = number(STRUCTURAL, 64, "width d of the residual stream", low=1, high=WIDEST)
+    depth: int = number(STRUCTURAL, 2, "number of blocks", low=1, high=DEEPEST)
+    head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1, high=WIDEST)
+    context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1, high=LONGEST_CONTEXT)
+    feedforward: int | None = number(
+        STRUCTURAL, None, "hidden size of the feed-forward part; null: 4 x width", low=1, high=4 * WIDEST
+    )
     activation: str = choice(
         STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.activations:ACTIVATIONS"
     )
@@ -97,11 +111,13 @@ class Model:
     parametrization: str = choice(
         STRUCTURAL, "standard", "how sizes scale with width and depth", "standard", "mup", "completep"
     )
-    base_width: int = number(STRUCTURAL, 64, "width at which muP equals the standard parametrisation", low=1)
-    base_head_dim: int | None = number(
-        STRUCTURAL, None, "head size at which muP equals the standard one; null: this model's", low=1
+    base_width: int = number(
+        STRUCTURAL, 64, "width at which muP equals the standard parametrisation", low=1, high=WIDEST
     )
-    base_depth: int = number(STRUCTURAL, 2, "depth at which CompleteP equals muP", low=1)
+    base_head_dim: int | None = number(
+        STRUCTURAL, None, "head size at which muP equals the standard one; null: this model's", low=1, high=WIDEST
+    )
+    base_depth: int = number(STRUCTURAL, 2, "depth at which CompleteP equals muP", low=1, high=DEEPEST)
     depth_exponent: float = number(
         STRUCTURAL, 1.0, "alpha of CompleteP: branches shrink as depth^-alpha", low=0.5, high=1
     )
@@ -160,11 +176,15 @@ class Schedule:
     cooldown: float = number(
         PER_TRIAL, 0.2, "share of the run in which the rate falls, for decay wsd and wsd_linear", above=0, high=1
     )
-    cycles: int = number(PER_TRIAL, 4, "cosine cycles after warm-up, for decay restarts", low=1)
+    cycles: int = number(PER_TRIAL, 4, "cosine cycles after warm-up, for decay restarts", low=1, high=MOST_STEPS)
     sequence_start: int | None = number(
-        STRUCTURAL, None, "tokens in a sequence at step 0, which grow to model.context; null: all from the start", low=1
+        STRUCTURAL,
+        None,
+        "tokens in a sequence at step 0, which grow to model.context; null: all from the start",
+        low=1,
+        high=LONGEST_CONTEXT,
     )
-    sequence_steps: int = number(STRUCTURAL, 50, "steps over which sequences grow", low=1)
+    sequence_steps: int = number(STRUCTURAL, 50, "steps over which sequences grow", low=1, high=MOST_GROWING)
     sequence_mode: str = choice(
         STRUCTURAL,
         "truncate",
@@ -173,9 +193,13 @@ class Schedule:
         "reshape",
     )
     batch_start: int | None = number(
-        STRUCTURAL, None, "sequences in a batch at step 0, which grow to train.batch; null: all from the start", low=1
+        STRUCTURAL,
+        None,
+        "sequences in a batch at step 0, which grow to train.batch; null: all from the start",
+        low=1,
+        high=LARGEST_BATCH,
     )
-    batch_steps: int = number(STRUCTURAL, 50, "steps over which batches grow", low=1)
+    batch_steps: int = number(STRUCTURAL, 50, "steps over which batches grow", low=1, high=MOST_GROWING)
 
 
 @dataclass(frozen=True)
@@ -187,8 +211,9 @@ class Train:
         200,
         "optimizer steps with whole batches; where batches or sequences grow, more steps for as many tokens",
         low=1,
+        high=MOST_STEPS,
     )
-    batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1)
+    batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1, high=LARGEST_BATCH)
     z_loss: float = number(
         PER_TRIAL, 0.0, "coefficient of log^2 Z of the output logits in what is differentiated, not in the loss", low=0
     )
@@ -227,7 +252,7 @@ class Train:
     loss_scale_growth: int = number(
         PER_TRIAL, 2000, "steps in a row without overflow that double a dynamic scale", low=1, high=LARGEST_SEED
     )
-    ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1)
+    ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1, high=LARGEST_BATCH)
     reduction: str = choice(
         STRUCTURAL, "sequential", "order in which gradients of ranks are added", "sequential", "reversed", "pairwise"
     )
@@ -241,7 +266,9 @@ class Train:
         "forward pass alone, and what is computed again is without it, as after a transient fault",
     )
     validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
-    validate_batches: int = number(STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1)
+    validate_batches: int = number(
+        STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1, high=MOST_BATCHES
+    )
 
 
 @dataclass(frozen=True)
@@ -281,8 +308,8 @@ class Data:
     vocabulary: int = number(
         STRUCTURAL, 256, "size of the vocabulary, for tokenizer bpe and source zipf and tokens", low=2, high=65536
     )
-    exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0)
-    length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000)
+    exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0, high=STEEPEST)
+    length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000, high=MOST_TOKENS)
     validation: float = number(STRUCTURAL, 0.1, "share of the text that is held out", above=0, below=1)
     seed: int | None = number(
         PER_TRIAL, None, "seed of the order of batches; null: the trial's seed", low=0, high=LARGEST_SEED

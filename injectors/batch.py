@@ -44,7 +44,7 @@ class RareTokens(BatchFault):
     """Tokens drawn uniformly from the rarest that the training text has (cf. PaLM, arXiv 2204.02311, section 5.1)."""
 
     kind: str = "rare_tokens"
-    tokens: int = number(PER_TRIAL, 16, "how many of the rarest tokens to draw from", low=1)
+    tokens: int = number(PER_TRIAL, 16, "how many of the rarest tokens to draw from", low=1, high=65536)
 
     def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
         occurring = np.flatnonzero(context.token_counts)

@@ -71,7 +71,12 @@ class FaultContext:
 
 @dataclass(frozen=True)
 class InjectableFault(Fault):
-    """Base of every fault. A subclass sets `kind`, adds its fields, and says how it is checked and armed."""
+    """Base of every fault. A subclass sets `kind`, adds its fields, and says how it is checked and armed.
+
+    What it `settles` are fields that follow from others of it: a study's values of those are for other faults.
+    """
+
+    settles: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.name == "none":

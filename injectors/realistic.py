@@ -10,7 +10,7 @@ from harness.config import PER_TRIAL, Trial, anything, choice, number
 from harness.formats import FORMATS
 from injectors.draws import distinct, stream
 from injectors.fault import FaultContext, InjectableFault, Places, elements_of, located, matching
-from injectors.value import SITES, Target, Value, ValueStrike
+from injectors.value import MOST_ELEMENTS, SITES, Target, Value, ValueStrike
 
 UNIT = 2**128  # words of the stream are below it
 STRIDES = (16, 32, 64, 128)
@@ -33,7 +33,7 @@ class RealisticSDC(InjectableFault):
     )
     tensor: str = anything(PER_TRIAL, "*", "glob over tensor names, or over taps for activations")
     layer: int | None = number(PER_TRIAL, None, "block of the tensor; null: any", low=0)
-    elements: int = number(PER_TRIAL, 4, "elements that are struck", low=1)
+    elements: int = number(PER_TRIAL, 4, "elements that are struck", low=1, high=MOST_ELEMENTS)
     format: str = choice(PER_TRIAL, "fp32", "representation in which bits flip", *FORMATS)
     single: float = number(PER_TRIAL, 0.4, "share of bit-flip faults with a single bit", low=0, high=1)
     most: int = number(PER_TRIAL, 4, "most bits that flip in an element", low=2, high=8)

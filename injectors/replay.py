@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, ClassVar
 
-from harness.config import IDENTITY, PER_TRIAL, ConfigError, Trial, anything, checked, trial_from_dict
+from harness.config import (
+    IDENTITY,
+    PER_TRIAL,
+    ConfigError,
+    Trial,
+    anything,
+    checked,
+    field_types,
+    shown,
+    trial_from_dict,
+)
 from harness.sites import Event, Injector, Site, Visit
 from harness.stored import read_packs
 from injectors.fault import FaultContext, InjectableFault, Places
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
+MOST_BYTES = 2**24  # of a record; one has thousands
 PARTS = ("fault", "seed", "corpus", "shape", "events")
 WHEN = ("start", "duration", "period")  # what a replay takes over from the fault that it does again
 
@@ -44,6 +57,7 @@ class Replay(InjectableFault):
 
     kind: str = "replay"
     record: str = anything(PER_TRIAL, "", WANTED)
+    settles: ClassVar[tuple[str, ...]] = ("seed", *WHEN)
 
     def resolved(self) -> Replay:
         record = self._read()
@@ -62,35 +76,53 @@ class Replay(InjectableFault):
         text = self.record
         try:
             if not text.startswith("{"):
-                if not Path(text).is_file():
+                file = Path(os.path.expanduser(text))
+                if not file.is_file():
                     return self._from_results()
-                text = Path(text).read_text()
+                if file.stat().st_size > MOST_BYTES:
+                    raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
+                text = file.read_text()
             record = json.loads(text)
             _check_record(record)
         except ConfigError:
             raise
+        except RecursionError:
+            raise ConfigError(f"{self._given}: no record (it is nested too deeply); allowed: {WANTED}") from None
         except (OSError, ValueError) as error:
-            shown = self.record[:80] if self.record.startswith("{") else self.record
-            raise ConfigError(f"fault.record={shown}: no record ({error}); allowed: {WANTED}") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"{self._given}: no record ({reason}); allowed: {WANTED}") from None
         return record
+
+    @property
+    def _given(self) -> str:
+        return f"fault.record={shown(self.record)}"
 
     def _from_results(self) -> dict[str, Any]:
         folder, _, wanted = self.record.rpartition(":")
         if not folder:
-            raise ConfigError(f"fault.record={self.record}: no such file; allowed: {WANTED}")
+            raise ConfigError(f"{self._given}: no such file; allowed: {WANTED}")
         try:
-            packs = list(read_packs(Path(folder)))
+            packs = list(read_packs(Path(os.path.expanduser(folder))))
         except ConfigError as error:
-            reasons = [reason.removeprefix(f"out={folder}: ") for reason in error.reasons]
-            raise ConfigError(f"fault.record={self.record}: {'; '.join(reasons)}") from None
+            reasons = [reason.partition(": ")[2] for reason in error.reasons]  # which begin with out=FOLDER
+            raise ConfigError(f"{self._given}: {'; '.join(reasons)}") from None
         for pack in packs:
             if pack.complete and wanted in pack.attributes["ids"]:
-                row = pack.attributes["ids"].index(wanted)
-                trial, events = pack.attributes["trials"][row], pack.attributes["faults"][row]
-                if trial["fault"]["kind"] == "none":
-                    raise ConfigError(f"fault.record={self.record}: that trial has no fault; allowed: {WANTED}")
-                return record_of(trial, events, pack.attributes["corpus"]["fingerprint"])
-        raise ConfigError(f"fault.record={self.record}: no finished trial of that id there; allowed: {WANTED}")
+                return self._of_pack(pack.attributes, wanted)
+        raise ConfigError(f"{self._given}: no finished trial of that id there; allowed: {WANTED}")
+
+    def _of_pack(self, attributes: Mapping[str, Any], wanted: str) -> dict[str, Any]:
+        row = attributes["ids"].index(wanted)
+        try:
+            trial, events = attributes["trials"][row], attributes["faults"][row]
+            has_fault = trial["fault"]["kind"] != "none"
+            record = record_of(trial, events, attributes["corpus"]["fingerprint"]) if has_fault else {}
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            reason = f"what is stored of that trial cannot be read ({type(error).__name__}: {error})"
+            raise ConfigError(f"{self._given}: {reason}; allowed: {WANTED}") from None
+        if not has_fault:
+            raise ConfigError(f"{self._given}: that trial has no fault; allowed: {WANTED}")
+        return record
 
     def check(self, trial: Trial, places: Places) -> None:
         recorded, here = json.loads(self.record)["shape"], shape_of(trial)
@@ -128,21 +160,52 @@ def _check_record(record: Any) -> None:
     if wrong := [part for part, kind in kinds.items() if not isinstance(record[part], kind)]:
         raise ValueError(f"of the wrong type: {', '.join(wrong)}")
     try:
-        _fault_of(record)
-        _events_of(record)
-    except (ConfigError, KeyError, TypeError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from None
+        checked("seed", Trial, "seed", record["seed"])
+        fault = _fault_of(record)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    for number, event in enumerate(record["events"]):
+        if reason := _wrong_event(event):
+            raise ValueError(f"event {number}: {reason}")
+    if isinstance(fault, Replay):
+        _check_record(json.loads(fault.record))
 
 
 def _fault_of(record: Mapping[str, Any]) -> InjectableFault:
-    """The fault that was recorded, its values checked as those of a command line are."""
+    """The fault that was recorded, its values checked as those of a command line are. Raises ConfigError."""
     from injectors import fault_types
 
     fault, kinds = record["fault"], fault_types()
-    cls: Any = kinds.get(fault.get("kind"))
+    kind = fault.get("kind")
+    cls: Any = kinds.get(kind) if isinstance(kind, str) else None
     if cls is None or not issubclass(cls, InjectableFault):
-        raise ConfigError(f"fault.kind={fault.get('kind')}: no kind of fault; allowed: {', '.join(sorted(kinds))}")
+        raise ConfigError(f"fault.kind={shown(kind)}: no kind of fault; allowed: {', '.join(sorted(kinds))}")
+    known = field_types(cls)
+    for name, value in fault.items():
+        if name not in known or (name in IDENTITY and not isinstance(value, str)):
+            raise ConfigError(f"fault.{shown(name)}={shown(value)}: no field of this kind; allowed: {', '.join(known)}")
     return cls(**{n: v if n in IDENTITY else checked(f"fault.{n}", cls, n, v) for n, v in fault.items()})
+
+
+EVENT = {  # what `Event.to_dict` gives, as JSON has it
+    **dict.fromkeys(("site", "tensor", "before", "after"), (str,)),
+    **dict.fromkeys(("bits_before", "bits_after", "mask"), (str, NoneType)),
+    **dict.fromkeys(("step", "rank"), (int,)),
+    "index": (list, NoneType),
+    "bit": (int, NoneType),
+    "changed": (bool,),
+}
+MAY_LACK = {"rank": 0, "mask": None}
+
+
+def _wrong_event(event: Any) -> str:
+    """Why `Event.from_dict` makes no event of it, if it does not."""
+    if not isinstance(event, dict):
+        return "no object"
+    values = MAY_LACK | event
+    wrong = [name for name, kinds in EVENT.items() if name not in values or not isinstance(values[name], kinds)]
+    wrong += [name for name in values if name not in EVENT]
+    return f"{', '.join(map(shown, wrong))} missing, unknown or of the wrong type" if wrong else ""
 
 
 def _events_of(record: Mapping[str, Any]) -> list[Event]:

@@ -41,6 +41,8 @@ CONSTANTS = {"zero": 0.0, "nan": math.nan, "infinity": math.inf, "minus_infinity
 RANKED = (*AT_TAPS, Site.GRADIENT)  # sites that a rank has for itself
 MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
 MODELS = (*OPERATIONS, *CONSTANTS, "set", "scale", "noise", "sign", "round")
+MOST_ELEMENTS = 10**6  # each is drawn on its own
+MOST_FAULTS = 10**5  # of the campaigns of a command, whose plan takes a minute then
 MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
 
 
@@ -62,7 +64,11 @@ class Value(InjectableFault):
     layer: int | None = number(PER_TRIAL, None, "block of the tensor; null: any", low=0)
     element: int | None = number(PER_TRIAL, None, "flat index into the tensor; null: drawn with the seed", low=0)
     elements: int | None = number(
-        PER_TRIAL, 1, "how many elements of the matching tensors are drawn; null: all elements of all of them", low=1
+        PER_TRIAL,
+        1,
+        "how many elements of the matching tensors are drawn; null: all elements of all of them",
+        low=1,
+        high=MOST_ELEMENTS,
     )
     model: str = choice(PER_TRIAL, "bit_flip", "how a value changes", *MODELS)
     format: str = choice(PER_TRIAL, "fp32", "representation in which bits change, or to round to", *FORMATS)
@@ -72,10 +78,16 @@ class Value(InjectableFault):
     field: str = choice(PER_TRIAL, "any", "bits to draw from", "any", "sign", "exponent", "mantissa")
     bits: int = number(PER_TRIAL, 1, "bits that change in each element", low=1, high=32)
     spread: str = choice(PER_TRIAL, "adjacent", "several bits: side by side, or anywhere", "adjacent", "scattered")
-    value: float = number(PER_TRIAL, 0.0, "what to set, the factor to scale by, or the noise's standard deviation")
+    value: float = number(
+        PER_TRIAL, 0.0, "what to set, the factor to scale by, or the noise's standard deviation", is_double=True
+    )
     rank: int = number(PER_TRIAL, 0, "data-parallel rank, for sites before the mean over ranks", low=0)
     samples: int | None = number(
-        PER_TRIAL, None, "a campaign: so many different faults are drawn from what is left open; null: one fault", low=1
+        PER_TRIAL,
+        None,
+        "a campaign: so many different faults are drawn from what is left open; null: one fault",
+        low=1,
+        high=MOST_FAULTS,
     )
     until: int | None = number(PER_TRIAL, None, "in a campaign, the last step of the first strike; null: start", low=0)
     weight: str = choice(PER_TRIAL, "size", "in a campaign, tensors count by size or all alike", *WEIGHTS)
@@ -105,6 +117,7 @@ class Value(InjectableFault):
             )
         if self.model in OPERATIONS:
             reasons += self._wrong_bits()
+        reasons += self._wrong_value(trial)
         reasons += self._wrong_samples(trial)
         reasons += wrong_rank(self.rank, trial)
         if reasons:
@@ -133,6 +146,24 @@ class Value(InjectableFault):
         most = len(choices) + (self.bit is not None and self.bit not in choices)
         if self.bits > most and (self.bit is None or self.spread == "scattered"):
             return [f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"]
+        return []
+
+    def _wrong_value(self, trial: Trial) -> list[str]:
+        """Why what is computed with the number, or written, cannot hold it."""
+        if self.model == "noise" and self.value < 0:
+            return [f"fault.value={self.value}: is the standard deviation of fault.model=noise; allowed: 0 or more"]
+        state = torch.float64 if trial.train.precision == "fp64" else torch.float32  # of weights, gradients, moments
+        kept, most = torch.tensor(self.value, dtype=torch.float64).to(state), torch.finfo(state).max
+        where = f"train.precision={trial.train.precision}"
+        # Too large a factor for a narrow format is a fault by itself; too large a number to set is only a wrong one.
+        if self.model == "set" and self.format != "fp32" and bool(torch.isfinite(kept)):
+            kept, where = round_to(kept, self.format), f"fault.format={self.format}"
+            most = torch.finfo(FORMATS[self.format].dtype).max
+        if not bool(torch.isfinite(kept)):
+            other = ", or fault.model=infinity" if self.model == "set" else ""
+            return [f"fault.value={self.value}: infinite in {where}; allowed: at most {most:.6g} in size{other}"]
+        if self.value != 0 and bool(kept == 0):
+            return [f"fault.value={self.value}: rounds to 0 in {where}; allowed: 0, or a number further from it"]
         return []
 
     def _wrong_samples(self, trial: Trial) -> list[str]:
@@ -294,8 +325,10 @@ class ValueStrike(Strike):
 
     def _number(self, values: Tensor, target: Target, step: int) -> Tensor:
         fault = self.fault
-        if fault.model in CONSTANTS or fault.model == "set":
-            return torch.full_like(values, CONSTANTS.get(fault.model, fault.value))
+        if fault.model in CONSTANTS:
+            return torch.full_like(values, CONSTANTS[fault.model])
+        if fault.model == "set":  # not by full_like, which refuses what is too large for activations in half precision
+            return torch.empty_like(values).copy_(torch.tensor(fault.value, dtype=torch.float64))
         if fault.model == "scale":
             return values * fault.value
         if fault.model == "sign":

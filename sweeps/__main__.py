@@ -23,6 +23,7 @@ from sweeps import status
 from sweeps.arguments import CONFIG_NAME, FOLDER, check_command_line, explain, is_question
 from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
 from sweeps.grid import fault_schemas, schema
+from sweeps.homes import with_homes
 from sweeps.mitigations import in_parts
 from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
 
@@ -60,6 +61,7 @@ def main() -> None:
             if failed := status.run(arguments, Terminal()):
                 sys.exit(failed)
             return
+        arguments = with_homes(arguments)
         if is_list(arguments):
             print_catalogue(folder_beside_list(arguments), Terminal())
             return

@@ -15,7 +15,7 @@ from harness.config import ConfigError, Trial
 from injectors.addresses import Address, Population, half_width, in_order, sample, strata, stratum_of
 from injectors.draws import stream
 from injectors.fault import places_of
-from injectors.value import Value
+from injectors.value import MOST_FAULTS, Value
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,15 @@ def campaign_of(trial: Trial) -> Campaign | None:
     return Campaign(trial, fault, population)
 
 
+def check_samples(campaigns: Sequence[Campaign]) -> None:
+    """Raise ConfigError for more faults than one command can plan."""
+    if (total := sum(campaign.samples for campaign in campaigns)) > MOST_FAULTS:
+        raise ConfigError(
+            f"fault.samples={max(campaign.samples for campaign in campaigns)}: {total:,} faults of {len(campaigns)} "
+            f"descriptions; allowed: {MOST_FAULTS:,} in all, and as many again by a command with another fault.seed"
+        )
+
+
 def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iterator[Trial]:
     """For each recipe of the campaigns `twins` golden trials, or a few more, with the last bit of one weight changed.
 
@@ -91,6 +100,9 @@ def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iter
         for golden, start in goldens.values():
             fault = dataclasses.replace(last_bit, start=start, duration=1, samples=each)
             population = fault.population(places_of(golden, golden.data.vocabulary))
+            if each > population.size:
+                reason = f"{each} golden runs with a last bit changed, of {population.size} that a recipe allows"
+                raise ConfigError(f"campaign.envelope={twins}: {reason}; allowed: fewer")
             for address in sample(population, each, golden.seeds["fault"]):
                 yield dataclasses.replace(golden, fault=fault.at(address, golden.seeds["fault"]))
 

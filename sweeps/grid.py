@@ -214,7 +214,8 @@ class Composer:
             section, _, field_name = key.partition(".")
             if section == "fault":
                 self._note(key, value, field_name in own, f"fault={name} has no such field")
-                if field_name in own:
+                is_settled = field_name in getattr(cls, "settles", ()) and key not in self.required
+                if field_name in own and not is_settled:
                     fields[field_name] = value
         made = (name, *map(repr, fields.values()))
         if made not in self._faults:

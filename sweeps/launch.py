@@ -23,8 +23,9 @@ from harness.stored import STORE, complete_trials, is_complete, read_packs
 from harness.zarr_files import METADATA
 from injectors import InjectableFault
 from injectors.value import Value
-from sweeps.campaign import campaign_of, envelope, widest_interval
+from sweeps.campaign import campaign_of, check_samples, envelope, widest_interval
 from sweeps.claims import LOCKS, all_claims, lock_of
+from sweeps.limits import check_processes, check_results
 from sweeps.local import Executor, LocalExecutor
 from sweeps.locks import is_locked
 from sweeps.plan_table import print_plan
@@ -89,6 +90,8 @@ def run_rounds(
                 single.append(trial)
             else:
                 campaigns.append(campaign)
+    with problems.collect():
+        check_samples(campaigns)
     problems.check()
     assert isinstance(last_bit, Value)
     notes = [*notices, *(campaign.words() for campaign in campaigns)]
@@ -145,11 +148,13 @@ def run_sweep(
     asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
     begun = begun_packs(run.out, asked - complete - taken) if has_results else []
     if isinstance(executor, LocalExecutor):
+        check_processes(processes)
         executor = executor.sharing(processes)
     memory = executor.memory(device) / _processes_on_one(device, processes)
     plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over, memory, begun)
     if device == "cpu":
         executor = executor.fitting(plan.packs)
+    check_results(plan, run.out, run.block)
     if run.plan:
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)

@@ -18,6 +18,7 @@ from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, fiel
 from injectors import fault_types
 from sweeps import settings
 from sweeps.choices import listed, parts_of, unknown_option
+from sweeps.homes import quoted
 
 GROUPS = ("study", "search", "mitigation", "fault")
 RUN_KEYS = frozenset(settings.keys())
@@ -65,8 +66,8 @@ def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> 
 def parse(text: str) -> Override:
     """Raises ConfigError for what is no override."""
     try:
-        return OverridesParser.create().parse_override(text)
-    except HydraException as error:
+        return OverridesParser.create().parse_override(quoted(text))
+    except (HydraException, ValueError) as error:  # the latter for an integer of thousands of digits
         reason = str(error).split("\n")[0].removeprefix(f"Error parsing override '{text}'").strip()
         raise ConfigError(f"{text}: not an override{f' ({reason})' if reason else ''}; allowed: key=value") from None
 

@@ -6,11 +6,12 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
 from harness.activations import ACTIVATIONS
-from harness.config import NO_FAULT, Model, Trial
+from harness.config import NO_FAULT, ConfigError, Model, Problems, Trial
 from harness.pack import rows_at_once
 from harness.placements import has_final_norm
 from harness.precision import FORMATS
@@ -65,6 +66,7 @@ def without(pack: PackPlan, taken: Set[str]) -> PackPlan | None:
     return PackPlan(trials, frozenset(needed - {trial.id for trial in left}))
 
 
+STEP_BYTES = 24  # for each step of each trial: its rate, twice for a moment, and its loss
 MOST_FORKS = 64  # faulty trials of one golden twin in a pack: they share a prefix, and its cost is then 2% a trial
 
 
@@ -87,6 +89,8 @@ def make_plan(
     structure in turn, so that a machine that slows down slows all of them down. `complete` are the ids of trials to
     leave alone: stored, or in training elsewhere. Packs that are `begun` stay as they are: none of theirs is complete.
     """
+    if device == "cuda":
+        check_weights(trials, memory)
     complete = set(complete)
     wanted = {trial.id: trial for trial in trials}
     twins = {trial.golden.id: trial.golden for trial in trials if trial.golden.id not in wanted}
@@ -215,6 +219,14 @@ def _join(pieces: Sequence[PackPlan]) -> PackPlan:
 # --- what a pack costs -------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=256)
+def _weights(model: Model, vocabulary: int) -> tuple[int, int]:
+    """How many numbers all tensors of the model have, and how many its matrices; a deep one takes a while to list."""
+    rows = tensor_table(model, vocabulary)
+    return sum(row.size for row in rows), sum(row.size for row in rows if len(row.shape) == 2)
+
+
+@lru_cache(maxsize=256)
 def activation_elements(model: Model, vocabulary: int, checkpointing: bool = False) -> int:
     """Values that one token leaves for the backward pass: a count over the model's code, scores included."""
     width = model.width
@@ -249,9 +261,14 @@ def mean_rows(trials: Sequence[Trial]) -> float:
 
 def state_bytes(trial: Trial) -> int:
     """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
-    state, _ = FORMATS[trial.train.precision]
     copies = 4 + (2 if trial.train.ranks > 1 else 0) + (1 if trial.model.sigma_reparam else 0)
-    return copies * state.itemsize * sum(row.size for row in tensor_table(trial.model, trial.data.vocabulary))
+    return copies * weight_bytes(trial)
+
+
+def weight_bytes(trial: Trial) -> int:
+    """Memory of one trial's weights alone."""
+    state, _ = FORMATS[trial.train.precision]
+    return state.itemsize * _weights(trial.model, trial.data.vocabulary)[0]
 
 
 def activation_bytes(trial: Trial, rows: int, device: str) -> float:
@@ -264,9 +281,25 @@ def activation_bytes(trial: Trial, rows: int, device: str) -> float:
 
 
 def pack_bytes(pack: PackPlan, device: str = "cpu") -> int:
-    """Memory of a pack: the state of all its trials, and activations. Measured, it was 0.94 to 1.2 times as much."""
+    """Memory of a pack: the state of all its trials, activations, and rates and losses of all steps.
+
+    Measured, it was 0.94 to 1.2 times as much.
+    """
     trial, rows = pack.trials[0], len(pack.trials)
-    return int(rows * state_bytes(trial) + activation_bytes(trial, rows, device))
+    return int(rows * (state_bytes(trial) + STEP_BYTES * trial.steps) + activation_bytes(trial, rows, device))
+
+
+def check_weights(trials: Iterable[Trial], memory: float) -> None:
+    """Raise ConfigError for a model whose weights and gradients alone, of one trial, are more than `memory` bytes."""
+    problems = Problems()
+    for trial in {trial.structure: trial for trial in trials}.values():
+        with problems.collect():
+            if (needed := 2 * weight_bytes(trial)) > memory:
+                sizes = f"model.width={trial.model.width}, model.depth={trial.model.depth}"
+                takes = f"weights and gradients of one trial take {needed / 2**30:,.0f} GiB"
+                allowed = f"at most the {memory / 2**30:,.0f} GiB of a worker: a smaller model, or workers with more"
+                raise ConfigError(f"{sizes}: {takes}; allowed: {allowed}")
+    problems.check()
 
 
 def trials_that_fit(trial: Trial, memory: float, device: str) -> int:
@@ -285,7 +318,7 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
     two cores of a 2023 Xeon and are within a factor of two there. For CUDA they are a guess from data sheets.
     """
     model, tokens = trial.model, trial.train.batch * trial.model.context
-    matrices = sum(row.size for row in tensor_table(model, trial.data.vocabulary) if len(row.shape) == 2)
+    _, matrices = _weights(model, trial.data.vocabulary)
     operations = 6 * tokens * (matrices + 2 * model.depth * model.context * model.width)
     traffic = 4 * 5 * tokens * activation_elements(model, trial.data.vocabulary)
     rate, bandwidth = (1e14, 1e12) if device == "cuda" else (1.5e11, 5e9)
@@ -302,7 +335,7 @@ def pack_seconds(pack: PackPlan, device: str) -> float:
 
 def wall_seconds(plan: Plan, device: str, workers: int) -> float:
     """A rough time for all packs on `workers` workers, longest first."""
-    free = [0.0] * workers
+    free = [0.0] * max(1, min(workers, len(plan.packs)))
     for pack in plan.packs:
         free[free.index(min(free))] += pack_seconds(pack, device)
     return max(free)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
+from harness.fields import shown
+from harness.recipe import MOST_STEPS
+from injectors.value import MOST_FAULTS
 
 SEARCHES = ("max_stable_lr", "worst_fault", "pareto")
+LARGEST_PACK = 10**6  # trials; more than any machine trains at a time
+MOST_ENVELOPES = 10**4  # runs
+MOST_POINTS, MOST_AT_A_TIME = 10**5, 10**4  # of a cell; Optuna's samplers get slow long before
+CLOSEST = 1.001  # ratio of two rates that still differ in the four digits to which a search rounds them
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class PackSettings:
 class TelemetrySettings:
     """`telemetry.*`: what is measured and how often it is written."""
 
-    block: int = number(STRUCTURAL, 50, "steps between writes to the store", low=1)
+    block: int = number(STRUCTURAL, 50, "steps between writes to the store", low=1, high=MOST_STEPS)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,9 @@ class CheckpointSettings:
 class CampaignSettings:
     """`campaign.*`: what belongs to a campaign as a whole (`fault.samples`)."""
 
-    envelope: int = number(STRUCTURAL, 8, "golden runs of each recipe with the last bit of a weight changed", low=0)
+    envelope: int = number(
+        STRUCTURAL, 8, "golden runs of each recipe with the last bit of a weight changed", low=0, high=MOST_ENVELOPES
+    )
     width: float | None = number(
         STRUCTURAL,
         None,
@@ -65,7 +76,9 @@ class CampaignSettings:
         above=0,
         below=1,
     )
-    round: int = number(STRUCTURAL, 100, "faults of each description between two looks at the intervals", low=1)
+    round: int = number(
+        STRUCTURAL, 100, "faults of each description between two looks at the intervals", low=1, high=MOST_FAULTS
+    )
 
 
 @dataclass(frozen=True)
@@ -74,15 +87,26 @@ class SearchSettings:
 
     kind: str = choice(STRUCTURAL, "none", "what is searched for", "none", *SEARCHES)
     trials: int = number(
-        STRUCTURAL, 200, "most trials of each cell, golden twins apart; bisection ends by itself", low=1
+        STRUCTURAL,
+        200,
+        "most trials of each cell, golden twins apart; bisection ends by itself",
+        low=1,
+        high=MOST_POINTS,
     )
     batch: int | None = number(
-        STRUCTURAL, None, "points of each cell that are tried at a time; null: as many as keep all workers busy", low=1
+        STRUCTURAL,
+        None,
+        "points of each cell that are tried at a time; null: as many as keep all workers busy",
+        low=1,
+        high=MOST_AT_A_TIME,
     )
     sampler: str = choice(STRUCTURAL, "tpe", "Optuna's sampler", "tpe", "nsga2", "random")
     seed: int = number(STRUCTURAL, 0, "of the sampler", low=0)
     tolerance: float = number(
-        STRUCTURAL, 1.5, "max_stable_lr in an interval: the ratio of neighbouring rates that are tried", above=1
+        STRUCTURAL,
+        1.5,
+        "max_stable_lr in an interval: the ratio of neighbouring rates that are tried",
+        low=CLOSEST,
     )
     size: str | None = anything(
         STRUCTURAL, None, "worst_fault: the fault's field that is its size; null: how much it changed the values"
@@ -177,11 +201,28 @@ def keys() -> list[str]:
 def check_key(key: str, value: Any) -> Any:
     """`value` as the key of the run wants it. Raises ConfigError."""
     if key == "pack.size":
-        if value != "auto" and (type(value) is not int or value < 1):
-            raise ConfigError(f"pack.size={value}: not a size; allowed: auto, or an integer from 1 up")
+        if value != "auto" and (type(value) is not int or not 1 <= value <= LARGEST_PACK):
+            allowed = f"auto, or an integer from 1 to {LARGEST_PACK}"
+            raise ConfigError(f"pack.size={shown(value)}: not a size; allowed: {allowed}")
         return value
+    if key == "out" and value is not None:
+        return _folder(value)
     part, _, name = key.rpartition(".")
     return checked(key, PARTS[part] if part else Settings, name, value)
+
+
+def _folder(value: Any) -> str:
+    """The folder of the results; `~` is the user's own, because a shell leaves that alone behind `out=`."""
+    name = os.path.expanduser(checked("out", Settings, "out", value))
+    if not name:
+        raise ConfigError("out=: no name, perhaps of a variable that is not set; allowed: a folder or null")
+    try:
+        os.stat(name)
+    except (OSError, ValueError) as error:  # of an OSError, others are for those who open it
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            reason = f"no folder can have this name ({getattr(error, 'strerror', error)})"
+            raise ConfigError(f"out={shown(name)}: {reason}; allowed: another one") from None
+    return name
 
 
 def run_from(study: str, values: Mapping[str, Any]) -> Run:

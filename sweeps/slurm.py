@@ -25,7 +25,7 @@ from harness.config import ConfigError, Problems
 from harness.stored import written_at
 from sweeps.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.on_node import OnNode
-from sweeps.planner import PackPlan, pack_seconds
+from sweeps.planner import PackPlan, check_weights, pack_seconds
 from sweeps.run import Failed, Finished, Job, finished, record_failure
 from sweeps.submitted import FOLDER, NAME, queued_jobs, read_notes, states_of, submitting, write_down_all
 
@@ -55,7 +55,11 @@ class SlurmExecutor:
         return SHARE_OF_MEMORY * float(found[1]) * 1024 ** " KMGT".index(found[2] or "M") or math.inf
 
     def fitting(self, packs: Sequence[PackPlan]) -> SlurmExecutor:
-        """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over."""
+        """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over.
+
+        Raises ConfigError where that is too little for the weights of a single trial.
+        """
+        check_weights((pack.trials[0] for pack in packs), self.memory("cpu"))
         return self
 
     @staticmethod

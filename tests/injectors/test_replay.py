@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -173,17 +174,30 @@ BROKEN = {
     "bytes": (b"\xff\xfe\x00", "no record ('utf-8' codec"),
     "empty": ("", "no record (Expecting value"),
     "one part alone": ('{"fault": 3}', "no record (it lacks seed, corpus, shape, events)"),
+    "nested": ("[" * 100_000, "no record (it is nested too deeply)"),
+    "objects, nested": ('{"fault":' * 100_000, "no record (it is nested too deeply)"),
 }
+EVENT = {"site": "weight", "tensor": "head", "index": [0, 0], "bit": 1, "step": 4, "before": "0.0", "after": "1.0"}
+EVENT |= {"bits_before": "00", "bits_after": "01", "changed": True}
 TAMPERED = {
     "wrong types": ({"seed": "x", "shape": []}, "of the wrong type: seed, shape"),
     "no fault": ({"fault": {"kind": "none"}}, "fault.kind=none: no kind of fault; allowed: "),
     "an unknown fault": ({"fault": {"kind": "gremlin"}}, "fault.kind=gremlin: no kind of fault; allowed: "),
-    "no kind": ({"fault": {}}, "fault.kind=None: no kind of fault"),
+    "no kind": ({"fault": {}}, "fault.kind=null: no kind of fault"),
     "an unknown field": ({"fault": {"kind": "value", "colour": "red"}}, "colour"),
     "a value out of range": ({"fault": {"kind": "value", "bit": 99}}, "fault.bit=99: out of range; allowed: >= 0"),
     "a value of the wrong type": ({"fault": {"kind": "value", "start": "soon"}}, "fault.start=soon: wrong type"),
-    "an event without a place": ({"events": [{"site": "weight"}]}, "'index'"),
-    "an event that is none": ({"events": [3]}, "no record (TypeError"),
+    "an event without a place": ({"events": [{"site": "weight"}]}, "event 0: tensor, before, after"),
+    "an event that is none": ({"events": [3]}, "event 0: no object"),
+    "an event with an unknown part": ({"events": [EVENT | {"colour": 3}]}, "event 0: colour missing, unknown or"),
+    "an event of a wrong type": ({"events": [EVENT | {"index": "00"}]}, "event 0: index missing, unknown or"),
+    "a kind that is a list": ({"fault": {"kind": ["value"]}}, "fault.kind=['value']: no kind of fault"),
+    "a name that is none": ({"fault": {"kind": "value", "name": [1]}}, "fault.name=[1]: no field of this kind"),
+    "a seed beyond int64": ({"seed": 2**64}, "seed=18446744073709551616: out of range"),
+    "a negative seed": ({"seed": -1}, "seed=-1: out of range"),
+    "a replay of no record": ({"fault": {"kind": "replay", "record": "{}"}}, "it lacks fault, seed, corpus, shape"),
+    "a replay of a file": ({"fault": {"kind": "replay", "record": "/dev/zero"}}, "no record (Expecting value"),
+    "an integer beyond int64": ({"fault": {"kind": "value", "start": 10**30}}, "fault.start=1000000000000000000000"),
 }
 
 
@@ -209,11 +223,37 @@ def test_a_record_that_was_tampered_with(engine, change, words):
     assert reason.startswith("fault.record={") and words in reason and "\n" not in reason
 
 
-@pytest.mark.parametrize("path", ["", "nowhere", "nowhere.json", "x" * 5000, "a\0b"])
+@pytest.mark.parametrize("path", ["", "nowhere", "nowhere.json", "x" * 5000, "a\0b", "/dev/zero", "~nobody-here/x:1"])
 def test_no_such_file(path):
     with pytest.raises(ConfigError, match="^fault.record=") as caught:
         replay(path)
-    assert len(caught.value.reasons) == 1
+    (reason,) = caught.value.reasons
+    assert len(reason) < 500
+
+
+def test_a_file_that_gives_no_record_however_long_one_reads(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with open(tmp_path / "huge", "wb") as huge:
+        huge.truncate(1 << 40)
+    for name, words in (("fifo", "no such file"), ("huge", "no record (it has more than 16 MiB)")):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            replay(str(tmp_path / name))
+
+
+def test_a_record_in_the_users_own_folder(engine, tmp_path, monkeypatch):
+    """A shell leaves the ~ of fault.record=~/record.json alone."""
+    _, _, record = recorded(engine, "weight_bit")
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert replay("~/record.json") == replay(record)
+
+
+def test_a_replay_is_replayed(engine):
+    """The record of a trial that was a replay itself."""
+    faulty, _, record = recorded(engine, "weight_bit")
+    run = again(engine, faulty, record)
+    once_more = again(engine, faulty, record_in(run, 0))
+    assert once_more.result.events[0] == run.result.events[0] != []
 
 
 # --- from results of a real sweep --------------------------------------------------------------------------------

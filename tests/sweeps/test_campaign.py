@@ -258,6 +258,21 @@ def test_fifty_faults_of_every_site_are_replayed_from_their_records(
     assert all(trial.events for trial in again.values())
 
 
+def test_a_study_does_a_trial_of_its_own_again(command: ModuleType, empty: Path) -> None:
+    """As documented: what the study says of other faults, its own `fault.start` among it, is not in the way."""
+    given = ["study=campaign", "train.steps=26"]
+    few = ["fault.site=weight", "fault.until=24", "fault.samples=3", "campaign.envelope=0"]
+    assert command.call(*command.tiny(*given, *few, "out=first")).status == 0
+    trial, first = next((name, found) for name, found in drawn(empty / "first").items() if found.fault["start"] > 20)
+    replay = ["fault=replay", f"fault.record=first:{trial}", "out=again"]
+    (line,) = command.refused(empty, *command.tiny(*given, *replay, "fault.start=20"))
+    assert line == f"error: fault.start=20: but fault.record has {first.fault['start']}; allowed: leave it out"
+    ended = command.call(*command.tiny(*given, *replay))
+    assert (ended.status, ended.err) == (0, "")
+    (again,) = drawn(empty / "again", "replay").values()
+    assert again.events == first.events != []
+
+
 def test_a_trial_of_a_campaign_is_that_trial_alone(command: ModuleType, campaign: Path, tmp_path: Path) -> None:
     """The same config gives the same id; in a pack of two it has a row of its own from the first step to the last."""
     found, shared = drawn(campaign), command.results(campaign)

@@ -307,7 +307,7 @@ def test_a_plan_writes_nothing(command: ModuleType, empty: Path) -> None:
         (["search=pareto,worst_fault"], "search=pareto,worst_fault: belongs to the run and cannot be swept"),
         (["search.kind=best"], "search.kind=best: out of range; allowed: none, max_stable_lr, worst_fault, pareto"),
         (["search=max_stable_lr", "search.trials=0"], "search.trials=0: out of range; allowed: >= 1"),
-        (["search=max_stable_lr", "search.tolerance=1"], "search.tolerance=1.0: out of range; allowed: > 1"),
+        (["search=max_stable_lr", "search.tolerance=1"], "search.tolerance=1.0: out of range; allowed: >= 1.001"),
         (["optim.lr=interval(1,2)"], "optim.lr=interval(1,2): an interval has no grid; allowed: values with commas"),
         (["search=max_stable_lr", "optim.lr=interval(2,1)"], "optim.lr=interval(2,1): an empty interval"),
         (["search=max_stable_lr", "optim.lr=tag(log,interval(0,1))"], "no logarithm at 0"),

@@ -1,0 +1,31 @@
+"""The `~` of a user's own folder: a shell leaves it alone behind `key=`, and Hydra's grammar knows no such sign.
+
+It is kept as it was given, in a trial's configuration too, so that a trial's id tells neither who trained it nor where;
+whoever opens the file expands it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+_HOME = re.compile(r"(?<=[=,(])~[^,()]*")
+
+
+def quoted(override: str) -> str:
+    """The override with quotes around each value that begins with ~, for Hydra's grammar."""
+    key, _, value = override.partition("=")
+    if key.startswith("-") or "'" in value or '"' in value:
+        return override
+    return f"{key}{_HOME.sub(lambda found: repr(found[0]), override.removeprefix(key))}"
+
+
+def with_homes(arguments: Sequence[str]) -> list[str]:
+    """A command line as Hydra can read it, whose flags name folders in full."""
+    found = []
+    for text in arguments:
+        key, is_given, value = text.partition("=")
+        is_flag = key.startswith("--") and is_given
+        found.append(f"{key}={os.path.expanduser(value)}" if is_flag else quoted(text))
+    return found
