@@ -4,14 +4,69 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+
+Names = list[str]
+
+
+class CheckedFolder(FileConfigSource):
+    """A folder of YAML files of which Hydra is given what sweeps/folders.py lets through; of a user's, nothing else."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "checked"
+
+    @property
+    def _is_ours(self) -> bool:
+        return self.provider == "main"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        from sweeps import folders
+
+        group, _, file = config_path.rpartition("/")
+        if group not in folders.GROUPS:
+            if not self._is_ours:
+                raise ConfigLoadError(f"Config not found : {config_path}")
+            return super().load_config(config_path)
+        found = folders.chain(group, file.removesuffix(".yaml"), Path(self.path))
+        if not found:
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        header = {"package": folders.PACKAGES[group]}
+        return ConfigResult(
+            self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create(found[0].composed), header
+        )
+
+    def is_config(self, config_path: str) -> bool:
+        group = config_path.rpartition("/")[0]
+        return (self._is_ours or (group != "" and self._is_seen(group))) and super().is_config(config_path)
+
+    def is_group(self, config_path: str) -> bool:
+        return self._is_seen(config_path) and super().is_group(config_path)
+
+    def _is_seen(self, group: str) -> bool:
+        from sweeps.folders import GROUPS
+
+        return self._is_ours or group in ("", *GROUPS)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
+        from harness.fields import ConfigError
+
+        try:
+            return super().list(config_path, results_filter)
+        except OSError as error:
+            reason = f"{error.strerror}; allowed: a folder that can be read"
+            raise ConfigError(f"{Path(self.path, config_path)}: {reason}") from None
 
 
 class GridSweeper(Sweeper):

@@ -20,11 +20,12 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config import ConfigError
 from harness.printing import Terminal, say, warn_in_one_line
 from sweeps import status
-from sweeps.arguments import CONFIG_NAME, FOLDER, check_command_line, explain, is_question
+from sweeps.answers import answer
+from sweeps.arguments import CONFIG_NAME, check_command_line, explain, is_question
 from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
+from sweeps.folders import FOLDER
 from sweeps.grid import fault_schemas, schema
 from sweeps.homes import with_homes
-from sweeps.mitigations import in_parts
 from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
 
 MOST_REASONS = 20
@@ -66,8 +67,7 @@ def main() -> None:
             print_catalogue(folder_beside_list(arguments), Terminal())
             return
         if is_question(arguments):
-            sys.argv[1:] = in_parts(arguments)
-            application()
+            answer(arguments)
         else:
             sweep(arguments)
     except ConfigError as error:

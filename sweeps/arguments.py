@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.override_parser.types import OverrideType
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config import ConfigError, Problems
+from harness.printing import printable
 from sweeps import settings
 from sweeps.choices import unknown_option
-from sweeps.overrides import RUN_KEYS, Axis, as_sweep, axis_of, known_keys, parse, unknown_key
+from sweeps.folders import FOLDER, LAUNCHERS, OPTIONS, check_folder, launch_of, named
+from sweeps.overrides import (
+    RUN_KEYS,
+    Axis,
+    as_sweep,
+    axis_of,
+    check_jobs,
+    known_keys,
+    parse,
+    quoted_out,
+    unknown_key,
+)
+from sweeps.yaml_files import has_control, not_yaml
 
-FOLDER, CONFIG_NAME = Path(__file__).parent / "conf", "config"
-LAUNCHERS = {"local": settings.LocalOptions, "slurm": settings.SlurmOptions}
+CONFIG_NAME = "config"
+OF_HYDRA = (
+    "hydra/launcher",
+    "hydra/sweeper",
+    "hydra.mode",
+)  # what does something on a command line, and hydra.launcher.*
+INSTEAD = {"hydra.run.": "out=DIR", "hydra.sweep.": "out=DIR", "hydra.sweeper.params.": "the key itself, KEY=VALUES"}
 SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
@@ -32,9 +52,19 @@ def is_hydras(text: str) -> bool:
 
 
 def _hydras_key(text: str) -> str:
-    if parse(text).is_sweep_override():
+    override = parse(text)
+    key = override.get_key_element().lstrip("+~")
+    if override.type is OverrideType.DEL or override.package is not None:
+        raise ConfigError(f"{text}: keys cannot be removed or moved; allowed: key=value")
+    if key not in OF_HYDRA and not key.startswith("hydra.launcher."):
+        allowed = next((instead for start, instead in INSTEAD.items() if key.startswith(start)), "")
+        allowed = f"{allowed}; of hydra.*" if allowed else "of hydra.*"
+        raise ConfigError(f"{text}: has no effect here; allowed: {allowed}: hydra/launcher, hydra.launcher.*")
+    if override.is_sweep_override():
         raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
-    return parse(text).get_key_element()
+    if "/" in key and not isinstance(override.value(), str):
+        raise ConfigError(f"{text}: not a name; allowed: one name")
+    return key
 
 
 def check_arguments(arguments: Sequence[str], loader: ConfigLoader) -> None:
@@ -72,6 +102,8 @@ def axes_of(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigL
 def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
     """Every combination of the values of `axes_of`, as overrides, the last axis running fastest. Raises ConfigError."""
     axes, problems = axes_of(params, arguments, loader), Problems()
+    with problems.collect():
+        check_jobs(axes)
     for axis in axes:
         with problems.collect():
             if axis.interval:
@@ -82,42 +114,60 @@ def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLo
 
 
 def _as_text(value: Any) -> str:
-    return "null" if value is None else str(value)
+    return "null" if value is None else str(value).strip()
 
 
 # --- the whole command line --------------------------------------------------------------------------------------
 
 
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags and overrides of a command line, as Hydra takes them apart. Raises ConfigError."""
+    problems, parser = Problems(), get_args_parser()
+    for text in arguments:
+        if has_control(text):
+            reason = "control characters, or bytes that are no UTF-8; allowed: printable text"
+            problems.reasons[f"{printable(text)}: {reason}"] = None
+    problems.check()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{' '.join(arguments)}: {message}; allowed: flags that --help shows, KEY=VALUE")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser.parse_args(list(arguments))
+
+
 def is_question(arguments: Sequence[str]) -> bool:
-    """Whether Hydra is to answer something, and not to run."""
-    options = get_args_parser().parse_args(list(arguments))
+    """Whether Hydra is to answer something, and not to run. Raises ConfigError for flags that there are not."""
+    options = options_of(arguments)
     return bool(options.help or options.hydra_help or options.cfg or options.info or options.shell_completion)
 
 
 def folder_of(arguments: Sequence[str]) -> Path | None:
     """The user's own folder that a command line names."""
-    name = get_args_parser().parse_args(list(arguments)).config_dir
-    return Path(name) if name else None
+    return named(options_of(arguments).config_dir)
+
+
+def search_path(folder: Path | None = None) -> ConfigSearchPath:
+    """Where Hydra finds files: what it brings itself, our configuration, and after it a user's folder."""
+    path = create_config_search_path(f"checked://{FOLDER}")
+    if folder:
+        path.prepend("command-line", f"checked://{folder.absolute()}", SearchPathQuery(provider="schema"))
+    return path
 
 
 def config_loader(folder: Path | None = None) -> ConfigLoader:
-    """The loader that Hydra itself makes: our configuration, and before it a user's folder."""
-    path = create_config_search_path(str(FOLDER))
-    if folder:
-        path.prepend("command-line", f"file://{folder.absolute()}", SearchPathQuery(provider="schema"))
-    return ConfigLoaderImpl(path)
+    """The loader that Hydra itself makes, of `search_path`."""
+    return ConfigLoaderImpl(search_path(folder))
 
 
-def check_folder(folder: Path | None) -> None:
-    """Raises ConfigError for a --config-dir that is none."""
-    wrong = None
-    if folder and not folder.is_dir():
-        wrong = "no such folder"
-    elif folder and (folder / f"{CONFIG_NAME}.yaml").exists():
-        wrong = f"its {CONFIG_NAME}.yaml would take the place of this program's own"
-    if wrong:
-        wanted = "a folder with studies in study/, mitigations in mitigation/ or faults in fault/"
-        raise ConfigError(f"--config-dir={folder}: {wrong}; allowed: {wanted}")
+def check_flags(options: argparse.Namespace, *others: str) -> None:
+    """Raises ConfigError for flags that belong to other programs of Hydra's, and for those named in `others`."""
+    problems = Problems()
+    for name in ("config_name", "config_path", "experimental_rerun", "run", *others):
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            problems.reasons[f"{flag}={getattr(options, name)}: not for sweeps; allowed: --config-dir, -m"] = None
+    problems.check()
 
 
 def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, ConfigLoader]:
@@ -125,22 +175,36 @@ def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, ConfigLoad
 
     Raises ConfigError with everything that is wrong, before Hydra acts on it.
     """
-    options, problems = get_args_parser().parse_args(list(arguments)), Problems()
-    for name in ("config_name", "config_path", "experimental_rerun", "resolve", "run"):
-        if getattr(options, name):
-            flag = f"--{name.replace('_', '-')}"
-            problems.reasons[f"{flag}={getattr(options, name)}: not for sweeps; allowed: --config-dir, -m"] = None
-    folder = folder_of(arguments)
+    options, folder, problems = options_of(arguments), folder_of(arguments), Problems()
+    with problems.collect():
+        check_flags(options, "resolve")
     with problems.collect():
         check_folder(folder)
-    loader = config_loader(folder)
-    with problems.collect():
-        check_arguments(options.overrides, loader)
     problems.check()
-    overrides = [as_sweep(text) for text in options.overrides]
-    config = loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
+    loader = config_loader(folder)
+    overrides = checked_overrides(options.overrides, loader, folder)
+    config = loader.load_configuration(CONFIG_NAME, [*map(as_sweep, overrides)], run_mode=RunMode.MULTIRUN)
     check_composed(config)
     return config, loader
+
+
+def checked_overrides(given: Sequence[str], loader: ConfigLoader, folder: Path | None) -> list[str]:
+    """The overrides of a command line, and before them what its study says to the launcher.
+
+    Raises ConfigError with everything that is wrong with them, taken one by one.
+    """
+    overrides = [quoted_out(text) for text in given]
+    check_arguments(overrides, loader)
+    values = {parse(text).get_key_element().lstrip("+"): parse(text).value() for text in overrides}
+    launcher, options = launch_of(str(values.get("study", "grid")), folder and folder.absolute())
+    chosen = str(values.get("hydra/launcher", launcher or "local"))
+    from_study = [] if "hydra/launcher" in values or launcher is None else [f"hydra/launcher={launcher}"]
+    for name in OPTIONS.get(chosen, ()):
+        if name in options and f"hydra.launcher.{name}" not in values:
+            value = options[name]
+            word = "null" if value is None else f'"{value}"' if isinstance(value, str) else str(value)
+            from_study.append(f"hydra.launcher.{name}={word}")
+    return [*from_study, *overrides]
 
 
 # --- what Hydra made of it -------------------------------------------------------------------------------------
@@ -216,8 +280,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:
             )
             return unknown_key(key, given.get(key, ""), known)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return ConfigError(f"{mark.name}: line {mark.line + 1} is not YAML ({error.problem}); allowed: YAML")
+        return not_yaml(error.problem_mark.name, error)
     for problem in reversed(chain):
         if found := _BAD_VALUE.search(str(problem)):
             key, reason = found[1], " ".join(str(problem)[: found.start()].split())

@@ -14,9 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.config import ConfigError
+from harness.printing import printable
 from injectors import fault_types
-from sweeps.arguments import FOLDER, check_folder, config_loader
+from sweeps.arguments import config_loader
 from sweeps.choices import NONE
+from sweeps.folders import FOLDER, check_folder, named
+from sweeps.yaml_files import text_of
 
 HEADINGS = {
     "mitigation": "Mitigations: mitigation=NAME, or several at once: mitigation=NAME+NAME",
@@ -60,14 +63,14 @@ def entries(group: str, folder: Path | None = None) -> list[Entry]:
 def said_in(file: Path) -> str:
     """The comment at the head of a YAML file, as one line; the line that says its package is none."""
     found: list[str] = []
-    for line in file.read_text(errors="replace").splitlines():
+    for line in text_of(file).splitlines():
         words = line.strip()
         if not words.startswith("#"):
             if words or found:
                 break
         elif not _PACKAGE.match(words):
             found.append(words.lstrip("#").strip())
-    return " ".join(filter(None, found)) or f"(no comment at the head of {file})"
+    return printable(" ".join(filter(None, found))) or f"(no comment at the head of {file})"
 
 
 def _said_of_kind(kind: str) -> str:
@@ -109,12 +112,13 @@ def folder_beside_list(arguments: Sequence[str]) -> Path | None:
     """The --config-dir beside --list. Raises ConfigError for anything else beside it, or a folder that is none."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--config-dir", "-cd", type=Path)
+    parser.add_argument("--config-dir", "-cd")
     try:
         options, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{' '.join(arguments)}: {error.message}; allowed: --list, --config-dir DIR") from None
     if others:
         raise ConfigError(*(f"{text}: not beside --list; allowed: --config-dir DIR" for text in others))
-    check_folder(options.config_dir)
-    return options.config_dir
+    folder = named(options.config_dir)
+    check_folder(folder)
+    return folder

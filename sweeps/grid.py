@@ -34,6 +34,7 @@ from injectors.fault import Places, places_of
 from sweeps import settings
 from sweeps.arguments import CONFIG_NAME
 from sweeps.choices import NONE, unknown_option
+from sweeps.folders import BESIDE
 from sweeps.mitigations import Mitigation, Mitigations, flat, told_of
 from sweeps.overrides import GROUPS, RUN_KEYS, assignment, parse, trial_fields, unknown_key
 
@@ -92,10 +93,9 @@ class Composer:
         """Defaults and what the study changes in them, as flat keys; no mitigation, no fault. Raises ConfigError."""
         config = self._compose()
         recipe, problems = {}, Problems()
-        beside = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
         for group in ("mitigation", "fault"):
             if config.hydra.runtime.choices.get(group) != "none":
-                reason = f"study={self.study}: {group}={config.hydra.runtime.choices.get(group)}: {beside}"
+                reason = f"study={self.study}: {group}={config.hydra.runtime.choices.get(group)}: {BESIDE}"
                 problems.reasons[reason] = None
         for key, value in flat(OmegaConf.to_container(config)).items():  # type: ignore[arg-type]
             if key in RUN_KEYS or key.startswith("hydra.") or (key.startswith("fault.") and value in (None, "none")):
@@ -104,7 +104,7 @@ class Composer:
                 if key in trial_fields():
                     recipe[key] = checked(key, *trial_fields()[key], value)
                 elif key.split(".")[0] in GROUPS:
-                    raise ConfigError(f"{key}={value}: {beside}")
+                    raise ConfigError(f"{key}={value}: {BESIDE}")
                 else:
                     raise unknown_key(key, value, [*trial_fields(), *RUN_KEYS])
         problems.check()

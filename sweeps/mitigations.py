@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import OmegaConf
 
 from harness.fields import ConfigError, Problems, checked, shown
-from sweeps.arguments import config_loader, folder_of
+from sweeps.arguments import config_loader
 from sweeps.choices import parts_of
 from sweeps.overrides import assignment, combination, trial_fields, unknown_key
 
@@ -72,15 +73,15 @@ class Mitigations:
         return self._read[name]
 
 
-def in_parts(arguments: Sequence[str]) -> list[str]:
-    """A command line that asks Hydra something, each combination of mitigations as the list that Hydra composes.
+def in_parts(overrides: Sequence[str], folder: Path | None) -> list[str]:
+    """Overrides of a question to Hydra, each combination of mitigations as the list that Hydra composes.
 
     Raises ConfigError for a combination that cannot be had.
     """
-    found = list(arguments)
-    for place, text in enumerate(arguments):
+    found = list(overrides)
+    for place, text in enumerate(overrides):
         if combination(text) is not None:
-            chosen = Mitigations(config_loader(folder_of(arguments))).choose(assignment(text)[1])
+            chosen = Mitigations(config_loader(folder)).choose(assignment(text)[1])
             names = ",".join(f"'{part}'" for part in chosen.name.split("+"))
             found[place] = f"mitigation=[{names}]"
     return found

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override, OverrideType, ValueType
+from hydra.core.override_parser.types import (
+    IntervalSweep,
+    Override,
+    OverrideType,
+    Quote,
+    QuotedString,
+    RangeSweep,
+    ValueType,
+)
 from hydra.errors import HydraException
 
 from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, field_types, sections
+from harness.printing import printable
 from injectors import fault_types
 from sweeps import settings
 from sweeps.choices import listed, parts_of, unknown_option
 from sweeps.homes import quoted
+from sweeps.yaml_files import LARGEST, has_control
 
 GROUPS = ("study", "search", "mitigation", "fault")
 RUN_KEYS = frozenset(settings.keys())
-_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
+MOST_JOBS = 100_000  # of a grid, and values of a key; a plan of so many takes a minute
+MOST_LETTERS = 20_000  # of an override
+MOST_DEPTH = 20  # of its brackets
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 
 
 @cache
@@ -65,11 +81,49 @@ def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> 
 @lru_cache(maxsize=100_000)
 def parse(text: str) -> Override:
     """Raises ConfigError for what is no override."""
+    _check_form(text)
     try:
         return OverridesParser.create().parse_override(quoted(text))
-    except (HydraException, ValueError) as error:  # the latter for an integer of thousands of digits
+    except (ValueError, ArithmeticError):
+        raise ConfigError(
+            f"{_start(text)}: not an override (a number of too many digits); allowed: key=value"
+        ) from None
+    except HydraException as error:
         reason = str(error).split("\n")[0].removeprefix(f"Error parsing override '{text}'").strip()
         raise ConfigError(f"{text}: not an override{f' ({reason})' if reason else ''}; allowed: key=value") from None
+
+
+def _check_form(text: str) -> None:
+    """Raises ConfigError for what would keep the grammar busy for long."""
+    if len(text) > MOST_LETTERS:
+        raise ConfigError(f"{_start(text)}: {len(text):,} letters; allowed: at most {MOST_LETTERS:,}")
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MOST_DEPTH:
+        raise ConfigError(f"{_start(text)}: brackets nested {deepest} deep; allowed: at most {MOST_DEPTH}")
+    if has_control(text):
+        raise ConfigError(f"{printable(_start(text))}: control characters; allowed: printable text")
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def quoted_out(text: str) -> str:
+    """`out=DIR` in the quotes that Hydra wants, where it would take the folder for something else, or not at all.
+
+    What Hydra takes for null, for several values or for quoted already, stays as it is.
+    """
+    key, _, word = text.partition("=")
+    if key != "out" or not word or "${" in word or has_control(word) or len(word) > MOST_LETTERS:
+        return text
+    with contextlib.suppress(ConfigError):
+        override = parse(text)
+        if override.is_sweep_override() or isinstance(override.value(), str | list | dict | None):
+            return text
+    return f"out={QuotedString(word, Quote.double).with_quotes()}"
 
 
 @lru_cache(maxsize=100_000)
@@ -86,6 +140,23 @@ def assignment(text: str) -> tuple[str, Any]:
 
 def check_value(key: str, value: Any) -> Any:
     """`value` as the key wants it. Raises ConfigError for a key that is none, or a value that it does not take."""
+    if value == "" and key not in GROUPS and _takes_words(key):
+        reason = "empty, as where a shell's variable is not set"
+        raise ConfigError(f"{key}=: {reason}; allowed: a word, or leave {key} out for its default")
+    checked_value = _checked_value(key, value)
+    if type(checked_value) is int and abs(checked_value) > LARGEST:
+        raise ConfigError(f"{key}={value}: out of range; allowed: {-LARGEST} to {LARGEST}")
+    return checked_value
+
+
+def _takes_words(key: str) -> bool:
+    """Whether an empty word would pass for a value of the key."""
+    classes = [trial_fields()[key]] if key in trial_fields() else []
+    classes += [(cls, key.partition(".")[2]) for cls in fault_fields().get(key, ())]
+    return key == "search.size" or any(field_types(cls)[name][0] is str for cls, name in classes)
+
+
+def _checked_value(key: str, value: Any) -> Any:
     if key in trial_fields():
         return checked(key, *trial_fields()[key], value)
     if key in RUN_KEYS:
@@ -144,9 +215,23 @@ def _words(override: Override, loader: ConfigLoader) -> list[str]:
     if override.is_interval_sweep():
         interval = _interval(override)
         return [f"{end:.12g}" for end in (interval.low, interval.high)]
+    if override.is_range_sweep():
+        _check_range(override)
     if override.is_sweep_override():
         return list(override.sweep_string_iterator())
     return [override.get_value_element_as_str()]
+
+
+def _check_range(override: Override) -> None:
+    """Raises ConfigError for a range that does not end, or has more values than a grid may have jobs."""
+    sweep, text = override.value(), f"{override.input_line}"
+    assert isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None
+    start, stop, step = (Decimal(number) for number in (sweep.start, sweep.stop, sweep.step))
+    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
+        raise ConfigError(f"{text}: no such range; allowed: range(start, stop, step) of finite numbers, step not 0")
+    values = (stop - start) / step
+    if values > MOST_JOBS:
+        raise ConfigError(f"{text}: {values:,.0f} values; allowed: at most {MOST_JOBS:,}")
 
 
 @dataclass(frozen=True)
@@ -189,6 +274,15 @@ def axis_of(text: str, loader: ConfigLoader) -> Axis:
     problems.check()
     interval = _interval(override) if override.is_interval_sweep() else None
     return Axis(key, tuple(words), interval, override.is_range_sweep(), text)
+
+
+def check_jobs(axes: Iterable[Axis]) -> None:
+    """Raises ConfigError if there are too many combinations of the values of these axes."""
+    wide = [axis for axis in axes if len(axis.words) > 1 and not axis.interval]
+    jobs = math.prod(len(axis.words) for axis in wide)
+    if jobs > MOST_JOBS:
+        names = " x ".join(f"{axis.key} ({len(axis.words):,})" for axis in wide)
+        raise ConfigError(f"{names}: {jobs:,} combinations; allowed: at most {MOST_JOBS:,}")
 
 
 def combination(text: str) -> str | None:

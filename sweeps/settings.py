@@ -208,7 +208,23 @@ def check_key(key: str, value: Any) -> Any:
     if key == "out" and value is not None:
         return _folder(value)
     part, _, name = key.rpartition(".")
-    return checked(key, PARTS[part] if part else Settings, name, value)
+    found = checked(key, PARTS[part] if part else Settings, name, value)
+    if key == "out" and found is not None:
+        _check_out(found)
+    return found
+
+
+def _check_out(out: str) -> None:
+    """Raises ConfigError for what names no folder."""
+    allowed = "the path of a folder, or leave it out for results/STUDY"
+    if not out:
+        raise ConfigError(f"out=: empty, as where a shell's variable is not set; allowed: {allowed}")
+    if "${" in out:
+        raise ConfigError(f"out={out}: an interpolation; allowed: {allowed}")
+    try:
+        Path(out).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"out={out}: no such user; allowed: {allowed}") from None
 
 
 def _folder(value: Any) -> str:
@@ -236,7 +252,7 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
     size = found["pack.size"]
     return Run(
         study,
-        Path(found["out"] or f"results/{study}").absolute(),
+        Path(f"results/{study}" if found["out"] is None else found["out"]).expanduser().absolute(),
         found["device"],
         found["ranks"],
         found["plan"],

@@ -11,7 +11,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from harness.config import ConfigError, Problems, field_types
-from sweeps.overrides import Axis, fault_fields, trial_fields
+from sweeps.overrides import Axis, check_jobs, fault_fields, trial_fields
 
 SEARCHED, REPEATED, CELLS = "searched", "repeated", "cells"
 Role = Callable[[str], str]  # key of an axis -> one of these
@@ -29,7 +29,7 @@ class Space:
 
     @classmethod
     def of(cls, kind: str, axes: Sequence[Axis], role: Role, wanted: str) -> Space:
-        """Raises ConfigError where there is nothing to search, or an interval that is not searched.
+        """Raises ConfigError where there is nothing to search, an interval is not searched, or cells are too many.
 
         `wanted` says in words what the search is over.
         """
@@ -46,6 +46,8 @@ class Space:
         if not by_role[SEARCHED]:
             reason = f"search={kind}: nothing to search; allowed: several values, or an interval, of {wanted}"
             problems.reasons[reason] = None
+        with problems.collect():
+            check_jobs([*by_role[CELLS], *by_role[REPEATED]])
         problems.check()
         cells = list(itertools.product(*(axis.overrides for axis in by_role[CELLS])))
         swept = [number for number, axis in enumerate(by_role[CELLS]) if len(axis.words) > 1]

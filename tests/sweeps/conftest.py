@@ -226,7 +226,7 @@ def tree(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         content = path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(folder))] = f"{hashlib.sha256(content).hexdigest()} {path.stat().st_mtime_ns}"
+        found[str(path.relative_to(folder))] = f"{hashlib.sha256(content).hexdigest()} {path.lstat().st_mtime_ns}"
     return found
 
 

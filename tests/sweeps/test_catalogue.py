@@ -90,14 +90,12 @@ def test_users_files(command: ModuleType, empty: Path) -> None:
         empty / "mine", "mitigation/mine.yaml", "# What I do [red]about[/red] it\n# (Me 2024).\noptim: {}"
     )
     command.write_yaml(empty / "mine", "mitigation/silent.yaml", "optim: {beta2: 0.9}\n# too late")
-    command.write_yaml(empty / "mine", "mitigation/clip_1.yaml", "# Mine, not yours.\noptim: {clip: 1.0}")
     command.write_yaml(empty / "mine", "fault/own.yaml", "# A fault :bug: of my own.\ndefaults: [value]")
     ended = command.call("--list", "--config-dir", "mine")
     assert (ended.status, ended.err) == (None, "")
     found = listed(ended.out)
     assert found["mitigation"]["mine"] == "What I do [red]about[/red] it (Me 2024)."
     assert found["mitigation"]["silent"] == "(no comment at the head of mine/mitigation/silent.yaml)"
-    assert found["mitigation"]["clip_1"] == "Mine, not yours."
     assert found["fault"]["own"] == "A fault :bug: of my own."
     assert "qk_norm" in found["mitigation"]
     assert list(found["mitigation"]) == sorted(found["mitigation"])
