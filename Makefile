@@ -18,12 +18,12 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 quickstart: install
-	$(BIN)/python -m sweeps study=quickstart
-	$(BIN)/python -m analysis report results/quickstart
+	$(BIN)/stability-harness sweep study=quickstart
+	$(BIN)/stability-harness report results/quickstart
 
 # The README's picture, from the quickstart's results.
 picture: quickstart
-	$(BIN)/python -m analysis figure loss_against_rate results/quickstart docs/quickstart.svg
+	$(BIN)/stability-harness figure loss_against_rate results/quickstart docs/quickstart.svg
 
 # Three files of tests at a time, some of which wait for processes, and beside them the tests that wait for Slurm.
 # Hundreds of processes load the project: what is compiled is kept.

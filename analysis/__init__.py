@@ -1,5 +1,10 @@
 """From stored results to figures and a report. Reads datasets alone, and knows nothing of how they were made."""
 
+from analysis import current_folder
+
+if current_folder.is_run_by_name():
+    current_folder.leave()  # before anything else is imported
+
 from analysis.mitigations import compare
 from analysis.open_sweep import fault_events, open_sweep
 from analysis.outcomes import outcomes

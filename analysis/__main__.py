@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,26 +20,35 @@ from analysis.outcomes import outcomes_and_notes
 from analysis.report import write_report
 from analysis.search_figures import SEARCH_FIGURES
 from analysis.searches import read_searches
+from harness.command_line import Parser
 from harness.config import ConfigError
 from harness.printing import say, warn_in_one_line
 from harness.results_folder import FolderLost
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def figure_names() -> list[str]:
+    """Every figure that `figure NAME` draws."""
+    return [*FIGURES, *SEARCH_FIGURES, *MITIGATION_FIGURES, *CAMPAIGN_FIGURES]
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "python -m analysis") -> int:
     """Exit status 0, or 2 with one line on what is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m analysis", description="Figures and reports from stored results.")
+    parser = Parser(prog=program, description="Figures and reports from stored results.")
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="write OUT/figures/*.png and OUT/report.html, and say what was found")
     campaign = commands.add_parser(
         "campaign", help="say what faults did; write OUT/figures/*.png and OUT/campaign.html"
     )
     figure = commands.add_parser("figure", help="write one figure to FILE (.svg, .pdf, .png)")
-    names = (*FIGURES, *SEARCH_FIGURES, *MITIGATION_FIGURES, *CAMPAIGN_FIGURES)
-    figure.add_argument("name", metavar="NAME", choices=names, help=", ".join(names))
+    figure.add_argument("name", metavar="NAME", choices=figure_names(), help=", ".join(figure_names()))
     for command in (report, campaign, figure):
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     figure.add_argument("file", metavar="FILE", type=Path)
-    options = parser.parse_args(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except ConfigError as error:
+        say(f"error: {error}", file=sys.stderr)
+        return 2
     warn_in_one_line()
     try:
         if options.command == "report":
@@ -98,6 +106,8 @@ def _figure(name: str, out: Path, file: Path) -> None:
     # The same results give the same file, byte for byte.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    print(f"Figure: {file}")
+    print(drawing.caption)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.object_type import ObjectType
@@ -86,28 +85,36 @@ class GridSweeper(Sweeper):
 
         assert isinstance(self.launcher, PackLauncher)
         if self.kind != "none":
-            self.launcher.search(axes_of(self.params, arguments, self.loader))
-        return self.launcher.launch(expand(self.params, arguments, self.loader), initial_job_idx=0)
+            return self.launcher.search(axes_of(self.params, arguments, self.loader))
+        return self.launcher.train(expand(self.params, arguments, self.loader))
 
 
 class PackLauncher(Launcher):
     """Composes the jobs, plans packs and runs them. Its subclasses say where."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from harness.printing import Terminal
+
         self.loader, self.config = hydra_context.config_loader, config
+        self.console = Terminal()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """What other sweepers than ours would call: jobs are no use to us one by one."""
+        raise NotImplementedError
+
+    def train(self, job_overrides: Sequence[Sequence[str]]) -> tuple[int, Any]:
+        """Train the grid. Returns the exit status, and the run."""
         from sweeps.launch import run_rounds
 
         composer, run, executor, trials = self._checked(lambda composer: composer.trials(job_overrides))
-        sys.exit(run_rounds(trials, composer.last_bit(), run, executor, self._console(), composer.notices()))
+        return run_rounds(trials, composer.last_bit(), run, executor, self.console, composer.notices()), run
 
-    def search(self, axes: Sequence[Any]) -> NoReturn:
+    def search(self, axes: Sequence[Any]) -> tuple[int, Any]:
         """Ask Optuna, instead of training a grid."""
         from sweeps.search.rounds import run_search
 
         composer, run, executor, _ = self._checked(lambda composer: None)
-        sys.exit(run_search(axes, composer, run, executor, self._console()))
+        return run_search(axes, composer, run, executor, self.console), run
 
     def _checked(self, trials: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
         """The composer, the run, what runs its packs, and what `trials` makes of the composer. Raises ConfigError."""
@@ -126,12 +133,6 @@ class PackLauncher(Launcher):
             executor = self.executor(run)
         problems.check()
         return composer, run, executor, found
-
-    @staticmethod
-    def _console() -> Any:
-        from harness.printing import Terminal
-
-        return Terminal()
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""

@@ -1,10 +1,13 @@
-"""`python -m sweeps`: the only Hydra application of the project."""
+"""`stability-harness sweep`, or `python -m sweeps`: the only Hydra application of the project."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import hydra
 import yaml
@@ -19,14 +22,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import ConfigError
 from harness.printing import Terminal, say, warn_in_one_line
+from harness.results_folder import FolderLost
 from sweeps import status
 from sweeps.answers import answer
 from sweeps.arguments import CONFIG_NAME, check_command_line, explain, is_question
 from sweeps.catalogue import folder_beside_list, is_list, print_catalogue
+from sweeps.command import version_line
 from sweeps.folders import FOLDER
 from sweeps.grid import fault_schemas, schema
 from sweeps.homes import with_homes
-from sweeps.settings import GridOptions, LocalOptions, SlurmOptions
+from sweeps.settings import GridOptions, LocalOptions, Run, SlurmOptions
 
 MOST_REASONS = 20
 
@@ -34,7 +39,11 @@ MOST_REASONS = 20
 @cache
 def register() -> None:
     """Put the dataclasses' defaults where Hydra composes from; once is enough for a process."""
-    store = ConfigStore.instance()
+    fill(ConfigStore.instance())
+
+
+def fill(store: ConfigStore) -> None:
+    """Put the dataclasses' defaults into what Hydra composes from."""
     # Hydra copies it, schemas and all, with every configuration that it composes, and writes into no copy.
     vars(store)["__deepcopy__"] = lambda memo: store
     store.store(name="schema", node=schema())
@@ -58,7 +67,10 @@ def main() -> None:
     register()
     arguments = sys.argv[1:]
     try:
-        if arguments and arguments[0] in status.COMMANDS:
+        if "--version" in arguments:  # Hydra would name its own
+            print(version_line())
+            return
+        if arguments and arguments[0] in status.ACTS:
             if failed := status.run(arguments, Terminal()):
                 sys.exit(failed)
             return
@@ -66,33 +78,50 @@ def main() -> None:
         if is_list(arguments):
             print_catalogue(folder_beside_list(arguments), Terminal())
             return
-        if is_question(arguments):
-            answer(arguments)
-        else:
-            sweep(arguments)
+        with explained(arguments):
+            if is_question(arguments):
+                answer(arguments)
+            else:
+                sys.exit(sweep(arguments)[0])
     except ConfigError as error:
         refuse(error)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        refuse(explain(error, arguments))
-    except OSError as error:  # a full disk, or a right that is missing: nothing that the code could help
-        where = error.filename or next((text for text in arguments if text.startswith("out=")), "this command")
-        reason = error.strerror or str(error)
-        refuse(ConfigError(f"{where}: {reason}; allowed: a disk with room, and files that you may read and write"))
+    except FolderLost as error:
+        say(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
 
 
-def sweep(arguments: list[str]) -> None:
-    """What Hydra does with --multirun, without composing the same configuration twice more. Raises ConfigError."""
+@contextlib.contextmanager
+def explained(arguments: Sequence[str]) -> Iterator[None]:
+    """Raises ConfigError for what Hydra, the YAML files of a command line and the disk object to."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise explain(error, arguments) from error
+    except OSError as error:  # a full disk, or a right that is missing: nothing that the code could help
+        where = error.filename or next((text for text in arguments if text.startswith("out=")), "this command")
+        reason = error.strerror or str(error)
+        allowed = "a disk with room, and files that you may read and write"
+        raise ConfigError(f"{where}: {reason}; allowed: {allowed}") from error
+
+
+def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, Run]:
+    """What Hydra does with --multirun, without composing the same configuration twice more.
+
+    Returns the exit status and what was run; `console` is told of it. Raises ConfigError.
+    """
     setup_globals()
-    config, loader = check_command_line(arguments)
+    config, loader = check_command_line(with_homes(arguments))
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     callbacks = Callbacks(config)
     callbacks.on_multirun_start(config=config, config_name=CONFIG_NAME)
     context = HydraContext(config_loader=loader, callbacks=callbacks)
     sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=application, config=config)
-    sweeper.sweep(list(config.hydra.overrides.task))
+    launcher: Any = sweeper.launcher
+    launcher.console = console or launcher.console
+    return sweeper.sweep(list(config.hydra.overrides.task))
 
 
 def refuse(error: ConfigError) -> None:

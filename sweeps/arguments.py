@@ -121,7 +121,7 @@ def _as_text(value: Any) -> str:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags and overrides of a command line, as Hydra takes them apart. Raises ConfigError."""
+    """The flags and overrides of a command line, as Hydra takes them apart. Raises ConfigError, and prints nothing."""
     problems, parser = Problems(), get_args_parser()
     for text in arguments:
         if has_control(text):
@@ -130,7 +130,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     problems.check()
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{' '.join(arguments)}: {message}; allowed: flags that --help shows, KEY=VALUE")
+        raise ConfigError(f"{message}; allowed: KEY=VALUE, --config-dir DIR, -m, --help, --list, --cfg, --info")
 
     parser.error = refuse  # type: ignore[method-assign]
     return parser.parse_args(list(arguments))

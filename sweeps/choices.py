@@ -16,7 +16,7 @@ def listed(options: Sequence[str]) -> str:
     """What is allowed, in a line that can be read."""
     if len(options) <= MOST_NAMES:
         return ", ".join(options)
-    return f"the {len(options)} names that python -m sweeps --list shows"
+    return f"the {len(options)} names that stability-harness list shows"
 
 
 def _unknown(chosen: str, noun: str, name: Any, options: Sequence[str]) -> ConfigError:

@@ -1,6 +1,6 @@
 """The coordinate check: do the first steps of training change activations equally at every width, or every depth?
 
-    python -m sweeps.coordinate_check OUT.png [--widths 64,128,256,512,1024 | --depths 2,4,8,16]
+    stability-harness coordinate-check OUT.png [--widths 64,128,256,512,1024 | --depths 2,4,8,16]
         [--optimizer adamw] [--steps 4] [--rate 0.01] [--seeds 3]
 
 Trains GPTs in each parametrisation at one learning rate, and draws by how much activations on a fixed batch moved away
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +27,8 @@ import torch
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
-from harness.config import Data, Model, Optim, Schedule, Train, Trial
+from harness.command_line import Parser
+from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial
 from harness.corpus import Corpus, load_corpus
 from harness.loop import train
 from harness.optimizers import OPTIMIZERS
@@ -201,10 +203,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m sweeps.coordinate_check", description=(__doc__ or "").split("\n")[0]
-    )
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = Parser(prog=program, description=(__doc__ or "").split("\n")[0])
     widths = _sizes(f"multiples of {HEAD_DIM}", lambda width: width >= HEAD_DIM and width % HEAD_DIM == 0)
     depths = _sizes("whole numbers from 1 on", lambda depth: depth >= 1)
     parser.add_argument("out", type=Path, help="the figure to write, a .png")
@@ -220,8 +220,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
-    options = _parser().parse_args()
+def main(arguments: Sequence[str] | None = None, program: str = "python -m sweeps.coordinate_check") -> None:
+    """Measure, draw and print. Wrong input is a line on standard error, and exit status 2."""
+    try:
+        options = _parser(program).parse_args(arguments)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     against = "depth" if options.depths else "width"
     sizes = options.depths or options.widths or list(WIDTHS)
     table = measure(against, sizes, options.steps, options.rate, options.seeds, options.optimizer)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import signal
-import sys
+import threading
 from collections.abc import Generator, Sequence, Set
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from rich.console import Console
 from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.corpus import check_data
 from harness.precision import pick_device
-from harness.results_folder import FolderLost, ResultsPath
+from harness.results_folder import ResultsPath
 from harness.store import check_store, open_store
 from harness.stored import STORE, complete_trials, is_complete, read_packs
 from harness.zarr_files import METADATA
@@ -52,7 +52,10 @@ PACK_ID = "[0-9a-f]{16}"
 
 @contextlib.contextmanager
 def _stopped_by_sigterm() -> Generator[None]:
-    """SIGTERM ends the sweep as Ctrl-C does; only the exit status differs."""
+    """SIGTERM ends the sweep as Ctrl-C does; only the exit status differs. Signals come to the main thread alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def stop(number: int, frame: object) -> NoReturn:
         raise Terminated
@@ -172,7 +175,6 @@ def run_sweep(
     jobs = [Job(pack, run.out, run.device, run.block, run.every, run.minutes, run.ranks) for pack in plan.packs]
     results: list[Finished | Failed | Elsewhere] = []
     stopped: KeyboardInterrupt | None = None
-    lost = ""
     with (
         _stopped_by_sigterm(),
         Display([*plan.packs, *(job.pack for job in running)], run.out, console) as display,
@@ -187,11 +189,6 @@ def run_sweep(
                     display.finished(result)
         except KeyboardInterrupt as interrupt:
             stopped = interrupt
-        except FolderLost as error:
-            lost = str(error)
-    if lost:
-        print(f"error: {lost}", file=sys.stderr)
-        return 1
     if not run.wait and not results and not stopped and (jobs or running):
         words = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
         console.print(f"{words}; the same command picks up what has finished", highlight=False, soft_wrap=True)

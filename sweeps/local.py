@@ -7,14 +7,17 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -182,10 +185,27 @@ def worker_pool(workers: int, threads: int, processes: int, gpus: Sequence[str],
     They stop, with a checkpoint, once `asked` is not 0.
     """
     # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
-    context = multiprocessing.get_context("forkserver")
+    context = _Context()
     context.set_forkserver_preload(["sweeps.run"])
     arguments = (threads, context.Value("i", 0), processes, gpus, asked)
     return ProcessPool(workers, context=context, initializer=_start_worker, initargs=arguments)
+
+
+class _Worker(ForkServerProcess):
+    """Does not load what this process runs, be it a user's script: nothing of that is needed to train a pack."""
+
+    @staticmethod
+    def _Popen(process: BaseProcess) -> Any:  # the one place at which multiprocessing asks for the main module
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return ForkServerProcess._Popen(process)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Context(ForkServerContext):
+    Process = _Worker
 
 
 def visible_gpus() -> list[str]:
@@ -208,7 +228,8 @@ def signals_wait() -> Generator[None]:
     Processes that start in it never hear of Ctrl-C: it reaches the whole group, and the parent alone decides.
     """
     came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()  # no other thread hears them
     before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
     resource_tracker.ensure_running()  # unblocks signals when it starts
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread's children; other threads still hear it

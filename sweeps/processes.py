@@ -114,7 +114,7 @@ def _start(rank: int, folder: Path) -> Started:
     errors = (folder / f"{rank}.txt").open("w+b")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(rank), str(folder / "work")],
+        [sys.executable, "-P", "-c", COMMAND, str(rank), str(folder / "work")],
         stdin=subprocess.PIPE,
         stdout=errors,
         stderr=errors,

@@ -5,6 +5,7 @@ One worker trains in the process of the command itself, so a thread looks at the
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ class Display:
         self._thread = threading.Thread(target=self._redraw, name="display", daemon=True)
 
     def __enter__(self) -> Display:
-        if self.console.is_terminal and self.packs:
+        if _can_redraw(self.console) and self.packs:
             columns = ("{task.percentage:3.0f}%", "{task.fields[left]}", "{task.description}")
             texts = (TextColumn(column, markup=False) for column in columns)
             self._bar = Progress(BarColumn(20), *texts, console=self.console, auto_refresh=False, transient=True)
@@ -114,3 +115,8 @@ class Display:
         rate = trained / max(time.monotonic() - self.started, 1e-9)
         left = (self.total_steps - self.skipped_steps - steps) / rate
         return steps, f"{words}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"
+
+
+def _can_redraw(console: Console) -> bool:
+    """On a terminal; in a notebook rich does so with ipywidgets, and warns where they are missing."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)

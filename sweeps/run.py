@@ -37,6 +37,7 @@ from harness.schedules import rates_of
 from harness.sites import Agenda, Injector
 from harness.store import PackStore
 from harness.stored import STORE, PackInfo, read_pack
+from harness.version import provenance
 from injectors import FaultContext, InjectableFault, fault_types
 from injectors.fault import places_of
 from sweeps.claims import claimed, claims_on
@@ -339,6 +340,7 @@ def _replace(file: ResultsPath, text: str) -> None:
 def _environment(device: torch.device) -> dict[str, str | int]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
+        **provenance(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": str(device),

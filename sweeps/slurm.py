@@ -23,6 +23,7 @@ import submitit
 
 from harness.config import ConfigError, Problems
 from harness.stored import written_at
+from sweeps.current_folder import python_path
 from sweeps.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.on_node import OnNode
 from sweeps.planner import PackPlan, check_weights, pack_seconds
@@ -150,7 +151,7 @@ class SlurmExecutor:
         found["cpus_per_task"] *= processes  # one task, which starts the others itself
         # Since Slurm 22.05 a step does not take this over by itself.
         cores = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'
-        found["setup"] = [cores, _take_over(folder), *self.options["setup"]]
+        found["setup"] = [cores, *_search_path(), _take_over(folder), *self.options["setup"]]
         tasks = {"ntasks": 1} if "gpus_per_task" in found else {}  # sbatch refuses the one without the other
         found["additional_parameters"] = tasks | self.options["extra"]
         found["signal_delay_s"] = self.options["warning"]
@@ -172,6 +173,12 @@ def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Jo
         room -= needed
         remaining -= needed
     return groups
+
+
+def _search_path() -> list[str]:
+    """The shell lines by which a job imports nothing from the folder in which it was submitted."""
+    path = python_path()
+    return ["export PYTHONSAFEPATH=1", *([f"export PYTHONPATH={shlex.quote(path)}"] if path else [])]
 
 
 def _take_over(folder: Path) -> str:

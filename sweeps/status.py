@@ -1,9 +1,10 @@
-"""`python -m sweeps status OUT` and `cancel OUT`: how far a sweep is that nobody waits for, and its end."""
+"""`stability-harness status OUT` and `cancel OUT`: how far a sweep is that nobody waits for, and its end."""
 
 from __future__ import annotations
 
 import subprocess
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from sweeps.submitted import queued_jobs
 from sweeps.summary import count
 from sweeps.verify import verify
 
-COMMANDS = ("status", "cancel", "verify")
 MOST_LINES = 20  # failed or lost packs that are listed
 MOST_PLAN, MOST_TRACE = 2**26, 2**20  # bytes that are read
 MOST_LETTERS = 300  # of an error
@@ -144,7 +144,7 @@ def run(arguments: list[str], console: Console) -> int:
     if len(folders) != 1:
         raise ConfigError(f"{' '.join(arguments)}: allowed: {name} and the folder of one sweep")
     out = Path(folders[0].removeprefix("out="))
-    if name == "verify":
-        return verify(out, console)
-    {"status": print_status, "cancel": cancel}[name](out, console)
-    return 0
+    return ACTS[name](out, console) or 0
+
+
+ACTS: dict[str, Callable[[Path, Console], int | None]] = {"status": print_status, "cancel": cancel, "verify": verify}

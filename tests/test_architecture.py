@@ -18,10 +18,11 @@ ALLOWED = {
 }
 NARROW = {
     # analysis reads datasets: of the harness it knows the store's layout, the configuration's fields, what a results
-    # folder is, and how files are read and text is printed.
+    # folder is, how files and a command line are read, and how text is printed.
     "analysis": {
         "harness.store",
         "harness.config",
+        "harness.command_line",
         "harness.printing",
         "harness.records",
         "harness.results_folder",

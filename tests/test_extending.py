@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -13,25 +12,26 @@ from pathlib import Path
 import pytest
 
 import analysis
+from tests.documented import commands, words_of
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "extending.md").read_text()
 FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```(?:python|yaml)\n(.*?)```", TEXT, flags=re.MULTILINE | re.DOTALL))
-COMMANDS = re.findall(r"^python -m (sweeps .*)$", TEXT, flags=re.MULTILINE)
+COMMANDS = commands(TEXT)
 SHORT = (
     "model.width=16 model.depth=1 model.head_dim=8 model.context=16 train.batch=2 data.source=zipf data.vocabulary=32 "
     "data.length=2000 hydra.launcher.workers=1"
 )
 CALL_ALL = """
 import contextlib, io, json, sys, traceback
-from sweeps.__main__ import main
+from sweeps.command import run
 
 ended = []
 for words in json.load(sys.stdin):
-    sys.argv, status = words, 0
+    status = 0
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
-            main()
+            status = run(words)
         except SystemExit as stop:
             status = stop.code or 0
         except Exception:
@@ -57,7 +57,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ended(copy: Path) -> dict[str, tuple[int | str, str, str]]:
     """The status and both outputs of each command, all of them called in one process of the copy's Python."""
-    lines = [shlex.split(f"{command} {'' if '--list' in command else SHORT}") for command in COMMANDS]
+    typed = [words_of(command, copy) for command in COMMANDS]
+    lines = [[*words, *([] if words[0] == "list" else SHORT.split())] for words in typed]
     done = subprocess.run(
         [sys.executable, "-c", CALL_ALL],
         input=json.dumps(lines),
@@ -79,7 +80,7 @@ def test_the_page_has_examples() -> None:
 def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str]], command: str) -> None:
     status, printed, errors = ended[command]
     assert status == 0, f"{status}\n{errors}"
-    if "--list" in command:
+    if command.startswith("stability-harness list"):
         assert "calm" in printed and "2204.02311" in printed
         return
     out = copy / next(word for word in command.split() if word.startswith("out=")).removeprefix("out=")

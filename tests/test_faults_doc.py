@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 
@@ -11,16 +10,17 @@ import pytest
 from sweeps.__main__ import register
 from sweeps.arguments import check_arguments, config_loader, expand
 from sweeps.grid import Composer
+from tests.documented import commands, words_of
 
 TEXT = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
-LINES = re.findall(r"^python -m sweeps (.*)$", TEXT, flags=re.MULTILINE)
+LINES = commands(TEXT, "sweep")
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if "fault=replay" not in line])
-def test_its_trials_can_be_made(line: str) -> None:
+def test_its_trials_can_be_made(line: str, tmp_path: Path) -> None:
     """Replays need results; tests/injectors/test_replay.py runs them."""
     register()
-    loader, overrides = config_loader(), shlex.split(line, comments=True)
+    loader, (_, *overrides) = config_loader(), words_of(line, tmp_path)
     check_arguments(overrides, loader)
     study = next((word.partition("=")[2] for word in overrides if word.startswith("study=")), "grid")
     run = ("study=", "plan=", "campaign.", "out=")

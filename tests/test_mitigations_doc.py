@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ from harness.config import sections
 from sweeps.__main__ import register
 from sweeps.arguments import check_arguments, config_loader, expand
 from sweeps.grid import Composer
+from tests.documented import commands, words_of
 
 TEXT = (Path(__file__).parent.parent / "docs" / "mitigations.md").read_text()
-LINES = re.findall(r"^python -m sweeps (.*)$", TEXT, flags=re.MULTILINE)
+LINES = commands(TEXT, "sweep")
 WORDS = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
 
 
@@ -32,9 +32,10 @@ def test_every_field_it_names_exists() -> None:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_its_trials_can_be_made(line: str) -> None:
+def test_its_trials_can_be_made(line: str, tmp_path: Path) -> None:
     register()
-    loader, overrides = config_loader(), [word for word in shlex.split(line, comments=True) if word != "-m"]
+    loader, (_, *words) = config_loader(), words_of(line, tmp_path)
+    overrides = [word for word in words if word != "-m"]
     check_arguments(overrides, loader)
     study = next((word.partition("=")[2] for word in overrides if word.startswith("study=")), "grid")
     jobs = expand({}, [word for word in overrides if not word.startswith(("study=", "out="))], loader)

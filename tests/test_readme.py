@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.__main__ import main
-from tests.sweeps.conftest import call
+from sweeps.command import run
+from tests.documented import commands, words_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
-COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
-SWEEPS = [line for line in COMMANDS if re.match(r"python -m sweeps (?!status|cancel)", line)]
+SWEEPS = commands(README, "sweep")
+REPORTS = commands(README, "report") + commands(README, "campaign")
 QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4", "model.depth=1"]
 QUICK += ["model.context=16", "train.batch=2", "train.validate_batches=1"]
 
@@ -51,73 +50,85 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def words_of(line: str, home: Path) -> list[str]:
-    """The words of a command line of the README, whose folders are in `home`."""
-    words = [os.path.expanduser(word) for word in shlex.split(line, comments=True)]
-    return [word.replace("=~/", f"={home}/").replace("=/shared/", f"={home}/") for word in words]
-
-
-def sweep(line: str, home: Path, *more: str) -> str:
-    """Run a sweep of the README in `home`, in this process; its standard output."""
-    python, option, package, *words = words_of(line, home)
-    assert (python, option, package) == ("python", "-m", "sweeps")
-    with contextlib.chdir(home):
-        ended = call(*words, *more)
-    assert ended.status == 0, f"{line}\n{ended.out}{ended.err}"
-    return ended.out
-
-
-def analyse(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run an analysis of the README in `home`, in this process; its standard output."""
-    python, option, package, *words = words_of(line, home)
-    assert (python, option, package) == ("python", "-m", "analysis")
-    with contextlib.chdir(home):
-        status = main(words)
+def command(line: str, home: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    """Type a line of the README in `home`, and have its command run in this process; its standard output."""
+    with contextlib.chdir(home), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        patch.setattr(sys, "argv", sys.argv)
+        try:
+            status = run([*words_of(line, home), *more])
+        except SystemExit as stop:
+            status = stop.code
     printed = capsys.readouterr()
-    assert status == 0, f"{line}\n{printed.out}{printed.err}"
+    assert not status, f"{line}\n{printed.out}{printed.err}"
     return printed.out
 
 
-def run(line: str, home: Path, *more: str) -> str:
-    """Run a command line of the README in `home`, with this Python; its standard output."""
-    words = [sys.executable if word == "python" else word for word in words_of(line, home)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*words, *more], capture_output=True, text=True, cwd=home, env=environment)
+def typed(line: str, home: Path) -> str:
+    """Type a line in a shell in `home`, with the installed command; its standard output."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(home)}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=home, env=environment)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 @pytest.mark.parametrize("line", SWEEPS)
-def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path) -> None:
+def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "slurm" in line and shutil.which("sbatch") is None:
         pytest.skip("needs Slurm (make slurm)") if not os.environ.get("CI") else pytest.fail("no sbatch")
     more = [] if "plan=true" in line else ["plan=true"]
-    assert "to train in" in sweep(line, home, *more)
+    assert "to train in" in command(line, home, capsys, *more)
 
 
 def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    grid = next(line for line in SWEEPS if "out=results/first" in line and "plan=true" not in line)
-    assert "trained 48 of 48 trials" in run(grid, home, *QUICK)
-    report = next(line for line in COMMANDS if line.startswith("python -m analysis report"))
-    assert "Report: results/first/report.html" in analyse(report, home, capsys)
+    """As typed in a shell, but for the size of the grid."""
+    grid, plan = (line for line in SWEEPS if "out=results/first" in line)
+    assert "12 trials asked for" in typed(plan, home)
+    assert "trained 48 of 48 trials" in command(grid, home, capsys, *QUICK)
+    report = next(line for line in REPORTS if "results/first" in line)
+    assert "Report: results/first/report.html" in typed(report, home)
+    campaign = next(line for line in REPORTS if line.startswith("stability-harness campaign"))
+    shutil.copytree(home / "results" / "first", home / words_of(campaign, home)[1])
+    assert "Page: " in command(campaign, home, capsys)
+    for line in (*commands(README, "status"), *commands(README, "cancel")):
+        shutil.copytree(home / "results" / "first", home / words_of(line, home)[1], dirs_exist_ok=True)
+        assert command(line, home, capsys)
 
 
-def test_the_six_lines_of_python_open_a_quickstart(home: Path) -> None:
-    sweep("python -m sweeps study=quickstart", home, *QUICK, "model.width=32,64", "optim.lr=1e-3,1e-2")
-    (code,) = [text for kind, text in BLOCKS if kind == "python"]
+def test_every_line_of_the_readme_is_run_here() -> None:
+    """But `make`, which every test has behind it."""
+    assert {line.split()[1] for line in commands(README)} == {"sweep", "report", "campaign", "status", "cancel"}
+    blocks = [text for kind, text in BLOCKS if not kind]
+    others = [line for text in blocks for line in text.splitlines() if line not in commands(README)]
+    assert {line.split()[0] for line in others} == {"make"}
+
+
+def test_the_six_lines_of_python_open_a_quickstart(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "stability-harness sweep study=quickstart"
+    command(line, home, capsys, *QUICK, "model.width=32,64", "optim.lr=1e-3,1e-2")
+    code, _ = [text for kind, text in BLOCKS if kind == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) == 6
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=home, env=environment)
+    words = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=home, env=environment)
     assert done.returncode == 0, done.stderr
     assert "trial" in done.stdout
 
 
-def test_the_mitigation_of_the_readme_is_a_mitigation(home: Path) -> None:
+def test_the_lines_for_a_notebook_train(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, code = [text for kind, text in BLOCKS if kind == "python"]
+    monkeypatch.chdir(home)
+    words = [*QUICK, "fault=none,weight_bit", "optim.lr=1e-3", "mitigation=none", "hydra.launcher.workers=1"]
+    exec(code.replace('"seed=range(3)"', f'"seed=range(3)", *{words}'), space := {})
+    assert sorted(set(space["sweep"].width.values)) == [32, 64] and len(space["sweep"].trial) == 12
+
+
+def test_the_mitigation_of_the_readme_is_a_mitigation(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = [text for kind, text in BLOCKS if kind == "yaml"]
     (home / "conf" / "mitigation").mkdir(parents=True)
     (home / "conf" / "mitigation" / "mine.yaml").write_text(text)
-    planned = sweep(f"python -m sweeps --config-dir {home}/conf mitigation=none,mine", home, "plan=true")
+    line = "stability-harness sweep --config-dir conf mitigation=none,mine plan=true"
+    planned = command(line, home, capsys)
     assert "2 trials asked for" in planned
 
 

@@ -177,7 +177,9 @@ def test_what_there_is_to_say_of_the_envelope_is_one_line_beside_the_figure(
     synthetic.write_campaign(tmp_path, faults=10, beta2s=[0.95], clips=[None], twins=3)
     assert main(["figure", "outcome_shares", str(tmp_path), str(tmp_path / "shares.png")]) == 0
     said = "note: clean envelope: a recipe wants at least 8 finished trials with fault=last_bit; all trials has 3\n"
-    assert capsys.readouterr() == ("", said) and not recwarn.list
+    shown = f"Figure: {tmp_path / 'shares.png'}\nOutcomes of 10 faults by site"
+    printed = capsys.readouterr()
+    assert printed.out.startswith(shown) and printed.err == said and not recwarn.list
 
 
 def test_the_page_says_what_the_two_measures_of_recovery_are(written) -> None:

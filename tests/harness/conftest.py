@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import sweeps.run
 from harness.checkpoint import Checkpoints
 from harness.config import CORE, Data, Trial
 from harness.corpus import Corpus, load_corpus
@@ -26,6 +25,7 @@ from harness.loop import Result, train
 from harness.pack import Pack
 from harness.results_folder import ResultsPath
 from harness.sites import Agenda, Injector
+from sweeps.run import injector_of as arm
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -101,7 +101,7 @@ def _corpus(data: Data) -> Corpus:
 
 def injector_of(a_trial: Trial) -> Injector | None:
     """The trial's fault, armed, as a sweep arms it."""
-    return sweeps.run.injector_of(a_trial, corpus_of(a_trial))
+    return arm(a_trial, corpus_of(a_trial))
 
 
 def pack_of(trials: Sequence[Trial], begins: Sequence[int | None] | None = None, device: torch.device = CPU) -> Pack:

@@ -16,7 +16,7 @@ import torch
 from harness.store import open_store
 from harness.stored import FORMAT_VERSION
 
-NAMES = "names that python -m sweeps --list shows"
+NAMES = "names that stability-harness list shows"
 FAULTS = "rank_noise, rare_tokens, realistic_sdc"
 STRUCK = ("fault=weight_bit", "fault.start=2")
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -147,7 +147,7 @@ def test_help_mentions_it(command: ModuleType, empty: Path) -> None:
     ended = command.end(command.fork("--help", cwd=empty))
     assert (ended.status, ended.err) == (0, "")
     start = ended.out.partition("== Configuration groups ==")[0]
-    assert "python -m sweeps --list " in start
+    assert "stability-harness list " in start
     assert "mitigation=NAME+NAME" in start
     assert max(map(len, start.splitlines())) <= 80
 

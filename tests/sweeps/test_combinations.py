@@ -16,7 +16,7 @@ from harness.config import ConfigError, Trial
 from sweeps.arguments import FOLDER, expand
 
 COUNT = len({path.stem for path in (FOLDER / "mitigation").glob("*.yaml")} - {"none"})
-OURS = f"the {COUNT} names that python -m sweeps --list shows"
+OURS = f"the {COUNT} names that stability-harness list shows"
 
 
 @pytest.fixture

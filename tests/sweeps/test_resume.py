@@ -13,14 +13,13 @@ from types import ModuleType
 
 import pytest
 
-import sweeps.run
 from harness.pack import Pack
 from harness.results_folder import ResultsPath
 from harness.store import open_store
 from harness.stored import read_packs
 from sweeps.claims import lock_of
 from sweeps.planner import PackPlan, make_plan
-from sweeps.run import Elsewhere, Failed, Finished, Job, begun_packs, train_pack, train_pack_safely
+from sweeps.run import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
 from tests.sweeps.forks import Forked
@@ -145,7 +144,7 @@ def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
         assert train_pack(job) == Elsewhere(job.pack.id)
         other.kill()
     assert isinstance(train_pack(job), Finished)
-    assert train_pack(job) == sweeps.run.finished(job), "and what is complete is not trained again"
+    assert train_pack(job) == finished(job), "and what is complete is not trained again"
 
 
 @pytest.fixture

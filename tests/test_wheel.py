@@ -1,0 +1,77 @@
+"""The wheel has everything: installed without the source beside it, its commands run in a folder elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.sweeps.conftest import tiny
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("harness", "injectors", "sweeps", "analysis", "hydra_plugins")
+# One process for all, because torch takes seconds.
+CALL_ALL = """
+import runpy, sys
+
+program, *lines = sys.argv[1:]
+for line in lines:
+    sys.argv = [program, *line.split()]
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, line
+"""
+
+
+def run(*words: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the source, in which building leaves its traces."""
+    folder = tmp_path_factory.mktemp("source")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder / "dist", cwd=folder)
+    (built,) = (folder / "dist").glob("*.whl")
+    return built
+
+
+def test_it_has_every_file_of_the_packages_and_nothing_else(wheel: Path) -> None:
+    ours = {path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.is_file()}
+    expected = {path.relative_to(ROOT).as_posix() for path in ours if path.suffix != ".pyc"}
+    found = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert found == expected
+
+
+def test_it_runs_elsewhere(wheel: Path, tmp_path: Path) -> None:
+    """In a venv of its own; what it depends on is taken from this one's, where this source is not."""
+    venv = tmp_path / "venv"
+    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
+    python, program = venv / "bin" / "python", venv / "bin" / "stability-harness"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
+    site = next(venv.glob("lib/python*/site-packages"))
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert run(program, "--version", cwd=elsewhere).startswith("stability-harness 0.")
+    line = " ".join(tiny("seed=range(8)", "fault=none,weight_bit", "fault.start=2", "hydra.launcher.workers=2"))
+    commands = ["sweep plan=true", f"sweep {line} out=out", "status out", "report out", "list"]
+    printed = run(python, "-P", "-c", CALL_ALL, program, *commands, cwd=elsewhere)
+    assert "1 trial asked for" in printed and "trained 16 of 16 trials" in printed
+    assert "16 of 16 trials done" in printed and "Report: out/report.html" in printed and "qk_norm" in printed
+    where = run(python, "-c", "import harness, sweeps; print(harness.__file__, sweeps.__file__)", cwd=elsewhere)
+    assert all(path.startswith(str(site)) for path in where.split())
