@@ -196,4 +196,7 @@ class SlurmLauncher(PackLauncher):
             SlurmExecutor.check()
         problems.check()
         options = {key: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for key, v in self.options.items()}
-        return SlurmExecutor(options, run.wait)
+        executor = SlurmExecutor(options, run.wait)
+        if not run.plan:
+            executor.check_with_slurm(run.out)
+        return executor

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import submitit
 
 from harness.checkpoint import Checkpoints, Stopped
+from harness.results_folder import FolderLost
 from sweeps.local import available_cores
 from sweeps.run import Elsewhere, Failed, Job, train_pack_safely
 
@@ -43,6 +44,8 @@ class OnNode:
                 if self._asked == warning and callable(requeue):
                     requeue(warning, None)
                 sys.exit(f"stopped by {signal.Signals(self._asked or 0).name}; a checkpoint is saved")
+            except FolderLost as error:
+                sys.exit(f"error: {error}")  # submitit would print the trace of an exception, and look for the folder
             if isinstance(result, Elsewhere):
                 failed.append(f"pack {job.pack.id} is being trained by another process")
             elif isinstance(result, Failed):

@@ -8,13 +8,15 @@ and their logs. All that a job needs is there before sbatch is called, whatever 
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,17 +24,24 @@ from typing import IO, Any
 import submitit
 
 from harness.config import ConfigError, Problems
+from harness.results_folder import LinkRefused, ResultsPath
 from harness.stored import written_at
 from sweeps.current_folder import python_path
 from sweeps.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.on_node import OnNode
 from sweeps.planner import PackPlan, check_weights, pack_seconds
-from sweeps.run import Failed, Finished, Job, finished, record_failure
-from sweeps.submitted import FOLDER, NAME, queued_jobs, read_notes, states_of, submitting, write_down_all
+from sweeps.run import ERRORS, Failed, Finished, Job, finished, record_failure
+from sweeps.squeue import FOLDER, SCRIPT, TOKEN, Queued, name_of, queue_of, submitters
+from sweeps.submitted import forget, numbers_of, running_jobs, submitting, write_down_all
+from sweeps.summary import count
 
 POLL_SECONDS = 2.0
 EARLIER_SECONDS = 45  # by as much a warning may come earlier (Slurm looks every 30 s), and a job takes so long to start
 LOST_SECONDS = 15.0  # a job has left the queue, and a network file system may still hide what it wrote
+OBSTACLE_SECONDS = 20.0  # a job has not been able to start: Slurm may just be looking for nodes
+MOST_TAIL = 2**16  # bytes
+PROBE = "sweep-options"
+SET_BY_US = ("job-name", "array", "wait", "clusters", "test-only", "parsable")
 
 
 @dataclass(frozen=True)
@@ -85,30 +94,55 @@ class SlurmExecutor:
                 raise ConfigError(f"{key}.warning={seconds}: {reason}; allowed: <= {most}")
         for name, value in options["extra"].items():
             with problems.collect():
-                if name.replace("_", "-") in ("job-name", "array"):
+                if name.replace("_", "-") in SET_BY_US:
                     raise ConfigError(f"{key}.extra.{name}={value}: set by the sweep itself; allowed: other options")
         problems.check()
 
+    def check_with_slurm(self, out: Path) -> None:
+        """Raises ConfigError if Slurm refuses these options for a job of one process. Leaves nothing behind."""
+        if re.search(r"[%\n]", str(out)):
+            raise ConfigError(
+                f"out={str(out)!r}: Slurm reads a % in a path as a number; allowed: a path without % here"
+            )
+        script = self._text(out / FOLDER / "test", 1, 1, 1)
+        test = _asked(["--test-only"], script)
+        if test.returncode == 0:
+            return
+        # Also said of jobs that Slurm would take and keep, as while all nodes are down. So it is given one that may
+        # begin so late that it never does. (Of a held one it looks at less.)
+        with signals_wait():
+            done = _asked(["--parsable", "--begin=now+1day", f"--job-name={PROBE}"], script)
+            number = _number(done)
+            subprocess.run(["scancel", f"--name={PROBE}", number], capture_output=True)
+        say(f"hydra/launcher=slurm: Slurm takes these options, but its jobs may not start ({_said(test)})")
+
     def running(self, out: Path) -> list[Job]:
-        """Packs that stand in Slurm's queue for this store. Raises ConfigError if Slurm does not answer."""
-        queued = queued_jobs(out)
-        return [job for job in read_notes(out) if job.pack.id in queued]
+        """Packs that stand in Slurm's queue for this store. Raises ConfigError as `running_jobs` does."""
+        jobs, warnings = running_jobs(out)
+        for line in warnings:
+            say(line)
+        return jobs
 
     def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
-        notes = read_notes(running[0].out) if running else {}
-        numbers = {job: notes[job] for job in running}
+        if not jobs and not running:
+            return
+        folder = ResultsPath.open([*jobs, *running][0].out)
+        numbers = numbers_of(folder, running)
         if jobs:
-            numbers |= self._submit(jobs)
+            numbers |= self._submit(folder, jobs)
         if self.wait:
-            yield from _follow(numbers)
+            yield from _follow(folder, numbers)
 
-    def _submit(self, jobs: Sequence[Job]) -> dict[Job, str]:
-        for job in jobs:
-            job.error_file.unlink()
+    def _submit(self, folder: ResultsPath, jobs: Sequence[Job]) -> dict[Job, str]:
         arrays = self._arrays(jobs)
         numbers: dict[Job, str] = {}
         for array in arrays:
-            numbers |= self._submit_array(array, math.ceil(self.options["parallel"] / len(arrays)))
+            try:
+                numbers |= self._submit_array(folder, array, math.ceil(self.options["parallel"] / len(arrays)))
+            except ConfigError as error:
+                stay = "stays" if len(numbers) == 1 else "stay"
+                before = f"; {count(len(numbers), 'pack')} submitted before {stay} in the queue" if numbers else ""
+                raise ConfigError(f"{error}{before}") from None
         return numbers
 
     def _arrays(self, jobs: Sequence[Job]) -> list[list[list[Job]]]:
@@ -123,26 +157,43 @@ class SlurmExecutor:
             found += [groups[start : start + most] for start in range(0, len(groups), most)]
         return found
 
-    def _submit_array(self, groups: Sequence[Sequence[Job]], parallel: int) -> dict[Job, str]:
+    def _submit_array(self, folder: ResultsPath, groups: Sequence[Sequence[Job]], parallel: int) -> dict[Job, str]:
         """One call of sbatch: task i of the array trains group i."""
-        out, token = groups[0][0].out, uuid.uuid4().hex[:12]
-        script = self._script(out / FOLDER / token, groups, parallel)
-        with signals_wait(), submitting(out, token, groups) as lock:
-            return write_down_all(groups, _sbatch(script, token, lock))
+        token = uuid.uuid4().hex[:12]
+        try:
+            with signals_wait(), submitting(folder, token, groups) as lock:
+                try:
+                    script = self._script(folder, token, groups, parallel)
+                    for job in (job for group in groups for job in group):
+                        (folder / ERRORS / f"{job.pack.id}.txt").unlink()
+                    number = _sbatch(script, name_of(folder, token), lock)
+                except (Refused, LinkRefused, OSError):
+                    forget(folder, token)
+                    raise
+                return write_down_all(folder, groups, number)
+        except OSError as error:
+            reason = f"{error.filename or folder}: {error.strerror}"
+            raise ConfigError(f"out={folder}: {reason}; allowed: a folder with room that can be written to") from None
 
-    def _script(self, folder: Path, groups: Sequence[Sequence[Job]], parallel: int) -> Path:
+    def _script(self, folder: ResultsPath, token: str, groups: Sequence[Sequence[Job]], parallel: int) -> Path:
         """Write what sbatch needs, and what each job needs."""
-        folder.mkdir(parents=True)
-        executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=self.options["requeues"])
-        executor.update_parameters(**self._parameters(folder, groups[0][0].processes), array_parallelism=parallel)
-        executor.parameters["map_count"] = len(groups)
+        place = folder / FOLDER / token
+        place.make_folder()
         for number, group in enumerate(groups):
             submission = submitit.helpers.DelayedSubmission(OnNode(), group)
             submission.set_timeout(self.options["time"], self.options["requeues"])
-            submission.dump(folder / f"{number}.pkl")
-        script = folder / "submission.sh"
-        script.write_text(executor._make_submission_file_text(executor._submitit_command_str, ""))
-        return script
+            with (place / f"{number}.pkl").whole_file(is_synced=False) as path:
+                submission.dump(path)
+        text = self._text(place.path, groups[0][0].processes, len(groups), parallel)
+        (place / SCRIPT).write(text.encode())
+        return (place / SCRIPT).path
+
+    def _text(self, place: Path, processes: int, tasks: int, parallel: int) -> str:
+        """What sbatch is to run for an array of so many tasks, with so many processes each."""
+        executor = submitit.SlurmExecutor(folder=place, max_num_timeout=self.options["requeues"])
+        executor.update_parameters(**self._parameters(place, processes), array_parallelism=parallel)
+        executor.parameters["map_count"] = tasks
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _parameters(self, folder: Path, processes: int) -> dict[str, Any]:
         names = {"time": "time", "cpus": "cpus_per_task", "memory": "mem", "gpus": "gpus_per_node"}
@@ -182,13 +233,18 @@ def _search_path() -> list[str]:
 
 
 def _take_over(folder: Path) -> str:
-    """The shell line with which a job puts what it is to run where submitit looks for it: by the job's number.
+    """The shell lines with which a job puts what it is to run where submitit looks for it: by the job's number.
 
-    A job that comes back from the queue finds it there already.
+    A job that comes back from the queue finds it there already. It is a pickle, so it is read where it was written, and
+    not where a link leads.
     """
     task, job = "${SLURM_ARRAY_TASK_ID}", "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"
     place = shlex.quote(str(folder))
-    return f"mv {place}/{task}.pkl {place}/{job}_submitted.pkl 2>/dev/null || true"
+    before, after = f"{place}/{task}.pkl", f"{place}/{job}_submitted.pkl"
+    return f"""for path in {shlex.quote(str(folder.parent))} {place} {before} {after}; do
+  if [ -L "$path" ]; then echo "error: $path is a link; allowed: files as a sweep writes them"; exit 1; fi
+done
+mv {before} {after} 2>/dev/null || true"""
 
 
 def _longest_array() -> int:
@@ -198,19 +254,36 @@ def _longest_array() -> int:
     return max(1, int(found[1])) if found else 1000
 
 
-def _sbatch(script: Path, token: str, lock: IO[str]) -> str:
+class Refused(ConfigError):
+    """Slurm has said no, and does not have the array."""
+
+
+def _sbatch(script: Path, name: str, lock: IO[str]) -> str:
     """Submit, and return the array's number.
 
     sbatch holds the lock, too: where this process is killed meanwhile, the next one waits until sbatch has ended.
-    Raises ConfigError if it refuses; whether Slurm has the array nevertheless, the next command asks.
+    Raises Refused if Slurm refuses, and ConfigError if nobody knows; then the next command asks for it.
     """
-    command = ["sbatch", "--parsable", f"--job-name={NAME}{token}", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, pass_fds=(lock.fileno(),))
+    command = ["sbatch", "--parsable", f"--job-name={name}", str(script)]
+    return _number(subprocess.run(command, capture_output=True, text=True, pass_fds=(lock.fileno(),)))
+
+
+def _asked(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sbatch", *options], input=script, capture_output=True, text=True)
+
+
+def _number(done: subprocess.CompletedProcess[str]) -> str:
+    """The array's number in sbatch's answer. Raises ConfigError."""
     number = re.search(r"^\d+", done.stdout, flags=re.MULTILINE)
-    if done.returncode or number is None:
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
-        raise ConfigError(f"hydra/launcher=slurm: {said}; allowed: options that sbatch takes here")
-    return number[0]
+    if done.returncode == 0 and number:
+        return number[0]
+    said = _said(done)
+    kind = ConfigError if re.search(r"timed out|contact|connect", said, flags=re.IGNORECASE) else Refused
+    raise kind(f"hydra/launcher=slurm: {said}; allowed: options that sbatch takes here")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
 
 
 def _last_state(number: str) -> str:
@@ -220,14 +293,45 @@ def _last_state(number: str) -> str:
     return words or "no longer known to Slurm"
 
 
-def _follow(running: dict[Job, str]) -> Results:
-    """Yield each pack as it ends, and None in between."""
+def say(line: str) -> None:
+    """Warn; what a sweep finds goes elsewhere."""
+    print(f"warning: {line}", file=sys.stderr)
+
+
+class Obstacles:
+    """Tells once of each reason for which jobs that are waited for cannot start."""
+
+    def __init__(self, out: Path):
+        self.out, self._since = out, dict[str, float]()
+
+    def look(self, jobs: Iterable[Queued]) -> None:
+        """At the jobs as they are now."""
+        numbers: dict[str, list[str]] = {}
+        for job in jobs:
+            if job.obstacle:
+                numbers.setdefault(f"{job.obstacle} ({job.reason})", []).append(job.number)
+        for words, own in numbers.items():
+            if time.monotonic() - self._since.setdefault(words, time.monotonic()) > OBSTACLE_SECONDS:
+                self._since[words] = math.inf
+                way_out = f"python -m sweeps cancel {self.out} takes out what waits"
+                say(f"Slurm job {own[0]}{_more(own[1:])} cannot start: {words}; {way_out}")
+
+
+def _more(others: Sequence[str]) -> str:
+    return f" and {len(others)} more" if others else ""
+
+
+def _follow(folder: ResultsPath, running: dict[Job, str]) -> Results:
+    """Yield each pack as it ends, and None in between. Raises FolderLost."""
     left_at: dict[Job, float] = {}
     read_at: dict[Job, int | None] = {}  # thousands of packs may wait: each is read again where it was written again
+    users, obstacles = submitters(folder), Obstacles(folder.root)
     while running:
         time.sleep(POLL_SECONDS)
         yield None
-        queued = states_of(running.values())
+        with folder.opened():  # it is still there
+            queued = queue_of(folder, users)
+        obstacles.look((queued or {})[number] for number in set(running.values()) & (queued or {}).keys())
         for job, number in list(running.items()):
             has_left, written = queued is not None and number not in queued, written_at(job.out, job.pack.id)
             ended: Finished | Failed | None = None
@@ -235,18 +339,32 @@ def _follow(running: dict[Job, str]) -> Results:
                 ended, read_at[job] = finished(job), written
             if ended is None and has_left:
                 waited = time.monotonic() - left_at.setdefault(job, time.monotonic())
-                ended = _lost(job, number) if waited > LOST_SECONDS else None
+                ended = _lost(folder, job, number) if waited > LOST_SECONDS else None
             if ended is not None:
                 del running[job]
                 yield ended
 
 
-def _lost(job: Job, number: str) -> Failed:
+def _lost(folder: ResultsPath, job: Job, number: str) -> Failed:
     """What is known of a job that has left the queue without finishing its pack."""
-    if job.error_file.exists():
-        lines = job.error_file.read_bytes().decode(errors="replace").splitlines()
-        return Failed(job.pack.id, (lines or ["no trace"])[0], job.error_file.path)
-    log = next((job.out / FOLDER).glob(f"*/{number}_0_log.out"), None)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:]) if log else "(no log)"
-    last = next((line for line in reversed(tail.splitlines()) if line.strip()), "")
+    trace = folder / ERRORS / f"{job.pack.id}.txt"
+    if reason := _tail(trace, of_start=True):
+        return Failed(job.pack.id, reason[0], trace.path)
+    logs = (entry / f"{number}_0_log.out" for entry in (folder / FOLDER).entries() if TOKEN.fullmatch(entry.name))
+    log = next((log for log in logs if log.exists()), None)
+    lines = _tail(log) if log else ["(no log)"]
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    tail = "\n".join(lines)
     return record_failure(job, f"Slurm job {number} ended ({_last_state(number)}): {last}", f"{log}\n{tail}")
+
+
+def _tail(file: ResultsPath, of_start: bool = False) -> list[str]:
+    """The last lines of a file, or the first ones; none if it is not there, or no file."""
+    try:
+        with os.fdopen(file.descriptor(os.O_RDONLY), "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            handle.seek(0 if of_start else max(0, size - MOST_TAIL))
+            lines = handle.read(MOST_TAIL).decode(errors="replace").splitlines()
+    except (OSError, LinkRefused):
+        return []
+    return lines[:40] if of_start else lines[-40:]

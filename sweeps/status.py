@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from sweeps.claims import LOCK, LOCKS, lock_of
 from sweeps.locks import is_locked
 from sweeps.progress_files import read_progress
 from sweeps.run import ERRORS, PLAN, PROGRESS
-from sweeps.submitted import queued_jobs
+from sweeps.squeue import own_and_others, scancel, user_name, with_numbers
+from sweeps.submitted import submitted
 from sweeps.summary import count
 from sweeps.verify import verify
 
@@ -61,7 +61,8 @@ def status_of(out: Path) -> Status:
     read_root(out)
     found = Status(complete=complete_trials(out))
     found.asked = _asked(out, found)
-    states = queued_jobs(out)
+    slurm = submitted(out)
+    found.damaged += slurm.damaged
     found.failed = {file.stem: _last_line(file) for file in sorted((out / ERRORS).glob("*.txt"))}
     progress, damaged = read_progress(out / PROGRESS)
     found.damaged += damaged.values()
@@ -69,14 +70,15 @@ def status_of(out: Path) -> Status:
         words = f"step {values.steps} of {values.of}, {count(values.trials, 'trial')}"
         is_running = is_locked(lock_of(ResultsPath.at(out), pack))
         (found.running if is_running else found.stopped if values.is_stopped else found.lost)[pack] = words
-    for pack, (job, state) in states.items():
+    for pack, job in slurm.packs.items():
         if pack not in found.running:
-            if state == "RUNNING":
-                found.forget(pack)
-                found.running[pack] = f"Slurm job {job}, starting"
+            found.forget(pack)
+            if job.state == "RUNNING":
+                found.running[pack] = f"Slurm job {job.number}, starting"
             else:
-                found.forget(pack)
-                found.queued[pack] = f"Slurm job {job}, {state.lower()}"
+                found.queued[pack] = f"Slurm job {job.number}, {job.words}"
+    for job in slurm.unnamed:
+        found.queued[f"Slurm job {job.number}"] = f"{job.words}; what it trains cannot be read"
     for pack in [pack for pack in found.lost if pack in found.failed]:
         del found.lost[pack]
     return found
@@ -104,8 +106,8 @@ def _last_line(trace: Path) -> str:
     return textwrap.shorten(last, MOST_LETTERS, placeholder=" ...")
 
 
-def print_status(out: Path, console: Console) -> None:
-    """The counts, and a line for each pack that runs, waits, has failed or was lost."""
+def print_status(out: Path, console: Console) -> int:
+    """The counts, and a line for each pack that runs, waits, has failed or was lost. Returns the exit status, 0."""
     found = status_of(out)
     done = len(found.asked & found.complete)
     console.print(f"{out}: {done} of {count(len(found.asked), 'trial')} done", soft_wrap=True)
@@ -116,26 +118,43 @@ def print_status(out: Path, console: Console) -> None:
             console.print(f"  {pack}  {words}", soft_wrap=True)
         if len(packs) > MOST_LINES:
             console.print(f"  and {len(packs) - MOST_LINES} more")
-    for error in found.damaged[:MOST_LINES]:
-        console.print(f"left out: {error}", soft_wrap=True)
-    if len(found.damaged) > MOST_LINES:
-        console.print(f"  and {len(found.damaged) - MOST_LINES} more")
+    _print_damaged(found.damaged, console)
     if found.failed or found.lost or (done < len(found.asked) and not found.running and not found.queued):
         console.print("the same command as before trains what is not done")
+    return 0
 
 
-def cancel(out: Path, console: Console) -> None:
-    """Take every job of this folder out of Slurm's queue; what was trained stays. Raises as `status_of` does."""
+def _print_damaged(damaged: Sequence[Unreadable], console: Console) -> None:
+    for error in damaged[:MOST_LINES]:
+        console.print(f"left out: {error}", soft_wrap=True)
+    if len(damaged) > MOST_LINES:
+        console.print(f"  and {len(damaged) - MOST_LINES} more")
+
+
+def cancel(out: Path, console: Console) -> int:
+    """Take this folder's jobs out of Slurm's queue; what was trained stays. Raises as `status_of` does.
+
+    The exit status is 1 if some stay there: another user's, or those of a folder that this one is a copy of.
+    """
     read_root(out)
-    jobs = sorted({job for job, _ in queued_jobs(out).values()})
-    if jobs:
-        done = subprocess.run(["scancel", *jobs], capture_output=True, text=True)
-        if done.returncode:
-            raise ConfigError(f"cancel {out}: scancel failed: {done.stderr.strip()}; allowed: a running Slurm")
-    console.print(f"cancelled {count(len(jobs), 'Slurm job')}; the same command as before goes on from here")
+    noted = submitted(out)  # where a sweep was killed while it submitted, sbatch has ended then
+    own, others = own_and_others(out)
+    if own and (refusal := scancel(own)):
+        raise ConfigError(f"cancel {out}: scancel failed: {refusal}; allowed: a running Slurm")
+    console.print(f"cancelled {count(len(own), 'Slurm job')}; the same command as before goes on from here")
+    _print_damaged(noted.damaged, console)
+    doubted = noted.numbers - {job.number for job in (*own, *others)}
+    strangers = [job for job in with_numbers(doubted) if job.number in doubted]
+    for job in others[:MOST_LINES]:
+        owner = f"{user_name(job.user)} for {str(job.out)!r}"
+        console.print(f"Slurm job {job.number} of {owner} is not this folder's: left alone", soft_wrap=True)
+    for job in strangers[:MOST_LINES]:
+        owner = f"{user_name(job.user)}, {job.name!r:.60},"
+        console.print(f"Slurm job {job.number} of {owner} is not this sweep's: left alone", soft_wrap=True)
     held = [file for file in (ResultsPath.at(out) / LOCKS).entries() if file.name.endswith(LOCK) and is_locked(file)]
-    if held and not jobs:
+    if held and not own:
         console.print(f"{count(len(held), 'pack')} in training by a command on a machine: Ctrl-C there ends it")
+    return 1 if others else 0
 
 
 def run(arguments: list[str], console: Console) -> int:
@@ -144,7 +163,7 @@ def run(arguments: list[str], console: Console) -> int:
     if len(folders) != 1:
         raise ConfigError(f"{' '.join(arguments)}: allowed: {name} and the folder of one sweep")
     out = Path(folders[0].removeprefix("out="))
-    return ACTS[name](out, console) or 0
+    return ACTS[name](out, console)
 
 
-ACTS: dict[str, Callable[[Path, Console], int | None]] = {"status": print_status, "cancel": cancel, "verify": verify}
+ACTS: dict[str, Callable[[Path, Console], int]] = {"status": print_status, "cancel": cancel, "verify": verify}

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 import analysis
+from harness.results_folder import ResultsPath
+from sweeps.squeue import name_of
 from tests.sweeps.conftest import REPOSITORY, Ended, call, fork, unchanged_process
 from tests.sweeps.forks import Forked
 
@@ -52,7 +54,8 @@ def eventually(condition: Callable[[], T], seconds: float = 240) -> T:
 
 def arrays(out: Path) -> list[str]:
     """The arrays that were submitted for `out`, as Slurm knows them: by the names that their scripts' folders give."""
-    names = [f"sweep-{script.parent.name}" for script in out.glob("slurm/*/submission.sh")]
+    scripts = list(out.glob("slurm/*/submission.sh"))
+    names = [name_of(ResultsPath.open(out), script.parent.name) for script in scripts]
     words = ["squeue", "--noheader", "--states=all", "--format=%F", f"--name={','.join(names)}"]
     return sorted(set(slurm(*words).split()), key=int) if names else []
 

@@ -145,6 +145,24 @@ def test_the_submitting_process_is_killed(tmp_path: Path, whole: Path) -> None:
     assert_equal_stores(tmp_path, whole)
 
 
+def test_a_results_folder_that_is_moved_ends_its_jobs(tmp_path: Path, whole: Path) -> None:
+    """With one line each, for the job and for the sweep that waits for it; and it can be gone on with where it is."""
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    process = started(out, *LINE)
+    with begun(process, out) as array:
+        out.rename(moved)
+    _, error = process.communicate(timeout=200)
+    (line,) = error.splitlines()
+    assert process.returncode == 1 and line.startswith(f"error: out={out}: was moved or removed meanwhile; ")
+    assert eventually(lambda: states(f"{array}_0") == ["FAILED"]), "and does not come back"
+    (log,) = moved.glob(f"slurm/*/{array}_0_0_log.out")
+    said = [text for text in log.read_text().splitlines() if not text.startswith("submitit INFO ")]
+    assert [text for text in said if text.startswith("error: ")] == [line] and "Traceback" not in log.read_text()
+    again = sweep(moved, *LINE)
+    assert again.status == 0, again.out + again.err
+    assert_equal_stores(moved, whole)
+
+
 @pytest.fixture
 def mended() -> Iterator[None]:
     """The cluster is whole again afterwards."""

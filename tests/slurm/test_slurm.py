@@ -158,8 +158,8 @@ from sweeps import submitted
 from sweeps.__main__ import main
 
 write_down = submitted._write_down
-def interrupted(job, number):
-    write_down(job, number)
+def interrupted(folder, job, number):
+    write_down(folder, job, number)
     os.kill(os.getpid(), signal.SIGINT)
 submitted._write_down = interrupted
 main()

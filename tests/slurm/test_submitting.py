@@ -28,15 +28,19 @@ from tests.slurm.conftest import (
     started,
     sweep,
 )
-from tests.sweeps.conftest import call, trials
+from tests.sweeps.conftest import call, tree, trials
 
 pytestmark = pytest.mark.slurm
 
 
 def put_on_path(folder: Path, name: str, script: str) -> str:
-    """A PATH on which a shell script stands before a command of Slurm's, which it calls as $real."""
+    """A PATH on which a shell script stands before a command of Slurm's, which it calls as $real.
+
+    Not where Slurm is only asked whether it would take the options.
+    """
     folder.mkdir()
-    (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{script}\n")
+    test = '[[ $1 == --test-only ]] && exec $real "$@"'
+    (folder / name).write_text(f"#!/bin/bash\nreal={shutil.which(name)}\n{test}\n{script}\n")
     (folder / name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 
@@ -97,12 +101,15 @@ def test_status_and_cancel_see_the_jobs_of_a_killed_sweep(tmp_path: Path) -> Non
 
 
 def test_what_sbatch_refuses_is_one_line_and_is_not_in_the_way_later(tmp_path: Path) -> None:
-    done = sweep(tmp_path, *GRID, *LAUNCH, "hydra.launcher.partition=nowhere")
-    assert done.status == 2
+    out = tmp_path / "out"
+    done = sweep(out, *GRID, *LAUNCH, "hydra.launcher.partition=nowhere")
+    assert done.status == 2 and not out.exists()
     (line,) = done.err.splitlines()
     assert line.startswith("error: hydra/launcher=slurm: sbatch: ") and "invalid partition" in line
-    assert sweep(tmp_path, *GRID, *ONE_JOB).status == 0
-    assert not list(tmp_path.glob("slurm/submitting/*")) and len(arrays(tmp_path)) == 1
+    assert sweep(out, *GRID, *ONE_JOB).status == 0
+    before = tree(out)
+    assert sweep(out, *GRID, "seed=3", *ONE_JOB, "hydra.launcher.partition=nowhere").status == 2
+    assert tree(out) == before and len(arrays(out)) == 1
 
 
 # --- what an array is made of ---------------------------------------------------------------------------------------
@@ -168,8 +175,8 @@ def test_packs_that_are_trained_by_several_processes_get_cores_for_each(
     given = trials("model.width=16", "train.ranks=1,2,4", "train.batch=8", "seed=0,1")
     jobs = [Job(pack, tmp_path, "cpu", 50, ranks=ranks) for pack in make_plan(given, (), 2, "cpu", 1).packs]
     executor, found = SlurmExecutor(options(cpus=3), wait=True), []
-    for number, groups in enumerate(executor._arrays(jobs)):
-        script = executor._script(tmp_path / str(number), groups, 2).read_text()
+    for groups in executor._arrays(jobs):
+        script = executor._text(tmp_path, groups[0][0].processes, len(groups), 2)
         found += re.findall(r"^#SBATCH --cpus-per-task=(\d+)$", script, flags=re.MULTILINE)
         assert f"--array=0-{len(groups) - 1}%" in script
     assert sorted(found, key=int) == cores
