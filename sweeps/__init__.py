@@ -8,8 +8,6 @@ from sweeps import current_folder
 if current_folder.is_run_by_name(__name__):
     current_folder.leave()  # before anything else is imported
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,32 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["ConfigError", "SweepFailed", "run"]
 
 
-class _Package(ModuleType):
-    """Loads what is public when it is asked for: `import sweeps` takes no time.
+def __getattr__(name: str) -> Any:
+    """Loads what is public when it is asked for: `import sweeps` takes no time."""
+    if name in ("run", "SweepFailed"):
+        from sweeps import notebook
 
-    `run` is a function here, and the module `sweeps.run` is imported from all the same.
-    """
+        return getattr(notebook, name)
+    if name == "ConfigError":
+        from harness.config import ConfigError
 
-    @property
-    def run(self) -> Any:
-        from sweeps.notebook import run
-
-        return run
-
-    @run.setter
-    def run(self, module: ModuleType) -> None:
-        """Where Python leaves the module of that name once it is loaded."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "SweepFailed":
-            from sweeps.notebook import SweepFailed
-
-            return SweepFailed
-        if name == "ConfigError":
-            from harness.config import ConfigError
-
-            return ConfigError
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-sys.modules[__name__].__class__ = _Package
+        return ConfigError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,13 +25,7 @@ from injectors import InjectableFault
 from injectors.value import Value
 from sweeps.campaign import campaign_of, check_samples, envelope, widest_interval
 from sweeps.claims import LOCKS, all_claims, lock_of
-from sweeps.limits import check_processes, check_results
-from sweeps.local import Executor, LocalExecutor
-from sweeps.locks import is_locked
-from sweeps.plan_table import print_plan
-from sweeps.planner import make_plan
-from sweeps.progress import Display
-from sweeps.run import (
+from sweeps.job import (
     CHECKPOINTS,
     ERRORS,
     PROGRESS,
@@ -44,6 +38,12 @@ from sweeps.run import (
     without_order,
     write_plan,
 )
+from sweeps.limits import check_processes, check_results
+from sweeps.local import Executor, LocalExecutor
+from sweeps.locks import is_locked
+from sweeps.plan_table import print_plan
+from sweeps.planner import make_plan
+from sweeps.progress import Display
 from sweeps.settings import Run
 from sweeps.summary import count, say_counts, summarize
 

@@ -26,8 +26,8 @@ from pebble import ProcessPool
 from harness.checkpoint import Stopped
 from harness.config import ConfigError
 from harness.results_folder import FolderLost
+from sweeps.job import Elsewhere, Failed, Finished, Job, record_failure, train_pack_safely
 from sweeps.planner import PackPlan, pack_bytes
-from sweeps.run import Elsewhere, Failed, Finished, Job, record_failure, train_pack_safely
 from sweeps.summary import count
 
 POLL_SECONDS = 0.5
@@ -186,7 +186,7 @@ def worker_pool(workers: int, threads: int, processes: int, gpus: Sequence[str],
     """
     # forkserver: torch is imported once, in a process that has never started a thread or touched CUDA.
     context = _Context()
-    context.set_forkserver_preload(["sweeps.run"])
+    context.set_forkserver_preload(["sweeps.job"])
     arguments = (threads, context.Value("i", 0), processes, gpus, asked)
     return ProcessPool(workers, context=context, initializer=_start_worker, initargs=arguments)
 

@@ -15,8 +15,8 @@ import submitit
 
 from harness.checkpoint import Checkpoints, Stopped
 from harness.results_folder import FolderLost
+from sweeps.job import Elsewhere, Failed, Job, train_pack_safely
 from sweeps.local import available_cores
-from sweeps.run import Elsewhere, Failed, Job, train_pack_safely
 
 
 class OnNode:

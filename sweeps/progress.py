@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from harness.outcome import TRAINED
+from sweeps.job import PROGRESS, Elsewhere, Failed, Finished
 from sweeps.planner import PackPlan
 from sweeps.progress_files import PackProgress, read_progress
-from sweeps.run import PROGRESS, Elsewhere, Failed, Finished
 from sweeps.summary import duration
 
 FIRST_SECONDS = 2.0  # before the first line where there is no terminal: short sweeps need none

@@ -27,10 +27,10 @@ from harness.config import ConfigError, Problems
 from harness.results_folder import LinkRefused, ResultsPath
 from harness.stored import written_at
 from sweeps.current_folder import python_path
+from sweeps.job import ERRORS, Failed, Finished, Job, finished, record_failure
 from sweeps.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.on_node import OnNode
 from sweeps.planner import PackPlan, check_weights, pack_seconds
-from sweeps.run import ERRORS, Failed, Finished, Job, finished, record_failure
 from sweeps.squeue import FOLDER, SCRIPT, TOKEN, Queued, name_of, queue_of, submitters
 from sweeps.submitted import forget, numbers_of, running_jobs, submitting, write_down_all
 from sweeps.summary import count

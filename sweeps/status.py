@@ -14,9 +14,9 @@ from harness.records import Missing, Unreadable, read_bytes, read_record
 from harness.results_folder import ResultsPath
 from harness.stored import complete_trials, read_packs, read_root
 from sweeps.claims import LOCK, LOCKS, lock_of
+from sweeps.job import ERRORS, PLAN, PROGRESS
 from sweeps.locks import is_locked
 from sweeps.progress_files import read_progress
-from sweeps.run import ERRORS, PLAN, PROGRESS
 from sweeps.squeue import own_and_others, scancel, user_name, with_numbers
 from sweeps.submitted import submitted
 from sweeps.summary import count

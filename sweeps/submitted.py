@@ -25,8 +25,8 @@ from harness.records import Unreadable, parse_json, record_of
 from harness.results_folder import MARKER, LinkRefused, ResultsPath
 from harness.stored import is_complete
 from injectors import fault_types
+from sweeps.job import Job
 from sweeps.planner import PackPlan
-from sweeps.run import Job
 from sweeps.settings import check_key
 from sweeps.squeue import FOLDER, NUMBER, TOKEN, Queued, name_of, queue_of, submitters
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from sweeps.job import Elsewhere, Failed, Finished
 from sweeps.planner import Plan
-from sweeps.run import Elsewhere, Failed, Finished
 from sweeps.settings import Run
 
 

@@ -30,7 +30,7 @@ from harness.schedules import learning_rate
 from harness.sites import Agenda, Site, Visit
 from injectors.fault import FaultContext, Places, places_of
 from injectors.value import SITES, Value
-from sweeps.run import injector_of
+from sweeps.job import injector_of
 
 SHAPES = ((32, 2, 60), (64, 4, 24))  # width, depth, steps
 

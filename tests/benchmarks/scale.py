@@ -54,8 +54,8 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
     """
     from harness.outcome import judge
     from harness.store import PackStore, open_store
+    from sweeps.job import write_plan
     from sweeps.planner import make_plan
-    from sweeps.run import write_plan
 
     planned = planned_trials(overrides)
     open_store(out, "scale")

@@ -25,7 +25,7 @@ from harness.loop import Result, train
 from harness.pack import Pack
 from harness.results_folder import ResultsPath
 from harness.sites import Agenda, Injector
-from sweeps.run import injector_of as arm
+from sweeps.job import injector_of as arm
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {

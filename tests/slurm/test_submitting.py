@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import analysis
+from sweeps.job import Job
 from sweeps.planner import make_plan, pack_seconds
-from sweeps.run import Job
 from sweeps.settings import SlurmOptions
 from sweeps.slurm import SlurmExecutor, together
 from tests.slurm.conftest import (

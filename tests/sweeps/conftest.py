@@ -35,7 +35,7 @@ from sweeps import local, progress
 from sweeps.__main__ import main, register
 from sweeps.arguments import config_loader, expand
 from sweeps.grid import Composer
-from sweeps.run import corpus_of
+from sweeps.job import corpus_of
 from tests.sweeps.forks import Forked
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from typing import Any
 from analysis import open_sweep
 from harness.stored import read_packs
 from sweeps.claims import LOCKS
-from sweeps.run import CHECKPOINTS, ERRORS, PROGRESS
+from sweeps.job import CHECKPOINTS, ERRORS, PROGRESS
 from tests.sweeps.conftest import REPOSITORY, differing, results
 
 GRID = [

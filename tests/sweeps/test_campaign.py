@@ -24,8 +24,8 @@ from harness.store import open_store
 from harness.stored import read_packs
 from harness.taps import tap_shapes
 from injectors import fault_types
+from sweeps.job import Finished, Job, train_pack_safely
 from sweeps.planner import PackPlan
-from sweeps.run import Finished, Job, train_pack_safely
 from tests.sweeps.test_run import recorded
 
 TENSORS = ("weight", "reduced_gradient", "moment_1", "moment_2", "update", "gradient", "clipped_gradient")

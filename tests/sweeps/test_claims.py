@@ -15,8 +15,8 @@ from harness.results_folder import ResultsPath
 from harness.store import open_store
 from harness.stored import read_packs
 from sweeps.claims import claimed, claims_on, lock_of
+from sweeps.job import Elsewhere, Finished, Job, finished, train_pack
 from sweeps.planner import PackPlan, make_plan, without
-from sweeps.run import Elsewhere, Finished, Job, finished, train_pack
 from tests.sweeps.test_resume import HOLD
 
 COMMON = ("optim.lr=1e-2,1e-1", "fault=none,weight_bit,rare_tokens", "fault.start=20", "train.steps=40")

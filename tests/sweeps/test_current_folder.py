@@ -14,8 +14,8 @@ import pytest
 
 from harness.store import complete_trials, open_store
 from sweeps import current_folder
+from sweeps.job import Job
 from sweeps.planner import make_plan
-from sweeps.run import Job
 from sweeps.settings import SlurmOptions
 from sweeps.slurm import SlurmExecutor
 

@@ -14,7 +14,7 @@ import pytest
 import analysis.__main__
 from analysis.searches import JOURNAL
 from sweeps.claims import LOCKS
-from sweeps.run import ERRORS, PLAN, PROGRESS
+from sweeps.job import ERRORS, PLAN, PROGRESS
 
 SEARCH = ("search=max_stable_lr", "optim.lr=interval(1e-3,1e-1)", "search.trials=2")
 DEEP = b"[" * 100_000

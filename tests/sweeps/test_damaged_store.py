@@ -15,8 +15,8 @@ import analysis
 from harness.store import open_store
 from harness.stored import STORE, DamagedStore
 from harness.zarr_files import METADATA
+from sweeps.job import Failed, Finished, Job, train_pack, train_pack_safely
 from sweeps.planner import PackPlan, make_plan
-from sweeps.run import Failed, Finished, Job, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
 

@@ -19,9 +19,9 @@ from rich.console import Console
 from harness.config import Trial
 from harness.store import open_store
 from sweeps import local, progress, progress_files
+from sweeps.job import Finished, Job, record_failure
 from sweeps.local import LocalExecutor
 from sweeps.planner import make_plan, pack_bytes
-from sweeps.run import Finished, Job, record_failure
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
 

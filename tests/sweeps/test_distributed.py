@@ -15,10 +15,10 @@ from analysis import fault_events
 from harness.checkpoint import Checkpoints, Stopped
 from harness.store import open_store
 from harness.stored import read_packs
+from sweeps.job import Finished, Job, train_pack
 from sweeps.local import LocalExecutor
 from sweeps.planner import PackPlan, make_plan
 from sweeps.processes import RankFailed, RankKilled, ranks, share_of_threads
-from sweeps.run import Finished, Job, train_pack
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
 from tests.sweeps.forks import Forked

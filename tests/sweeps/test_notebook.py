@@ -207,9 +207,8 @@ def test_an_interrupt_passes_and_the_same_call_goes_on(
 
 
 def test_importing_it_loads_nothing(empty: Path) -> None:
-    """And the function is found under its name even where a module of that name was loaded before."""
     code = "import sys, sweeps; print('torch' in sys.modules, 'hydra' in sys.modules)\n"
-    code += "import sweeps.run; from sweeps.run import Job; print(sweeps.run.__name__, callable(sweeps.run))"
+    code += "from sweeps.job import Job; print(sweeps.run.__name__, callable(sweeps.run))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=empty)
     assert (done.stdout, done.stderr) == ("False False\nrun True\n", "")
     with pytest.raises(AttributeError, match="'sweeps' has no attribute 'nonsense'"):

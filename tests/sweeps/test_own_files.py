@@ -13,7 +13,7 @@ import pytest
 from analysis.__main__ import main
 from harness.results_folder import MARKER
 from harness.stored import STORE
-from sweeps.run import CHECKPOINTS, ERRORS, PLAN, PROGRESS
+from sweeps.job import CHECKPOINTS, ERRORS, PLAN, PROGRESS
 
 GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=3")
 MORE = ("seed=range(3)", *GRID[1:])

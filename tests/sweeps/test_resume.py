@@ -18,8 +18,8 @@ from harness.results_folder import ResultsPath
 from harness.store import open_store
 from harness.stored import read_packs
 from sweeps.claims import lock_of
+from sweeps.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
 from sweeps.planner import PackPlan, make_plan
-from sweeps.run import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
 from tests.sweeps.forks import Forked

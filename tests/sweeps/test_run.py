@@ -22,7 +22,7 @@ import pytest
 from analysis.open_sweep import fault_events
 from harness.stored import read_packs
 from sweeps import launch
-from sweeps.run import ERRORS, PROGRESS
+from sweeps.job import ERRORS, PROGRESS
 from sweeps.status import status_of
 from tests.sweeps.forks import Forked
 

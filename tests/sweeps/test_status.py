@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from sweeps.claims import LOCKS
-from sweeps.run import ERRORS, PROGRESS
+from sweeps.job import ERRORS, PROGRESS
 from sweeps.status import status_of
 from tests.sweeps.test_resume import HOLD
 

@@ -18,8 +18,8 @@ import pytest
 
 from harness.config import ConfigError
 from harness.results_folder import ResultsPath
+from sweeps.job import Job
 from sweeps.planner import make_plan
-from sweeps.run import Job
 from sweeps.squeue import Queued, name_of
 from sweeps.submitted import running_jobs, submitted, submitting, write_down_all
 
