@@ -62,7 +62,8 @@ def _hydras_key(text: str) -> str:
         raise ConfigError(f"{text}: has no effect here; allowed: {allowed}: hydra/launcher, hydra.launcher.*")
     if override.is_sweep_override():
         raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
-    if "/" in key and not isinstance(override.value(), str):
+    value = override.value()
+    if "/" in key and not (isinstance(value, str) and re.fullmatch(r"[\w-]+", value)):
         raise ConfigError(f"{text}: not a name; allowed: one name")
     return key
 

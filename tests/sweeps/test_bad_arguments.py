@@ -125,9 +125,11 @@ def test_what_removes_or_moves(command: ModuleType, empty: Path, text: str) -> N
     assert line == f"error: {text}: keys cannot be removed or moved; allowed: key=value"
 
 
-def test_a_launcher_that_is_a_list(command: ModuleType, empty: Path) -> None:
-    (line,) = command.refused(empty, "hydra/launcher=[slurm]")
-    assert line == "error: hydra/launcher=[slurm]: not a name; allowed: one name"
+@pytest.mark.parametrize("value", ["[slurm]", "1", "true", "nan", "null", "???", "a.b", "../local", "{a:b}", ""])
+@pytest.mark.parametrize("group", ["hydra/launcher", "hydra/sweeper"])
+def test_a_launcher_that_is_no_name(command: ModuleType, empty: Path, group: str, value: str) -> None:
+    (line,) = command.refused(empty, f"{group}={value}")
+    assert line == f"error: {group}={value}: not a name; allowed: one name"
 
 
 def test_as_many_jobs_as_are_allowed(command: ModuleType) -> None:
