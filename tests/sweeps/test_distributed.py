@@ -126,6 +126,20 @@ def test_a_pack_goes_on_from_its_checkpoint_bit_for_bit(job: Job, tmp_path: Path
     kills.check(job.out, whole.out)
 
 
+def test_ranks_go_back_to_the_same_checkpoint(job: Job, tmp_path: Path) -> None:
+    """A chunk before the newest checkpoint is lost: all ranks go on from the one before it."""
+    whole = Job(job.pack, tmp_path / "whole", "cpu", block=4)
+    open_store(whole.out, "grid")
+    train_pack(whole)
+    own = job.checkpoints
+    with pytest.raises(Killed):
+        train_pack(job, Dying(own.folder, every=2, about=own.about, dies_at=8))
+    (job.out / "store.zarr" / job.pack.id / "loss" / "c.0.1").unlink()  # steps 4 to 7; the checkpoints are 6 and 8
+    with pytest.warns(UserWarning, match="c.0.1: is missing"):
+        assert isinstance(train_pack(job), Finished)
+    kills.check(job.out, whole.out)
+
+
 def others(group: int | None = None, parent: int | None = None) -> list[int]:
     """The processes of other ranks in a process group, or those that a process has started."""
     found = []
