@@ -313,7 +313,7 @@ class Obstacles:
         for words, own in numbers.items():
             if time.monotonic() - self._since.setdefault(words, time.monotonic()) > OBSTACLE_SECONDS:
                 self._since[words] = math.inf
-                way_out = f"python -m sweeps cancel {self.out} takes out what waits"
+                way_out = f"stability-harness cancel {self.out} takes out what waits"
                 say(f"Slurm job {own[0]}{_more(own[1:])} cannot start: {words}; {way_out}")
 
 

@@ -171,7 +171,7 @@ def running_jobs(out: Path) -> tuple[list[Job], list[str]]:
         files = ", ".join(map(str, found.damaged[:MOST_NAMED])) or "their notes are gone"
         raise ConfigError(
             f"out={out}: Slurm has jobs of this sweep ({_some(queue)}), and what they train cannot be read ({files}); "
-            f"allowed: the same command once they have ended, or after: python -m sweeps cancel {out}"
+            f"allowed: the same command once they have ended, or after: stability-harness cancel {out}"
         )
     return found.jobs, [f"left out: {error}" for error in found.damaged]
 

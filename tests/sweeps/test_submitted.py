@@ -242,7 +242,7 @@ def test_what_a_job_trains_that_nobody_can_read_is_not_trained_beside_it(
     """Also where the job of the damaged note is that of another, whole one."""
     slurm_says(line("17_0", done))
     (done / "slurm" / "packs" / f"{noted[1].pack.id}.json").write_text("{")
-    allowed = "allowed: the same command once they have ended, or after: python -m sweeps cancel"
+    allowed = "allowed: the same command once they have ended, or after: stability-harness cancel"
     with pytest.raises(ConfigError, match=rf"\(17_0\).*{noted[1].pack.id}.json: is not JSON.*{allowed}"):
         running_jobs(done)
     slurm_says()
