@@ -106,8 +106,7 @@ def _figure(name: str, out: Path, file: Path) -> None:
     # The same results give the same file, byte for byte.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
-    print(f"Figure: {file}")
-    print(drawing.caption)
+    say(f"Figure: {file}", drawing.caption)
 
 
 if __name__ == "__main__":

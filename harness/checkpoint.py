@@ -94,7 +94,7 @@ class Checkpoints:
         """
         try:
             self._write(step, tensors, values)
-        except (OSError, SafetensorError) as error:
+        except (OSError, ConfigError, SafetensorError) as error:
             warnings.warn(f"{self.folder}: no checkpoint at step {step} ({error}); training goes on", stacklevel=2)
             self._remove(step)
         else:

@@ -240,7 +240,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
 
     progress.begin(saved.step if saved else 0)
     try:
-        with _all_ranks(job, pack, store.block, saved and saved.step):
+        with _all_ranks(job, pack, store.block, saved.step if saved else None):
             result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
     except Stopped as stop:
         progress.stopped(stop.step)

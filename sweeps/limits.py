@@ -9,6 +9,7 @@ from harness.config import ConfigError
 from harness.corpus import main_memory
 from harness.store import SIGNALS
 from sweeps.planner import PackPlan, Plan
+from sweeps.summary import count
 
 STORED_BYTES, HELD_BYTES = 4, 8  # of one number: float32 in the store, float64 while its block fills
 PROCESS_BYTES = 2**27  # that each process with torch loaded has at least
@@ -16,13 +17,19 @@ SURE = 0.5  # of it is written; some signals are measured now and then, and thos
 PER_LAYER = sum("layer" in signal.dims for signal in SIGNALS.values())
 
 
+def in_units(size: float) -> str:
+    """Bytes in words."""
+    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB") if size >= 2**20 else (2**10, "KiB")
+    return f"{size / unit:,.1f} {name}"
+
+
 def check_processes(processes: int) -> None:
     """Raise ConfigError for more processes, one a rank, than this machine's memory has room for."""
     needed, memory = PROCESS_BYTES * processes, main_memory()
     if processes > 1 and needed > memory:
         raise ConfigError(
-            f"ranks=processes: {processes} of them take more than {needed / 2**30:,.1f} GiB of memory; "
-            f"allowed: at most the {memory / 2**30:,.1f} GiB of this machine, so a smaller train.ranks, or simulated"
+            f"ranks=processes: {processes} of them take more than {in_units(needed)} of memory; "
+            f"allowed: at most the {in_units(memory)} of this machine, so a smaller train.ranks, or simulated"
         )
 
 
@@ -45,8 +52,8 @@ def check_disk(plan: Plan, out: Path) -> None:
     total, _, free = shutil.disk_usage(folder)
     if total and stored > free:  # what a system makes up, as /proc, has no size
         raise ConfigError(
-            f"out={out}: the results of {plan.trials} trials take more than {stored / 2**30:,.1f} GiB; "
-            f"allowed: at most the {free / 2**30:,.1f} GiB free there, so fewer trials or steps, or another disk"
+            f"out={out}: the results of {count(plan.trials, 'trial')} take more than {in_units(stored)}; "
+            f"allowed: at most the {in_units(free)} free there, so fewer trials or steps, or another disk"
         )
 
 
@@ -55,6 +62,6 @@ def check_block(plan: Plan, block: int) -> None:
     held = max((HELD_BYTES * min(block, pack.trials[0].steps) * numbers_a_step(pack) for pack in plan.packs), default=0)
     if held > (memory := main_memory()):
         raise ConfigError(
-            f"telemetry.block={block}: so many steps of a pack take {held / 2**30:,.1f} GiB of memory until they are "
-            f"written; allowed: at most the {memory / 2**30:,.1f} GiB of this machine, so a smaller block"
+            f"telemetry.block={block}: so many steps of a pack take {in_units(held)} of memory until they are "
+            f"written; allowed: at most the {in_units(memory)} of this machine, so a smaller block"
         )

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TextIO
 
+from harness.config import ConfigError
 from harness.results_folder import FolderLost, ResultsPath
 
 
@@ -44,6 +45,8 @@ def is_locked(file: ResultsPath) -> bool:
     """Whether a process holds the lock; one that has ended holds none."""
     try:
         handle = file.descriptor(os.O_RDONLY)
+    except ConfigError:  # a link or the like, which nobody locks
+        return False
     except OSError as error:
         return error.errno != errno.ENOENT
     try:

@@ -39,6 +39,7 @@ class Display:
         self.started = time.monotonic()
         self._next_line = self.started + FIRST_SECONDS
         self._resumed: dict[str, int] = {}  # pack -> trial-steps
+        self._seen: dict[str, PackProgress] = {}
         self._damaged: set[str] = set()  # packs whose progress file was said to be damaged
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -93,7 +94,9 @@ class Display:
             for pack in (damaged.keys() & self.packs.keys()) - self._damaged:
                 self._damaged.add(pack)
                 self.console.print(f"left out: {damaged[pack]}", soft_wrap=True)
-            running = {pack: values for pack, values in found.items() if pack in self.packs}
+            self._seen |= {pack: values for pack, values in found.items() if pack in self.packs}
+            # A pack whose file is gone is done, and will be told in a moment.
+            running = {pack: values for pack, values in self._seen.items() if pack in self.packs}
             steps, words, left = self._how_far(running)
             if self._bar:
                 done = steps + self.skipped_steps

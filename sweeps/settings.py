@@ -208,30 +208,19 @@ def check_key(key: str, value: Any) -> Any:
     if key == "out" and value is not None:
         return _folder(value)
     part, _, name = key.rpartition(".")
-    found = checked(key, PARTS[part] if part else Settings, name, value)
-    if key == "out" and found is not None:
-        _check_out(found)
-    return found
-
-
-def _check_out(out: str) -> None:
-    """Raises ConfigError for what names no folder."""
-    allowed = "the path of a folder, or leave it out for results/STUDY"
-    if not out:
-        raise ConfigError(f"out=: empty, as where a shell's variable is not set; allowed: {allowed}")
-    if "${" in out:
-        raise ConfigError(f"out={out}: an interpolation; allowed: {allowed}")
-    try:
-        Path(out).expanduser()
-    except RuntimeError:
-        raise ConfigError(f"out={out}: no such user; allowed: {allowed}") from None
+    return checked(key, PARTS[part] if part else Settings, name, value)
 
 
 def _folder(value: Any) -> str:
     """The folder of the results; `~` is the user's own, because a shell leaves that alone behind `out=`."""
-    name = os.path.expanduser(checked("out", Settings, "out", value))
+    name = os.path.expanduser(given := checked("out", Settings, "out", value))
+    allowed = "the path of a folder, or leave it out for results/STUDY"
     if not name:
-        raise ConfigError("out=: no name, perhaps of a variable that is not set; allowed: a folder or null")
+        raise ConfigError(f"out=: empty, as where a shell's variable is not set; allowed: {allowed}")
+    if "${" in name:
+        raise ConfigError(f"out={shown(given)}: an interpolation; allowed: {allowed}")
+    if name.startswith("~"):
+        raise ConfigError(f"out={shown(given)}: no such user; allowed: {allowed}")
     try:
         os.stat(name)
     except (OSError, ValueError) as error:  # of an OSError, others are for those who open it
@@ -252,7 +241,7 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
     size = found["pack.size"]
     return Run(
         study,
-        Path(f"results/{study}" if found["out"] is None else found["out"]).expanduser().absolute(),
+        Path(f"results/{study}" if found["out"] is None else found["out"]).absolute(),
         found["device"],
         found["ranks"],
         found["plan"],

@@ -13,6 +13,7 @@ from analysis import metrics, open_sweep
 from analysis.mitigations import compare
 from harness.config import Trial
 from tests.analysis.mitigated import LOST, RATES, STEPS, Ending, Study, of_faults, of_seeds
+from tests.analysis.reads import count_reads
 
 
 @pytest.fixture
@@ -261,9 +262,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(study: Study, monkeypatch: py
         study.write_pack(trials[part : part + 250], ending, block=STEPS)
     monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 4 * STEPS * 500)
     sweep = open_sweep(study.out)
-    read: list[Path] = []
-    read_bytes = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    read = count_reads(monkeypatch)
     table = compare(sweep).table.set_index("mitigation")
     assert table["deviation"].to_dict() == depth
     counts = pd.Series([str(path) for path in read if path.name == "c.0.0"]).value_counts()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,23 +13,9 @@ import xarray as xr
 from analysis import fault_events, open_sweep
 from analysis.open_sweep import short_names
 from harness.config import ConfigError, Data, Model, Train, Trial
-from harness.results_folder import ResultsPath
 from harness.store import SIGNALS, open_store
 from harness.stored import FORMAT_VERSION, STORE
-
-
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files of results folders that are read from here on, and those that are not there."""
-    read: list[Path] = []
-    descriptor = ResultsPath.descriptor
-
-    def noted(file: ResultsPath, *arguments: Any) -> int:
-        read.append(file.path)
-        return descriptor(file, *arguments)
-
-    monkeypatch.setattr(ResultsPath, "descriptor", noted)
-    return read
-
+from tests.analysis.reads import count_reads
 
 # --- values and coordinates --------------------------------------------------------------------------------------
 

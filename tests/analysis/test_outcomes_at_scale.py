@@ -11,6 +11,7 @@ import pytest
 
 from analysis import open_sweep, outcomes
 from harness.config import Trial
+from tests.analysis.reads import count_reads
 
 GOLDEN = 2.0
 
@@ -33,9 +34,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(tmp_path: Path, synthetic, mo
         synthetic.write_pack(tmp_path, trials[begin : begin + size], loss, block=steps, measured=synthetic.READ)
     monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 4 * steps * size * 2)
     sweep = open_sweep(tmp_path)
-    read: list[Path] = []
-    read_bytes = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or read_bytes(path))
+    read = count_reads(monkeypatch)
     judged = outcomes(sweep)
     assert len(judged["trial"]) == 10_000
     chunks = [path for path in read if path.name == "c.0.0"]

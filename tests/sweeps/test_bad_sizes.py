@@ -174,7 +174,7 @@ CASES = {
         ["fault=value", "fault.start=2", "fault.model=noise", "fault.value=-1"],
         "fault.value=-1.0: is the standard deviation of fault.model=noise; allowed: 0 or more",
     ),
-    "no folder": (["out="], "out=: no name, perhaps of a variable that is not set; allowed: a folder or null"),
+    "no folder": (["out="], "out=: empty, as where a shell's variable is not set; allowed: the path of a folder"),
     "a folder of a long name": ([f"out={'a' * 5000}"], "out=aaaaaaaaaa"),
     "an integer of many digits": ([f"seed={'9' * 5000}"], "seed=9999"),
 }

@@ -16,7 +16,7 @@ from analysis.open_sweep import open_sweep
 from analysis.outcomes import OUTCOMES, outcomes_and_notes
 from harness.stored import read_packs
 from tests.sweeps.test_campaign import FLIPS, by_site, drawn, stored, sweep
-from tests.sweeps.test_run import RIGGED, is_spotless, recorded
+from tests.sweeps.test_run import RIGGED, STOPPING, is_spotless, recorded
 
 # --- a campaign that stops by itself -----------------------------------------------------------------------------
 
@@ -136,6 +136,8 @@ def test_a_stopped_campaign_goes_on(
     process = command.fork(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged])
     command.until((tmp_path / "switch.reached").exists, "the trap is reached")
     if word == "wait":
+        process.send_signal(signal.SIGINT)
+        command.until(lambda: process.said == STOPPING, "it says that a second signal ends it at once")
         process.send_signal(signal.SIGINT)
     assert command.end(process).status == status
     assert 0 < len(recorded(tmp_path / "out")) < len(recorded(undisturbed)) == 24

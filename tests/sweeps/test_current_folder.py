@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.store import complete_trials, open_store
+from harness.stored import complete_trials, open_store
 from sweeps import current_folder
 from sweeps.job import Job
 from sweeps.planner import make_plan

@@ -85,8 +85,10 @@ def test_a_full_disk_at_the_start_is_one_line(command: ModuleType, tiny_disk: Pa
     (tiny_disk / "full").write_bytes(b"x" * 2**14)
     ended = command.call(*command.tiny(f"out={tiny_disk}/out"))
     assert (ended.status, ended.out) == (2, "")
-    reason = "cannot be written to (No space left on device); allowed: a writable folder"
-    assert ended.err == f"error: out={tiny_disk}/out: {reason}\n"
+    assert ended.err == (
+        f"error: out={tiny_disk}/out: the results of 1 trial take more than 0.2 KiB; allowed: at most the 0.0 KiB free "
+        "there, so fewer trials or steps, or another disk\n"
+    )
 
 
 def test_a_trace_that_has_no_room_is_not_named(command: ModuleType, tiny_disk: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -64,6 +65,6 @@ def test_each_worker_sees_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], expected: list[str | None]
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with worker_pool(3, 1, 1, gpus) as pool:
+    with worker_pool(3, 1, 1, gpus, SimpleNamespace(value=0)) as pool:
         seen = [pool.schedule(what_it_sees, args=(tmp_path, 3)) for _ in range(3)]
         assert sorted((future.result() for future in seen), key=str) == expected

@@ -169,11 +169,11 @@ def test_packs_that_fail(command: ModuleType, empty: Path, monkeypatch: pytest.M
 
     train, calls = executor.train_pack_safely, []
 
-    def fail_first(job: Any) -> Any:
+    def fail_first(job: Any, *others: Any) -> Any:
         calls.append(job)
         if len(calls) == 1:
             return executor.record_failure(job, "RuntimeError: out of luck", "Traceback\nRuntimeError: out of luck")
-        return train(job)
+        return train(job, *others)
 
     monkeypatch.setattr(executor, "train_pack_safely", fail_first)
     with pytest.raises(sweeps.SweepFailed, match="1 pack failed .*RuntimeError: out of luck.*out/errors") as failed:
@@ -193,8 +193,8 @@ def test_an_interrupt_passes_and_the_same_call_goes_on(
     line = command.tiny("seed=range(8)")
     train = local.train_pack_safely
 
-    def interrupt(job: Any) -> Any:
-        train(job)
+    def interrupt(job: Any, *others: Any) -> Any:
+        train(job, *others)
         signal.raise_signal(signal.SIGINT)
 
     before = state()
