@@ -16,13 +16,14 @@ from analysis.campaign import write_campaign
 from analysis.report import write_report
 from harness.stored import STORE
 from sweeps.status import status_of
+from tests.analysis.reads import count_reads
 from tests.benchmarks import scale
 
 SEEDS = (4, 8, 16)  # of 60 trials each
 
 
 class Opened(Counter[Path]):
-    """How often each file was opened, while `is_on`."""
+    """How often each file was opened, while `is_on`: by its path, or below a descriptor of its folder."""
 
     is_on = False
 
@@ -33,9 +34,12 @@ class Opened(Counter[Path]):
     def during(self, work: Callable[[], object], out: Path) -> dict[str, Counter[int]]:
         """Of the files in the store, by name of the signal or `zarr.json`: how many were opened how often."""
         self.clear()
-        self.is_on = True
-        work()
-        self.is_on = False
+        with pytest.MonkeyPatch.context() as patch:
+            below = count_reads(patch)
+            self.is_on = True
+            work()
+            self.is_on = False
+        self.update(below)
         found: dict[str, Counter[int]] = {}
         for path, number in self.items():
             if path.is_relative_to(out / STORE):

@@ -58,7 +58,7 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
     from sweeps.planner import make_plan
 
     planned = planned_trials(overrides)
-    open_store(out, "scale")
+    folder = open_store(out, "scale")
     for pack in make_plan(planned, (), None, "cpu", 2).packs:
         own = pack.recorded
         depth = own[0].model.depth
@@ -75,7 +75,7 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
             strikes=[len(some) for some in events],
             changes=[len(some) for some in events],
         )
-    write_plan(out, {twin.id for trial in planned for twin in (trial, trial.golden)})
+    write_plan(folder, {twin.id for trial in planned for twin in (trial, trial.golden)})
 
 
 def planned_trials(overrides: Sequence[str]) -> list[Trial]:

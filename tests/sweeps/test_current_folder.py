@@ -12,7 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from harness.stored import complete_trials, open_store
+from harness.store import open_store
+from harness.stored import complete_trials
 from sweeps import current_folder
 from sweeps.job import Job
 from sweeps.planner import make_plan
@@ -105,8 +106,8 @@ def test_a_slurm_job(command: ModuleType, tmp_path: Path) -> None:
     (tools / "srun").chmod(0o755)
     keys = [text for text in command.tiny("seed=1,2") if not text.startswith(("pack.", "telemetry.", "hydra."))]
     (pack,) = make_plan(command.trials(*keys), (), None, "cpu", 1).packs
-    open_store(out, "grid")
-    script = SlurmExecutor(OPTIONS, wait=True)._script(out / "slurm" / "token", [[Job(pack, out, "cpu", 2)]], 1)
+    folder = open_store(out, "grid")
+    script = SlurmExecutor(OPTIONS, wait=True)._script(folder, "token", [[Job(pack, out, "cpu", 2)]], 1)
     words = script.read_text()
     assert words.index("export PYTHONSAFEPATH=1") < words.index("srun")
     numbers = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "1", "SLURM_JOB_ID": "1", "SLURM_LOCALID": "0"}

@@ -171,7 +171,7 @@ class At(Checkpoints):
 def mitigated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mitigated:
     name, (_, struck_at, (killed_at, _)) = request.param, times(request.param)
     trials, folder = different(name, 3), tmp_path_factory.mktemp(name)
-    clean = engine.run(trials, checkpoints=At(folder, step=killed_at))
+    clean = engine.run(trials, checkpoints=At(ResultsPath.at(folder), step=killed_at))
     injectors = {2 + i: change for i, change in enumerate(strikes(struck_at).values())}
     struck = engine.run([trials[2], trials[0], *different(name, len(STRIKES))], injectors)
     return Mitigated(name, trials, clean, struck, folder)
