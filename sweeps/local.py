@@ -25,6 +25,7 @@ from pebble import ProcessPool
 
 from harness.checkpoint import Stopped
 from harness.config import ConfigError
+from harness.corpus import main_memory
 from harness.results_folder import FolderLost
 from sweeps.job import Elsewhere, Failed, Finished, Job, record_failure, train_pack_safely
 from sweeps.planner import PackPlan, pack_bytes
@@ -65,11 +66,6 @@ class Executor(Protocol):
         ...
 
 
-def machine_memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def available_cores() -> int:
     """Cores that this process may use; fewer than the machine's inside a Slurm job or a container."""
     return len(os.sched_getaffinity(0))
@@ -95,7 +91,7 @@ class LocalExecutor:
             gpus = torch.cuda.device_count()
             on_one = math.ceil(self.workers * min(self.processes, gpus) / gpus)
             return SHARE_OF_MEMORY * torch.cuda.get_device_properties(0).total_memory / on_one
-        return SHARE_OF_MEMORY * machine_memory() / self.workers
+        return SHARE_OF_MEMORY * main_memory() / self.workers
 
     def fitting(self, packs: Sequence[PackPlan]) -> LocalExecutor:
         """This one, or one with so few workers that their packs fit into main memory (the device is a CPU).
@@ -105,7 +101,7 @@ class LocalExecutor:
         largest = max(packs, key=pack_bytes, default=None)
         if largest is None:
             return self
-        memory, needed = machine_memory(), pack_bytes(largest) * self.processes
+        memory, needed = main_memory(), pack_bytes(largest) * self.processes
         if needed > memory:
             pack = f"a pack of {count(len(largest.trials), 'trial')} needs about {needed / 2**30:,.0f} GiB"
             allowed = f"at most the {memory / 2**30:,.0f} GiB of this machine: a smaller pack.size, model or batch"

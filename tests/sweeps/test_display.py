@@ -102,7 +102,7 @@ def test_no_more_workers_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -
     plan = make_plan([Trial(seed=seed) for seed in range(6)], (), 2, "cpu", 1)
     largest = max(pack_bytes(pack) for pack in plan.packs)
     for times, workers in ((1.0, 1), (2.9, 2), (100.0, 4)):
-        monkeypatch.setattr(local, "machine_memory", lambda times=times: int(times * largest))
+        monkeypatch.setattr(local, "main_memory", lambda times=times: int(times * largest))
         assert LocalExecutor(4).fitting(plan.packs) == LocalExecutor(workers)
     assert LocalExecutor(4).fitting([]) == LocalExecutor(4)
 
