@@ -49,7 +49,7 @@ def write_campaign(out: Path | str) -> Campaign:
     judged, said = outcomes_and_notes(with_losses(sweep))
     table = site_table(judged)
     notes = [*_remarks(table), *said]
-    pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, folder / "figures")
+    pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, out)
     words = in_words(table)
     page = template("campaign").render(
         study=sweep.attrs["study"],
@@ -61,7 +61,7 @@ def write_campaign(out: Path | str) -> Campaign:
     )
     html = folder / "campaign.html"
     html.write(page.encode())
-    return Campaign(html.path, words, notes, pictures)
+    return Campaign(out / html.name, words, notes, pictures)
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:

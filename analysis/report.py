@@ -68,7 +68,7 @@ def write_report(out: Path | str) -> Report:
     figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
     if searches := read_searches(out):
         figures |= {name: draw(searches) for name, draw in SEARCH_FIGURES.items()}
-    pictures = save_figures(figures, folder / "figures")
+    pictures = save_figures(figures, out)
     page = template("report").render(
         study=ds.attrs["study"],
         findings=found,
@@ -89,7 +89,7 @@ def write_report(out: Path | str) -> Report:
     )
     html = folder / "report.html"
     html.write(page.encode())
-    return Report(html.path, [picture.path for picture in pictures if picture.path], found)
+    return Report(out / html.name, [picture.path for picture in pictures if picture.path], found)
 
 
 def with_losses(sweep: xr.Dataset) -> xr.Dataset:
@@ -111,8 +111,9 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(f"{name}.html.j2")
 
 
-def save_figures(drawings: Mapping[str, Drawing], folder: ResultsPath) -> list[Picture]:
-    """Save each figure; one that the sweep has no longer is removed, so that none is out of date."""
+def save_figures(drawings: Mapping[str, Drawing], out: Path) -> list[Picture]:
+    """Save each to `out`/figures; one that the sweep has no longer is removed, so that none is out of date."""
+    folder = ResultsPath.open(out) / "figures"
     folder.make_folder()
     pictures = []
     for name, drawing in drawings.items():
@@ -121,10 +122,12 @@ def save_figures(drawings: Mapping[str, Drawing], folder: ResultsPath) -> list[P
             file.unlink()
             pictures.append(Picture(name, drawing.caption))
         else:
-            content = io.BytesIO()
-            drawing.figure.savefig(content, dpi=DOTS_PER_INCH)
-            file.write(content.getvalue())
-            pictures.append(Picture(name, drawing.caption, file.path, base64.b64encode(content.getvalue()).decode()))
+            drawn = io.BytesIO()
+            drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
+            content = drawn.getvalue()
+            file.write(content)
+            shown = base64.b64encode(content).decode()
+            pictures.append(Picture(name, drawing.caption, out / "figures" / file.name, shown))
     return pictures
 
 

@@ -370,10 +370,9 @@ def test_a_folder_that_is_moved_or_removed_meanwhile(
     (tmp_path / "switch").write_text("hold 1")
     process = command.fork(*command.tiny(*TRAPS, f"hydra.launcher.workers={workers}"), cwd=tmp_path, path=[rigged])
     command.until((tmp_path / "switch.reached").exists, "the trap is reached")
-    if is_removed:
-        shutil.rmtree(tmp_path / "out")
-    else:
-        (tmp_path / "out").rename(tmp_path / "elsewhere")
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    if is_removed:  # in one go, while others write into it
+        shutil.rmtree(tmp_path / "elsewhere")
     (tmp_path / "switch.go").touch()
     stopped = command.end(process)
     assert stopped.status == 1 and "Traceback" not in stopped.out

@@ -18,6 +18,8 @@ from optuna.trial import TrialState
 from analysis.open_sweep import open_sweep
 from analysis.searches import front, read_searches
 from analysis.stability_edge import edge_table
+from harness.results_folder import ResultsPath
+from harness.store import open_store
 from harness.stored import read_packs
 from sweeps.search.edge import bracket, next_rate
 from sweeps.search.space import geometric
@@ -36,7 +38,7 @@ ONCE = ("pack.size=auto", "telemetry.block=50")
 
 
 def searched(out: Path) -> list[optuna.Study]:
-    storage = journal(out / "search")
+    storage = journal(ResultsPath.open(out) / "search")
     return [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
 
 
@@ -282,13 +284,14 @@ def test_a_golden_twin_that_is_lost_ends_the_search(command: ModuleType, tmp_pat
 
 
 def test_a_half_written_last_line_is_cut_off(tmp_path: Path) -> None:
-    studies = Studies(tmp_path)
+    folder = open_store(tmp_path, "grid")
+    studies = Studies(folder)
     with studies.open():
         studies.study("a", ["maximize"], {})
     file = tmp_path / "search" / "journal.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole + b'{"op_code":0,"worker')
-    with Studies(tmp_path).open() as again:
+    with Studies(folder).open() as again:
         again.study("b", ["maximize"], {})
     assert file.read_bytes().startswith(whole)
     assert [study.study_name for study in searched(tmp_path)] == ["a", "b"]

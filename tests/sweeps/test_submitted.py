@@ -110,14 +110,14 @@ CONTENTS = {
 KINDS = {
     "a pipe": os.mkfifo,
     "a folder": lambda path: path.mkdir(),
-    "a link": lambda path: path.symlink_to("/etc/hostname"),
-    "a link to nothing": lambda path: path.symlink_to("/nowhere"),
+    "a link": lambda path: path.symlink_to(__file__),
+    "a link to nothing": lambda path: path.symlink_to(path / "nowhere"),
 }
 
 
 def damage(file: Path, what: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_dir():
+    if file.is_dir() and not file.is_symlink():
         file.rmdir()
     file.unlink(missing_ok=True)
     if what in CONTENTS:
