@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart picture test lint benchmark slurm browser
+.PHONY: install quickstart picture test fuzz lint benchmark slurm browser
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -30,6 +30,10 @@ picture: quickstart
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+
+# An hour of command lines, YAML files and damaged stores, each shrunk if it fails; `make test` tries a few.
+fuzz: install
+	$(BIN)/python -m tests.fuzz --minutes 60
 
 lint: install
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import matplotlib
 
 from analysis.campaign import write_campaign
 from analysis.campaign_figures import CAMPAIGN_FIGURES
-from analysis.drawing import Drawing
+from analysis.drawing import PICTURES, Drawing
 from analysis.figures import FIGURES
 from analysis.labels import labelled
 from analysis.mitigation_map import MITIGATION_FIGURES
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
         return 2
     except OSError as error:
         target = f"FILE={options.file}" if options.command == "figure" else f"out={options.out}"
-        reason = f"{error.strerror}: {error.filename}"
+        reason = f"{error.strerror}: {error.filename}" if error.strerror else str(error)
         say(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to", file=sys.stderr)
         return 2
     return 0
@@ -100,9 +100,8 @@ def _figure(name: str, out: Path, file: Path) -> None:
     drawing = _drawing(name, out)
     if drawing.figure is None:
         raise ConfigError(f"figure {name}: {drawing.caption}")
-    allowed = drawing.figure.canvas.get_supported_filetypes()
-    if file.suffix[1:] not in allowed:
-        raise ConfigError(f"{file}: unknown kind of file; allowed: {', '.join(f'.{kind}' for kind in allowed)}")
+    if file.suffix not in PICTURES:
+        raise ConfigError(f"{file}: unknown kind of file; allowed: {', '.join(PICTURES)}")
     # The same results give the same file, byte for byte.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
 MARKERS = "osD^vPX*<>"
+PICTURES = (".png", ".svg", ".pdf")  # kinds of files that are written; others need TeX, or lack transparency
 
 
 @dataclass(frozen=True)

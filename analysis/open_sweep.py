@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from harness.config import CORE, NO_FAULT, Fault, Trial, sections
+from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
 from harness.store import SIGNALS
 from harness.stored import PackInfo, read_packs, read_signal, read_store
 
@@ -213,6 +213,7 @@ def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
             if text not in numbers[name]:
                 numbers[name][text] = len(parts[name])
                 parts[name].append(_flat(name, value))
+                _check_numbers(parts[name][-1])
                 paths |= dict.fromkeys(parts[name][-1], name)
             which[name][number] = numbers[name][text]
     for name, own in which.items():
@@ -257,6 +258,24 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
     if name == "fault" and value["name"] == NO_FAULT.name:
         return {"fault.name": NO_FAULT.name}
     return {f"{name}.{field}": item for field, item in value.items()}
+
+
+@functools.cache
+def _numbers() -> frozenset[str]:
+    """The paths of the fields that are numbers, of all that do not belong to one injector."""
+    parts = {"": Trial, **sections(), "fault": Fault}
+    known = (
+        (f"{part}.{name}".lstrip("."), kind) for part, cls in parts.items() for name, kind in field_types(cls).items()
+    )
+    return frozenset(path for path, (kind, _) in known if kind in (int, float))
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a stored value that is no number where figures and tables reckon with one."""
+    for path, value in values.items():
+        if path in _numbers() and not isinstance(value, int | float | None):
+            words = f"a stored trial has {path}={value!r:.60}"
+            raise ConfigError(f"{words}, which is no number; allowed: a store as a sweep has written it")
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:

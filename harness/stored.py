@@ -23,6 +23,7 @@ import google_crc32c
 import numpy as np
 
 from harness.config import ConfigError
+from harness.recipe import LARGEST_SEED
 from harness.results_folder import FolderLost, ResultsPath
 from harness.zarr_files import METADATA, array_metadata, chunk_key, strict_json
 
@@ -30,6 +31,7 @@ FORMAT_VERSION = 4
 STORE = "store.zarr"
 CHECKSUM = "sha256"  # of a complete pack's other attributes
 CRC_BYTES = 4
+_LONG = re.compile(rb"[0-9]{19}")
 MOST_STEPS = 10**8  # of a pack; more are no results, but a damaged number
 
 
@@ -132,12 +134,12 @@ def pack_of(place: ResultsPath) -> PackInfo:
     """The pack of that group. Raises FileNotFoundError if it is not there, and DamagedStore if it cannot be read."""
     file = place / METADATA
     try:
-        group = json.loads(file.read_bytes())
+        group = _parsed(file.read_bytes())
         pack = PackInfo(place, group["attributes"], group["consolidated_metadata"]["metadata"])
         _check(pack)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise DamagedStore(f"{file}: cannot be read ({_reason(error)}); allowed: as a sweep has written it") from None
     return pack
 
@@ -165,6 +167,17 @@ def written_at(out: Path, pack_id: str) -> int | None:
 def complete_trials(out: Path) -> set[str]:
     """The ids of the trials whose pack is finished."""
     return {trial for pack in read_packs(out) if pack.complete for trial in pack.attributes["ids"]}
+
+
+def _parsed(content: bytes) -> Any:
+    """The value of some JSON. Raises ValueError, also for an integer that no array of integers holds."""
+    return json.loads(content, parse_int=_integer if _LONG.search(content) else None)
+
+
+def _integer(text: str) -> int:
+    if abs(number := int(text)) > LARGEST_SEED:
+        raise ValueError(f"{text:.40} is beyond 64 bits")
+    return number
 
 
 # --- metadata, checked -------------------------------------------------------------------------------------------
@@ -225,7 +238,7 @@ OF_COMPLETE: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _check(pack: PackInfo) -> None:
-    """Raises ValueError, KeyError or TypeError for what no sweep has written."""
+    """Raises ValueError, KeyError, TypeError or AttributeError for what no sweep has written."""
     found = pack.attributes
     for name, is_right in ABOUT.items():
         if not is_right(found[name]):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.command_line import PROGRAM, Parser
 from harness.fields import ConfigError
-from harness.printing import say
+from harness.printing import say, warn_in_one_line
 from harness.results_folder import FolderLost
 from harness.version import commit, version
 from sweeps import current_folder
@@ -33,6 +33,7 @@ def main() -> int:
 def run(arguments: Sequence[str]) -> int:
     """What the words after `stability-harness` ask for. Returns the exit status: 2 with a line on what is wrong."""
     name, *rest = arguments or ("",)
+    warn_in_one_line()
     try:
         if name in ("-h", "--help"):
             print(_help())

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,17 +28,24 @@ import torch
 from matplotlib.ticker import LogLocator
 from torch import Tensor
 
+from analysis.drawing import PICTURES
 from harness.command_line import Parser
-from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial
-from harness.corpus import Corpus, load_corpus
+from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial, checked
+from harness.corpus import Corpus, load_corpus, main_memory
+from harness.fields import shown
 from harness.loop import train
 from harness.optimizers import OPTIMIZERS
 from harness.pack import Pack
+from harness.printing import say
+from harness.recipe import DEEPEST, MOST_STEPS, WIDEST
 from harness.sites import Agenda
+from sweeps.planner import check_weights
+from sweeps.settings import LARGEST_PACK
 
 WIDTHS, DEPTHS, STEPS, SEEDS = (64, 128, 256, 512, 1024), (2, 4, 8, 16), 4, 3
 RATES = {"adam": 1e-2, "sgd": 0.3, "relative": 0.05, "lars": 5.0}  # by optimizer, or by the rule of its updates' size
 BASE_WIDTH, BASE_DEPTH, HEAD_DIM, CONTEXT, BATCH, VOCABULARY = 64, 2, 32, 16, 4, 256
+_NUMBER = re.compile(r"[0-9]{1,18}")
 PARAMETRIZATIONS = {"standard": "standard", "mup": "muP", "completep": "CompleteP"}
 COMPARED = {"width": ("standard", "mup"), "depth": ("standard", "mup", "completep")}
 ACTIVATIONS = {
@@ -189,7 +197,7 @@ def _sizes(allowed: str, is_allowed: Callable[[int], bool]) -> Callable[[str], l
     """A parser of two or more different numbers."""
 
     def parse(text: str) -> list[int]:
-        sizes = [int(part) for part in text.split(",")]
+        sizes = [int(part) if _NUMBER.fullmatch(part) else 0 for part in text.split(",")]
         if len(set(sizes)) < 2 or not all(map(is_allowed, sizes)):
             raise argparse.ArgumentTypeError(f"{text}: allowed: two or more {allowed}, separated by commas")
         return sizes
@@ -197,45 +205,83 @@ def _sizes(allowed: str, is_allowed: Callable[[int], bool]) -> Callable[[str], l
     return parse
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: allowed: a whole number from 1 on")
-    return int(text)
+def _count(most: int) -> Callable[[str], int]:
+    """A parser of a number from 1 to `most`."""
+
+    def parse(text: str) -> int:
+        if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{shown(text)}: allowed: a whole number from 1 to {most}")
+        return int(text)
+
+    return parse
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = checked("--rate", Optim, "lr", float(text))
+    except ValueError:
+        rate = 0.0
+    if not rate:  # nothing would move
+        raise argparse.ArgumentTypeError(f"{shown(text)}: allowed: a number above 0 that float32 holds")
+    return rate
+
+
+def _picture(text: str) -> Path:
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: unknown kind of file; allowed: {', '.join(PICTURES)}")
+    return Path(text)
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description=(__doc__ or "").split("\n")[0])
-    widths = _sizes(f"multiples of {HEAD_DIM}", lambda width: width >= HEAD_DIM and width % HEAD_DIM == 0)
-    depths = _sizes("whole numbers from 1 on", lambda depth: depth >= 1)
-    parser.add_argument("out", type=Path, help="the figure to write, a .png")
+    widths = _sizes(
+        f"multiples of {HEAD_DIM} up to {WIDEST}", lambda width: HEAD_DIM <= width <= WIDEST and width % HEAD_DIM == 0
+    )
+    depths = _sizes(f"whole numbers from 1 to {DEEPEST}", lambda depth: 1 <= depth <= DEEPEST)
+    parser.add_argument("out", type=_picture, help=f"the figure to write ({', '.join(PICTURES)})")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--widths", type=widths, help=f"default {','.join(map(str, WIDTHS))}")
     sizes.add_argument("--depths", type=depths, help=f"depths to compare instead, such as {','.join(map(str, DEPTHS))}")
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adamw", help="default adamw")
-    parser.add_argument("--steps", type=_count, default=STEPS, help=f"training steps, default {STEPS}")
+    parser.add_argument("--steps", type=_count(MOST_STEPS), default=STEPS, help=f"training steps, default {STEPS}")
     parser.add_argument(
-        "--rate", type=float, help=f"learning rate, the same everywhere, default {RATES['adam']} for adamw"
+        "--rate", type=_rate, help=f"learning rate, the same everywhere, default {RATES['adam']} for adamw"
     )
-    parser.add_argument("--seeds", type=_count, default=SEEDS, help=f"trials in each pack, default {SEEDS}")
+    seeds = _count(LARGEST_PACK)
+    parser.add_argument("--seeds", type=seeds, default=SEEDS, help=f"trials in each pack, default {SEEDS}")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m sweeps.coordinate_check") -> None:
     """Measure, draw and print. Wrong input is a line on standard error, and exit status 2."""
     try:
-        options = _parser(program).parse_args(arguments)
+        _run(_parser(program).parse_args(arguments))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Raises ConfigError for what cannot be trained or drawn."""
     against = "depth" if options.depths else "width"
     sizes = options.depths or options.widths or list(WIDTHS)
+    for parametrization in COMPARED[against]:
+        largest = _trials(parametrization, {against: max(sizes)}, options.steps, options.rate, 1, options.optimizer)
+        check_weights(largest, main_memory() / options.seeds)
     table = measure(against, sizes, options.steps, options.rate, options.seeds, options.optimizer)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(table, against, options.out)
+    if not np.isfinite(table["change"]).any():
+        raise ConfigError(f"--rate={options.rate}: no run is finite after a step; allowed: a smaller rate")
+    try:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        draw(table, against, options.out)
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror})"
+        raise ConfigError(f"{options.out}: {reason}; allowed: a file in a folder that you may write to") from None
     last = slopes(table, against).xs(options.steps, level="step").unstack("parametrization")
     last = last.reindex(index=list(ACTIVATIONS), columns=list(COMPARED[against]))
-    shown = last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string()
-    print(f"Exponent of the change after {options.steps} steps of {options.optimizer} against the {against}:\n{shown}")
+    exponents = last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string()
+    print(f"Exponent of the change after {options.steps} steps of {options.optimizer} against the {against}:")
+    print(exponents)
     print(f"Figure: {options.out}")
 
 

@@ -12,11 +12,13 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.plugins.config_source import ConfigSource
 
+from harness.config import sections
 from harness.fields import ConfigError, Problems, shown
 from injectors import fault_types
 from sweeps import settings
@@ -123,8 +125,16 @@ def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
             raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif type(value) is int and abs(value) > LARGEST:
         raise ConfigError(f"{given}: beyond 64 bits; allowed: {-LARGEST} to {LARGEST}")
+    elif value == {} and path and list(path) not in _sections():
+        raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif value != {} and not isinstance(value, bool | int | float | None):
         raise ConfigError(f"{given}: wrong type ({type(value).__name__}); allowed: one number or word")
+
+
+@cache
+def _sections() -> list[list[str]]:
+    """The keys that have others below them, of which a file may say nothing."""
+    return [[name] for name in (*sections(), *settings.PARTS)]
 
 
 def _short(value: Any) -> str:

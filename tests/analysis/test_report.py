@@ -305,6 +305,17 @@ def test_the_map_of_mitigations_is_a_figure_of_its_own(tmp_path: Path, synthetic
     assert capsys.readouterr().err == expected and not (tmp_path / "none.png").exists()
 
 
+@pytest.mark.parametrize("name", ["x.pgf", "x.eps", "x", "pipe.png"])
+def test_a_figure_of_a_kind_that_is_not_written(tmp_path: Path, realistic, capsys, name: str) -> None:
+    """TeX draws some of them, and may not be there; nothing is waited for that is no file."""
+    os.mkfifo(tmp_path / "pipe.png")
+    assert main(["figure", "loss_against_rate", str(realistic), str(tmp_path / name)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and "None" not in captured.err
+    assert "; allowed: .png, .svg, .pdf\n" in captured.err or "cannot be written" in captured.err
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe.png"]
+
+
 def test_errors_are_one_line_and_status_2(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "missing")]) == 2
     captured = capsys.readouterr()

@@ -161,6 +161,9 @@ def test_the_command_draws_a_figure(tmp_path, monkeypatch, capsys, arguments, sa
     assert ("CompleteP" in printed) == ("--depths" in arguments)
 
 
+RATES_REFUSED = ("nan", "inf", "1e400", "1e39", "-1", "0", "x")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -168,15 +171,35 @@ def test_the_command_draws_a_figure(tmp_path, monkeypatch, capsys, arguments, sa
         (("--widths", "64,64"), "64,64: allowed: two or more multiples of 32"),
         (("--widths", "64,65"), "64,65: allowed: two or more multiples of 32"),
         (("--widths", "0,64"), "0,64: allowed: two or more multiples of 32"),
-        (("--depths", "2"), "2: allowed: two or more whole numbers from 1 on"),
-        (("--depths", "0,2"), "0,2: allowed: two or more whole numbers from 1 on"),
+        (("--depths", "2"), "2: allowed: two or more whole numbers from 1 to 4096"),
+        (("--depths", "0,2"), "0,2: allowed: two or more whole numbers from 1 to 4096"),
         (("--widths", "64,128", "--depths", "2,4"), "not allowed with"),
         (("--optimizer", "adam"), "adamw"),
-        (("--steps", "0"), "0: allowed: a whole number from 1 on"),
+        (("--steps", "0"), "0: allowed: a whole number from 1 to 10000000"),
+        (("--steps", "9" * 5000), "(5000 characters): allowed: a whole number from 1 to 10000000"),
+        (("--seeds", "1000000000"), "1000000000: allowed: a whole number from 1 to 1000000"),
+        (("--widths", "32,999999968"), "32,999999968: allowed: two or more multiples of 32 up to 1048576"),
+        (("--widths", "32,1048576"), "model.width=1048576, model.depth=2: weights and gradients of one trial take "),
+        (("--depths", "1,4096", "--seeds", "1000000"), "depth=4096: weights and gradients of one trial take "),
+        (("--depths", "1,x"), "1,x: allowed: two or more whole numbers from 1 to 4096"),
+        *((("--rate", rate), f"{rate}: allowed: a number above 0 that float32 holds") for rate in RATES_REFUSED),
+        (("--widths", "32,64", "--steps", "1", "--rate", "1e38"), "--rate=1e+38: no run is finite after a step"),
     ],
 )
 def test_what_the_command_refuses(tmp_path, monkeypatch, capsys, arguments, said):
     with pytest.raises(SystemExit) as end:
         run_command(monkeypatch, tmp_path / "check.png", *arguments)
     assert end.value.code == 2
-    assert said in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert said in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_a_figure_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    few = ("--steps", 1, "--seeds", 1, "--widths", "32,64")
+    for name in ("folder.png", "file/x.png", "x.nothing", "x"):
+        with pytest.raises(SystemExit) as end:
+            run_command(monkeypatch, tmp_path / name, *few)
+        err = capsys.readouterr().err
+        assert end.value.code == 2 and err.startswith("error: ") and err.count("\n") == 1 and name in err

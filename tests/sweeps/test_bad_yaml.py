@@ -77,6 +77,8 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
     "an interpolation within": ("data: {path: 'a ${seed} b'}", "{name}: data.path=a ${seed} b: an interpolation"),
     "a missing value": ("data: {path: '???'}", "{name}: data.path=???: no value; allowed: a value, or null"),
     "an empty word": ("data: {path: ''}", "{name}: data.path=: no value; allowed: a value, or null"),
+    "a section in place of a value": ("optim: {lr: {}}", "{name}: optim.lr={}: no value; allowed: a value, or null"),
+    "a section that there is not": ("nothing: {}", "{name}: nothing={}: no value; allowed: a value, or null"),
     "an escape": ('data: {path: "a\\e[2Jb"}', "{name}: data.path=a\\x1b[2Jb: control characters; allowed: printable"),
     "a target": ("model: {_target_: os.mkdir}", "{name}: model._target_=os.mkdir: would be imported and called"),
     "a header of nothing": (

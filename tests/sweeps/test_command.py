@@ -102,6 +102,16 @@ def test_a_closed_pipe_is_no_error(empty: Path) -> None:
 # --- the version -------------------------------------------------------------------------------------------------
 
 
+def test_a_warning_is_one_line(command: ModuleType, empty: Path) -> None:
+    assert command.call(*command.tiny("out=out")).status == 0
+    (file,) = (empty / "out").glob("store.zarr/*/zarr.json")
+    file.write_text("{")
+    for name in ("status", "verify"):
+        done = subprocess.run([BIN / "stability-harness", name, "out"], capture_output=True, text=True, cwd=empty)
+        lines = done.stderr.splitlines()
+        assert len(lines) == (name == "status") and all(line.startswith("warning: ") for line in lines), lines
+
+
 def test_version_is_our_own(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     said = f"stability-harness {version()}" + (f" ({commit()})" if commit() else "") + "\n"
     assert run(["--version"]) == 0

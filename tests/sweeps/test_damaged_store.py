@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import analysis
+from analysis.__main__ import main
 from harness.store import open_store
 from harness.stored import STORE, DamagedStore
 from harness.zarr_files import METADATA
@@ -180,6 +182,45 @@ def test_damaged_metadata_are_found(command: ModuleType, copied: Path, old: str,
     file.write_text(text.replace(old, new, 1))
     ended = command.call("verify", "out")
     assert ended.status == 1 and f"damaged: {file}: " in ended.out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"width":16', '"width":"nan"', "error: a stored trial has model.width='nan', which is no number; allowed: "),
+        ('"lr":0.003', '"lr":["a"]', "error: a stored trial has optim.lr=['a'], which is no number; allowed: "),
+    ],
+)
+def test_a_configuration_that_nobody_can_reckon_with_is_one_line(
+    copied: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    (file,) = copied.glob(f"{STORE}/*/{METADATA}")
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    for name in ("report", "campaign"):
+        capsys.readouterr()
+        assert main([name, "out"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and err.startswith(said), err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (r'"width":16', f'"width":{"9" * 400}', "99 is beyond 64 bits"),
+        (r'"attributes":\{"units":[^}]*\}', '"attributes":4', "AttributeError: 'int' object"),
+        (r'"metadata":\{', '"metadata":[{', "JSONDecodeError: "),
+        (r'"dimension_names":\["trial"', '"dimension_names":[["trial"]', "ValueError: array "),
+    ],
+)
+def test_metadata_of_another_kind_are_no_pack(copied: Path, old: str, new: str, said: str) -> None:
+    (file,) = copied.glob(f"{STORE}/*/{METADATA}")
+    text, times = re.subn(old, new, file.read_text())
+    assert times
+    file.write_text(text)
+    with pytest.warns(UserWarning, match=f"not a pack, left out .*{said}"):
+        assert not analysis.open_sweep(copied).trial.size
 
 
 def test_what_is_not_finished_is_not_damaged(command: ModuleType, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
