@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +136,13 @@ def _parts() -> list[tuple[str, str, list[str]]]:
     return found
 
 
+def _once(words: Iterable[str]) -> list[str]:
+    """Of the words with the same key the last one: a key that is given twice hides all else that is wrong."""
+    return list({text.partition("=")[0]: text for text in words}.values())
+
+
 sweep = st.builds(
-    lambda flags, some, own: list(
-        {text.partition("=")[0]: text for text in ["sweep", *flags, *itertools.chain(*some), *own]}.values()
-    ),
+    lambda flags, some, own: ["sweep", *_once([*flags, *itertools.chain(*some), *own])],
     st.lists(st.sampled_from(FLAGS), max_size=1) | st.just([]),
     st.lists(together(), max_size=2),
     st.lists(overrides(), max_size=2),
