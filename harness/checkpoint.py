@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import re
 import time
@@ -104,11 +103,9 @@ class Checkpoints:
         if self.is_stopping:
             raise Stopped(step)
 
-    def newest(self, before: float = math.inf) -> Saved | None:
-        """The newest checkpoint of a step `before` that is whole, or None; each that is not is a warning."""
+    def newest(self) -> Saved | None:
+        """The newest checkpoint that is whole, or None; each that is not is a warning."""
         for step in self._steps():
-            if step >= before:
-                continue
             try:
                 return self._read(step)
             except (Damaged, OSError, ConfigError) as error:
@@ -119,6 +116,12 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The step of the last one that was saved, whole or not."""
         return next(iter(self._steps()), None)
+
+    def drop(self, step: int) -> None:
+        """Remove that of a step, and those after it: something that the store had before it is lost."""
+        for later in self._steps():
+            if later >= step:
+                self._remove(later)
 
     def remove(self) -> None:
         """Remove all: the pack is complete, or begins anew."""

@@ -93,7 +93,7 @@ def open_store(out: Path, study: str) -> ResultsPath:
 def check_store(out: Path, study: str) -> None:
     """Raises ConfigError if `out` is neither new, nor empty, nor a results folder of `study`. Changes nothing."""
     check_own(out)
-    if (ResultsPath.at(out) / STORE / METADATA).exists() if out.exists() else False:
+    if out.exists() and (ResultsPath.at(out) / STORE / METADATA).exists():
         found = read_root(out)["study"]
         if found != study:
             raise ConfigError(
@@ -169,8 +169,8 @@ class PackStore:
         if old.complete:
             raise ValueError(f"{old.path}: this pack is complete already")
         whole_blocks = step // old.block * old.block
-        for _, words in damage(old, whole_blocks):
-            warnings.warn(f"{words}; what its pack has trained since is trained again", stacklevel=2)
+        if found := next(damage(old, whole_blocks), None):
+            warnings.warn(f"{found[1]}; what its pack has trained since is trained again", stacklevel=2)
             return None
         return cls(old.place, old.attributes, old.steps, old.layers, old.block)
 

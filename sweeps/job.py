@@ -218,9 +218,9 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     device = pick_device(job.device, first.train.precision)
     pack, agenda, corpus = _prepared(job, device)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
-    saved, store = checkpoints.newest(), None
-    while saved and (store := PackStore.resume(job.out, job.pack.id, saved.step)) is None:
-        saved = checkpoints.newest(before=saved.step)
+    store = None
+    while (saved := checkpoints.newest()) and (store := PackStore.resume(job.out, job.pack.id, saved.step)) is None:
+        checkpoints.drop(saved.step)
     if store is None:
         checkpoints.remove()
         store = PackStore.create(
@@ -240,7 +240,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
 
     progress.begin(saved.step if saved else 0)
     try:
-        with _all_ranks(job, pack, store.block, saved.step if saved else None):
+        with _all_ranks(job, pack, store.block, saved is not None):
             result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
     except Stopped as stop:
         progress.stopped(stop.step)
@@ -278,24 +278,21 @@ def _prepared(job: Job, device: torch.device) -> tuple[Pack, Agenda, Corpus]:
 
 
 @contextlib.contextmanager
-def _all_ranks(job: Job, pack: Pack, block: int, begun: int | None) -> Iterator[None]:
-    """Have the pack's other ranks trained by other processes meanwhile, if the job wants that.
-
-    They go on from the checkpoint of step `begun`, as this one does, if there is one.
-    """
+def _all_ranks(job: Job, pack: Pack, block: int, is_resumed: bool) -> Iterator[None]:
+    """Have the pack's other ranks trained by other processes meanwhile, if the job wants that."""
     if job.processes == 1:
         yield
         return
-    with ranks(job.processes, pack.device, _follow, (job, block, begun)) as group:
+    with ranks(job.processes, pack.device, _follow, (job, block, is_resumed)) as group:
         pack.spread_over(group)
         yield
 
 
-def _follow(group: Group, job: Job, block: int, begun: int | None) -> None:
+def _follow(group: Group, job: Job, block: int, is_resumed: bool) -> None:
     """What another rank's process does: the same training, of which it keeps nothing."""
     pack, agenda, _ = _prepared(job, group.device)
     pack.spread_over(group)
-    saved = job.checkpoints.newest(before=begun + 1) if begun is not None else None
+    saved = job.checkpoints.newest() if is_resumed else None
     checkpoints = Unsaved(job.checkpoints.folder)
     train(pack, agenda, block, lambda first_step, signals: None, checkpoints=checkpoints, saved=saved)
 

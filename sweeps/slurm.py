@@ -24,6 +24,7 @@ from typing import IO, Any
 import submitit
 
 from harness.config import ConfigError, Problems
+from harness.printing import say
 from harness.results_folder import LinkRefused, ResultsPath
 from harness.stored import written_at
 from sweeps.current_folder import python_path
@@ -114,13 +115,13 @@ class SlurmExecutor:
             done = _asked(["--parsable", "--begin=now+1day", f"--job-name={PROBE}"], script)
             number = _number(done)
             subprocess.run(["scancel", f"--name={PROBE}", number], capture_output=True)
-        say(f"hydra/launcher=slurm: Slurm takes these options, but its jobs may not start ({_said(test)})")
+        _warn(f"hydra/launcher=slurm: Slurm takes these options, but its jobs may not start ({_said(test)})")
 
     def running(self, out: Path) -> list[Job]:
         """Packs that stand in Slurm's queue for this store. Raises ConfigError as `running_jobs` does."""
         jobs, warnings = running_jobs(out)
         for line in warnings:
-            say(line)
+            _warn(line)
         return jobs
 
     def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
@@ -293,9 +294,9 @@ def _last_state(number: str) -> str:
     return words or "no longer known to Slurm"
 
 
-def say(line: str) -> None:
-    """Warn; what a sweep finds goes elsewhere."""
-    print(f"warning: {line}", file=sys.stderr)
+def _warn(line: str) -> None:
+    """What a sweep finds goes elsewhere."""
+    say(f"warning: {line}", file=sys.stderr)
 
 
 class Obstacles:
@@ -314,7 +315,7 @@ class Obstacles:
             if time.monotonic() - self._since.setdefault(words, time.monotonic()) > OBSTACLE_SECONDS:
                 self._since[words] = math.inf
                 way_out = f"stability-harness cancel {self.out} takes out what waits"
-                say(f"Slurm job {own[0]}{_more(own[1:])} cannot start: {words}; {way_out}")
+                _warn(f"Slurm job {own[0]}{_more(own[1:])} cannot start: {words}; {way_out}")
 
 
 def _more(others: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 import analysis
 from analysis.__main__ import main
+from harness.checkpoint import Checkpoints, Stopped
 from harness.store import open_store
 from harness.stored import STORE, DamagedStore
 from harness.zarr_files import METADATA
@@ -104,6 +105,19 @@ def test_where_no_checkpoint_is_before_the_damage_it_begins_anew(job: Job, whole
     lose(chunks(job.out, 0)[0])
     with pytest.warns(UserWarning, match="is missing; what its pack has trained since"):
         train_pack(job)
+    kills.check(job.out, whole)
+
+
+def test_what_is_trained_since_the_damage_is_kept_by_the_next_checkpoint(job: Job, whole: Path) -> None:
+    """Those that rest on lost chunks are gone: they would take the place of the next one, and be no use again."""
+    own = job.checkpoints
+    with pytest.raises(Killed):
+        train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))
+    lose(chunks(job.out, 3)[0])  # steps 6 and 7; the checkpoints are 6 and 9
+    with pytest.warns(UserWarning, match="is missing"), pytest.raises(Stopped, match="before step 7$"):
+        train_pack(job, Checkpoints(own.folder, about=own.about, is_stopping=True))
+    assert own.latest == 7
+    assert isinstance(train_pack(job), Finished)
     kills.check(job.out, whole)
 
 
