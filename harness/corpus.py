@@ -25,6 +25,7 @@ import numpy.typing as npt
 import tokenizers
 
 from harness.config import ConfigError, Data
+from harness.memory import in_units, main_memory
 from harness.tokenizer import TRAINING_BYTES, Tokens, encode_bpe, encode_bytes
 
 BYTES_PER_BYTE = 5  # of text, while it is read: documents, those joined, tokens of two bytes
@@ -119,16 +120,11 @@ def _check_lengths(data: Data, context: int, train: int, validation: int) -> Non
             _refuse(data, f"{reason}, too few for model.context={context}", f"at least {context + 1} in each part")
 
 
-def main_memory() -> int:
-    """Bytes of main memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _check_memory(data: Data, needed: int) -> None:
     """Raise ConfigError for more than this machine's memory can hold: a process that asks for it would be killed."""
     if needed > (memory := main_memory()):
-        reason = f"takes about {needed / 2**30:,.0f} GiB of memory"
-        _refuse(data, reason, f"at most the {memory / 2**30:,.0f} GiB of this machine: less data")
+        reason = f"takes about {in_units(needed)} of memory"
+        _refuse(data, reason, f"at most the {in_units(memory)} of this machine: less data")
 
 
 def _corpus(

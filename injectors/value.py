@@ -34,6 +34,7 @@ from injectors.fault import (
     slots_of,
     wrong_rank,
 )
+from injectors.numbers import wrong_number
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
@@ -117,7 +118,7 @@ class Value(InjectableFault):
             )
         if self.model in OPERATIONS:
             reasons += self._wrong_bits()
-        reasons += self._wrong_value(trial)
+        reasons += wrong_number(self.model, self.value, self.format, trial.train.precision)
         reasons += self._wrong_samples(trial)
         reasons += wrong_rank(self.rank, trial)
         if reasons:
@@ -146,24 +147,6 @@ class Value(InjectableFault):
         most = len(choices) + (self.bit is not None and self.bit not in choices)
         if self.bits > most and (self.bit is None or self.spread == "scattered"):
             return [f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"]
-        return []
-
-    def _wrong_value(self, trial: Trial) -> list[str]:
-        """Why what is computed with the number, or written, cannot hold it."""
-        if self.model == "noise" and self.value < 0:
-            return [f"fault.value={self.value}: is the standard deviation of fault.model=noise; allowed: 0 or more"]
-        state = torch.float64 if trial.train.precision == "fp64" else torch.float32  # of weights, gradients, moments
-        kept, most = torch.tensor(self.value, dtype=torch.float64).to(state), torch.finfo(state).max
-        where = f"train.precision={trial.train.precision}"
-        # Too large a factor for a narrow format is a fault by itself; too large a number to set is only a wrong one.
-        if self.model == "set" and self.format != "fp32" and bool(torch.isfinite(kept)):
-            kept, where = round_to(kept, self.format), f"fault.format={self.format}"
-            most = torch.finfo(FORMATS[self.format].dtype).max
-        if not bool(torch.isfinite(kept)):
-            other = ", or fault.model=infinity" if self.model == "set" else ""
-            return [f"fault.value={self.value}: infinite in {where}; allowed: at most {most:.6g} in size{other}"]
-        if self.value != 0 and bool(kept == 0):
-            return [f"fault.value={self.value}: rounds to 0 in {where}; allowed: 0, or a number further from it"]
         return []
 
     def _wrong_samples(self, trial: Trial) -> list[str]:

@@ -31,9 +31,10 @@ from torch import Tensor
 from analysis.drawing import PICTURES
 from harness.command_line import Parser
 from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial, checked
-from harness.corpus import Corpus, load_corpus, main_memory
+from harness.corpus import Corpus, load_corpus
 from harness.fields import shown
 from harness.loop import train
+from harness.memory import main_memory
 from harness.optimizers import OPTIMIZERS
 from harness.pack import Pack
 from harness.printing import say

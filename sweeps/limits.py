@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from harness.config import ConfigError
-from harness.corpus import main_memory
+from harness.memory import in_units, main_memory
 from harness.store import SIGNALS
 from sweeps.planner import PackPlan, Plan
 from sweeps.summary import count
@@ -15,12 +15,6 @@ STORED_BYTES, HELD_BYTES = 4, 8  # of one number: float32 in the store, float64 
 PROCESS_BYTES = 2**27  # that each process with torch loaded has at least
 SURE = 0.5  # of it is written; some signals are measured now and then, and those of trials that fail end early
 PER_LAYER = sum("layer" in signal.dims for signal in SIGNALS.values())
-
-
-def in_units(size: float) -> str:
-    """Bytes in words."""
-    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB") if size >= 2**20 else (2**10, "KiB")
-    return f"{size / unit:,.1f} {name}"
 
 
 def check_processes(processes: int) -> None:

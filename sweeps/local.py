@@ -25,7 +25,7 @@ from pebble import ProcessPool
 
 from harness.checkpoint import Stopped
 from harness.config import ConfigError
-from harness.corpus import main_memory
+from harness.memory import in_units, main_memory
 from harness.results_folder import FolderLost
 from sweeps.job import Elsewhere, Failed, Finished, Job, record_failure, train_pack_safely
 from sweeps.planner import PackPlan, pack_bytes
@@ -103,8 +103,8 @@ class LocalExecutor:
             return self
         memory, needed = main_memory(), pack_bytes(largest) * self.processes
         if needed > memory:
-            pack = f"a pack of {count(len(largest.trials), 'trial')} needs about {needed / 2**30:,.0f} GiB"
-            allowed = f"at most the {memory / 2**30:,.0f} GiB of this machine: a smaller pack.size, model or batch"
+            pack = f"a pack of {count(len(largest.trials), 'trial')} needs about {in_units(needed)}"
+            allowed = f"at most the {in_units(memory)} of this machine: a smaller pack.size, model or batch"
             raise ConfigError(f"model.width={largest.trials[0].model.width}: {pack}; allowed: {allowed}")
         return LocalExecutor(max(1, min(self.workers, memory // needed)), self.processes)
 

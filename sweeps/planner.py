@@ -12,6 +12,7 @@ import torch
 
 from harness.activations import ACTIVATIONS
 from harness.config import NO_FAULT, ConfigError, Model, Problems, Trial
+from harness.memory import in_units
 from harness.pack import rows_at_once
 from harness.placements import has_final_norm
 from harness.precision import FORMATS
@@ -296,8 +297,8 @@ def check_weights(trials: Iterable[Trial], memory: float) -> None:
         with problems.collect():
             if (needed := 2 * weight_bytes(trial)) > memory:
                 sizes = f"model.width={trial.model.width}, model.depth={trial.model.depth}"
-                takes = f"weights and gradients of one trial take {needed / 2**30:,.0f} GiB"
-                allowed = f"at most the {memory / 2**30:,.0f} GiB of a worker: a smaller model, or workers with more"
+                takes = f"weights and gradients of one trial take {in_units(needed)}"
+                allowed = f"at most the {in_units(memory)} of a worker: a smaller model, or workers with more"
                 raise ConfigError(f"{sizes}: {takes}; allowed: {allowed}")
     problems.check()
 

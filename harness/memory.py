@@ -1,0 +1,16 @@
+"""How much this machine holds, and sizes in words."""
+
+from __future__ import annotations
+
+import os
+
+
+def main_memory() -> int:
+    """Bytes of main memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def in_units(size: float) -> str:
+    """Bytes in words: `1.5 GiB`."""
+    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB") if size >= 2**20 else (2**10, "KiB")
+    return f"{size / unit:,.{int(size < 10 * unit)}f} {name}"
