@@ -32,7 +32,7 @@ def figure_names() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m analysis") -> int:
-    """Exit status 0, or 2 with one line on what is wrong."""
+    """Exit status 0; or, with one line on it, 2 if something is wrong, 1 if the folder was lost meanwhile."""
     parser = Parser(prog=program, description="Figures and reports from stored results.")
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="write OUT/figures/*.png and OUT/report.html, and say what was found")
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
             _figure(options.name, options.out, options.file)
     except (ConfigError, FolderLost) as error:
         say(f"error: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         target = f"FILE={options.file}" if options.command == "figure" else f"out={options.out}"
         reason = f"{error.strerror}: {error.filename}" if error.strerror else str(error)

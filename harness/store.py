@@ -126,7 +126,7 @@ class PackStore:
     @classmethod
     def create(
         cls,
-        out: Path,
+        folder: ResultsPath,
         pack_id: str,
         trials: Sequence[Trial],
         steps: int,
@@ -149,7 +149,7 @@ class PackStore:
             "steps_done": 0,
             "complete": False,
         }
-        place = ResultsPath.open(out) / STORE / pack_id
+        place = folder / STORE / pack_id
         old = read_pack(place)
         if old is not None and old.complete:
             raise ValueError(f"{place}: this pack is complete already")
@@ -158,12 +158,12 @@ class PackStore:
         return pack
 
     @classmethod
-    def resume(cls, out: Path, pack_id: str, step: int) -> PackStore | None:
+    def resume(cls, folder: ResultsPath, pack_id: str, step: int) -> PackStore | None:
         """The group of that id, to go on with from `step`; None if it is not there, or lacks values before that step.
 
         What is damaged of those is told in a warning. Raises ValueError if the pack is complete.
         """
-        old = read_pack(ResultsPath.open(out) / STORE / pack_id)
+        old = read_pack(folder / STORE / pack_id)
         if old is None:
             return None
         if old.complete:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.config import ConfigError
+    from harness.results_folder import FolderLost
     from sweeps.notebook import SweepFailed, run
 
-__all__ = ["ConfigError", "SweepFailed", "run"]
+__all__ = ["ConfigError", "FolderLost", "SweepFailed", "run"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +28,8 @@ def __getattr__(name: str) -> Any:
         from harness.config import ConfigError
 
         return ConfigError
+    if name == "FolderLost":
+        from harness.results_folder import FolderLost
+
+        return FolderLost
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

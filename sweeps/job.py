@@ -32,7 +32,7 @@ from harness.distributed import Group, Unsaved
 from harness.loop import Result, train
 from harness.pack import Pack
 from harness.precision import make_deterministic, pick_device
-from harness.results_folder import FolderLost, ResultsPath
+from harness.results_folder import MARKER, FolderLost, ResultsPath
 from harness.schedules import rates_of
 from harness.sites import Agenda, Injector
 from harness.store import PackStore
@@ -61,6 +61,18 @@ class Job:
     every: int | None = None  # steps between checkpoints
     minutes: float | None = None
     ranks: str = "simulated"
+    folder_id: str = ""  # of the results folder for which it was planned; of any, if there is none
+
+    @property
+    def folder(self) -> ResultsPath:
+        """The results folder. Raises FolderLost if it is gone, or another one stands in its place."""
+        place = ResultsPath.at(self.out)
+        if not (place / MARKER).exists():
+            raise place.lost()
+        found = ResultsPath.open(self.out)
+        if self.folder_id and found.id != self.folder_id:
+            raise found.lost()
+        return found
 
     @property
     def processes(self) -> int:
@@ -70,8 +82,7 @@ class Job:
     @property
     def checkpoints(self) -> Checkpoints:
         seconds = None if self.minutes is None else 60 * self.minutes
-        folder = ResultsPath.open(self.out) / CHECKPOINTS / self.pack.id
-        return Checkpoints(folder, self.every, seconds, self.about)
+        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, self.every, seconds, self.about)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -80,11 +91,11 @@ class Job:
 
     @property
     def progress_file(self) -> ResultsPath:
-        return ResultsPath.open(self.out) / PROGRESS / f"{self.pack.id}.json"
+        return self.folder / PROGRESS / f"{self.pack.id}.json"
 
     @property
     def error_file(self) -> ResultsPath:
-        return ResultsPath.open(self.out) / ERRORS / f"{self.pack.id}.txt"
+        return self.folder / ERRORS / f"{self.pack.id}.txt"
 
 
 @dataclass(frozen=True)
@@ -138,7 +149,7 @@ def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | E
     `checkpoints` are the job's own, for a caller that may have to stop them. Raises FolderLost if the results folder is
     moved or removed meanwhile.
     """
-    folder = ResultsPath.open(job.out)
+    folder = job.folder
     with claimed(folder, job.pack) as own:
         if own is None:
             return finished(job) or Elsewhere(job.pack.id)
@@ -157,7 +168,7 @@ def finished(job: Job) -> Finished | None:
     pack = read_pack(ResultsPath.at(job.out) / STORE / job.pack.id)
     if pack is not None and pack.complete:
         return _told(job, [pack])
-    folder, wanted = ResultsPath.open(job.out), {trial.id for trial in job.pack.recorded}
+    folder, wanted = job.folder, {trial.id for trial in job.pack.recorded}
     others = dict.fromkeys(claim.pack for claim in claims_on(folder, wanted))
     found = [read_pack(folder / STORE / name) for name in others]
     complete = [pack for pack in found if pack is not None and pack.complete]
@@ -218,13 +229,13 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     device = pick_device(job.device, first.train.precision)
     pack, agenda, corpus = _prepared(job, device)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
-    store = None
-    while (saved := checkpoints.newest()) and (store := PackStore.resume(job.out, job.pack.id, saved.step)) is None:
+    folder, store = job.folder, None
+    while (saved := checkpoints.newest()) and (store := PackStore.resume(folder, job.pack.id, saved.step)) is None:
         checkpoints.drop(saved.step)
     if store is None:
         checkpoints.remove()
         store = PackStore.create(
-            job.out,
+            folder,
             job.pack.id,
             recorded,
             first.steps,

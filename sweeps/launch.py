@@ -103,7 +103,8 @@ def run_rounds(
     rounds = [largest] if run.width is None or run.plan else [*range(run.round, largest, run.round), largest]
     for most in rounds:
         drawn = [trial for campaign in campaigns for trial in campaign.trials(most)]
-        status = run_sweep([*common, *drawn], run, executor, console, notes)
+        name = "" if most == rounds[0] else f"{most} faults of each description"
+        status = run_sweep([*common, *drawn], run, executor, console, notes, name)
         notes = []
         if status or run.width is None or most == largest:
             break
@@ -172,7 +173,8 @@ def run_sweep(
         console.print(line, highlight=False, soft_wrap=True)
     if not name:
         say_counts(plan, console)
-    jobs = [Job(pack, run.out, run.device, run.block, run.every, run.minutes, run.ranks) for pack in plan.packs]
+    own = (run.out, run.device, run.block, run.every, run.minutes, run.ranks, folder.id)
+    jobs = [Job(pack, *own) for pack in plan.packs]
     results: list[Finished | Failed | Elsewhere] = []
     stopped: KeyboardInterrupt | None = None
     with (

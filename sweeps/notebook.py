@@ -56,7 +56,8 @@ def run(
     already are not trained again. Without `progress` nothing is printed. A second call in another thread waits.
 
     Raises ConfigError for wrong input, before anything is written; SweepFailed once the rest is trained, if packs have
-    failed; KeyboardInterrupt after Ctrl-C, from which the same call goes on.
+    failed; FolderLost if `out` was moved or removed meanwhile; KeyboardInterrupt after Ctrl-C, from which the same call
+    goes on.
     """
     arguments = _arguments(overrides, study, out, config_dir)
     console = Terminal(quiet=not progress)

@@ -36,9 +36,9 @@ class OnNode:
             signal.signal(number, self._stop)
         failed = []
         for job in jobs:
-            self._checkpoints = job.checkpoints
-            self._checkpoints.is_stopping = self._asked is not None
             try:
+                self._checkpoints = job.checkpoints
+                self._checkpoints.is_stopping = self._asked is not None
                 result = train_pack_safely(job, self._checkpoints)
             except Stopped:
                 if self._asked == warning and callable(requeue):

@@ -247,7 +247,7 @@ def _job(record: Packed, file: ResultsPath) -> Job:
         pack = PackPlan(trials, frozenset(record.witnesses))
         if not pack.recorded or not pack.witnesses <= {trial.id for trial in trials}:
             raise ValueError("no trials of its own, or witnesses that are none of them")
-        return Job(pack, file.root, **own)
+        return Job(pack, file.root, **own, folder_id=file.id)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Unreadable(file.path, f"holds no pack ({type(error).__name__}: {str(error)!r:.100})") from None
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -12,29 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.installed import run, run_all
 from tests.sweeps.conftest import tiny
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("harness", "injectors", "sweeps", "analysis", "hydra_plugins")
-# One process for all, because torch takes seconds.
-CALL_ALL = """
-import runpy, sys
-
-program, *lines = sys.argv[1:]
-for line in lines:
-    sys.argv = [program, *line.split()]
-    try:
-        runpy.run_path(program, run_name="__main__")
-    except SystemExit as stop:
-        assert not stop.code, line
-"""
-
-
-def run(*words: str | Path, cwd: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +50,7 @@ def test_it_runs_elsewhere(wheel: Path, tmp_path: Path) -> None:
     assert run(program, "--version", cwd=elsewhere).startswith("stability-harness 0.")
     line = " ".join(tiny("seed=range(8)", "fault=none,weight_bit", "fault.start=2", "hydra.launcher.workers=2"))
     commands = ["sweep plan=true", f"sweep {line} out=out", "status out", "report out", "list"]
-    printed = run(python, "-P", "-c", CALL_ALL, program, *commands, cwd=elsewhere)
+    printed = run_all(program, *commands, cwd=elsewhere, python=python)
     assert "1 trial asked for" in printed and "trained 16 of 16 trials" in printed
     assert "16 of 16 trials done" in printed and "Report: out/report.html" in printed and "qk_norm" in printed
     where = run(python, "-c", "import harness, sweeps; print(harness.__file__, sweeps.__file__)", cwd=elsewhere)

@@ -119,10 +119,10 @@ def write_pack(
 
     Its faults struck as often as they have events, which the store keeps as the loop does: 64 of a trial.
     """
-    open_store(out, study)
+    folder = open_store(out, study)
     steps, layers = trials[0].train.steps, trials[0].model.depth
     pack = pack or hashlib.sha256(" ".join(t.id for t in trials).encode()).hexdigest()[:16]
-    store = PackStore.create(out, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block)
+    store = PackStore.create(folder, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block)
     values = {name: np.ones(store.shape(name), "f4") for name in measured}
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")
     if grad_norm is not None:

@@ -93,8 +93,9 @@ def test_hostile_text_stays_text(tmp_path: Path, synthetic) -> None:
         for lr in (1e-3, 1e-2)
         for fault in (None, synthetic.WeightBit(name=HOSTILE, start=1))
     ]
-    open_store(tmp_path, HOSTILE)
-    store = PackStore.create(tmp_path, "ab", trials, 40, 2, {HOSTILE: HOSTILE}, {"device": HOSTILE}, 40)
+    store = PackStore.create(
+        open_store(tmp_path, HOSTILE), "ab", trials, 40, 2, {HOSTILE: HOSTILE}, {"device": HOSTILE}, 40
+    )
     store.write(0, {"loss": np.ones((4, 40))})
     store.finish([HOSTILE] * 4, [None] * 4, [None] * 4, [[]] * 4, [0] * 4, [0] * 4)
     page = report.write_report(tmp_path).html.read_text(encoding="utf-8")

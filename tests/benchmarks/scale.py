@@ -62,7 +62,7 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
     for pack in make_plan(planned, (), None, "cpu", 2).packs:
         own = pack.recorded
         depth = own[0].model.depth
-        store = PackStore.create(out, pack.id, own, STEPS, depth, CORPUS, ENVIRONMENT, BLOCK)
+        store = PackStore.create(folder, pack.id, own, STEPS, depth, CORPUS, ENVIRONMENT, BLOCK)
         signals, lost = curves(own)
         for first in range(0, STEPS, store.block):
             store.write(first, {name: values[:, first : first + store.block] for name, values in signals.items()})

@@ -10,6 +10,7 @@ import hashlib
 import io
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from sweeps.arguments import config_loader, expand
 from sweeps.grid import Composer
 from sweeps.job import corpus_of
 from tests.sweeps.forks import Forked
+from tests.sweeps.traps import RIGGED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE = 60.0  # seconds, for what takes about one
@@ -79,6 +81,15 @@ def unchanged_process() -> Iterator[None]:
     torch.set_num_threads(threads)
     if before is None:
         os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+@pytest.fixture(scope="session")
+def rigged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose `injectors` have one fault more."""
+    folder = tmp_path_factory.mktemp("rigged")
+    shutil.copytree(REPOSITORY / "injectors", folder / "injectors", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "injectors" / "rigged.py").write_text(RIGGED)
+    return folder
 
 
 @pytest.fixture
@@ -193,6 +204,24 @@ def until(condition: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < last, f"{what}: not within {DEADLINE} s"
         time.sleep(0.03)
     return value
+
+
+HOLD = (
+    "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+    "print('held', flush=True); input()"
+)
+
+
+@contextlib.contextmanager
+def held(lock: object) -> Iterator[None]:
+    """This file is locked by another process, which is killed at the end."""
+    words = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        try:
+            yield
+        finally:
+            other.kill()
 
 
 def _group(group: int) -> Iterator[Path]:

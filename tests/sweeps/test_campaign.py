@@ -26,7 +26,7 @@ from harness.taps import tap_shapes
 from injectors import fault_types
 from sweeps.job import Finished, Job, train_pack_safely
 from sweeps.planner import PackPlan
-from tests.sweeps.test_run import recorded
+from tests.sweeps.traps import recorded
 
 TENSORS = ("weight", "reduced_gradient", "moment_1", "moment_2", "update", "gradient", "clipped_gradient")
 SITES = (*TENSORS, "activation", "activation_gradient", "learning_rate")

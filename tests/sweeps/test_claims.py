@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +15,6 @@ from harness.stored import read_packs
 from sweeps.claims import claimed, claims_on, lock_of
 from sweeps.job import Elsewhere, Finished, Job, finished, train_pack
 from sweeps.planner import PackPlan, make_plan, without
-from tests.sweeps.test_resume import HOLD
 
 COMMON = ("optim.lr=1e-2,1e-1", "fault=none,weight_bit,rare_tokens", "fault.start=20", "train.steps=40")
 GRIDS = ("seed=range(0,4)", "seed=range(1,5)", "seed=range(2,6)", "seed=5,3,1,0")
@@ -94,21 +91,19 @@ def test_a_pack_is_trained_without_what_another_one_has(packs: list[PackPlan], t
     assert train_pack(second) == again and train_pack(first) == finished(first)
 
 
-def test_what_another_process_is_training_is_left_to_it(packs: list[PackPlan], tmp_path: Path) -> None:
+def test_what_another_process_is_training_is_left_to_it(
+    command: ModuleType, packs: list[PackPlan], tmp_path: Path
+) -> None:
     folder, (first, second) = ResultsPath.open(tmp_path), packs
     with claimed(folder, first) as own:
         assert own == first
-    lock = lock_of(folder, first.id)
-    held = [sys.executable, "-c", HOLD, str(lock)]
-    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
+    with command.held(lock_of(folder, first.id)):
         with claimed(folder, second) as own:
             assert ids(own) == ids(second) - ids(first)
             assert own is not None and {trial.golden.id for trial in own.trials} <= {trial.id for trial in own.trials}
         with claimed(folder, first) as own:
             assert own is None
         assert train_pack(Job(first, tmp_path, "cpu", block=4)) == Elsewhere(first.id)
-        other.kill()
     with claimed(folder, second) as own:
         assert own == second, "its claim ended with it"
 

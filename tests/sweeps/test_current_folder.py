@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ from sweeps.job import Job
 from sweeps.planner import make_plan
 from sweeps.settings import SlurmOptions
 from sweeps.slurm import SlurmExecutor
+from tests.installed import run, run_all
 
 BIN = Path(sys.executable).parent
 OURS = {"harness", "injectors", "analysis", "sweeps", "hydra_plugins"}
@@ -39,14 +39,6 @@ def lay_traps(folder: Path, *but: str) -> Path:
     return marker
 
 
-def run(*words: str | Path, cwd: Path, **variables: str) -> str:
-    """A command of this Python, in whose environment no path leads here; what it prints."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | variables
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def results(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep in a folder full of traps, trained there by two workers of the console command."""
@@ -60,25 +52,11 @@ def results(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder / "out"
 
 
-# One process for all, because torch takes seconds.
-CALL_ALL = """
-import runpy, sys
-
-program, *lines = sys.argv[1:]
-for line in lines:
-    sys.argv = [program, *line.split()]
-    try:
-        runpy.run_path(program, run_name="__main__")
-    except SystemExit as stop:
-        assert not stop.code, line
-"""
-
-
 def test_the_console_command(results: Path) -> None:
     marker = lay_traps(results)
     lines = ["status .", "cancel .", "report .", "campaign .", "figure faulty_against_golden . ../figure.svg", "list"]
     lines += ["coordinate-check --help", "sweep --help", "completion bash --line sweep", "--version"]
-    run(sys.executable, "-P", "-c", CALL_ALL, BIN / "stability-harness", *lines, cwd=results)
+    run_all(BIN / "stability-harness", *lines, cwd=results)
     assert not marker.exists(), marker.read_text()
 
 

@@ -206,6 +206,21 @@ def test_an_interrupt_passes_and_the_same_call_goes_on(
     assert len(sweeps.run(line, out="out", progress=False).trial) == 8
 
 
+def test_a_folder_that_is_moved_meanwhile(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, line = local.train_pack_safely, command.tiny("seed=range(8)")
+
+    def move(job: Any, *others: Any) -> Any:
+        if not Path("elsewhere").exists():
+            Path("out").rename("elsewhere")
+        return train(job, *others)
+
+    monkeypatch.setattr(local, "train_pack_safely", move)
+    with pytest.raises(sweeps.FolderLost, match=f"out={empty / 'out'}: was moved or removed meanwhile"):
+        sweeps.run(line, out="out", progress=False)
+    assert not Path("out").exists()
+    assert len(sweeps.run(line, out="elsewhere", progress=False).trial) == 8
+
+
 def test_importing_it_loads_nothing(empty: Path) -> None:
     code = "import sys, sweeps; print('torch' in sys.modules, 'hydra' in sys.modules)\n"
     code += "from sweeps.job import Job; print(sweeps.run.__name__, callable(sweeps.run))"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from harness.pack import Pack
-from harness.results_folder import ResultsPath
+from harness.results_folder import FolderLost, ResultsPath
 from harness.store import open_store
 from harness.stored import read_packs
 from sweeps.claims import lock_of
@@ -128,21 +130,25 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_given_up(job: Job, monkeypa
     assert isinstance(train_pack(job), Finished)
 
 
-HOLD = (
-    "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
-    "print('held', flush=True); input()"
-)
+def test_another_folder_in_its_place_is_left_alone(command: ModuleType, job: Job) -> None:
+    """Such as where two results folders changed names between two packs."""
+    planned = replace(job, folder_id=ResultsPath.open(job.out).id)
+    shutil.rmtree(job.out)
+    with pytest.raises(FolderLost, match=f"out={job.out}: was moved or removed meanwhile"):
+        train_pack(planned)
+    open_store(job.out, "grid")
+    before = command.tree(job.out)
+    with pytest.raises(FolderLost, match=f"out={job.out}: was moved or removed meanwhile"):
+        train_pack_safely(planned)
+    assert command.tree(job.out) == before
 
 
-def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
+def test_what_another_process_trains_is_left_to_it(command: ModuleType, job: Job) -> None:
     """Until that process has ended, however it did."""
     lock = lock_of(ResultsPath.open(job.out), job.pack.id)
     lock.parent.make_folder()
-    held = [sys.executable, "-c", HOLD, str(lock)]
-    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
+    with command.held(lock):
         assert train_pack(job) == Elsewhere(job.pack.id)
-        other.kill()
     assert isinstance(train_pack(job), Finished)
     assert train_pack(job) == finished(job), "and what is complete is not trained again"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +12,6 @@ import pytest
 from sweeps.claims import LOCKS
 from sweeps.job import ERRORS, PROGRESS
 from sweeps.status import status_of
-from tests.sweeps.test_resume import HOLD
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +53,9 @@ def test_what_runs_has_failed_and_was_lost(command: ModuleType, done: Path) -> N
         (done / ERRORS / f"{pack}.txt").write_text(trace)
     (done / LOCKS).mkdir(exist_ok=True)
     (done / LOCKS / "bbb.lock").touch()  # of a process that was killed
-    held = [sys.executable, "-c", HOLD, str(done / LOCKS / "aaa.lock")]
-    with subprocess.Popen(held, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "held\n"
+    with command.held(done / LOCKS / "aaa.lock"):
         found, ended = status_of(done), command.call("status", "out")
         cancelled = command.call("cancel", "out")
-        other.kill()
     assert found.running == {"aaa": "step 3 of 6, 4 trials"}
     assert found.lost == {"bbb": "step 3 of 6, 4 trials"}
     assert found.failed == {"ccc": "RuntimeError: no more", "ddd": "RuntimeError: no more"}

@@ -77,7 +77,8 @@ def line(number: str, out: Path, state: str = "PENDING", reason: str = "Priority
 def planned(command: ModuleType, out: Path, *overrides: str) -> list[Job]:
     """The jobs of a sweep that has not been trained."""
     given = command.trials(*command.tiny(*overrides)[: len(command.TINY) - 2], *overrides)
-    return [Job(pack, out, "cpu", 50) for pack in make_plan(given, (), 2, "cpu", 1).packs]
+    own = ResultsPath.open(out).id
+    return [Job(pack, out, "cpu", 50, folder_id=own) for pack in make_plan(given, (), 2, "cpu", 1).packs]
 
 
 @pytest.fixture
