@@ -121,6 +121,23 @@ class Model:
     depth_exponent: float = number(
         STRUCTURAL, 1.0, "alpha of CompleteP: branches shrink as depth^-alpha", low=0.5, high=1
     )
+    mup_decay: str = choice(
+        STRUCTURAL,
+        "coupled",
+        "weight decay of muP and CompleteP; coupled: rate x decay is the same at every width; plain: decay is",
+        "coupled",
+        "plain",
+    )
+    mup_epsilon: str = choice(
+        STRUCTURAL,
+        "blocks",
+        "where muP and CompleteP divide the optimizer's epsilon by the width; gradients: as gradients shrink",
+        "blocks",
+        "gradients",
+        "everywhere",
+        "none",
+    )
+    zero_head: bool = anything(STRUCTURAL, False, "the head starts at zero")
     seed: int | None = number(
         PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
     )

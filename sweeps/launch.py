@@ -118,6 +118,18 @@ def run_rounds(
     return status
 
 
+def _check_heads(trials: Sequence[Trial]) -> None:
+    """Raise ConfigError for muP over several sizes of heads of which none is said to be the base."""
+    models = {trial.model for trial in trials if trial.model.parametrization != "standard"}
+    sizes = sorted({model.head_dim for model in models if model.base_head_dim is None})
+    if len(sizes) > 1:
+        values, kinds = ",".join(map(str, sizes)), ",".join(sorted({model.parametrization for model in models}))
+        raise ConfigError(
+            f"model.head_dim={values}: under model.parametrization={kinds} attention's scores follow the head's size "
+            f"from a base on, and each of these would be its own; allowed: model.base_head_dim={sizes[0]}, or one size"
+        )
+
+
 def run_sweep(
     trials: Sequence[Trial],
     run: Run,
@@ -135,6 +147,8 @@ def run_sweep(
     problems = Problems()
     with problems.collect():
         check_store(run.out, run.study)
+    with problems.collect():
+        _check_heads(trials)
     problems.check()
     has_results = (run.out / STORE / METADATA).exists()
     for precision in {trial.train.precision for trial in trials}:

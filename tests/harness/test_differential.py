@@ -50,7 +50,7 @@ def share_of_peak(step, decay, warmup, final):
 
 
 def plain_gpt(trial):
-    """The plain model and the learning rate of its hidden matrices."""
+    """The plain model, and how many times its base width it has."""
     model = trial.model
     kwargs = {
         "vocabulary": trial.data.vocabulary,
@@ -65,11 +65,11 @@ def plain_gpt(trial):
         "norm_epsilon": model.norm_epsilon,
     }
     if model.parametrization == "standard":
-        return PlainGPT(**kwargs).double(), trial.optim.lr
+        return PlainGPT(**kwargs).double(), 1.0
     wider = model.width / model.base_width
     base_head_dim = model.base_head_dim or model.head_dim
     scales = {"attention_scale": base_head_dim**0.5 / model.head_dim, "output_scale": 1 / wider}
-    return PlainGPT(**kwargs, **scales).double(), trial.optim.lr / wider
+    return PlainGPT(**kwargs, **scales).double(), wider
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -80,7 +80,7 @@ def test_each_trial_of_a_pack_equals_a_plain_gpt(engine, shape):
     clipped = 0
     for r, trial in enumerate(trials):
         optim, schedule = trial.optim, trial.schedule
-        plain, hidden_lr = plain_gpt(trial)
+        plain, wider = plain_gpt(trial)
         copy_weights(plain, fresh, r)
         losses, norms = train_plain(
             plain,
@@ -91,7 +91,7 @@ def test_each_trial_of_a_pack_equals_a_plain_gpt(engine, shape):
             (optim.beta1, optim.beta2),
             optim.eps,
             optim.weight_decay,
-            hidden_lr,
+            wider,
             lambda step, s=schedule: share_of_peak(step, s.decay, s.warmup, s.final),
             fused=False,
         )
