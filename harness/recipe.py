@@ -37,7 +37,14 @@ class Model:
     head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1, high=WIDEST)
     context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1, high=LONGEST_CONTEXT)
     feedforward: int | None = number(
-        STRUCTURAL, None, "hidden size of the feed-forward part; null: 4 x width", low=1, high=4 * WIDEST
+        STRUCTURAL, None, "hidden size of the feed-forward part; null: expansion x width", low=1, high=4 * WIDEST
+    )
+    expansion: float | None = number(
+        STRUCTURAL,
+        None,
+        "hidden size of the feed-forward part over the width; null: 4, and 8/3 with a gate, for as many weights",
+        above=0,
+        high=64,
     )
     activation: str = choice(
         STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.activations:ACTIVATIONS"

@@ -99,6 +99,13 @@ def small(model: Model, matrix: ModelTensor) -> float:
     return math.sqrt(2 / (5 * model.width)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
 
 
+def xavier(model: Model, matrix: ModelTensor) -> float:
+    """sqrt(2 / (fan_in + fan_out)) inside the blocks (Glorot & Bengio 2010): what DeepNorm multiplies by beta (Wang
+    et al. 2022, arXiv 2203.00555, figure 2). Embeddings and head stay as they are.
+    """
+    return math.sqrt(2 / sum(matrix.shape)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
+
+
 def scaled_residual(model: Model, matrix: ModelTensor) -> float:
     """The last matrix of each of the 2N branches times 1/sqrt(2N) (GPT-2, Radford et al. 2019, section 2.3)."""
     return standard(model, matrix) * _branch_share(model, matrix)
@@ -136,6 +143,7 @@ def fixup(model: Model, matrix: ModelTensor) -> float:
 INITS: Mapping[str, Init] = {
     "standard": standard,
     "small": small,
+    "xavier": xavier,
     "scaled_residual": scaled_residual,
     "small_scaled": small_scaled,
     "zero_residual": zero_residual,

@@ -23,14 +23,20 @@ TOLERANCE = 1e-9  # float64 rounds at 1e-16; Adam divides gradients by their own
 SHAPES = {
     "rotary and gelu": {},
     "learned positions": {"positions": "learned"},
-    "swiglu": {"activation": "swiglu"},
+    "swiglu": {"activation": "swiglu", "expansion": 4},
     "qk_norm": {"qk_norm": True},
     "all at once": {"positions": "learned", "activation": "swiglu", "qk_norm": True, "feedforward": 37, "width": 24},
     "one head, odd sizes": {"width": 6, "head_dim": 6, "context": 7, "batch": 3, "vocabulary": 61, "feedforward": 5},
     "large norm epsilon": {"norm_epsilon": 0.1},
     "fused attention": {"attention": "fused"},
     "muP": {"parametrization": "mup", "base_width": 8, "base_head_dim": 4},
-    "muP below its base width": {"parametrization": "mup", "base_width": 24, "qk_norm": True, "activation": "swiglu"},
+    "muP below its base width": {
+        "parametrization": "mup",
+        "base_width": 24,
+        "qk_norm": True,
+        "activation": "swiglu",
+        "expansion": 4,
+    },
     "muP with fused attention": {"parametrization": "mup", "base_width": 4, "base_head_dim": 2, "attention": "fused"},
 }
 TRIALS = [

@@ -309,7 +309,7 @@ def test_steps_relative_to_weights_that_are_zero(optimizer, init):
     if is_relative and init in ("zero_residual", "fixup"):
         (reason,) = found
         assert f"model.init={init}" in reason and f"optim.name={optimizer}" in reason
-        assert "allowed: standard, small, scaled_residual, small_scaled" in reason
+        assert "allowed: standard, small, xavier, scaled_residual, small_scaled" in reason
     else:
         assert not found
 
