@@ -18,10 +18,11 @@ STRIDES = (16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class RealisticSDC(InjectableFault):
-    """As gate-level simulation has it: most events flip several bits, addresses repeat, about 1% are not finite.
+    """Bit flips as gate-level simulation has them: most are of several bits, addresses repeat, about 1% not finite.
 
-    Shares are those of stuck-at faults in the simulated gates of a GPU, over 63 micro-benchmarks and not from the field
-    (arXiv 2605.04213): `nonfinite` of the faults write NaN or an infinity, `single` of the others flip one bit in each
+    Shares follow stuck-at faults in the simulated gates of a GPU, over 63 micro-benchmarks and not from the field (Tung
+    et al. 2026, arXiv 2605.04213); half of what those did was to write zeros, which this leaves out (`fault.model=zero`
+    of `fault=value`): `nonfinite` of the faults write NaN or an infinity, `single` of the others flip one bit in each
     element, the rest two to `most` bits, scattered. The elements of a fault stand a fixed stride apart in one tensor,
     which is drawn in proportion to its size; in one that the stride wraps around, such as the gain of a norm, they can
     be fewer.
