@@ -199,7 +199,7 @@ def _twist(path: Path, how: Damage) -> str:
     elif how.text in WEIRD_JSON:
         inside[key] = mark
     text = json.dumps(tree)
-    if how.is_signed and path.name == "zarr.json" and CHECKSUM in tree.get("attributes", {}):
+    if how.is_signed and path.name == "zarr.json" and CHECKSUM in (tree.get("attributes") or {}):
         text = _signed(tree, mark, how.text)
     lines[number] = text.replace(json.dumps(mark), how.text)
     path.write_text("\n".join(lines) + ("\n" if path.suffix == ".jsonl" else ""))
