@@ -72,6 +72,10 @@ def read(folder: Path, group: str, name: str) -> Content:
     for path, value in leaves(tree, where):
         with problems.collect():
             _check_leaf(where, path, value)
+    for part, cls in settings.PARTS.items():
+        if not isinstance(tree.get(part, {}), dict):
+            keys = ", ".join(f"{part}.{key}" for key in vars(cls()))
+            problems.reasons[f"{where}: {part}={_short(tree[part])}: a section, and no key; allowed: {keys}"] = None
     content = Content(tree)
     with problems.collect():
         content = _with_defaults(content, where, group, [] if defaults is None else defaults)

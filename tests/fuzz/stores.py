@@ -199,11 +199,16 @@ def _twist(path: Path, how: Damage) -> str:
     elif how.text in WEIRD_JSON:
         inside[key] = mark
     text = json.dumps(tree)
-    if how.is_signed and path.name == "zarr.json" and CHECKSUM in tree.get("attributes", {}):
+    if how.is_signed and path.name == "zarr.json" and CHECKSUM in _attributes(tree):
         text = _signed(tree, mark, how.text)
     lines[number] = text.replace(json.dumps(mark), how.text)
     path.write_text("\n".join(lines) + ("\n" if path.suffix == ".jsonl" else ""))
     return f"{key!r} of {type(inside).__name__}, {before}: {how.text[:60]}, {'signed' if how.is_signed else ''}"
+
+
+def _attributes(tree: Any) -> dict[str, Any]:
+    found = tree.get("attributes") if isinstance(tree, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _signed(tree: Any, mark: str, text: str) -> str:
