@@ -87,7 +87,9 @@ def changes_another_bit(sweep: xr.Dataset) -> np.ndarray:
     """Which trials have the fault `last_bit`, but set to another bit than the last: [trial]. They are no yardstick."""
     is_last = sweep["fault"].values == LAST_BIT
     # Where no bit varies, it is not among the coordinates: then it is the fault's own.
-    return is_last & (sweep["bit"].values > 0) if "bit" in sweep.coords else np.zeros(len(is_last), dtype=bool)
+    return (
+        is_last & (sweep["fault_bit"].values > 0) if "fault_bit" in sweep.coords else np.zeros(len(is_last), dtype=bool)
+    )
 
 
 def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[str]:

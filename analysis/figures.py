@@ -304,9 +304,9 @@ def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, in
 def _planned_strikes(trial: pd.Series) -> np.ndarray:
     """The steps at which the config has strikes, as far as the trial got. A fault without a duration is permanent."""
     # A sweep in which no trial has a value of a field has no such coordinate.
-    duration, period = trial.get("duration", np.nan), trial.get("period", 1)
-    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, trial["start"] + duration])
-    return np.arange(trial["start"], end, 1 if np.isnan(period) else period, dtype=int)
+    start, duration, period = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
+    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, start + duration])
+    return np.arange(start, end, 1 if np.isnan(period) else period, dtype=int)
 
 
 def _strike_words(spans: Sequence[tuple[int, int]]) -> str:

@@ -61,7 +61,7 @@ def largest_deviation(sweep: xr.Dataset) -> np.ndarray:
     """[trial], NaN for trials without a finished twin and where no step counts."""
     trials = Trials.of(sweep)
     is_poisoned = sweep["struck_site"].values == BATCH
-    duration = sweep["duration"].values if "duration" in sweep.coords else np.full(len(is_poisoned), np.nan)
+    duration = sweep["fault_duration"].values if "fault_duration" in sweep.coords else np.full(len(is_poisoned), np.nan)
     # A fault without a duration is permanent: of a poisoned one no step is left.
     end = np.where(np.isnan(duration), trials.steps, trials.begin + np.nan_to_num(duration)).astype(int)
     begin = np.where(is_poisoned, end, trials.begin)

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.metrics import SEEDS, final_validation_loss, swept_axes, trial_table
+from analysis.finals import final_validation_loss
+from analysis.metrics import SEEDS, swept_axes, trial_table
 from analysis.mitigated_faults import felt_faults
 from analysis.paired import Estimate, largest_median, mean, paired
 from analysis.statistics import wilson_interval

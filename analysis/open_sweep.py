@@ -7,15 +7,18 @@ import dataclasses
 import functools
 import gc
 import json
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array
 import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.finals import FINALS
 from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
 from harness.store import SIGNALS
 from harness.stored import PackInfo, read_packs, read_signal, read_store
@@ -23,9 +26,10 @@ from harness.stored import PackInfo, read_packs, read_signal, read_store
 ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
 RESULTS = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes", "changes", "pack")
 STRUCK = ("struck_site", "struck_tensor", "struck_bit")
-TAKEN = {*RESULTS, *STRUCK, "step", "layer", "fault", *SIGNALS}
+TAKEN = {*RESULTS, *STRUCK, "step", "layer", "fault", *SIGNALS, *FINALS}
 OWN_NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
-IN_STEPS = {"steps", "start", "duration", "period", "warmup", "validate_every", "nonfinite_step", "masked_step"}
+IN_STEPS = {"steps", "fault_start", "fault_duration", "fault_period", "warmup", "validate_every"}
+IN_STEPS |= {"nonfinite_step", "masked_step"}
 SEVERAL = "several"
 UNFINISHED = "unfinished"
 ADDRESS = ("site", "tensor", "index", "bit", "mask", "step", "rank")
@@ -38,9 +42,13 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 
     Dims are `trial` (all packs, in the order they were begun), `step` and `layer`; a trial with fewer steps or layers
     than the longest and deepest is padded with NaN. Along `trial` lies a coordinate for each field of the config that
-    varies in this sweep, under its short name (`lr`, `beta2`, `bit`; `data_seed` where a part before it in the config
-    has that name already), with its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `kind`.
-    What a trial does not have, such as the bit of a trial without a fault, is NaN or "".
+    varies in this sweep, under its short name (`lr`, `beta2`; `data_seed` where a part before it in the config has that
+    name already; a fault's always begin with it: `fault_bit`, `fault_value`), with its full path in `attrs["path"]`;
+    `fault` is the fault's name, and its class is `fault_kind`. What a trial does not have, such as the bit of a trial
+    without a fault, is NaN or "".
+
+    `final_loss` and `final_validation_loss` [trial] are those of each trial's own last steps, whatever the longest
+    trial has (`analysis/finals.py`).
 
     Also there: `golden` (the twin's trial id), `outcome` ("unfinished" until the pack is complete), `complete`,
     `nonfinite_step`, `masked_step` (the step after which a faulty trial was again its twin, bit for bit; both NaN where
@@ -96,7 +104,18 @@ def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Datase
     for dim in ("step", "layer"):
         coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
     provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
-    return xr.Dataset(variables, coordinates, {**attributes, **provenance})
+    return _with_finals(xr.Dataset(variables, coordinates, {**attributes, **provenance}))
+
+
+def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
+    """The sweep with the losses at which its trials ended, each taken when it is asked for."""
+    found = {}
+    for name, final in FINALS.items():
+        values = dask.delayed(lambda final=final: final(sweep).values, name=f"{name}-{uuid.uuid4().hex}")()
+        lazy = dask.array.from_delayed(values, (sweep.sizes["trial"],), np.float64)
+        long_name = name.replace("_", " ") if "validation" in name else "final training loss"
+        found[name] = xr.Variable("trial", lazy, {"units": "nat/token", "long_name": long_name})
+    return sweep.assign(found)
 
 
 def _events(packs: Sequence[PackInfo]) -> pd.DataFrame:
@@ -223,11 +242,13 @@ def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Path -> name: its last part, or `part_name` if a path before it, or a variable, has that name already."""
+    """Path -> name: its last part; `part_name` for a fault's field, and where a path before it has that name, or a
+    variable.
+    """
     names = {path: name for path, name in OWN_NAMES.items() if path in paths or path == "fault.name"}
     for path in paths:
-        last = path.split(".")[-1]
-        is_taken = last in TAKEN or last in names.values()
+        part, _, last = path.rpartition(".")
+        is_taken = part == "fault" or last in TAKEN or last in names.values()
         names.setdefault(path, path.replace(".", "_") if is_taken else last)
     return names
 

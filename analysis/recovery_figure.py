@@ -94,7 +94,7 @@ def recovery_table(sweep: xr.Dataset) -> pd.DataFrame:
     # What does not vary is no coordinate: one value stands for it.
     table["beta2"] = faulty["beta2"].values if "beta2" in faulty.coords else 0.0
     table["clip"] = table["clip"].fillna(np.inf)
-    start = faulty["start"].values if "start" in faulty.coords else 0
+    start = faulty["fault_start"].values if "fault_start" in faulty.coords else 0
     table["watched"] = faulty["steps"].values - np.nan_to_num(start)
     table["has_range"] = faulty["visibility"].values != ""
     table = table[faulty["fault_outcome"].isin(OUTCOMES).values & ~faulty["idle"].values]

@@ -39,7 +39,7 @@ class Trials:
         golden = pd.Index(sweep["trial"].values).get_indexer(sweep["golden"].values)
         is_faulty = fault != NO_FAULT.name
         # Where no fault has a start, or all are alike and no trial is without, there is no such coordinate.
-        begin = sweep["start"].values if "start" in sweep.coords else np.zeros(len(fault))
+        begin = sweep["fault_start"].values if "fault_start" in sweep.coords else np.zeros(len(fault))
         return cls(
             fault,
             complete,

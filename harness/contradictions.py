@@ -152,6 +152,9 @@ def _initial_sizes(trial: Trial) -> list[str]:
     if starts_at_zero and OPTIMIZERS[optimizer].rule_of(trial).startswith("relative"):
         why = f"starts matrices at zero, and the steps of optim.name={optimizer} are relative to their size"
         reasons.append(f"model.init={model.init}: {why}; allowed: {sized}")
+    if model.zero_head and OPTIMIZERS[optimizer].rule_of(trial).startswith("relative"):
+        why = f"starts the head at zero, and the steps of optim.name={optimizer} are relative to its size"
+        reasons.append(f"model.zero_head=true: {why}; allowed: false")
     if starts_at_zero and model.sigma_reparam:
         why = "starts matrices at zero, and model.sigma_reparam=true divides them by their size"
         reasons.append(f"model.init={model.init}: {why}; allowed: {sized}")

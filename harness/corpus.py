@@ -1,8 +1,9 @@
-"""The corpus: what trials read, as token ids in a training and a validation part that do not overlap.
+"""The corpus: what trials read, as token ids in a training and a validation part that have no document in common.
 
 Three kinds of source, a section each: text (Python's own source, or the user's files), token shards, and random
-tokens that follow Zipf's law. A file that repeats another one, byte for byte, is left out, so that no text is in both
-parts.
+tokens that follow Zipf's law. A file that repeats another one, byte for byte, is left out. Passages that different
+documents share, such as licences and tables, stay in both: of the windows of 65 bytes in the validation part of Python
+3.11's source 8% stand in the training part too, of those of 257 bytes 5%.
 """
 
 from __future__ import annotations

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 
 
 def main_memory() -> int:
     """Bytes of main memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_of(text: str) -> float | None:
+    """`80GB`, `500M`, `1.5 TiB`, in powers of 1024; a number alone counts MB, as for Slurm. None for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", text.upper())
+    return float(found[1]) * 1024 ** " KMGT".index(found[2] or "M") if found else None
 
 
 def in_units(size: float) -> str:

@@ -37,7 +37,14 @@ class Model:
     head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1, high=WIDEST)
     context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1, high=LONGEST_CONTEXT)
     feedforward: int | None = number(
-        STRUCTURAL, None, "hidden size of the feed-forward part; null: 4 x width", low=1, high=4 * WIDEST
+        STRUCTURAL, None, "hidden size of the feed-forward part; null: expansion x width", low=1, high=4 * WIDEST
+    )
+    expansion: float | None = number(
+        STRUCTURAL,
+        None,
+        "hidden size of the feed-forward part over the width; null: 4, and 8/3 with a gate, for as many weights",
+        above=0,
+        high=64,
     )
     activation: str = choice(
         STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.activations:ACTIVATIONS"
@@ -121,6 +128,23 @@ class Model:
     depth_exponent: float = number(
         STRUCTURAL, 1.0, "alpha of CompleteP: branches shrink as depth^-alpha", low=0.5, high=1
     )
+    mup_decay: str = choice(
+        STRUCTURAL,
+        "coupled",
+        "weight decay of muP and CompleteP; coupled: rate x decay is the same at every width; plain: decay is",
+        "coupled",
+        "plain",
+    )
+    mup_epsilon: str = choice(
+        STRUCTURAL,
+        "blocks",
+        "where muP and CompleteP divide the optimizer's epsilon by the width; gradients: as gradients shrink",
+        "blocks",
+        "gradients",
+        "everywhere",
+        "none",
+    )
+    zero_head: bool = anything(STRUCTURAL, False, "the head starts at zero")
     seed: int | None = number(
         PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
     )

@@ -59,10 +59,10 @@ def tensor_table(model: Model, vocabulary: int, rule: str = "adam") -> list[Tens
     and embeddings, and for vectors the gradient.
 
     Standard: one learning rate for all (Wortsman et al. 2023, arXiv 2309.14322, section 2).
-    muP (Yang et al. 2022, arXiv 2203.03466, table 8): sizes are those of the standard parametrisation at the base
-    width, and change from there so that no activation's change grows with the width (`learning_rate`).
-    CompleteP (Dey et al. 2025, arXiv 2505.01618, table 1): muP, and branches shrink as m_L^-depth_exponent; weight
-    decay and epsilon follow too.
+    muP (Yang et al. 2022, arXiv 2203.03466, table 8): the standard parametrisation at the base width, bit for bit, and
+    sizes that change from there so that no activation's change grows with the width (`learning_rate`). Weight decay and
+    epsilon follow, as `model.mup_decay` and `model.mup_epsilon` say.
+    CompleteP (Dey et al. 2025, arXiv 2505.01618, table 1): muP, and branches shrink as m_L^-depth_exponent.
     """
     matrices, _, vectors = rule.partition("_")
     return [
@@ -76,7 +76,7 @@ def _row(model: Model, tensor: ModelTensor, rule: str) -> TensorRow:
     if tensor.kind in STARTS:
         own = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
         return TensorRow(tensor, 0.0, STARTS[tensor.kind], rate, forward, 0.0, epsilon(model, tensor), own)
-    std, decay = initial_std(model, tensor, rule), weight_decay(model, tensor, rule)
+    std, decay = initial_std(model, tensor), weight_decay(model, tensor, rule)
     return TensorRow(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor))
 
 
@@ -97,6 +97,13 @@ def small(model: Model, matrix: ModelTensor) -> float:
     arXiv 1910.05895, section 2.2). Embeddings and head stay as they are.
     """
     return math.sqrt(2 / (5 * model.width)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
+
+
+def xavier(model: Model, matrix: ModelTensor) -> float:
+    """sqrt(2 / (fan_in + fan_out)) inside the blocks (Glorot & Bengio 2010): what DeepNorm multiplies by beta (Wang
+    et al. 2022, arXiv 2203.00555, figure 2). Embeddings and head stay as they are.
+    """
+    return math.sqrt(2 / sum(matrix.shape)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
 
 
 def scaled_residual(model: Model, matrix: ModelTensor) -> float:
@@ -136,6 +143,7 @@ def fixup(model: Model, matrix: ModelTensor) -> float:
 INITS: Mapping[str, Init] = {
     "standard": standard,
     "small": small,
+    "xavier": xavier,
     "scaled_residual": scaled_residual,
     "small_scaled": small_scaled,
     "zero_residual": zero_residual,
@@ -145,14 +153,13 @@ ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which no
 DEPTH_INITS = ("scaled_residual", "small_scaled", "fixup")  # which say how branches shrink with depth
 
 
-def initial_std(model: Model, matrix: ModelTensor, rule: str = "adam") -> float:
+def initial_std(model: Model, matrix: ModelTensor) -> float:
     """Standard deviation of an embedding or matrix at the start: that of `model.init`, and what else has a say in it.
 
-    DeepNorm multiplies it by its beta. muP's head starts at zero, as microsoft/mup recommends: random logits shrink as
-    1/sqrt(m) beside what training adds to them. A relative rule would leave zeros where they are, or move them by
-    whatever its floor is, so there the head keeps its size: it is what the updates are measured by.
+    DeepNorm multiplies it by its beta. `model.zero_head` is microsoft/mup's `readout_zero_init`: under muP random
+    logits shrink as 1/sqrt(m) beside what training adds to them, and a head that starts at zero has none.
     """
-    if matrix.kind == Kind.HEAD and model.parametrization != "standard" and rule != "relative":
+    if matrix.kind == Kind.HEAD and model.zero_head:
         return 0.0
     std = INITS[model.init](model, matrix)
     has_beta = matrix.kind in IN_BLOCKS and not matrix.name.endswith((".query", ".key"))
@@ -238,27 +245,28 @@ def _branch_change(model: Model) -> float:
 def weight_decay(model: Model, tensor: ModelTensor, rule: str) -> float:
     """What weight decay is multiplied by where it follows the learning rate: a step takes off rate x decay of a weight.
 
-    muP leaves it alone (Dey et al. 2025, table 1), but for what sgd gives a rate of m: there it is 1/m, as in
-    microsoft/mup, or a step would take off more the wider the model. For adam and a matrix inside a block microsoft/mup
-    multiplies by m; here that is CompleteP's choice.
-    CompleteP: rate x decay is the same at every width, and m_L^(alpha - 1) inside a block. For adam that is m there.
+    `model.mup_decay`. coupled: rate x decay is the same at every width, and m_L^(alpha - 1) inside a block; for adam
+    that is m for a matrix there, and with sgd 1/m for embedding and head (Dey et al. 2025, table 1; microsoft/mup).
+    plain: as it is (microsoft/mup with `decoupled_wd`; the muP of EleutherAI/nanoGPT-mup).
     """
-    rate = learning_rate(model, tensor, rule)
-    if model.parametrization == "completep":
-        return (_branch_change(model) if _in_branch(tensor) else 1.0) / rate
-    return 1 / rate if rule == "sgd" else 1.0
+    if model.parametrization == "standard" or model.mup_decay == "plain":
+        return 1.0
+    return (_branch_change(model) if _in_branch(tensor) else 1.0) / learning_rate(model, tensor, rule)
 
 
 def epsilon(model: Model, tensor: ModelTensor) -> float:
     """What an optimizer's epsilon is multiplied by, where it is added to the size of a gradient's elements.
 
-    CompleteP: 1/m, and m_L^-alpha inside a block: as gradients shrink (equation 40, and the authors' nanoGPT-mup).
-    muP leaves it alone.
+    `model.mup_epsilon`, of Dey et al. 2025. blocks: 1/m and m_L^-alpha inside a block, and outside as it is (table 1).
+    gradients: 1/m outside too, as the gradients there shrink (equation 40). everywhere: 1/m and m_L^-alpha for all (the
+    authors' code, EleutherAI/nanoGPT-mup). none: as it is (Yang et al. 2022; microsoft/mup).
     """
-    if model.parametrization != "completep":
+    if model.parametrization == "standard" or model.mup_epsilon == "none":
         return 1.0
-    inside = branch_multiplier(model) if _in_branch(tensor) else 1.0
-    return model.base_width / model.width * inside
+    width, depth = model.base_width / model.width, branch_multiplier(model)
+    if _in_branch(tensor) or model.mup_epsilon == "everywhere":
+        return width * depth
+    return width if model.mup_epsilon == "gradients" else 1.0
 
 
 # --- on the way forward ------------------------------------------------------------------------------------------
@@ -294,9 +302,10 @@ def branch_multiplier(model: Model) -> float:
 
 def attention_multiplier(model: Model) -> float:
     """What query-key products are multiplied by: 1/sqrt(head_dim), or for muP sqrt(base_head_dim)/head_dim."""
-    if model.parametrization == "standard":
+    base = model.base_head_dim or model.head_dim
+    if model.parametrization == "standard" or base == model.head_dim:
         return 1 / math.sqrt(model.head_dim)
-    return math.sqrt(model.base_head_dim or model.head_dim) / model.head_dim
+    return math.sqrt(base) / model.head_dim
 
 
 def output_multiplier(model: Model) -> float:

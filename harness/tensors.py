@@ -126,5 +126,16 @@ def _fixup(model: Model) -> Iterator[ModelTensor]:
 
 
 def feedforward_size(model: Model) -> int:
-    """Hidden size of the feed-forward part."""
-    return model.feedforward or 4 * model.width
+    """Hidden size of the feed-forward part.
+
+    With a gate there are three matrices in place of two, so it is 8/3 of the width in place of 4 (Shazeer 2020, arXiv
+    2002.05202, section 3), rounded to a multiple of 8, 4 or 2 where that changes it by less than 1%.
+    """
+    if model.feedforward is not None:
+        return model.feedforward
+    is_gated = ACTIVATIONS[model.activation].gated
+    wanted = model.width * (model.expansion if model.expansion is not None else 8 / 3 if is_gated else 4)
+    if wanted == round(wanted):
+        return max(1, round(wanted))
+    near = (multiple * round(wanted / multiple) for multiple in (8, 4, 2, 1))
+    return next((size for size in near if abs(size - wanted) <= 0.009 * wanted), max(1, round(wanted)))

@@ -41,7 +41,7 @@ class BatchFault(InjectableFault):
 
 @dataclass(frozen=True)
 class RareTokens(BatchFault):
-    """Tokens drawn uniformly from the rarest that the training text has (cf. PaLM, arXiv 2204.02311, section 5.1)."""
+    """Tokens drawn uniformly from the rarest that the training text has (cf. PaLM, arXiv 2204.02311, section 5)."""
 
     kind: str = "rare_tokens"
     tokens: int = number(PER_TRIAL, 16, "how many of the rarest tokens to draw from", low=1, high=65536)

@@ -1,4 +1,4 @@
-"""Silent data corruption as it is seen in the field, beside the classic flip of a single bit."""
+"""Silent data corruption as simulated at the level of gates, beside the classic flip of a single bit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ STRIDES = (16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class RealisticSDC(InjectableFault):
-    """A seeded mix: most events flip several bits, addresses repeat periodically, about 1% are not finite.
+    """Bit flips as gate-level simulation has them: most are of several bits, addresses repeat, about 1% not finite.
 
-    Shares are those of stuck-at faults injected into the gates of a GPU (arXiv 2605.04213): `nonfinite` of the faults
-    write NaN or an infinity, `single` of the others flip one bit in each element, the rest two to `most` bits,
-    scattered. The elements of a fault stand a fixed stride apart in one tensor, which is drawn in proportion to its
-    size; in one that the stride wraps around, such as the gain of a norm, they can be fewer.
+    Shares follow stuck-at faults in the simulated gates of a GPU, over 63 micro-benchmarks and not from the field (Tung
+    et al. 2026, arXiv 2605.04213); half of what those did was to write zeros, which this leaves out (`fault.model=zero`
+    of `fault=value`): `nonfinite` of the faults write NaN or an infinity, `single` of the others flip one bit in each
+    element, the rest two to `most` bits, scattered. The elements of a fault stand a fixed stride apart in one tensor,
+    which is drawn in proportion to its size; in one that the stride wraps around, such as the gain of a norm, they can
+    be fewer.
     """
 
     kind: str = "realistic_sdc"

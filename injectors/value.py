@@ -55,7 +55,7 @@ class Value(InjectableFault):
     fault's seed as far as it is left open. `format` is the representation in which bits are changed: a value is
     converted, changed and converted back, and no other element changes. Other fault models round what they write to
     it, so that a number scaled past 65,504 overflows in fp16; `round` does that alone.
-    He et al. 2023, doi 10.1145/3579371.3589105.
+    Cf. He et al. 2023, doi 10.1145/3579371.3589105.
     """
 
     kind: str = "value"

@@ -136,9 +136,10 @@ def draw(table: pd.DataFrame, against: str, path: Path) -> None:
 def _trials(
     parametrization: str, size: Mapping[str, int], steps: int, rate: float | None, seeds: int, optimizer: str
 ) -> list[Trial]:
-    """`size` is the width or the depth. Over the depth the last matrix of each branch starts at zero: what random
-    branches add falls with depth in CompleteP, and takes gradients along. A step that is relative to the weights needs
-    weights, and does not follow the size of gradients.
+    """`size` is the width or the depth. The head starts at zero but for the standard parametrisation, as microsoft/mup
+    has it in its own check: random logits shrink as 1/sqrt(m) beside what training adds. Over the depth the last matrix
+    of each branch starts at zero: what random branches add falls with depth in CompleteP, and takes gradients along. A
+    step that is relative to the weights needs weights, and does not follow the size of gradients.
     """
     rule, _, _ = OPTIMIZERS[optimizer].rule.partition("_")
     rate = RATES.get(optimizer, RATES[rule]) if rate is None else rate
@@ -151,6 +152,7 @@ def _trials(
         base_width=BASE_WIDTH,
         base_depth=BASE_DEPTH,
         init="zero_residual" if "depth" in size and rule != "relative" else "standard",
+        zero_head=parametrization != "standard" and rule != "relative",
     )
     optim = Optim(name=optimizer, lr=rate, weight_decay=0.0)
     length = Train(steps, BATCH, validate_every=steps, validate_batches=1)

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Generator, Sequence, Set
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -39,7 +40,7 @@ from sweeps.job import (
     write_plan,
 )
 from sweeps.limits import check_processes, check_results
-from sweeps.local import Executor, LocalExecutor
+from sweeps.local import SHARE_OF_MEMORY, Executor, LocalExecutor
 from sweeps.locks import is_locked
 from sweeps.plan_table import print_plan
 from sweeps.planner import make_plan
@@ -118,6 +119,18 @@ def run_rounds(
     return status
 
 
+def _check_heads(trials: Sequence[Trial]) -> None:
+    """Raise ConfigError for muP over several sizes of heads of which none is said to be the base."""
+    models = {trial.model for trial in trials if trial.model.parametrization != "standard"}
+    sizes = sorted({model.head_dim for model in models if model.base_head_dim is None})
+    if len(sizes) > 1:
+        values, kinds = ",".join(map(str, sizes)), ",".join(sorted({model.parametrization for model in models}))
+        raise ConfigError(
+            f"model.head_dim={values}: under model.parametrization={kinds} attention's scores follow the head's size "
+            f"from a base on, and each of these would be its own; allowed: model.base_head_dim={sizes[0]}, or one size"
+        )
+
+
 def run_sweep(
     trials: Sequence[Trial],
     run: Run,
@@ -125,21 +138,26 @@ def run_sweep(
     console: Console,
     notes: Sequence[str] = (),
     name: str = "",
+    is_rehearsal: bool = False,
 ) -> int:
     """Check, plan and train. Returns the exit status: 0, 1 if a pack failed, 130 after Ctrl-C, 143 after SIGTERM.
 
-    `notes` are lines that belong to the plan. `name` is that of one round of many, which is worth one line.
+    `notes` are lines that belong to the plan. `name` is that of one round of many, which is worth one line. A plan says
+    what this machine has no room for, because it may be for another one; one that is a rehearsal refuses it.
 
     Raises ConfigError before anything is written if something about the run is wrong.
     """
     problems = Problems()
     with problems.collect():
         check_store(run.out, run.study)
+    with problems.collect():
+        _check_heads(trials)
     problems.check()
     has_results = (run.out / STORE / METADATA).exists()
+    is_for_another = run.plan and run.device == "cuda" and not torch.cuda.is_available()
     for precision in {trial.train.precision for trial in trials}:
         with problems.collect():
-            device = pick_device(run.device, precision).type
+            device = "cuda" if is_for_another else pick_device(run.device, precision).type
     with problems.collect():
         processes = _processes(trials, run)
     for data, context in _corpora(trials):
@@ -151,18 +169,30 @@ def run_sweep(
     taken = {trial.id for job in running for trial in job.pack.recorded}
     asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
     begun = begun_packs(run.out, asked - complete - taken) if has_results else []
+    limits = Problems()
     if isinstance(executor, LocalExecutor):
-        check_processes(processes)
+        with limits.collect():
+            check_processes(processes)
         executor = executor.sharing(processes)
-    memory = executor.memory(device) / _processes_on_one(device, processes)
-    plan = make_plan(trials, complete | taken, run.pack_size, device, executor.splits_over, memory, begun)
-    if device == "cpu":
-        executor = executor.fitting(plan.packs)
-    check_results(plan, run.out, run.block)
+    planned = partial(make_plan, trials, complete | taken, run.pack_size, device, executor.splits_over, begun=begun)
+    with limits.collect():
+        plan = planned(memory=_memory(run, executor, device, processes))
+    if is_rehearsal or not run.plan:
+        limits.check()
+    elif limits.reasons:
+        plan = planned()
+    with limits.collect():
+        executor = executor.fitting(plan.packs) if device == "cpu" else executor
+    with limits.collect():
+        check_results(plan, run.out, run.block)
+    if is_rehearsal or not run.plan:
+        limits.check()
     if run.plan:
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
         print_plan(plan, device, executor.workers, console)
+        for reason in limits.reasons:
+            console.print(f"no room: {reason}", highlight=False, soft_wrap=True)
         return 0
     check_corpora(trials, run, has_results)
     folder = open_store(run.out, run.study)
@@ -212,6 +242,15 @@ def _processes(trials: Sequence[Trial], run: Run) -> int:
     if most == 1:
         raise ConfigError("ranks=processes: every trial has train.ranks=1; allowed: simulated, or train.ranks >= 2")
     return most
+
+
+def _memory(run: Run, executor: Executor, device: str, processes: int) -> float:
+    """Bytes that each process of a pack may take; infinite where that is not known."""
+    if run.memory is not None:
+        return SHARE_OF_MEMORY * run.memory
+    if device == "cuda" and not torch.cuda.is_available():
+        return math.inf
+    return executor.memory(device) / _processes_on_one(device, processes)
 
 
 def _processes_on_one(device: str, processes: int) -> int:

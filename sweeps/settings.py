@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
 from harness.fields import shown
+from harness.memory import bytes_of
 from harness.recipe import MOST_STEPS
 from injectors.value import MOST_FAULTS
 
@@ -37,6 +38,9 @@ class Settings:
         "processes",
     )
     plan: bool = anything(STRUCTURAL, False, "print the plan and train nothing")
+    memory: str | None = anything(
+        STRUCTURAL, None, "of each worker of the machine for which plan=true plans, such as 80GB; null: this one's"
+    )
     wait: bool = anything(STRUCTURAL, True, "wait for submitted jobs; false: return at once")
 
 
@@ -176,6 +180,7 @@ class Run:
     device: str
     ranks: str
     plan: bool
+    memory: float | None  # bytes; None: what this machine has
     wait: bool
     pack_size: int | None  # None: auto
     block: int
@@ -205,10 +210,18 @@ def check_key(key: str, value: Any) -> Any:
             allowed = f"auto, or an integer from 1 to {LARGEST_PACK}"
             raise ConfigError(f"pack.size={shown(value)}: not a size; allowed: {allowed}")
         return value
+    if key == "memory" and value is not None and not (_is_size(value) and bytes_of(str(value))):
+        raise ConfigError(f"memory={shown(value)}: not a size; allowed: a number of MB, or such as 80GB or 1.5TB")
+    if key == "memory" and _is_size(value):
+        return str(value)
     if key == "out" and value is not None:
         return _folder(value)
     part, _, name = key.rpartition(".")
     return checked(key, PARTS[part] if part else Settings, name, value)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _folder(value: Any) -> str:
@@ -238,13 +251,17 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         with problems.collect():
             found[key] = check_key(key, (values[part] if part else values)[name])
     problems.check()
-    size = found["pack.size"]
+    size, memory = found["pack.size"], found["memory"]
+    if memory is not None and not found["plan"]:
+        words = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
+        raise ConfigError(f"memory={memory}: {words}")
     return Run(
         study,
         Path(f"results/{study}" if found["out"] is None else found["out"]).absolute(),
         found["device"],
         found["ranks"],
         found["plan"],
+        None if memory is None else bytes_of(memory),
         found["wait"],
         None if size == "auto" else size,
         found["telemetry.block"],

@@ -24,6 +24,7 @@ from typing import IO, Any
 import submitit
 
 from harness.config import ConfigError, Problems
+from harness.memory import bytes_of
 from harness.printing import say
 from harness.results_folder import LinkRefused, ResultsPath
 from harness.stored import written_at
@@ -59,11 +60,10 @@ class SlurmExecutor:
 
     def memory(self, device: str) -> float:
         """Of a job's `hydra.launcher.memory`; what a node's GPU has is not known here."""
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", str(self.options["memory"]).upper())
+        found = bytes_of(str(self.options["memory"]))
         if device == "cuda" or found is None:
             return math.inf
-        # As for sbatch --mem, a number without a unit counts megabytes, and 0 is all that a node has.
-        return SHARE_OF_MEMORY * float(found[1]) * 1024 ** " KMGT".index(found[2] or "M") or math.inf
+        return SHARE_OF_MEMORY * found or math.inf  # as for sbatch --mem, 0 is all that a node has
 
     def fitting(self, packs: Sequence[PackPlan]) -> SlurmExecutor:
         """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over.

@@ -108,35 +108,42 @@ def train_plain(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-4,
-    hidden_lr: float | None = None,
+    wider: float = 1.0,
     schedule: Callable[[int], float] = lambda step: 1.0,
     fused: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Loss and gradient norm before clipping of every step, as scalar tensors.
 
     `batch(step)` is [B, T + 1] token ids, `schedule(step)` the share of the learning rates in force at that step,
-    `hidden_lr` the rate of the matrices inside the blocks where it differs. Gains of norms do not decay.
+    `wider` how many times the base width this is, for muP: matrices inside the blocks take a rate smaller by that and a
+    decay larger by it, and all that is there an epsilon smaller by it. Gains of norms do not decay. `optimizer`, at a
+    constant rate, takes the place of this one.
     """
-    inside = [p for p in model.blocks.parameters() if p.dim() == 2]
-    gains = [p for p in model.parameters() if p.dim() == 1]
-    known = {id(p) for p in (*inside, *gains)}
+    inside, outside = (
+        [*model.blocks.parameters()],
+        [p for n, p in model.named_parameters() if not n.startswith("blocks.")],
+    )
+    small, own = [p for p in inside if p.dim() == 1], {"peak": lr, "weight_decay": 0.0}
+    hidden = {"peak": lr / wider, "weight_decay": weight_decay * wider, "eps": eps / wider}
     groups: list[dict[str, Any]] = [
-        {"params": inside, "peak": lr if hidden_lr is None else hidden_lr},
-        {"params": [p for p in model.parameters() if id(p) not in known], "peak": lr},
-        {"params": gains, "peak": lr, "weight_decay": 0.0},
+        {"params": [p for p in inside if p.dim() == 2], **hidden},
+        {"params": [p for p in outside if p.dim() == 2], "peak": lr},
+        {"params": [p for p in outside if p.dim() == 1] + (small if wider == 1 else []), **own},
+        *([{"params": small, **own, "eps": eps / wider}] if wider != 1 else ()),
     ]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+    adamw = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
     losses, norms = [], []
     for step in range(steps):
-        for group in optimizer.param_groups:
+        for group in adamw.param_groups:
             group["lr"] = group["peak"] * schedule(step)
         tokens = batch(step)
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), float("inf") if clip is None else clip))
-        optimizer.step()
+        (optimizer or adamw).step()
         losses.append(loss.detach())
     return losses, norms
 

@@ -81,7 +81,7 @@ def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str
     status, printed, errors = ended[command]
     assert status == 0, f"{status}\n{errors}"
     if command.startswith("stability-harness list"):
-        assert "calm" in printed and "2204.02311" in printed
+        assert "calm" in printed and "2005.14165" in printed
         return
     out = copy / next(word for word in command.split() if word.startswith("out=")).removeprefix("out=")
     sweep = analysis.open_sweep(out)

@@ -44,7 +44,8 @@ class ZClip(Clipper):
 
     A norm g is a spike if z = (g - mean) / (deviation + 1e-6) exceeds the threshold. Mean and variance move on with
     the norm as it is clipped to, not as it came. The code also clips every gradient to a norm of 1, spike or not,
-    unless told otherwise (`max_grad_norm`): that is `optim.clip=1`, which acts after this and is not remembered here.
+    unless told otherwise (`max_grad_norm`): that is `optim.clip=1`, which acts after this and is not remembered here
+    (nor there), so `mitigation=zclip+clip_1` is the code with its defaults.
 
     An infinite norm is clipped by 0, which leaves NaN. A norm that is not finite is never remembered, unlike in the
     code, where it would stay in the mean for good.

@@ -33,8 +33,10 @@ class StableSpam(Optimizer):
     the gradient is then scaled to the norm m / (sqrt(v) + eps), m and v being moving averages of its norm and of the
     square (AdaGN); Adam follows. At every `interval`-th step its two moments start at zero. All averages are corrected
     for having started at zero. The code corrects those of AdaClip and AdaGN by the count that a reset starts anew,
-    though they remember more, which lets everything through after it; here, as in pytorch-optimizer, by all steps. Its
-    cosine on beta1, off by default, is left out.
+    though they remember more, which lets everything through after it; here, as in pytorch-optimizer, by all steps. At a
+    reset the code also takes the step that is under way with the old moments, corrected as if they were of the first
+    step, and what starts at zero is used from the next step on, as if it were the second; here the step of the reset is
+    the first one of the new moments. Its cosine on beta1, off by default, is left out.
     """
 
     slots = ("moment_1", "moment_2")

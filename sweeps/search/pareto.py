@@ -10,7 +10,7 @@ import optuna
 import pandas as pd
 import xarray as xr
 
-from analysis.metrics import final_validation_loss
+from analysis.finals import final_validation_loss
 from analysis.mitigated_faults import largest_deviation
 from harness.config import NO_FAULT, ConfigError, Trial
 from sweeps.search.goal import Goal, Judged, named, rows_of, told

@@ -65,7 +65,8 @@ def run_search(axes: Sequence[Axis], composer: Composer, run: Run, executor: Exe
         goal.check(corners)
     problems.check()
     # All that a sweep refuses, before anything is written.
-    run_sweep(corners, replace(run, plan=True), executor, Terminal(file=io.StringIO()))
+    quiet = Terminal(file=io.StringIO())
+    run_sweep(corners, replace(run, plan=True), executor, quiet, is_rehearsal=not run.plan)
     search = Search(goal, composer, corners, run, executor, console)
     with search.studies.open():
         return search.run_rounds()

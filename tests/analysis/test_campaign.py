@@ -190,4 +190,8 @@ def test_the_page_says_what_the_two_measures_of_recovery_are(written) -> None:
 def test_sites_of_faults_that_never_fired_are_those_of_the_config(judged: xr.Dataset) -> None:
     never = judged.isel(trial=np.flatnonzero(judged["idle"].values))
     assert set(never["struck_site"].values) == {""}
-    assert set(campaign.site_labels(never)) == set(never["site"].values) <= {"weight", "reduced_gradient", "moment_2"}
+    assert (
+        set(campaign.site_labels(never))
+        == set(never["fault_site"].values)
+        <= {"weight", "reduced_gradient", "moment_2"}
+    )

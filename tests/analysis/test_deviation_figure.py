@@ -53,7 +53,7 @@ def check_band(panel: Axes, faulty: xr.Dataset) -> None:
     """Its height over the last step of each fault is the envelope that the fault is judged by."""
     steps, height = band(panel)
     at = dict(zip(steps.astype(int), height, strict=True))
-    last = (faulty["steps"] - faulty["start"] - 1).values.astype(int)
+    last = (faulty["steps"] - faulty["fault_start"] - 1).values.astype(int)
     limits = {step: limit for step, limit in zip(last, faulty["envelope_max"].values, strict=True) if limit > 0}
     assert len(limits) > 30 and {step: at[step] for step in limits} == pytest.approx(limits)
     assert (np.diff(height) >= 0).all() and height[0] < height[-1]

@@ -193,7 +193,7 @@ def test_which_trial_is_shown() -> None:
 
 
 def test_strikes_are_where_the_events_say() -> None:
-    fields = {"trial": "x", "start": 5, "duration": 3, "steps": 40, "nonfinite_step": np.nan, "strikes": 4}
+    fields = {"trial": "x", "fault_start": 5, "fault_duration": 3, "steps": 40, "nonfinite_step": np.nan, "strikes": 4}
     trial = pd.Series(fields, dtype=object)
     assert figures.strikes(trial, None) == [(5, 7)]
     events = pd.DataFrame({"trial": ["x"] * 4 + ["y"], "step": [9, 5, 6, 6, 30]})
@@ -202,20 +202,22 @@ def test_strikes_are_where_the_events_say() -> None:
 
 
 def planned(**fields: float) -> pd.Series:
-    return pd.Series({"trial": "x", "start": 30, "steps": 100, "nonfinite_step": np.nan, "strikes": 70} | fields)
+    return pd.Series({"trial": "x", "fault_start": 30, "steps": 100, "nonfinite_step": np.nan, "strikes": 70} | fields)
 
 
 def test_strikes_of_permanent_and_periodic_faults() -> None:
-    assert figures.strikes(planned(duration=np.nan), None) == [(30, 99)], "to the end"
+    assert figures.strikes(planned(fault_duration=np.nan), None) == [(30, 99)], "to the end"
     assert figures.strikes(planned(), None) == [(30, 99)], "a sweep of permanent faults alone has no durations"
-    assert figures.strikes(planned(duration=500, nonfinite_step=50), None) == [(30, 50)], "a frozen trial is left alone"
-    assert figures.strikes(planned(duration=10, period=4), None) == [(30, 30), (34, 34), (38, 38)]
+    assert figures.strikes(planned(fault_duration=500, nonfinite_step=50), None) == [(30, 50)], (
+        "a frozen trial is left alone"
+    )
+    assert figures.strikes(planned(fault_duration=10, fault_period=4), None) == [(30, 30), (34, 34), (38, 38)]
 
 
 def test_strikes_beyond_the_events_that_are_kept() -> None:
     events = pd.DataFrame({"trial": "x", "step": np.arange(30, 94)})
-    assert figures.strikes(planned(duration=np.nan), events) == [(30, 99)], "64 events of 70 strikes"
-    assert figures.strikes(planned(duration=np.nan, strikes=64), events) == [(30, 93)]
+    assert figures.strikes(planned(fault_duration=np.nan), events) == [(30, 99)], "64 events of 70 strikes"
+    assert figures.strikes(planned(fault_duration=np.nan, strikes=64), events) == [(30, 93)]
 
 
 def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path, synthetic) -> None:

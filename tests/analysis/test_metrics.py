@@ -66,7 +66,7 @@ def test_final_validation_loss_is_that_of_the_last_step(tmp_path: Path, syntheti
         }
         signals = {"validation_loss": lambda t: np.full(40, np.inf)} if each is lost else curve
         synthetic.write_pack(tmp_path, [each], signals=signals)
-    found = metrics.final_validation_loss(open_sweep(tmp_path))
+    found = open_sweep(tmp_path).final_validation_loss
     assert (one_value(found, trial), one_value(found, longer)) == (39, 59) and np.isnan(one_value(found, lost))
     assert found.attrs["units"] == "nat/token"
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from dask import is_dask_collection
 
 from analysis import fault_events, open_sweep
+from analysis.finals import FINALS
 from analysis.open_sweep import short_names
 from harness.config import ConfigError, Data, Model, Train, Trial
 from harness.store import SIGNALS, open_store
@@ -26,7 +28,7 @@ def test_values_of_several_packs(tmp_path: Path, synthetic) -> None:
         synthetic.write_pack(tmp_path, trials)
     ds = open_sweep(str(tmp_path))
     assert dict(ds.sizes) == {"trial": 4, "step": 40, "layer": 2}
-    assert set(ds.data_vars) == set(SIGNALS)
+    assert set(ds.data_vars) == {*SIGNALS, *FINALS}
     for trial in packs[0] + packs[1]:
         one = ds.sel(trial=trial.id)
         np.testing.assert_array_equal(one["loss"].values, synthetic.flat_loss(trial).astype("f4"))
@@ -43,7 +45,7 @@ def test_units_and_long_names_everywhere(realistic: Path) -> None:
         if variable.dtype.kind in "if":
             assert variable.attrs["units"], name
     assert ds["loss"].attrs == {"units": "nat/token", "long_name": "training loss"}
-    assert ds["lr"].attrs["path"] == "optim.lr" and ds["start"].attrs == {
+    assert ds["lr"].attrs["path"] == "optim.lr" and ds["fault_start"].attrs == {
         "path": "fault.start",
         "long_name": "step of the (first) strike",
         "units": "step",
@@ -66,6 +68,20 @@ def test_shorter_and_shallower_packs_are_padded(tmp_path: Path, synthetic) -> No
     assert list(ds["steps"].sel(trial=[long.id, deep.id]).values) == [50, 20]
 
 
+def test_each_trial_has_its_own_last_losses(tmp_path: Path, synthetic) -> None:
+    """The last step of the longest trial is none of a shorter one's. Nothing is read before it is asked for."""
+    long, short = synthetic.make_trial(steps=50), synthetic.make_trial(steps=20)
+    own = {"validation_loss": lambda trial: 0.5 + np.arange(trial.train.steps)}
+    for trial in (long, short):
+        synthetic.write_pack(tmp_path, [trial], lambda trial: np.arange(trial.train.steps), signals=own)
+    ds = open_sweep(tmp_path).sel(trial=[long.id, short.id])
+    assert np.isnan(ds["loss"].isel(step=-1).values).tolist() == [False, True]
+    assert ds["final_loss"].values.tolist() == [np.arange(45, 50).mean(), np.arange(15, 20).mean()]
+    assert ds["final_validation_loss"].values.tolist() == [49.5, 19.5]
+    assert float(ds["final_loss"].sel(trial=short.id)) == 17
+    assert ds["final_loss"].dims == ("trial",) and is_dask_collection(ds["final_loss"].data)
+
+
 def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> None:
     trials = [
         synthetic.make_trial(beta2=0.95, clip=1.0),
@@ -77,11 +93,11 @@ def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> N
     expected = {
         "beta2": [0.95, 0.999, 0.999],
         "clip": [1.0, np.nan, np.nan],
-        "bit": [np.nan, 7, np.nan],
-        "start": [np.nan, 3, np.nan],
-        "tensor": ["", "head", ""],
+        "fault_bit": [np.nan, 7, np.nan],
+        "fault_start": [np.nan, 3, np.nan],
+        "fault_tensor": ["", "head", ""],
         "fault": ["none", "weight_bit", "none"],
-        "kind": ["", "value", ""],
+        "fault_kind": ["", "value", ""],
         "mitigation": ["none", "none", "qk_norm"],
         "qk_norm": [False, False, True],
         "seed": [0, 0, 0],
@@ -131,7 +147,7 @@ def test_what_the_fault_did_lies_along_trial(tmp_path: Path, synthetic) -> None:
 def test_a_permanent_fault_has_no_duration(tmp_path: Path, synthetic) -> None:
     faults = [synthetic.WeightBit(start=3, duration=duration) for duration in (None, 4)]
     synthetic.write_pack(tmp_path, [synthetic.make_trial(fault=fault) for fault in faults])
-    np.testing.assert_array_equal(open_sweep(tmp_path)["duration"].values, [np.nan, 4])
+    np.testing.assert_array_equal(open_sweep(tmp_path)["fault_duration"].values, [np.nan, 4])
 
 
 def test_fields_of_one_name_are_told_apart(tmp_path: Path, synthetic) -> None:
@@ -159,11 +175,11 @@ def test_a_fault_cannot_hide_a_name_that_is_taken(synthetic) -> None:
         "model.width": "width",
         "mitigation": "mitigation",
         "fault.name": "fault",
-        "fault.kind": "kind",
+        "fault.kind": "fault_kind",
         "fault.width": "fault_width",
         "fault.step": "fault_step",
         "fault.loss": "fault_loss",
-        "fault.x": "x",
+        "fault.x": "fault_x",
     }
 
 
@@ -206,7 +222,7 @@ def test_a_live_sweep(tmp_path: Path, synthetic) -> None:
 def test_a_sweep_without_packs_yet(tmp_path: Path) -> None:
     open_store(tmp_path, "study")
     ds = open_sweep(tmp_path)
-    assert dict(ds.sizes) == {"trial": 0, "step": 0, "layer": 0} and set(ds.data_vars) == set(SIGNALS)
+    assert dict(ds.sizes) == {"trial": 0, "step": 0, "layer": 0} and set(ds.data_vars) == {*SIGNALS, *FINALS}
     assert ds["loss"].values.shape == (0, 0)
     assert {"width", "lr", "fault", "outcome"} <= set(ds.coords)
     assert len(fault_events(tmp_path)) == 0

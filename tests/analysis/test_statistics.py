@@ -53,11 +53,11 @@ def judged(synthetic, tmp_path_factory: pytest.TempPathFactory):
 
 
 def test_rates_by_group(judged) -> None:
-    table = rates(judged, by=["bit"])
-    assert list(table.columns) == ["bit", "outcome", "count", "trials", "left_out", "share", "low", "high"]
+    table = rates(judged, by=["fault_bit"])
+    assert list(table.columns) == ["fault_bit", "outcome", "count", "trials", "left_out", "share", "low", "high"]
     assert table["outcome"].tolist() == list(OUTCOMES) * 4, "outcomes that did not happen too"
     lingering = table[table["outcome"] == "lingering"]
-    assert lingering["bit"].tolist() == [0, 1, 2, 3]
+    assert lingering["fault_bit"].tolist() == [0, 1, 2, 3]
     assert lingering["count"].tolist() == [0, 1, 2, 3]
     assert lingering["trials"].tolist() == [4, 4, 4, 3] and lingering["left_out"].tolist() == [0, 0, 0, 1]
     np.testing.assert_allclose(lingering["share"], [0, 1 / 4, 2 / 4, 1])
@@ -71,14 +71,14 @@ def test_rates_of_all_and_by_several(judged) -> None:
     table = rates(judged).set_index("outcome")
     assert table["count"].to_dict() == dict.fromkeys(OUTCOMES, 0) | {"masked": 9, "lingering": 6}
     assert set(table["trials"]) == {15} and set(table["left_out"]) == {1}, "twins with a last bit do not count"
-    assert len(rates(judged, by=["bit", "seed"])) == 16 * len(OUTCOMES)
-    unjudged = rates(judged, by=["bit", "seed"]).query("bit == 3 and seed == 3")
+    assert len(rates(judged, by=["fault_bit", "seed"])) == 16 * len(OUTCOMES)
+    unjudged = rates(judged, by=["fault_bit", "seed"]).query("fault_bit == 3 and seed == 3")
     assert unjudged["trials"].tolist() == [0] * 5 and unjudged["share"].isna().all() and unjudged["low"].isna().all()
 
 
 def test_rates_judge_a_sweep_that_was_not_and_group_missing_values(judged) -> None:
     sweep = judged.drop_vars("fault_outcome")
-    pd.testing.assert_frame_equal(rates(sweep, by=["bit"]), rates(judged, by=["bit"]))
+    pd.testing.assert_frame_equal(rates(sweep, by=["fault_bit"]), rates(judged, by=["fault_bit"]))
     assert rates(sweep, by=["struck_bit"])["struck_bit"].isna().all(), "none of them has an event"
     with pytest.raises(KeyError, match="nonsense"):
         rates(sweep, by=["nonsense"])

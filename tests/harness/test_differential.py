@@ -23,14 +23,20 @@ TOLERANCE = 1e-9  # float64 rounds at 1e-16; Adam divides gradients by their own
 SHAPES = {
     "rotary and gelu": {},
     "learned positions": {"positions": "learned"},
-    "swiglu": {"activation": "swiglu"},
+    "swiglu": {"activation": "swiglu", "expansion": 4},
     "qk_norm": {"qk_norm": True},
     "all at once": {"positions": "learned", "activation": "swiglu", "qk_norm": True, "feedforward": 37, "width": 24},
     "one head, odd sizes": {"width": 6, "head_dim": 6, "context": 7, "batch": 3, "vocabulary": 61, "feedforward": 5},
     "large norm epsilon": {"norm_epsilon": 0.1},
     "fused attention": {"attention": "fused"},
     "muP": {"parametrization": "mup", "base_width": 8, "base_head_dim": 4},
-    "muP below its base width": {"parametrization": "mup", "base_width": 24, "qk_norm": True, "activation": "swiglu"},
+    "muP below its base width": {
+        "parametrization": "mup",
+        "base_width": 24,
+        "qk_norm": True,
+        "activation": "swiglu",
+        "expansion": 4,
+    },
     "muP with fused attention": {"parametrization": "mup", "base_width": 4, "base_head_dim": 2, "attention": "fused"},
 }
 TRIALS = [
@@ -50,7 +56,7 @@ def share_of_peak(step, decay, warmup, final):
 
 
 def plain_gpt(trial):
-    """The plain model and the learning rate of its hidden matrices."""
+    """The plain model, and how many times its base width it has."""
     model = trial.model
     kwargs = {
         "vocabulary": trial.data.vocabulary,
@@ -65,11 +71,11 @@ def plain_gpt(trial):
         "norm_epsilon": model.norm_epsilon,
     }
     if model.parametrization == "standard":
-        return PlainGPT(**kwargs).double(), trial.optim.lr
+        return PlainGPT(**kwargs).double(), 1.0
     wider = model.width / model.base_width
     base_head_dim = model.base_head_dim or model.head_dim
     scales = {"attention_scale": base_head_dim**0.5 / model.head_dim, "output_scale": 1 / wider}
-    return PlainGPT(**kwargs, **scales).double(), trial.optim.lr / wider
+    return PlainGPT(**kwargs, **scales).double(), wider
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -80,7 +86,7 @@ def test_each_trial_of_a_pack_equals_a_plain_gpt(engine, shape):
     clipped = 0
     for r, trial in enumerate(trials):
         optim, schedule = trial.optim, trial.schedule
-        plain, hidden_lr = plain_gpt(trial)
+        plain, wider = plain_gpt(trial)
         copy_weights(plain, fresh, r)
         losses, norms = train_plain(
             plain,
@@ -91,7 +97,7 @@ def test_each_trial_of_a_pack_equals_a_plain_gpt(engine, shape):
             (optim.beta1, optim.beta2),
             optim.eps,
             optim.weight_decay,
-            hidden_lr,
+            wider,
             lambda step, s=schedule: share_of_peak(step, s.decay, s.warmup, s.final),
             fused=False,
         )

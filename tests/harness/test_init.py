@@ -10,6 +10,9 @@ import torch
 
 from harness.config import Model
 from harness.scaling import INITS, deepnorm_beta, tensor_table
+from sweeps.__main__ import register
+from sweeps.arguments import config_loader, expand
+from sweeps.grid import Composer
 
 WIDTH, DEPTH, VOCABULARY = 64, 8, 64
 STANDARD = {
@@ -29,6 +32,8 @@ SHARE = 1 / 4  # 1/sqrt(2 * 8)
 EXPECTED = {
     "standard": STANDARD,
     "small": STANDARD | XAVIER,
+    # Xavier's sqrt(2 / (fan_in + fan_out)): sqrt(2 / (64 + 64)) is 1/8, too.
+    "xavier": STANDARD | {name: size for name, size in XAVIER.items() if name.startswith("feedforward")},
     "scaled_residual": STANDARD | {"attention.projection": SHARE / 8, "feedforward.down": SHARE / 16},
     "small_scaled": STANDARD
     | XAVIER
@@ -98,14 +103,14 @@ def test_gains_shifts_and_layer_scale(engine):
 
 @pytest.mark.parametrize("width", [64, 256])
 @pytest.mark.parametrize("parametrization", ["standard", "mup", "completep"])
-@pytest.mark.parametrize(("rule", "head"), [("adam", 0.0), ("sgd", 0.0), ("relative", 1.0), ("relative_sgd", 1.0)])
-def test_sizes_over_width(parametrization, width, rule, head):
-    """muP (table 8): embeddings keep their size, matrices 1/sqrt(fan_in), the head is zero if steps need no size."""
-    model = Model(width=width, depth=2, parametrization=parametrization, base_width=64)
-    std = {row.name: row.std for row in tensor_table(model, VOCABULARY, rule)}
+@pytest.mark.parametrize("zero_head", [False, True])
+def test_sizes_over_width(parametrization, width, zero_head):
+    """muP (table 8): embeddings and head keep their size, matrices 1/sqrt(fan_in); a head at zero is a choice."""
+    model = Model(width=width, depth=2, parametrization=parametrization, base_width=64, zero_head=zero_head)
+    std = {row.name: row.std for row in tensor_table(model, VOCABULARY)}
     vectors = 1 / 8 if parametrization != "standard" else 1 / math.sqrt(width)
     assert std["embedding"] == pytest.approx(vectors)
-    assert std["head"] == pytest.approx(vectors if parametrization == "standard" else head / 8)
+    assert std["head"] == pytest.approx(0.0 if zero_head else vectors)
     assert std["blocks.1.attention.query"] == pytest.approx(1 / math.sqrt(width))
     assert std["blocks.1.feedforward.down"] == pytest.approx(1 / math.sqrt(4 * width))
 
@@ -148,6 +153,37 @@ def test_deepnorm_scales_all_but_query_and_key(placement, depth, beta, activatio
     ratios = {name: scaled[name] / plain[name] for name in plain}
     untouched = ("embedding", "head", ".query", ".key")
     assert ratios == pytest.approx({name: 1.0 if name.endswith(untouched) else beta for name in plain})
+
+
+@pytest.mark.parametrize(("name", "depth", "beta"), [("deepnorm", 2, 0.5), ("deepnorm_glm", 8, 0.25)])
+def test_deepnorm_is_that_of_its_paper(name, depth, beta):
+    """`xavier_normal_` with a gain of beta, and of 1 for query and key (Wang et al. 2022, figure 2)."""
+    register()
+    loader = config_loader(None)
+    (trial,) = Composer(loader, "grid").trials(expand({}, [f"mitigation={name}", f"model.depth={depth}"], loader))
+    std = {short(row.name): row.std for row in tensor_table(trial.model, VOCABULARY) if row.std}
+    for matrix in ("query", "key", "value", "projection"):
+        gain = 1.0 if matrix in ("query", "key") else beta
+        assert std[f"attention.{matrix}"] == pytest.approx(gain * math.sqrt(2 / (64 + 64)))
+    assert std["feedforward.up"] == std["feedforward.down"] == pytest.approx(beta * math.sqrt(2 / (64 + 256)))
+
+
+def weights_of_blocks(**fields) -> int:
+    table = tensor_table(Model(head_dim=2, **fields), VOCABULARY)
+    return sum(row.size for row in table if row.name.startswith("blocks.0.feedforward.") and len(row.shape) == 2)
+
+
+@pytest.mark.parametrize("width", [32, 48, 64, 96, 100, 128, 192, 256, 768, 1000, 1024, 4096, 12288])
+def test_a_gate_takes_no_more_weights(width):
+    """8/3 of the width in place of 4 (Shazeer 2020, section 3), rounded to whole vectors where that costs under 1%."""
+    plain, gated = weights_of_blocks(width=width), weights_of_blocks(width=width, activation="swiglu")
+    assert plain == 8 * width**2
+    assert abs(gated / plain - 1) <= 0.01
+    hidden = gated / 3 / width
+    assert width < 256 or hidden % 8 == 0
+    assert weights_of_blocks(width=width, activation="swiglu", expansion=4) == 12 * width**2
+    assert weights_of_blocks(width=width, expansion=2) == 4 * width**2
+    assert weights_of_blocks(width=width, activation="swiglu", expansion=3, feedforward=10) == 30 * width
 
 
 @pytest.mark.parametrize(

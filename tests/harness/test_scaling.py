@@ -115,9 +115,7 @@ def test_completep_in_numbers():
         "learning_rate": pytest.approx(expected({"hidden": 1 / 16, "gain": 1 / 4})),
         "forward": pytest.approx(dict.fromkeys(KINDS, 1.0) | {"embedding": 32**0.5, "residual": 1 / 4, "head": 1 / 4}),
         "decay": pytest.approx(expected({"hidden": 4.0, "gain": 0.0, "final_gain": 0.0})),
-        "epsilon": pytest.approx(
-            expected({"hidden": 1 / 16, "gain": 1 / 16, "embedding": 1 / 4, "head": 1 / 4, "final_gain": 1 / 4})
-        ),
+        "epsilon": pytest.approx(expected({"hidden": 1 / 16, "gain": 1 / 16})),
     }
 
 
@@ -153,13 +151,24 @@ def test_completep_decays_alike_at_every_width(rule, m, m_l):
         assert decay["hidden"] == pytest.approx(m)
 
 
+MUP_DECAYS = {
+    # microsoft/mup's MuAdam and MuSGD, and Dey et al. 2025, table 1: the decay is divided by what multiplies the rate.
+    "adam": lambda m: {"hidden": m},
+    "sgd": lambda m: {"embedding": 1 / m, "head": 1 / m},
+    "relative": lambda m: {"hidden": m**0.5},
+    "relative_sgd": lambda m: {"hidden": m**0.5},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("m", "m_l"), SIZES)
-def test_mup_decay(m, m_l):
-    """Lambda as it is, but for embeddings and head in SGD, which microsoft/mup divides as it multiplies their rate."""
-    model, vectors = model_of(m, m_l, parametrization="mup"), {"gain": 0.0, "final_gain": 0.0}
-    for rule in ("adam", "relative", "relative_sgd"):
-        assert column(model, "decay", rule) == expected(vectors)
-    assert column(model, "decay", "sgd") == pytest.approx(expected({"embedding": 1 / m, "head": 1 / m, **vectors}))
+def test_mup_decay(rule, m, m_l):
+    vectors = {"gain": 0.0, "final_gain": 0.0}
+    coupled = column(model_of(m, m_l, parametrization="mup"), "decay", rule)
+    assert coupled == pytest.approx(expected(MUP_DECAYS[rule](m) | vectors))
+    for parametrization in ("mup", "completep"):
+        plain = model_of(m, m_l, parametrization=parametrization, mup_decay="plain")
+        assert column(plain, "decay", rule) == expected(vectors)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -178,22 +187,25 @@ def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(engine, nam
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("m", "m_l"), SIZES)
 def test_epsilon(rule, m, m_l):
-    """Dey et al. 2025, equation 40: with the gradients, 1/m_d everywhere and m_L^-alpha inside the blocks."""
-    for alpha in (0.5, 1.0):
-        model = model_of(m, m_l, parametrization="completep", depth_exponent=alpha)
-        inside, outside = m_l**-alpha / m, 1 / m
-        want = dict.fromkeys(KINDS, outside) | dict.fromkeys(("hidden", "residual", "gain"), inside)
-        assert column(model, "epsilon", rule) == pytest.approx(want)
-    assert set(column(model_of(m, m_l, parametrization="mup"), "epsilon", rule).values()) == {1.0}
+    """Dey et al. 2025: inside the blocks 1/m_d and m_L^-alpha, and outside as the choice has it."""
+    for parametrization, alpha in (("mup", 1.0), ("completep", 0.5), ("completep", 1.0)):
+        inside = (m_l**-alpha if parametrization == "completep" else 1.0) / m
+        outside = {"blocks": 1.0, "gradients": 1 / m, "everywhere": inside}
+        for choice, others in {**outside, "none": 1.0}.items():
+            model = model_of(m, m_l, parametrization=parametrization, depth_exponent=alpha, mup_epsilon=choice)
+            own = inside if choice != "none" else 1.0
+            want = dict.fromkeys(KINDS, others) | dict.fromkeys(("hidden", "residual", "gain"), own)
+            assert column(model, "epsilon", rule) == pytest.approx(want)
+    assert model_of().mup_epsilon == "blocks", "table 1"
 
 
 def test_epsilon_follows_gradients(engine):
-    """What the epsilon row says of gradients is so: their size against that of the base model, tensor by tensor."""
+    """What mup_epsilon=gradients says of them is so: their size against that of the base model, tensor by tensor."""
     looked_at = ("embedding", "blocks.0.attention.query", "blocks.1.feedforward.up", "blocks.1.attention_norm", "head")
     measured = {}
     for width, depth in ((32, 2), (128, 2), (32, 16)):
         shape = {"width": width, "depth": depth, "base_width": 32, "base_depth": 2, "head_dim": 16, "vocabulary": 256}
-        fields = {"parametrization": "completep", "name": "lamb", "context": 16, "batch": 8, **shape}
+        fields = {"parametrization": "completep", "mup_epsilon": "gradients", "context": 16, "batch": 8, **shape}
         pack = engine.pack_of([engine.trial(seed=seed, embedding_scale="sqrt_width", **fields) for seed in range(3)])
         pack.learn(pack.batches(0))
         rows = [row for row in pack.layout.rows if row.name in looked_at]
@@ -297,7 +309,18 @@ def test_steps_relative_to_weights_that_are_zero(optimizer, init):
     if is_relative and init in ("zero_residual", "fixup"):
         (reason,) = found
         assert f"model.init={init}" in reason and f"optim.name={optimizer}" in reason
-        assert "allowed: standard, small, scaled_residual, small_scaled" in reason
+        assert "allowed: standard, small, xavier, scaled_residual, small_scaled" in reason
+    else:
+        assert not found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_relative_to_a_head_that_is_zero(optimizer):
+    found = reasons(optimizer, zero_head=True)
+    if OPTIMIZERS[optimizer].rule.startswith("relative"):
+        (reason,) = found
+        assert reason.startswith("model.zero_head=true: ") and reason.endswith("allowed: false")
+        assert f"optim.name={optimizer}" in reason
     else:
         assert not found
 

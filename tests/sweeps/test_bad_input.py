@@ -82,6 +82,11 @@ CASES = {
         "model.width=20: not divisible by model.head_dim=8",
         "allowed",
     ),
+    "muP over heads of several sizes": (
+        ["model.head_dim=4,8", "mitigation=none,mup"],
+        "model.head_dim=4,8: under model.parametrization=mup attention's scores follow the head's size",
+        "allowed: model.base_head_dim=4, or one size",
+    ),
     "odd head size": (["model.head_dim=1"], "model.head_dim=1: odd", "allowed with model.positions=rotary: an even"),
     "bit 40": ([*STRUCK, "fault.bit=40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),
     "bit 40, swept": ([*STRUCK, "fault.bit=3,40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),

@@ -269,10 +269,7 @@ NEUTRAL: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
     "clip_1": ({}, {"optim.clip": 1e30}),
     "clip_tensor": ({}, {"optim.clip_tensor": 1e30}),
     "clip_value": ({}, {"optim.clip_value": 1e30}),
-    "completep": (
-        {"model.parametrization": "mup", "model.base_width": 16},
-        {"model.parametrization": "completep", "model.base_width": 16, "model.base_depth": 2},
-    ),
+    "completep": ({}, {"model.parametrization": "completep", "model.base_width": 16, "model.base_depth": 2}),
     "eps_large": ({}, {"optim.eps": 1e-8}),
     "eps_small": ({}, {"optim.eps": 1e-8}),
     "fp16_static": (
@@ -282,6 +279,7 @@ NEUTRAL: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
     "independent_decay": ({"optim.weight_decay": 0.0}, {"optim.weight_decay": 0.0, "optim.decay_follows": "schedule"}),
     "long_warmup": ({"schedule.warmup": "null"}, {"schedule.warmup": "null", "schedule.warmup_share": 0.05}),
     "mix_ln": ({}, {"model.placement": "mix", "model.mix": 0.0}),
+    "mup": ({}, {"model.parametrization": "mup", "model.base_width": 16}),
     "qk_clip": ({}, {"model.qk_clip": 1e30}),
     "restarts": ({}, {"schedule.decay": "restarts", "schedule.cycles": 1}),
     "screen_entropy": ({}, {"screen.entropy": 1e-9}),
@@ -290,7 +288,11 @@ NEUTRAL: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
     "sequence_reshape": ({}, {"schedule.sequence_start": 16, "schedule.sequence_mode": "reshape"}),
     "sequence_warmup": ({}, {"schedule.sequence_start": 16}),
     "soft_clip": ({}, {"model.soft_clip_high": 1.0, "model.soft_clip_low": 0.0}),
-    "swiglu_clamp": ({"model.activation": "swiglu"}, {"model.activation": "swiglu", "model.swiglu_clamp": 1e30}),
+    # Of whole vectors: beside them a CPU rounds SiLU by where an element lies, and the clamp copies the gate.
+    "swiglu_clamp": (
+        {"model.activation": "swiglu", "model.feedforward": 64},
+        {"model.activation": "swiglu", "model.feedforward": 64, "model.swiglu_clamp": 1e30},
+    ),
     "z_loss": ({}, {"train.z_loss": 0.0}),
     "zclip": ({}, {"zclip.threshold": 1e30}),
 }
@@ -317,7 +319,6 @@ NOT_BITWISE = {
     "layer_scale": "gains of one learn",
     "linear_decay": "a shape, not a strength",
     "lion": "other equations",
-    "mup": "its head starts at zero",
     "norms_fp32": "it is what the recipe has",
     "output_cap": "c tanh(x / c) rounds, however large c is",
     "post_ln": "another structure",
@@ -342,6 +343,7 @@ NOT_BITWISE = {
     "swiglu": "another activation",
     "up_norm": "a norm",
     "wsd": "a shape, not a strength",
+    "zero_head": "another start",
     "zero_residual": "another start",
 }
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from pathlib import Path
 from types import ModuleType
+
+import pytest
+import torch
 
 from harness.config import Model, Optim, Trial
 from harness.printing import Terminal
@@ -71,3 +75,49 @@ def test_hundreds_of_mitigations() -> None:
 def test_one_trial() -> None:
     lines = shown(make_plan([Trial()], (), None, "cpu", 2))
     assert len(lines) == 4 and lines[1] == heading(lines) and lines[2].endswith("  none")
+
+
+# --- a plan for another machine ----------------------------------------------------------------------------------
+
+GPU_ONLY = ("device=cuda", "plan=true", "model.width=8192", "model.head_dim=128", "model.depth=32")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_plan_for_gpus_needs_none(command: ModuleType, empty: Path) -> None:
+    """26 billion weights: 195 GiB with their gradients."""
+    ended = command.call(*command.tiny(*GPU_ONLY, "seed=range(4)"))
+    assert (ended.status, ended.err) == (0, "") and "4 to train in 1 pack" in ended.out
+    assert "worker on cuda (rough)" in ended.out and "no room" not in ended.out
+    small = command.call(*command.tiny(*GPU_ONLY, "seed=range(4)", "memory=80GB"))
+    assert small.status == 0 and "4 to train in " in small.out
+    (line,) = (line for line in small.out.splitlines() if line.startswith("no room: "))
+    assert line.startswith("no room: model.width=8192, model.depth=32: weights and gradients of one trial take 19")
+    assert "at most the 64 GiB of a worker" in line
+    assert not any(empty.iterdir())
+
+
+def test_a_plan_says_what_this_machine_has_no_room_for(command: ModuleType, empty: Path) -> None:
+    """And a sweep is refused for it."""
+    large = ("model.width=16384", "model.head_dim=128", "model.depth=64", "device=cpu")
+    ended = command.call(*command.tiny(*large, "plan=true"))
+    assert (ended.status, ended.err) == (0, "") and "1 to train in 1 pack" in ended.out
+    (line,) = (line for line in ended.out.splitlines() if line.startswith("no room: "))
+    assert line.startswith("no room: model.width=16384: a pack of 1 trial needs about ") and "of this machine" in line
+    assert command.refused(empty, *command.tiny(*large)) == [line.replace("no room", "error")]
+
+
+@pytest.mark.parametrize(
+    ("memory", "said"),
+    [
+        (
+            ["memory=80GB"],
+            "memory=80GB: is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory",
+        ),
+        (["memory=much", "plan=true"], "memory=much: not a size; allowed: a number of MB, or such as 80GB or 1.5TB"),
+        (["memory=-3", "plan=true"], "memory=-3: not a size; allowed: a number of MB, or such as 80GB or 1.5TB"),
+        (["memory=0", "plan=true"], "memory=0: not a size; allowed: a number of MB, or such as 80GB or 1.5TB"),
+    ],
+)
+def test_a_memory_that_is_none(command: ModuleType, empty: Path, memory: list[str], said: str) -> None:
+    (line,) = command.refused(empty, *command.tiny(*memory))
+    assert line.startswith(f"error: {said}")
