@@ -94,7 +94,10 @@ def check_store(out: Path, study: str) -> None:
     """Raises ConfigError if `out` is neither new, nor empty, nor a results folder of `study`. Changes nothing."""
     check_own(out)
     if out.exists() and (ResultsPath.at(out) / STORE / METADATA).exists():
-        found = read_root(out)["study"]
+        version, found = (read_root(out)[name] for name in ("format", "study"))
+        if version != FORMAT_VERSION:
+            reason = f"holds a store of format {version}, which can be read but not added to"
+            raise ConfigError(f"out={out}: {reason}; allowed: a new folder, or one of format {FORMAT_VERSION}")
         if found != study:
             raise ConfigError(
                 f"out={out}: holds results of study {found}; allowed: an empty or new folder, or study={found}"

@@ -27,7 +27,8 @@ from harness.recipe import LARGEST_SEED
 from harness.results_folder import FolderLost, ResultsPath
 from harness.zarr_files import METADATA, array_metadata, chunk_key, strict_json
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+READABLE = (4, 5)  # in 4, muP, DeepNorm and SwiGLU had other sizes under the same names
 STORE = "store.zarr"
 CHECKSUM = "sha256"  # of a complete pack's other attributes
 CRC_BYTES = 4
@@ -90,10 +91,9 @@ def read_root(out: Path) -> dict[str, Any]:
         raise ConfigError(
             f"out={out}: its {STORE} cannot be read ({_reason(error)}); allowed: another folder"
         ) from None
-    if version != FORMAT_VERSION:
-        raise ConfigError(
-            f"out={out}: holds a store of format {version!r:.40}; allowed: format {FORMAT_VERSION}, or a new folder"
-        )
+    if version not in READABLE:
+        allowed = f"format {' or '.join(map(str, READABLE))}, or a new folder"
+        raise ConfigError(f"out={out}: holds a store of format {version!r:.40}; allowed: {allowed}")
     if not isinstance(study, str):
         raise ConfigError(f"out={out}: its {STORE} names no study; allowed: one as a sweep has written it")
     return {"format": version, "study": study}

@@ -68,6 +68,14 @@ def test_shorter_and_shallower_packs_are_padded(tmp_path: Path, synthetic) -> No
     assert list(ds["steps"].sel(trial=[long.id, deep.id]).values) == [50, 20]
 
 
+def test_an_older_store_is_read_with_the_names_of_now(tmp_path: Path, synthetic) -> None:
+    trial = synthetic.make_trial(fault=synthetic.WeightBit(start=3, bit=7))
+    synthetic.write_pack(tmp_path, synthetic.with_golden([trial]))
+    (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 4, "study": "test"}}))
+    ds = open_sweep(tmp_path)
+    assert float(ds["fault_bit"].sel(trial=trial.id)) == 7 and np.isfinite(ds["final_loss"].values).all()
+
+
 def test_each_trial_has_its_own_last_losses(tmp_path: Path, synthetic) -> None:
     """The last step of the longest trial is none of a shorter one's. Nothing is read before it is asked for."""
     long, short = synthetic.make_trial(steps=50), synthetic.make_trial(steps=20)
@@ -374,5 +382,5 @@ def test_a_folder_without_a_store(tmp_path: Path, function) -> None:
 def test_a_store_of_another_version(tmp_path: Path) -> None:
     (tmp_path / STORE).mkdir()
     (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 1, "study": "s"}}))
-    with pytest.raises(ValueError, match=f"format 1; allowed: format {FORMAT_VERSION}"):
+    with pytest.raises(ValueError, match=f"format 1; allowed: format 4 or {FORMAT_VERSION}"):
         open_sweep(tmp_path)

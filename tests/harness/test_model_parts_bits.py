@@ -98,7 +98,10 @@ def test_half_precision_stays_near_full_precision(engine, variant, precision):
 # --- settings that change nothing -------------------------------------------------------------------------------------
 
 NOTHING = {
-    "a clamp that nothing reaches": ({"activation": "swiglu", "swiglu_clamp": 1e30}, {"activation": "swiglu"}),
+    "a clamp that nothing reaches": (
+        {"activation": "swiglu", "expansion": 4, "swiglu_clamp": 1e30},
+        {"activation": "swiglu", "expansion": 4},
+    ),
     "no block of Mix-LN is post-LN": ({"placement": "mix", "mix": 0.0}, {"placement": "pre"}),
     "every block of Mix-LN is post-LN": ({"placement": "mix", "mix": 1.0}, {"placement": "post"}),
     "post-LN has no norm in front": ({"placement": "post", "attention_norm": False}, {"placement": "post"}),

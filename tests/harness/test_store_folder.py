@@ -36,6 +36,12 @@ def other_version(out: Path) -> Path:
     return out
 
 
+def older_version(out: Path) -> Path:
+    open_store(out, "study")
+    (out / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 4, "study": "study"}}))
+    return out
+
+
 def a_file(out: Path) -> Path:
     (out / "file").write_text("")
     return out / "file"
@@ -92,7 +98,12 @@ def waiting_marker(out: Path) -> Path:
     ("prepare", "got", "allowed"),
     [
         (other_study, "holds results of study other", "an empty or new folder, or study=other"),
-        (other_version, "holds a store of format 99", f"format {FORMAT_VERSION}, or a new folder"),
+        (other_version, "holds a store of format 99", f"format 4 or {FORMAT_VERSION}, or a new folder"),
+        (
+            older_version,
+            "holds a store of format 4, which can be read but not added to",
+            "a new folder, or one of format",
+        ),
         (a_file, "is a file", "a folder"),
         (below_a_file, "below one", "a folder"),
         (with_other_things, "(.bashrc, data.csv, thesis.tex and 1 more)", "a new or empty folder, such as out=/"),

@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "QK-norm per head, RMSNorm": {"qk_norm": True, "qk_norm_shared": False, "norm": "rms"},
     "projection norm": {"projection_norm": True},
     "up norm": {"up_norm": True},
-    "up norm, SwiGLU": {"up_norm": True, "activation": "swiglu"},
+    "up norm, SwiGLU": {"up_norm": True, "activation": "swiglu", "expansion": 4},
     "down norm": {"down_norm": True},
     "QK FC norm": {"qk_norm": True, "projection_norm": True, "down_norm": True},
     "embedding norm": {"embedding_norm": True, "positions": "learned"},
@@ -40,11 +40,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "LayerScale": {"layer_scale": (0.5, 0.1, 1e-3)},
     "LayerScale, sandwich": {"layer_scale": (0.5, 0.1, 1e-3), "placement": "sandwich"},
     "sigma-reparametrisation": {"sigma_reparam": True},
-    "sigma-reparametrisation, SwiGLU": {"sigma_reparam": True, "activation": "swiglu", "placement": "post"},
+    "sigma-reparametrisation, SwiGLU": {
+        "sigma_reparam": True,
+        "activation": "swiglu",
+        "expansion": 4,
+        "placement": "post",
+    },
     "Fixup": {"init": "fixup", "placement": "none"},
-    "Fixup, SwiGLU": {"init": "fixup", "placement": "none", "activation": "swiglu", "swiglu_clamp": (0.5, 1.0, 2.0)},
+    "Fixup, SwiGLU": {
+        "init": "fixup",
+        "placement": "none",
+        "activation": "swiglu",
+        "expansion": 4,
+        "swiglu_clamp": (0.5, 1.0, 2.0),
+    },
     "ReLU": {"activation": "relu"},
-    "SwiGLU clamp": {"activation": "swiglu", "swiglu_clamp": (0.5, 1.0, 2.0)},
+    "SwiGLU clamp": {"activation": "swiglu", "expansion": 4, "swiglu_clamp": (0.5, 1.0, 2.0)},
 }
 
 

@@ -307,7 +307,7 @@ def test_store_of_another_version(command: ModuleType, empty: Path, plan: str) -
     root["attributes"]["format"] = 99
     file.write_text(json.dumps(root))
     (line,) = command.refused(empty, *command.tiny("out=out", plan))
-    assert line.startswith(f"error: out={empty}/out: holds a store of format 99; allowed: format {FORMAT_VERSION}")
+    assert line.startswith(f"error: out={empty}/out: holds a store of format 99; allowed: format 4 or {FORMAT_VERSION}")
 
 
 def test_out_is_a_file(command: ModuleType, empty: Path) -> None:
@@ -339,10 +339,9 @@ def test_no_write_permission_for_a_user(command: ModuleType, empty: Path) -> Non
     assert line.startswith(f"error: out={empty}/locked/out: cannot be written to (Permission denied)")
 
 
-@pytest.mark.parametrize("plan", ["plan=true", "plan=false"])
-def test_a_pack_larger_than_memory(command: ModuleType, empty: Path, plan: str) -> None:
-    """It would be killed after minutes, without a word."""
-    (line,) = command.refused(empty, *command.tiny("model.width=262144", "out=out", plan))
+def test_a_pack_larger_than_memory(command: ModuleType, empty: Path) -> None:
+    """It would be killed after minutes, without a word. A plan, which may be for another machine, says so."""
+    (line,) = command.refused(empty, *command.tiny("model.width=262144", "out=out"))
     assert re.match(
         r"error: model.width=262144: a pack of 1 trial needs about [\d,]+ GiB; allowed: at most the \d+", line
     )

