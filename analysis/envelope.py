@@ -86,10 +86,9 @@ def recipes(sweep: xr.Dataset) -> tuple[np.ndarray, list[str]]:
 def changes_another_bit(sweep: xr.Dataset) -> np.ndarray:
     """Which trials have the fault `last_bit`, but set to another bit than the last: [trial]. They are no yardstick."""
     is_last = sweep["fault"].values == LAST_BIT
-    # Where no bit varies, it is not among the coordinates: then it is the fault's own.
-    return (
-        is_last & (sweep["fault_bit"].values > 0) if "fault_bit" in sweep.coords else np.zeros(len(is_last), dtype=bool)
-    )
+    if "fault_bit" not in sweep.coords:  # no bit varies: it is the fault's own
+        return np.zeros(len(is_last), dtype=bool)
+    return is_last & (sweep["fault_bit"].values > 0)
 
 
 def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[str]:

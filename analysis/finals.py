@@ -30,7 +30,7 @@ def final_loss(ds: xr.Dataset) -> xr.DataArray:
         total, number = np.where(counted, loss, 0).sum(axis=1, dtype="float64"), counted.sum(axis=1)
         is_known = np.isfinite(total) & (number > 0) & is_finite[block]
         mean[block] = np.where(is_known, total / np.maximum(number, 1), np.nan)
-    attributes = {"units": "nat/token", "long_name": "final training loss"}
+    attributes = {"units": "nat/token", "long_name": FINALS["final_loss"][0]}
     return xr.DataArray(mean, ds["steps"].coords, "trial", "final_loss", attributes)
 
 
@@ -43,11 +43,12 @@ def final_validation_loss(ds: xr.Dataset) -> xr.DataArray:
     return (
         value.where(np.isfinite(value))
         .rename("final_validation_loss")
-        .assign_attrs(units="nat/token", long_name="final validation loss")
+        .assign_attrs(units="nat/token", long_name=FINALS["final_validation_loss"][0])
     )
 
 
-FINALS: Mapping[str, Callable[[xr.Dataset], xr.DataArray]] = {
-    "final_loss": final_loss,
-    "final_validation_loss": final_validation_loss,
+FINALS: Mapping[str, tuple[str, Callable[[xr.Dataset], xr.DataArray]]] = {
+    "final_loss": ("final training loss", final_loss),
+    "final_validation_loss": ("final validation loss", final_validation_loss),
 }
+"""What `open_sweep` adds under these names: its long name, and how it is taken."""

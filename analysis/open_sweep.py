@@ -110,10 +110,9 @@ def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Datase
 def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
     """The sweep with the losses at which its trials ended, each taken when it is asked for."""
     found = {}
-    for name, final in FINALS.items():
+    for name, (long_name, final) in FINALS.items():
         values = dask.delayed(lambda final=final: final(sweep).values, name=f"{name}-{uuid.uuid4().hex}")()
         lazy = dask.array.from_delayed(values, (sweep.sizes["trial"],), np.float64)
-        long_name = name.replace("_", " ") if "validation" in name else "final training loss"
         found[name] = xr.Variable("trial", lazy, {"units": "nat/token", "long_name": long_name})
     return sweep.assign(found)
 

@@ -43,7 +43,7 @@ from sweeps.limits import check_processes, check_results
 from sweeps.local import SHARE_OF_MEMORY, Executor, LocalExecutor
 from sweeps.locks import is_locked
 from sweeps.plan_table import print_plan
-from sweeps.planner import make_plan
+from sweeps.planner import PackPlan, Plan, make_plan
 from sweeps.progress import Display
 from sweeps.settings import Run
 from sweeps.summary import count, say_counts, summarize
@@ -169,29 +169,14 @@ def run_sweep(
     taken = {trial.id for job in running for trial in job.pack.recorded}
     asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
     begun = begun_packs(run.out, asked - complete - taken) if has_results else []
-    limits = Problems()
-    if isinstance(executor, LocalExecutor):
-        with limits.collect():
-            check_processes(processes)
-        executor = executor.sharing(processes)
-    planned = partial(make_plan, trials, complete | taken, run.pack_size, device, executor.splits_over, begun=begun)
-    with limits.collect():
-        plan = planned(memory=_memory(run, executor, device, processes))
+    plan, executor, lacking = _planned(trials, run, executor, device, processes, complete | taken, begun)
     if is_rehearsal or not run.plan:
-        limits.check()
-    elif limits.reasons:
-        plan = planned()
-    with limits.collect():
-        executor = executor.fitting(plan.packs) if device == "cpu" else executor
-    with limits.collect():
-        check_results(plan, run.out, run.block)
-    if is_rehearsal or not run.plan:
-        limits.check()
+        lacking.check()
     if run.plan:
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
         print_plan(plan, device, executor.workers, console)
-        for reason in limits.reasons:
+        for reason in lacking.reasons:
             console.print(f"no room: {reason}", highlight=False, soft_wrap=True)
         return 0
     check_corpora(trials, run, has_results)
@@ -242,6 +227,34 @@ def _processes(trials: Sequence[Trial], run: Run) -> int:
     if most == 1:
         raise ConfigError("ranks=processes: every trial has train.ranks=1; allowed: simulated, or train.ranks >= 2")
     return most
+
+
+def _planned(
+    trials: Sequence[Trial],
+    run: Run,
+    executor: Executor,
+    device: str,
+    processes: int,
+    settled: Set[str],
+    begun: Sequence[PackPlan],
+) -> tuple[Plan, Executor, Problems]:
+    """The plan, whoever trains it as far as memory goes, and what there is no room for."""
+    lacking = Problems()
+    if isinstance(executor, LocalExecutor):
+        with lacking.collect():
+            check_processes(processes)
+        executor = executor.sharing(processes)
+    make = partial(make_plan, trials, settled, run.pack_size, device, executor.splits_over, begun=begun)
+    try:
+        plan = make(memory=_memory(run, executor, device, processes))
+    except ConfigError as error:
+        lacking.reasons |= dict.fromkeys(error.reasons)
+        plan = make()
+    with lacking.collect():
+        executor = executor.fitting(plan.packs) if device == "cpu" else executor
+    with lacking.collect():
+        check_results(plan, run.out, run.block)
+    return plan, executor, lacking
 
 
 def _memory(run: Run, executor: Executor, device: str, processes: int) -> float:

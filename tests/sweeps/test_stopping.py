@@ -76,6 +76,14 @@ def test_a_killed_sweep(command: ModuleType, rigged: Path, unsprung: Path, tmp_p
     goes_on(command, rigged, tmp_path, unsprung)
 
 
+def trapped(command: ModuleType, rigged: Path, folder: Path, switch: str, workers: int) -> Forked:
+    """A sweep that has reached what the file `switch` has in store for it."""
+    (folder / "switch").write_text(switch)
+    process = command.fork(*command.tiny(*TRAPS, f"hydra.launcher.workers={workers}"), cwd=folder, path=[rigged])
+    command.until((folder / "switch.reached").exists, "the trap is reached")
+    return process
+
+
 def group(process: subprocess.Popen | Forked, number: int) -> None:
     """As a terminal does for Ctrl-C: every process of the group gets it."""
     os.killpg(process.pid, number)
@@ -108,10 +116,7 @@ def test_a_stopped_sweep(
     status: int,
 ) -> None:
     """In the midst of a step that does not end: the second signal ends it, and no process stays behind."""
-    (tmp_path / "switch").write_text("wait 1")
-    arguments = command.tiny(*TRAPS, f"hydra.launcher.workers={workers}")
-    process = command.fork(*arguments, cwd=tmp_path, path=[rigged])
-    command.until((tmp_path / "switch.reached").exists, "the trap is reached")
+    process = trapped(command, rigged, tmp_path, "wait 1", workers)
     send(process, number)
     if number != signal.SIGKILL:
         command.until(lambda: process.said == STOPPING, "it says that a second signal ends it at once")
@@ -144,9 +149,7 @@ def test_a_stopped_sweep_saves_checkpoints(
     status: int,
 ) -> None:
     """After the step that is under way; the same command goes on there, bit for bit."""
-    (tmp_path / "switch").write_text("hold 0 hold 1")
-    process = command.fork(*command.tiny(*TRAPS, f"hydra.launcher.workers={workers}"), cwd=tmp_path, path=[rigged])
-    command.until((tmp_path / "switch.reached").exists, "the trap is reached")
+    process = trapped(command, rigged, tmp_path, "hold 0 hold 1", workers)
     send(process, number)
     command.until(lambda: process.said == STOPPING, "it says that it stops")
     (tmp_path / "switch.go").touch()
@@ -164,9 +167,7 @@ def test_a_folder_that_is_moved_or_removed_meanwhile(
     command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path, workers: int, is_removed: bool
 ) -> None:
     """One line at the next block, nothing in its old place; the same command goes on in the new one."""
-    (tmp_path / "switch").write_text("hold 1")
-    process = command.fork(*command.tiny(*TRAPS, f"hydra.launcher.workers={workers}"), cwd=tmp_path, path=[rigged])
-    command.until((tmp_path / "switch.reached").exists, "the trap is reached")
+    process = trapped(command, rigged, tmp_path, "hold 1", workers)
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     if is_removed:  # in one go, while others write into it
         shutil.rmtree(tmp_path / "elsewhere")
