@@ -6,8 +6,8 @@ if current_folder.is_run_by_name():
     current_folder.leave()  # before anything else is imported
 
 from analysis.mitigations import compare
-from analysis.open_sweep import fault_events, open_sweep
+from analysis.open_sweep import fault_events, open_sweep, part_acts
 from analysis.outcomes import outcomes
 from analysis.statistics import rates
 
-__all__ = ["compare", "fault_events", "open_sweep", "outcomes", "rates"]
+__all__ = ["compare", "fault_events", "open_sweep", "outcomes", "part_acts", "rates"]

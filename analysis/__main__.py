@@ -8,6 +8,7 @@ from pathlib import Path
 
 import matplotlib
 
+from analysis.acted import idle_note
 from analysis.campaign import write_campaign
 from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import PICTURES, Drawing
@@ -83,21 +84,23 @@ def _campaign(out: Path) -> None:
     say(f"Page: {written.html}")
 
 
-def _drawing(name: str, out: Path) -> Drawing:
+def _drawing(name: str, out: Path) -> tuple[Drawing, str]:
+    """The figure, and what is to be known of the mitigations in it."""
     sweep, events = labelled(*open_with_events(out))
     if name in SEARCH_FIGURES:
-        return SEARCH_FIGURES[name](read_searches(out))
+        return SEARCH_FIGURES[name](read_searches(out)), ""
+    note = idle_note(sweep)
     if name in FIGURES:
-        return FIGURES[name](sweep, events)
+        return FIGURES[name](sweep, events), note
     if name in MITIGATION_FIGURES:
-        return MITIGATION_FIGURES[name](compare(sweep))
+        return MITIGATION_FIGURES[name](compare(sweep)), note
     judged, notes = outcomes_and_notes(sweep)
     say(*(f"note: {note}" for note in notes), file=sys.stderr)
-    return CAMPAIGN_FIGURES[name](judged)
+    return CAMPAIGN_FIGURES[name](judged), note
 
 
 def _figure(name: str, out: Path, file: Path) -> None:
-    drawing = _drawing(name, out)
+    drawing, note = _drawing(name, out)
     if drawing.figure is None:
         raise ConfigError(f"figure {name}: {drawing.caption}")
     if file.suffix not in PICTURES:
@@ -105,7 +108,7 @@ def _figure(name: str, out: Path, file: Path) -> None:
     # The same results give the same file, byte for byte.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
-    say(f"Figure: {file}", drawing.caption)
+    say(f"Figure: {file}", " ".join(filter(None, (drawing.caption, note))))
 
 
 if __name__ == "__main__":

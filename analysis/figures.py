@@ -68,7 +68,7 @@ def _dodged(values: pd.Series, position: int, count: int) -> pd.Series:
 
 
 def loss_against_rate(ds: xr.Dataset) -> Drawing:
-    """Final loss of the clean trials against the learning rate: a panel a width, a line a mitigation (mean of seeds).
+    """Final validation loss of the clean trials against the learning rate: a panel a width, a line a mitigation.
 
     What is drawn is min(final loss, loss at initialisation), the quantity that LR sensitivity averages; trials that
     became non-finite are crosses at the loss at initialisation. Points are seeds. The loss at initialisation is marked
@@ -101,7 +101,7 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
                 panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
             is_lowest = number + columns >= len(widths)
             panel.set(title=f"width {width}", xlabel="peak learning rate" if is_lowest else "")
-            panel.set_ylabel("" if number % columns else "final training loss [nat/token]")
+            panel.set_ylabel("" if number % columns else "final validation loss [nat/token]")
             panel.tick_params(labelbottom=is_lowest)
         for panel in panels[len(widths) :]:
             panel.set_axis_off()
@@ -109,7 +109,7 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
         figure.suptitle("Final loss against learning rate")
     crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
-        "Final training loss of the trials without a fault against the peak learning rate, at most the loss at "
+        "Final validation loss of the trials without a fault against the peak learning rate, at most the loss at "
         f"initialisation; lines are means over {count(_seeds(table), 'seed')}, dots are single trials, and {crosses}."
         f"{left_out}"
     )
@@ -150,7 +150,7 @@ def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_i
 
 
 def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
-    """LR sensitivity against width, a line a mitigation, with bootstrap intervals over seeds."""
+    """LR sensitivity against width, a line a mitigation, with intervals over seeds and held-out text."""
     table = metrics.lr_sensitivity(ds)
     axes = metrics.group_axes(table)
     table = table[table["sensitivity"].notna()].assign(series=lambda t: _series(t, axes[1:]))
@@ -189,7 +189,9 @@ def sensitivity_against_width(ds: xr.Dataset) -> Drawing:
 
 def _sensitivity_caption(table: pd.DataFrame) -> str:
     seeds = int(table["seeds"].max())
-    bars = f"bars are 95% bootstrap intervals over {seeds} seeds" if seeds > 1 else "one seed, so no intervals"
+    bars = (
+        f"bars are 95% intervals over {seeds} seeds and the held-out text" if seeds > 1 else "one seed, so no intervals"
+    )
     ranges = table[["lowest_rate", "highest_rate", "rates"]].drop_duplicates()
     span = f"{table['lowest_rate'].min():g} to {table['highest_rate'].max():g}"
     warning = "" if len(ranges) == 1 else "; groups cover different rates, so their values cannot be compared"

@@ -1,4 +1,4 @@
-"""Where a trial ended: its last losses, in nat/token. Trials of a sweep may have different numbers of steps."""
+"""Where a trial began and ended: losses in nat/token. Trials of a sweep may have different numbers of steps."""
 
 from __future__ import annotations
 
@@ -36,19 +36,39 @@ def final_loss(ds: xr.Dataset) -> xr.DataArray:
 
 def final_validation_loss(ds: xr.Dataset) -> xr.DataArray:
     """Validation loss of a trial's last step, which always validates: [trial]. NaN if it is not finite or not there."""
+    return _last(ds, "validation_loss", "final_validation_loss")
+
+
+def final_validation_loss_error(ds: xr.Dataset) -> xr.DataArray:
+    """Standard error of `final_validation_loss`, from that segments of the held-out text differ: [trial].
+
+    It is that of one trial alone. Of a difference between trials, which are validated on the same windows, it is
+    smaller: take the difference in each segment, from `final_segment_loss`. NaN if it was not measured.
+    """
+    return _last(ds, "validation_loss_error", "final_validation_loss_error")
+
+
+def _last(ds: xr.Dataset, signal: str, name: str) -> xr.DataArray:
+    """A signal at each trial's last step, under a name of `FINALS`."""
     last = ds["steps"] - 1
     begin = int(last.min()) if ds.sizes["trial"] else 0
-    loss = ds["validation_loss"].isel(step=slice(begin, None))
-    value = loss.where(loss["step"] == last, 0).sum("step", skipna=False, dtype="float64").compute()
-    return (
-        value.where(np.isfinite(value))
-        .rename("final_validation_loss")
-        .assign_attrs(units="nat/token", long_name=FINALS["final_validation_loss"][0])
-    )
+    values = ds[signal].isel(step=slice(begin, None))
+    value = values.where(values["step"] == last, 0).sum("step", skipna=False, dtype="float64").compute()
+    attributes = {"units": "nat/token", "long_name": FINALS[name][0]}
+    return value.where(np.isfinite(value)).rename(name).assign_attrs(attributes)
+
+
+def initial_validation_loss(ds: xr.Dataset) -> xr.DataArray:
+    """Validation loss before the first step, the mean over segments: [trial]. NaN if it was not measured or is none."""
+    value = ds["initial_segment_loss"].astype("float64").mean("segment").compute()
+    attributes = {"units": "nat/token", "long_name": FINALS["initial_validation_loss"][0]}
+    return value.where(np.isfinite(value)).rename("initial_validation_loss").assign_attrs(attributes)
 
 
 FINALS: Mapping[str, tuple[str, Callable[[xr.Dataset], xr.DataArray]]] = {
     "final_loss": ("final training loss", final_loss),
     "final_validation_loss": ("final validation loss", final_validation_loss),
+    "final_validation_loss_error": ("standard error of the final validation loss", final_validation_loss_error),
+    "initial_validation_loss": ("validation loss before the first step", initial_validation_loss),
 }
 """What `open_sweep` adds under these names: its long name, and how it is taken."""

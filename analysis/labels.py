@@ -10,17 +10,18 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.acted import marked
 from harness.printing import label
 
 
 def labelled(sweep: xr.Dataset, events: pd.DataFrame) -> tuple[xr.Dataset, pd.DataFrame]:
-    """`open_with_events`, with labels for the texts."""
+    """`open_with_events`, with labels for the texts, and a mark on mitigations that did not act as named."""
     texts = {
         name: events[name].map(lambda value: label(value) if isinstance(value, str) else value)
         for name in events.columns
         if events[name].map(type).eq(str).any()
     }
-    return labelled_sweep(sweep), events.assign(**texts)
+    return marked(labelled_sweep(sweep)), events.assign(**texts)
 
 
 def labelled_sweep(sweep: xr.Dataset) -> xr.Dataset:

@@ -11,7 +11,8 @@ from analysis.drawing import count, short
 from analysis.mitigations import BASELINE, Comparison, Metric
 
 BOUNDS = {">=": "≥", "<": "<", "~": "≈", "": ""}
-DIGITS = {"final_loss": 3, "common_loss": 3, "sensitivity": 2, "deviation": 2, "recovery": 0, "step_time": 2}
+DIGITS = {"final_loss": 3, "common_loss": 3, "sensitivity": 2, "uncapped": 2}
+DIGITS |= {"deviation": 2, "recovery": 0, "step_time": 2}
 MOST_NAMED = 3  # mitigations in a sentence
 NOTHING = "–"
 
@@ -154,17 +155,15 @@ def _certainty(comparison: Comparison) -> str:
 
 
 def coverage(comparison: Comparison) -> str:
-    """How far 95% percentile bootstrap intervals over so few seeds are to be trusted; "" without a comparison."""
+    """What 95% intervals over so few seeds say, and what they do not; "" without a comparison."""
     if comparison.table.empty:
         return ""
     seeds = int(comparison.table["final_loss_seeds"].max())
     if seeds < 2:
         return "One seed, so there are no intervals, and no difference can be told."
-    words = f"Intervals are 95% bootstraps over {seeds} seeds"
-    if seeds > 3:
-        return f"{words}. Some exclude no change by chance, and all share the baseline's runs."
-    often = {2: "half of the time", 3: "a quarter of the time"}[seeds]
+    often = {2: ", which miss the truth half of the time", 3: ", which miss the truth a quarter of the time"}
     return (
-        f"{words}, which is about their range and misses the truth {often}; and all share the baseline's runs. "
-        "Look for what agrees across widths."
+        f"Intervals are 95%: of means Student's t over {seeds} seeds and the held-out text, of medians and of losses "
+        f"that are infinite bootstraps over seeds{often.get(seeds, '')}. Some exclude no change by chance, and all "
+        "share the baseline's runs: look for what agrees across widths."
     )

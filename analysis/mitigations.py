@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.finals import final_validation_loss
-from analysis.metrics import SEEDS, swept_axes, trial_table
+from analysis.acted import never_acted
+from analysis.metrics import rate_grid, seed_numbers, swept_axes, trial_table
 from analysis.mitigated_faults import felt_faults
 from analysis.paired import Estimate, largest_median, mean, paired
+from analysis.rates import RateGrid, segment_losses
 from analysis.statistics import wilson_interval
 from analysis.step_times import StepTimes, step_times
 from harness.config import NO_FAULT
@@ -49,6 +50,7 @@ METRICS = {
     "common_loss": Metric("final loss at the baseline's rate", "nat/token", is_in_map=False),
     "stable_rate": Metric("largest stable rate", "", less_is_better=False, is_ratio=True),
     "sensitivity": Metric("LR sensitivity", "nat/token"),
+    "uncapped": Metric("LR sensitivity, not capped", "nat/token", is_in_map=False),
     "deviation": Metric("worst deviation", "nat/token"),
     "recovery": Metric("slowest recovery", "steps"),
     "step_time": Metric("step time", "x baseline", is_ratio=True, band=UNLIKE_PACKS),
@@ -102,7 +104,8 @@ def compare(sweep: xr.Dataset) -> Comparison:
       every swept rate, so that the value is a lower bound; "<" if none is stable at any, and the value is then the
       smallest rate; "~" if some are not stable at any, which count as one step of the grid below the smallest. A seed
       that is beyond the same end of the grid with and without the mitigation counts as no change.
-    - `sensitivity` (nat/token): LR sensitivity, as in `analysis.metrics.lr_sensitivity`.
+    - `sensitivity` (nat/token): LR sensitivity, as in `analysis.metrics.lr_sensitivity`; `uncapped`: not capped at the
+      loss at initialisation.
     - `deviation` (nat/token): at the common rate, the largest over faults of the median over seeds of the largest
       deviation from the golden twin (`analysis.mitigated_faults`). `deviation.FAULT` is that of one fault.
     - `recovery` (steps): at the common rate, the largest over faults of the median over seeds of the steps from the
@@ -118,30 +121,36 @@ def compare(sweep: xr.Dataset) -> Comparison:
       sizes differ by up to a quarter, so that less than that is not told. `tests/benchmarks/mitigations.py` compares
       like with like.
 
+    `idle` names the parts of the mitigation that acted in none of its trials of the row, with and without faults
+    (`analysis/acted.py`): what such a row shows is not what the mitigation does.
+
     Faults that changed nothing and faults without a finite golden run are left out; several trials of a seed that
     differ only in their fault's fields count with their median. A seed that lacks a rate or a fault of its group is
     left out of that metric; METRIC_seeds is the number of those that are left.
 
     Columns for each METRIC: METRIC, METRIC_low, METRIC_high, METRIC_seeds, and METRIC_change, METRIC_change_low,
     METRIC_change_high: the difference to the baseline (mitigation - baseline), or the ratio for `stable_rate` and
-    `step_time`. Both are of the seeds that both have, drawn in pairs. Intervals are 95% percentile bootstraps over
-    seeds, NaN for one seed, and too narrow for few (`analysis.statistics.bootstrap`). What the sweep has not measured
-    has no columns: with one rate the stable rate and the sensitivity, without faults theirs. Changes are NaN where the
-    baseline has no trials.
+    `step_time`. Both are of the seeds that both have, in pairs, and losses of the same windows of the held-out text.
+    Intervals are 95%, and NaN for one seed. Those of means (losses, sensitivity, stable rate) are for other seeds and
+    for other text (`analysis.statistics.mean_interval`); those of medians and of losses of which some are infinite are
+    percentile bootstraps over seeds, too narrow for few (`analysis.statistics.bootstrap`). What the sweep has not
+    measured has no columns: with one rate the stable rate and the sensitivity, without faults theirs. Changes are NaN
+    where the baseline has no trials.
     """
     table, axes = _table(sweep)
     clean = table[(table["fault"] == NO_FAULT.name) & table["complete"] & (table["lr"] > 0)]
     if reason := _reason(clean["mitigation"].unique()):
         return Comparison(pd.DataFrame(columns=axes), axes, {}, reason)
-    times = step_times(sweep, clean)
-    groups = {key: Group.of(own, axes, times.get(key)) for key, own in clean.groupby(["place", "mitigation"])}
-    rates = {place: group.best_rate for (place, name), group in groups.items() if name == BASELINE}
+    times, final = step_times(sweep, clean), segment_losses(sweep, table["validation"])
+    groups = {key: Group.of(own, axes, final, times.get(key)) for key, own in clean.groupby(["place", "mitigation"])}
+    rates = {place: group.grid.best_rate for (place, name), group in groups.items() if name == BASELINE}
     felt = felt_faults(sweep, table.assign(wanted=table["lr"] == table["place"].map(rates)))
     for key, own in felt.groupby(["place", "mitigation"]):
         groups[key] = replace(groups[key], faults=own)
     metrics = _measured(sorted(felt["fault"].unique()), clean["lr"].nunique() > 1, bool(times))
     rows = [_row(group, groups.get((place, BASELINE)), metrics) for (place, _), group in groups.items()]
-    return _sorted(Comparison(pd.DataFrame(rows), axes, metrics))
+    found = pd.DataFrame(rows).merge(never_acted(table, axes[1:]), on=axes, how="left")
+    return _sorted(Comparison(found.assign(idle=found["idle"].fillna("")), axes, metrics))
 
 
 def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
@@ -152,12 +161,10 @@ def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
     """
     table = trial_table(sweep)
     axes = swept_axes(table[table["fault"] == NO_FAULT.name], ("mitigation", "width"))
-    seeds = [name for name in SEEDS if name in table]
     table["row"] = np.arange(len(table))
     table["place"] = table.groupby(axes[1:], dropna=False).ngroup()
-    table["who"] = table.groupby(seeds, dropna=False).ngroup()
-    validation = final_validation_loss(sweep).values
-    table["validation"] = np.where(table["nonfinite_step"].notna() | np.isnan(validation), np.inf, validation)
+    table["who"] = seed_numbers(table)
+    table["validation"] = table["final_validation_loss"].where(table["nonfinite_step"].isna()).fillna(np.inf)
     return table, axes
 
 
@@ -172,7 +179,7 @@ def _reason(mitigations: np.ndarray) -> str:
 
 
 def _measured(faults: list[str], has_rates: bool, has_times: bool) -> dict[str, Metric]:
-    left_out = {"stable_rate", "sensitivity"} if not has_rates else set()
+    left_out = {"stable_rate", "sensitivity", "uncapped"} if not has_rates else set()
     left_out |= set(FAULT_METRICS) if not faults else set()
     left_out |= {"step_time"} if not has_times else set()
     found = {name: metric for name, metric in METRICS.items() if name not in left_out}
@@ -205,27 +212,16 @@ class Group:
     """The finished trials of one mitigation and place. Frames [seed, rate] hold those without a fault, and no NaN."""
 
     names: dict[str, Any]
-    losses: pd.DataFrame  # nat/token, infinite for a run that was lost
-    capped: pd.DataFrame  # nat/token, as LR sensitivity counts them
+    grid: RateGrid
     stable: pd.DataFrame  # 1 or 0
     times: StepTimes | None
     faults: pd.DataFrame | None = None  # what `felt_faults` has of them
 
     @classmethod
-    def of(cls, own: pd.DataFrame, axes: list[str], times: StepTimes | None) -> Group:
+    def of(cls, own: pd.DataFrame, axes: list[str], final: np.ndarray, times: StepTimes | None) -> Group:
         values = own.assign(stable=(own["outcome"] == STABLE).astype(float))
-        columns = ["validation", "capped_loss", "stable"]
-        means = values.groupby(["who", "lr"])[columns].mean()
-        losses, capped, stable = (means[column].unstack("lr").dropna() for column in columns)
-        return cls(own[axes].iloc[0].to_dict(), losses, capped, stable, times)
-
-    @property
-    def best_rate(self) -> float:
-        return float(self.losses.mean().idxmin()) if len(self.losses) else np.nan
-
-    def losses_at(self, rate: float) -> pd.DataFrame:
-        """[seed, 1], NaN where the rate was not swept."""
-        return self.losses.reindex(columns=[rate]).set_axis(["loss"], axis=1)
+        stable = values.groupby(["who", "lr"])["stable"].mean().unstack("lr").dropna()
+        return cls(own[axes].iloc[0].to_dict(), rate_grid(own, final), stable, times)
 
     @property
     def has_rates(self) -> bool:
@@ -251,11 +247,6 @@ class Group:
         grid = np.array([2 * rates[0] - rates[1], *rates])
         return pd.DataFrame({"rate": grid[self.stable_rates]}, index=self.stable.index)
 
-    @property
-    def sensitivity(self) -> pd.DataFrame:
-        """[seed, 1]"""
-        return (self.capped.mean(axis=1) - self.capped.min(axis=1)).to_frame("sensitivity")
-
     @cached_property
     def fault_values(self) -> dict[str, pd.DataFrame]:
         """`deviation` and `recovery`: [seed, fault]."""
@@ -268,8 +259,8 @@ class Group:
 def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> dict[str, Any]:
     """What `compare` has of one mitigation and place. Of the baseline itself there is no change."""
     base = None if group is baseline else baseline
-    common = baseline.best_rate if baseline else np.nan
-    row = group.names | {"best_rate": group.best_rate, "common_rate": common}
+    common = baseline.grid.best_rate if baseline else np.nan
+    row = group.names | {"best_rate": group.grid.best_rate, "common_rate": common}
     estimates = _clean_estimates(group, base, common) | _fault_estimates(group, base)
     if group.times and baseline and baseline.times:
         estimates["step_time"] = group.times.relative_to(baseline.times) if base else Estimate(1.0)
@@ -284,10 +275,10 @@ def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> di
 
 
 def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[str, Estimate]:
-    base_losses = base.losses_at(common) if base else None
+    base_losses = base.grid.at(common) if base else None
     found = {
-        "final_loss": paired(group.losses_at(group.best_rate), base_losses, mean),
-        "common_loss": paired(group.losses_at(common), base_losses, mean),
+        "final_loss": paired(group.grid.at(group.grid.best_rate), base_losses, mean),
+        "common_loss": paired(group.grid.at(common), base_losses, mean),
     }
     if group.has_rates:
         other = base if base and base.has_rates else None
@@ -295,7 +286,9 @@ def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[st
         if group.stable_bound == "<":
             rate = replace(rate, value=float(group.stable.columns[0]), low=np.nan, high=np.nan)
         found["stable_rate"] = rate
-        found["sensitivity"] = paired(group.sensitivity, other.sensitivity if other else None, mean)
+        for name, is_capped in {"sensitivity": True, "uncapped": False}.items():
+            own, theirs = (each.grid.sensitivity(is_capped) if each else None for each in (group, other))
+            found[name] = paired(own, theirs, mean)
     return found
 
 

@@ -18,15 +18,17 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.acted import Acting, acting, own_axes
 from analysis.finals import FINALS
 from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
-from harness.store import SIGNALS
+from harness.store import ENDS, SIGNALS
 from harness.stored import PackInfo, read_packs, read_signal, read_store
 
 ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
-RESULTS = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes", "changes", "pack")
+RESULTS: tuple[str, ...] = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes")
+RESULTS += ("changes", "pack", "acted", "idle")
 STRUCK = ("struck_site", "struck_tensor", "struck_bit")
-TAKEN = {*RESULTS, *STRUCK, "step", "layer", "fault", *SIGNALS, *FINALS}
+TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "fault", *SIGNALS, *ENDS, *FINALS}
 OWN_NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
 IN_STEPS = {"steps", "fault_start", "fault_duration", "fault_period", "warmup", "validate_every"}
 IN_STEPS |= {"nonfinite_step", "masked_step"}
@@ -40,21 +42,22 @@ CHUNK_BYTES = 2 * 2**20
 def open_sweep(out: Path | str) -> xr.Dataset:
     """The sweep in folder `out`, finished or not, as a dataset that reads its values when they are needed.
 
-    Dims are `trial` (all packs, in the order they were begun), `step` and `layer`; a trial with fewer steps or layers
-    than the longest and deepest is padded with NaN. Along `trial` lies a coordinate for each field of the config that
-    varies in this sweep, under its short name (`lr`, `beta2`; `data_seed` where a part before it in the config has that
-    name already; a fault's always begin with it: `fault_bit`, `fault_value`), with its full path in `attrs["path"]`;
-    `fault` is the fault's name, and its class is `fault_kind`. What a trial does not have, such as the bit of a trial
-    without a fault, is NaN or "".
+    Dims are `trial` (all packs, in the order they were begun), `step`, `layer` and `segment` (equal parts of the
+    held-out text); a trial with fewer than the longest or deepest is padded with NaN. Along `trial` lies a coordinate
+    for each field of the config that varies in this sweep, under its short name (`lr`, `beta2`; `data_seed` where a
+    part before it in the config has that name already; a fault's always begin with it: `fault_bit`, `fault_value`),
+    with its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `fault_kind`. What a trial does
+    not have, such as the bit of a trial without a fault, is NaN or "".
 
-    `final_loss` and `final_validation_loss` [trial] are those of each trial's own last steps, whatever the longest
-    trial has (`analysis/finals.py`).
+    `final_loss`, `final_validation_loss` and its standard error [trial] are those of each trial's own last steps,
+    whatever the longest trial has; `initial_validation_loss` is that before the first (`analysis/finals.py`).
 
     Also there: `golden` (the twin's trial id), `outcome` ("unfinished" until the pack is complete), `complete`,
     `nonfinite_step`, `masked_step` (the step after which a faulty trial was again its twin, bit for bit; both NaN where
     there is none), `strikes` and `changes` (how often the fault struck, and how often that changed something; 0 until
     the pack is complete), `struck_site`, `struck_tensor` and `struck_bit` (the address in the fault's events; "several"
-    or NaN if they differ, "" or NaN if it never fired), and `pack`. A trial in several packs is taken from the complete
+    or NaN if they differ, "" or NaN if it never fired), `acted` and `idle` (whether the mitigation acted in the trial,
+    and which parts of it did not: `analysis/acted.py`), and `pack`. A trial in several packs is taken from the complete
     one, else from the newest.
 
     Raises harness.config.ConfigError, a ValueError, if `out` holds no store or one of another format.
@@ -101,7 +104,7 @@ def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Datase
     coordinates = _coordinates(packs, rows)
     variables = _variables(packs, rows)
     sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
-    for dim in ("step", "layer"):
+    for dim in ("step", "layer", "segment"):
         coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
     provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
     return _with_finals(xr.Dataset(variables, coordinates, {**attributes, **provenance}))
@@ -186,7 +189,41 @@ def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> 
         for name, (values, kind, text) in fixed.items()
     }
     steps = [p.arrays["loss"]["shape"][1] for p, _, _ in owners]
-    return coordinates | _config_coordinates([a["trials"][row] for _, a, row in owners], steps)
+    config = _config_coordinates([a["trials"][row] for _, a, row in owners], steps)
+    return coordinates | config | _acted(config, [_acting(*owner) for owner in owners])
+
+
+def _acting(pack: PackInfo, attributes: dict[str, Any], row: int) -> Acting | None:
+    """None where it is not known: of an unfinished pack, and of one of an older format."""
+    if not pack.complete or "acts" not in attributes:
+        return None
+    return Acting(*(attributes[name][row] for name in ("acts", "idle", "digest")))
+
+
+def _acted(config: Mapping[str, xr.Variable], found: Sequence[Acting | None]) -> dict[str, xr.Variable]:
+    trials = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(found)))
+    acted, idle = acting(trials, own_axes(trials), found)
+    return {
+        "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
+        "idle": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
+    }
+
+
+def part_acts(out: Path | str) -> pd.DataFrame:
+    """How often each part of the recipes in `out` acted, one row a finished trial and part that acts now and then.
+
+    Columns: `trial` (its id), `part` (the key that switches it on, such as `optim.clip`), `steps` (at how many steps it
+    changed something) and `idle` (why it could not act, "" if it could). A part that could not act and is not counted
+    has NaN steps. Raises as `open_sweep` does.
+    """
+    packs = list(read_packs(Path(out)))
+    rows = []
+    for number, row in _kept_rows(packs):
+        attributes = packs[number].attributes
+        if (found := _acting(packs[number], attributes, row)) is not None:
+            for part in dict.fromkeys([*found.acts, *found.idle]):
+                rows.append((attributes["ids"][row], part, found.acts.get(part, np.nan), found.idle.get(part, "")))
+    return pd.DataFrame(rows, columns=["trial", "part", "steps", "idle"])
 
 
 def _results(owners: Sequence[tuple[PackInfo, dict[str, Any], int]], name: str, missing: Any) -> list[Any]:
@@ -323,9 +360,10 @@ def _variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> di
     # Without the attributes, the largest part of what was read.
     kept = [_slim(packs[number]) for number in owned]
     descriptions: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-        name: (signal.dims, {"units": signal.units, "long_name": signal.long_name}) for name, signal in SIGNALS.items()
+        name: (signal.dims, {"units": signal.units, "long_name": signal.long_name})
+        for name, signal in (SIGNALS | ENDS).items()
     }
-    sizes = {"trial": len(rows), "step": 0, "layer": 0}
+    sizes = {"trial": len(rows), "step": 0, "layer": 0, "segment": 0}
     for pack in kept:
         for name, array in pack.arrays.items():
             descriptions.setdefault(name, (tuple(array["dimension_names"]), array["attributes"]))

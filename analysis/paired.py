@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import bootstrap
+from analysis.statistics import bootstrap, mean_interval
 
 # Of values [k, ..., n], over k and the seeds n: [...].
 Statistic = Callable[[np.ndarray], np.ndarray]
@@ -40,14 +40,15 @@ def paired(own: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -
     """`statistic` of `own` [seed, k], and its difference to that of `base` over the seeds and columns that both have.
 
     Values may be infinite. A column of nothing but NaN does not count, and neither does a seed with NaN in another. Two
-    infinite statistics do not differ. Bootstraps draw the seeds of both alike.
+    infinite statistics do not differ. Intervals of finite means are `mean_interval`s, of the differences within each
+    seed and column; all others are bootstraps, which draw the seeds of both alike.
     """
     known, seeds, columns = _measured(own)
     is_whole = ~np.isnan(known).any(axis=1)
     known, seeds = known[is_whole], seeds[is_whole]
     if not known.size:
         return Estimate()
-    value, interval = float(statistic(known.T)), bootstrap(known.T, statistic)
+    value, interval = float(statistic(known.T)), _interval(known.T, statistic)
     found = Estimate(value, *interval, seeds=len(seeds))
     if base is None:
         return found
@@ -68,7 +69,11 @@ def paired(own: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -
         with np.errstate(invalid="ignore"):
             return np.where(is_alike, 0.0, first - second)
 
-    change, (low, high) = float(difference(both)), bootstrap(both, difference)
+    change = float(difference(both))
+    if statistic is mean and np.isfinite(both).all():
+        low, high = mean_interval((both[0] - both[1]).T)
+    else:
+        low, high = bootstrap(both, difference)
     return Estimate(value, *interval, change, low, high, len(seeds))
 
 
@@ -79,9 +84,15 @@ def _measured(frame: pd.DataFrame) -> tuple[np.ndarray, pd.Index, pd.Index]:
     return values[:, is_known], frame.index, frame.columns[is_known]
 
 
+def _interval(values: np.ndarray, statistic: Statistic) -> tuple[float, float]:
+    if statistic is mean and np.isfinite(values).all():
+        return mean_interval(values.T)
+    return bootstrap(values, statistic)
+
+
 def mean(values: np.ndarray) -> np.ndarray:
-    """Of [1, ..., n], over seeds."""
-    return values[0].mean(axis=-1)
+    """Of [k, ..., n], over k and the seeds."""
+    return values.mean(axis=0).mean(axis=-1)
 
 
 def largest_median(values: np.ndarray) -> np.ndarray:

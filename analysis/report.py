@@ -16,6 +16,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis import metrics
+from analysis.acted import idle_note
 from analysis.drawing import Drawing
 from analysis.figures import FIGURES
 from analysis.labels import labelled
@@ -80,6 +81,7 @@ def write_report(out: Path | str) -> Report:
         has_mitigations=len(np.unique(ds["mitigation"].values)) > 1,
         mitigations=table_rows(compared),
         certainty=coverage(compared),
+        idle=idle_note(ds),
         unlike_packs=UNLIKE_PACKS,
         mitigation_pictures=[picture for picture in pictures if picture.name in MITIGATION_FIGURES],
         sensitivity=_sensitivity_rows(sensitivity),
@@ -93,8 +95,9 @@ def write_report(out: Path | str) -> Report:
 
 
 def with_losses(sweep: xr.Dataset) -> xr.Dataset:
-    """`sweep` with its losses in memory, where they take at most 256 MiB, since every figure and table reads them."""
-    return sweep.assign(loss=sweep["loss"].compute()) if sweep["loss"].nbytes <= KEPT_IN_MEMORY else sweep
+    """`sweep` with its losses in memory, since every figure and table reads them: those of steps up to 256 MiB."""
+    kept = [name for name in metrics.READ if name != "loss" or sweep[name].nbytes <= KEPT_IN_MEMORY]
+    return sweep.assign({name: sweep[name].compute() for name in kept})
 
 
 def template(name: str) -> jinja2.Template:
@@ -171,13 +174,14 @@ def fault_table(ds: xr.Dataset) -> pd.DataFrame:
 
 def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
     axes = metrics.group_axes(table)
-    heading = [*axes, "LR sensitivity [nat/token]", "95% interval", "seeds", "rates", "best rate"]
+    heading = [*axes, "LR sensitivity [nat/token]", "95% interval", "not capped", "seeds", "rates", "best rate"]
     heading += ["best loss [nat/token]"]
     rows = []
     for _, row in table.iterrows():
         interval = "none: one seed" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
         is_defined = not np.isnan(row["sensitivity"])
         numbers = [f"{row['sensitivity']:.3f}", interval] if is_defined else ["not defined", ""]
+        numbers.append(f"{row['uncapped']:.3f}" if np.isfinite(row["uncapped"]) else "a run was lost" * is_defined)
         rates = f"{row['rates']}: {row['lowest_rate']:g} to {row['highest_rate']:g}"
         best = [f"{row['best_rate']:g}", f"{row['best_loss']:.3f}"] if is_defined else ["", ""]
         rows.append([*(row[axis] for axis in axes), *numbers, row["seeds"], rates, *best])
@@ -207,6 +211,7 @@ def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) ->
     """
     counts = ", ".join(f"{count} {name}" for name, count in outcome_counts(ds["outcome"].values).items())
     lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
+    lines += [note] if (note := idle_note(ds)) else []
     if ds.sizes["trial"]:
         lines += _clean_lines(ds) + _sensitivity_lines(sensitivity) + _fault_lines(faults)
     return lines

@@ -1,4 +1,4 @@
-"""Shares with their uncertainty, and medians of what was not always seen to end."""
+"""Shares and means with their uncertainty, and medians of what was not always seen to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 
 from analysis.envelope import LAST_BIT
 from analysis.outcomes import OUTCOMES, with_outcomes
@@ -70,6 +70,32 @@ def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
     found |= {"left_out": np.repeat(counts[:, -1], len(OUTCOMES)), "share": share, "low": low, "high": high}
     rows = heads.loc[np.repeat(heads.index, len(OUTCOMES))].reset_index(drop=True)
     return rows.assign(**found) if by else pd.DataFrame(found)
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """95% interval of the mean of `values` [seeds, segments], for other seeds and for other text: (low, high).
+
+    Each value is taken as mean + what its seed adds + what its segment of the held-out text adds + the rest, all three
+    drawn at random (a two-way layout, both ways crossed; Searle, Casella, McCulloch 1992, chapter 4). The variance of
+    the mean is V = V_seeds + V_segments - V_rest, of the means over segments, those over seeds, and what is in both;
+    the interval is Student's t with the degrees of freedom of Satterthwaite (1946, doi 10.2307/3002019). With one
+    segment it is the t interval over seeds. NaN for fewer than two seeds, and where a value is NaN or infinite.
+    """
+    seeds, segments = values.shape
+    if seeds < 2 or not segments or not np.isfinite(values).all():
+        return np.nan, np.nan
+    mean, of_seeds, of_segments = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    parts, freedom = [of_seeds.var(ddof=1) / seeds], [seeds - 1]
+    if segments > 1:
+        rest = ((values - of_seeds[:, None] - of_segments + mean) ** 2).sum() / ((seeds - 1) * (segments - 1))
+        parts += [of_segments.var(ddof=1) / segments, rest / (seeds * segments)]
+        freedom += [segments - 1, (seeds - 1) * (segments - 1)]
+    variance = max(sum(parts[:2]) - sum(parts[2:]), *parts[:2]) if segments > 1 else parts[0]
+    if not variance:
+        return float(mean), float(mean)
+    df = variance**2 / sum(part**2 / own for part, own in zip(parts, freedom, strict=True))
+    reach = stdtrit(max(df, min(freedom)), (1 + CONFIDENCE) / 2) * np.sqrt(variance)
+    return float(mean - reach), float(mean + reach)
 
 
 def median_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:

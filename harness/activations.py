@@ -50,6 +50,12 @@ class _Clamp(torch.autograd.Function):
         return dx, None, None
 
 
+def is_beyond(gate_RxNxF: Tensor, up_RxNxF: Tensor, bound: Tensor) -> Tensor:
+    """In which trials `clamp_swiglu` changes anything, [R]."""
+    limit = bound.flatten()
+    return (gate_RxNxF.detach().amax((1, 2)) > limit) | (up_RxNxF.detach().abs().amax((1, 2)) > limit)
+
+
 def clamp_swiglu(gate_RxNxF: Tensor, up_RxNxF: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """The gate at most c, before its SiLU, and the linear part from -c to c; c is `bound` [R, 1, 1].
 

@@ -16,7 +16,9 @@ from harness.corpus import Corpus
 from harness.tokenizer import Tokens
 
 GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 over the golden ratio: the increment of splitmix64, and the turn between validation windows."""
+"""2^64 over the golden ratio: the increment of splitmix64."""
+SEGMENTS = 64
+"""Of the held-out text, at most: each has a loss of its own, from which the error of their mean is known."""
 STEPS_AT_ONCE = 64
 """Starts are hashed for this many steps in one go: one hash is 25 small kernels, too many for each step."""
 
@@ -68,14 +70,24 @@ class Batches:
             self._starts_from(first)
         return _gather(self._train, self._starts[step - first])
 
-    def validation(self, index: int) -> Tensor:
-        """Tokens of validation batch `index`, the same for all trials: int64 [B, T+1].
+    def held_out(self, tokens: int) -> Tensor:
+        """Where windows of the validation part start that have at least so many targets: int64 [S, k].
 
-        Successive windows are a golden ratio of the validation part apart, so that any number of them is spread
-        over all of it.
+        They lie at equal distances over all of it, and no two have a target in common: k in each of S segments of equal
+        length. S is 64, or the number of windows if that is less. A part that holds fewer gives as many as it holds.
         """
-        turns = self._rows + _signed(index * len(self._rows) * GOLDEN)
-        return _gather(self._validation, _shift(turns, 33) * len(self._validation) >> 31)
+        context = self._validation.shape[1] - 1
+        most = (len(self._validation) - 1) // context + 1
+        wanted = min(-(-tokens // context), most)
+        segments = min(SEGMENTS, wanted)
+        each = min(-(-wanted // segments), most // segments)
+        windows = torch.arange(segments * each, device=self._validation.device)
+        starts = windows * (len(self._validation) - 1) // max(1, len(windows) - 1)
+        return starts.unflatten(0, (segments, each))
+
+    def validation(self, starts: Tensor) -> Tensor:
+        """The windows of the validation part that start there: int64 [*starts.shape, T+1]."""
+        return _gather(self._validation, starts)
 
     def select(self, trials: Sequence[int]) -> None:
         """Batches from now on are those of these trials, by their place among `seeds`, in that order."""

@@ -34,6 +34,9 @@ def check_trial(trial: Trial) -> None:
         reasons.append(
             f"train.ranks={train.ranks}: does not divide train.batch={train.batch}; allowed: a divisor of it"
         )
+    elif train.batch % train.parts:
+        share = f"a rank's share of train.batch={train.batch}" if train.ranks > 1 else f"train.batch={train.batch}"
+        reasons.append(f"train.micro_batches={train.micro_batches}: does not divide {share}; allowed: a divisor of it")
     if train.loss_scaling == "dynamic" and train.loss_scale < SMALLEST_SCALE:
         reasons.append(
             f"train.loss_scale={train.loss_scale}: below {SMALLEST_SCALE}, where train.loss_scaling=dynamic gives up; "

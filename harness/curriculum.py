@@ -2,8 +2,9 @@
 
 Sequences grow as in Li, Zhang & He 2022 (arXiv 2108.06084): length_t = start + (context - start) min(t / steps, 1),
 rounded down, and to a multiple of 8 where start and context are such multiples. Batches grow likewise (Brown et al.
-2020, arXiv 2005.14165), in whole sequences a rank. A run is as long in tokens as it would be without growth, so it may
-take more steps. Both may grow at once; Li et al. advise against it, because either makes a step smaller already.
+2020, arXiv 2005.14165), in whole sequences a rank and micro-batch. A run is as long in tokens as it would be without
+growth, so it may take more steps. Both may grow at once; Li et al. advise against it, because either makes a step
+smaller already.
 
 What a data loader hands out is always whole, and so is validation: only what trains is cut.
 """
@@ -11,6 +12,7 @@ What a data loader hands out is always whole, and so is validation: only what tr
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -68,21 +70,35 @@ class Curriculum:
 def curriculum_of(trial: Trial) -> Curriculum:
     """The sizes of every step of a trial; all trials of one structure share them."""
     growth = trial.schedule
-    sequences = (trial.train.batch, growth.batch_start, growth.batch_steps, trial.train.ranks)
+    sequences = (trial.train.batch, growth.batch_start, growth.batch_steps, trial.train.parts)
     lengths = (trial.model.context, growth.sequence_start, growth.sequence_steps, growth.sequence_mode == "reshape")
     return _curriculum(trial.train.steps, sequences, lengths)
+
+
+def idle(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(key, why) of sequences or batches that do not grow, or not to their end."""
+    growth, sizes = trial.schedule, curriculum_of(trial)
+    for name, start, whole in (
+        ("sequence", growth.sequence_start, trial.model.context),
+        ("batch", growth.batch_start, trial.train.batch),
+    ):
+        steps = getattr(growth, f"{name}_steps")
+        if start is not None and start >= whole:
+            yield f"schedule.{name}_start", f"schedule.{name}_start={start}: is the full size, so that nothing grows"
+        elif start is not None and steps >= sizes.steps:
+            yield f"schedule.{name}_steps", f"schedule.{name}_steps={steps}: grows through all {sizes.steps} steps"
 
 
 @lru_cache(maxsize=64)
 def _curriculum(
     steps: int, of_batch: tuple[int, int | None, int, int], of_sequence: tuple[int, int | None, int, bool]
 ) -> Curriculum:
-    (batch, batch_start, batch_steps, ranks), (context, sequence_start, sequence_steps, reshapes) = (
+    (batch, batch_start, batch_steps, parts), (context, sequence_start, sequence_steps, reshapes) = (
         of_batch,
         of_sequence,
     )
     growing = np.arange(max(batch_steps if batch_start else 0, sequence_steps if sequence_start else 0))
-    sequences = _sequences(growing, batch_start or batch, batch, batch_steps, ranks)
+    sequences = _sequences(growing, batch_start or batch, batch, batch_steps, parts)
     lengths = _lengths(growing, sequence_start or context, context, sequence_steps, reshapes)
     pieces = context // lengths if reshapes else np.ones_like(lengths)
 
@@ -102,10 +118,10 @@ def _curriculum(
     return Curriculum(context, sequences, lengths, pieces, np.cumsum(sequences * lengths * pieces), grown)
 
 
-def _sequences(step: Integers, start: int, batch: int, steps: int, ranks: int) -> Integers:
-    """Sequences of a batch at each step: equally many for each rank, and at least one."""
+def _sequences(step: Integers, start: int, batch: int, steps: int, parts: int) -> Integers:
+    """Sequences of a batch at each step: equally many for each rank and micro-batch, and at least one."""
     sequences = _line(step, start, batch, steps)
-    return np.maximum(sequences - sequences % ranks, ranks)
+    return np.maximum(sequences - sequences % parts, parts)
 
 
 def _lengths(step: Integers, start: int, context: int, steps: int, reshapes: bool) -> Integers:

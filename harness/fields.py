@@ -112,6 +112,11 @@ def number(
     return _setting(scope, default, help, allowed, check, is_bounded=is_bounded)
 
 
+def share_of(share: float, steps: int, low: int = 0) -> int:
+    """So many whole steps are a share of a run, but at least `low`: for what is to follow the length of the run."""
+    return max(low, round(share * steps))
+
+
 def choice(scope: str, default: str, help: str, *choices: str, table: str | None = None) -> Any:
     """One of a few words, or of the keys of a `table`, given as `module:NAME`."""
     words = Words(table) if table else choices

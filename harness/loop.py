@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from harness.acts import idle_parts
 from harness.checkpoint import Checkpoints, Saved
 from harness.clipping import global_norm
 from harness.outcome import judge
@@ -33,6 +36,10 @@ class Result:
     strikes: list[int]
     changes: list[int]
     dropped: list[list[dict[str, Any]]]
+    acts: list[dict[str, int]]  # by part of the recipe, at how many steps it acted
+    idle: list[dict[str, str]]  # by part that could not act, why
+    digest: list[str]  # of all losses: that of another trial is equal where those are, bit for bit
+    ends: dict[str, np.ndarray] = field(compare=False)  # as `harness.store.ENDS` has them; arrays have no one equality
 
 
 def train(
@@ -80,8 +87,8 @@ def train(
         recorder.begin(step)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
-            with strike.at_taps(step, rank):
-                losses.append(pack.learn(part, None if weights is None else pack.ranks.part(weights, rank)))
+            own = None if weights is None else pack.ranks.part(weights, rank)
+            losses.append(pack.learn(part, own, strike.at_taps(step, rank)))
             strike.at_gradient(step, rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
@@ -136,7 +143,18 @@ def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
     outcome = [judge(loss, step) for loss, step in zip(recorder.losses(), nonfinite, strict=True)]
     masked = [pack.twins.masked.get(number) for number in numbers]
     dropped = pack.screening.records_with(pack.twins)
-    return Result(outcome, nonfinite, masked, agenda.events, agenda.strikes, agenda.changes, dropped)
+    acts, idle = pack.acts.found(pack.twins, pack.steps - 1), [idle_parts(trial) for trial in pack.planned]
+    ends = recorder.ends()
+    digest = digests(recorder.losses(), *ends.values())
+    strikes, changes = agenda.strikes, agenda.changes
+    return Result(outcome, nonfinite, masked, agenda.events, strikes, changes, dropped, acts, idle, digest, ends)
+
+
+def digests(*values: np.ndarray) -> list[str]:
+    """For each trial, a hash of the bits of its values [R, n] in all arrays."""
+    return [
+        hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()[:16] for rows in zip(*values, strict=True)
+    ]
 
 
 def _shrink(pack: Pack) -> None:

@@ -6,7 +6,7 @@ to the model (harness/tensors.py) is applied; one without a tensor is not there,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
@@ -15,17 +15,19 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from harness import attention
-from harness.activations import ACTIVATIONS, clamp_swiglu
+from harness.activations import ACTIVATIONS, clamp_swiglu, is_beyond
 from harness.caps import soft_cap
 from harness.config import Model, Trial
 from harness.layers import add_positions, embedding, linear, scaled, shifted
 from harness.norms import NORMS
 from harness.parameters import Layout, Leaf
-from harness.placements import Placement, placement_of
+from harness.placements import Placement, branch_steps, placement_of
 from harness.precision import Precision
 from harness.scaling import attention_multiplier, branch_multiplier, embedding_multiplier, output_multiplier
 from harness.sigma import SingularVectors, reparametrised
 from harness.taps import Taps, tap_shapes
+
+SWIGLU_CLAMP = "model.swiglu_clamp"  # the part of a recipe that is counted under this key
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class GPT:
     ):
         self.config, self.layout, self.precision, self.checkpointing = config, layout, precision, checkpointing
         self.taps = Taps(list(tap_shapes(config, 1, 1)))
+        self.notice: Callable[[str, Tensor], None] = lambda part, acted_r: None  # is told what acted in a forward pass
         self.explicit_attention = config.explicit_attention
         self.step = 0
         self._vectors = vectors
@@ -91,7 +94,8 @@ class GPT:
         """A per-trial field of the configuration, [r, 1, ...] of so many dims."""
         key, part = (name, dims), self._part
         if key not in part.strengths:
-            values = [getattr(trial.model, name) for trial in part.trials]
+            read = branch_steps if name == "branch_steps" else lambda trial: getattr(trial.model, name)
+            values = [read(trial) for trial in part.trials]
             column = torch.tensor(values, dtype=torch.float64).to(part.weights)
             part.strengths[key] = column.view(-1, *[1] * (dims - 1))
         return part.strengths[key]
@@ -224,6 +228,8 @@ class GPT:
             up = self._norm(f"{name}.up_norm", self._tap(f"{name}.up", up))
             bound = self._switched("swiglu_clamp", 3)
             if bound is not None:
+                if torch.is_grad_enabled():  # validation is not part of the step
+                    self.notice(SWIGLU_CLAMP, is_beyond(gate, up, precision(bound)))
                 gate, up = clamp_swiglu(gate, up, precision(bound))
             hidden = precision(activation.function(gate)) * up
         else:

@@ -10,15 +10,16 @@ in which the three norms are there or not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.config import Model
+from harness.config import Model, Trial
+from harness.fields import share_of
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The parts of the equation above that one block has. `grows`: growth is min(1, step / model.branch_steps)."""
+    """The parts of the equation above that one block has. `grows`: growth is min(1, step / `branch_steps`)."""
 
     before: bool = False
     on_branch: bool = False
@@ -58,6 +59,25 @@ PLACEMENTS: Mapping[str, Callable[[Model, int], Placement]] = {
     "none": lambda model, block: Placement(),
 }
 """Name -> what the placement gives a block, by its number from 0 on."""
+
+
+def branch_steps(trial: Trial) -> int:
+    """Over how many steps branches grow to their full size, where they do."""
+    own = trial.model
+    return share_of(own.branch_share, trial.train.steps, 1) if own.branch_steps is None else own.branch_steps
+
+
+def idle(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(key, why) of placements that are not what their name says in a run so short, or a model so shallow."""
+    model, steps = trial.model, branch_steps(trial)
+    if model.placement == "branchnorm" and steps >= trial.steps:
+        words = f"model.branch_steps={steps}: branches still grow at the last of {trial.steps} steps"
+        yield "model.branch_steps", words
+    if model.placement == "mix" and model.mix > 0 and model.mix * model.depth < 1 - 1e-9:
+        words = (
+            f"model.mix={model.mix}: of model.depth={model.depth} one block is post-LN, a share of {1 / model.depth:g}"
+        )
+        yield "model.mix", f"{words}; it takes model.depth >= {math.ceil(1 / model.mix)}"
 
 
 def placement_of(model: Model, block: int) -> Placement:

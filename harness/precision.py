@@ -18,12 +18,13 @@ bf16 again, as are the products inside attention. Every device emulates it: 8-bi
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.config import ConfigError, Train
+from harness.config import ConfigError, Train, Trial
 from harness.formats import round_scaled, round_to
 
 FORMATS: dict[str, tuple[torch.dtype, torch.dtype]] = {
@@ -73,6 +74,19 @@ class Precision:
         In between, mean and variance are taken in float32, as kernels for half precision do.
         """
         return self(x) if self.norms else x
+
+
+def idle(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(key, why) of formats that nothing is held in: there is no narrower one, or nothing to add up."""
+    train = trial.train
+    state, products = FORMATS[train.precision]
+    for name in ("norms", "softmax"):
+        if getattr(train, name) == "products" and products.itemsize >= state.itemsize:
+            words = f"train.{name}=products: train.precision={train.precision} has no narrower format"
+            yield f"train.{name}", words
+    for name, usual in (("accumulation", "fp32"), ("reduction", "sequential")):
+        if train.ranks == 1 and (value := getattr(train, name)) != usual:
+            yield f"train.{name}", f"train.{name}={value}: with train.ranks=1 there is nothing to add up"
 
 
 def precision_of(train: Train, device: torch.device) -> Precision:

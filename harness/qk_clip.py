@@ -31,6 +31,8 @@ class QKClip:
         for layer in range(self._layers):
             taps.attach(f"blocks.{layer}.attention.scores", partial(self._read, layer))
 
+    part = "model.qk_clip"
+
     @staticmethod
     def is_on(trial: Trial) -> bool:
         """Whether the trial's configuration asks for it."""
@@ -48,8 +50,8 @@ class QKClip:
         largest = self._largest[self._part(), layer]
         largest.copy_(torch.maximum(largest, found))
 
-    def clip(self, stepping_R: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Scale the weights of the trials that step, from the logits read since the last call.
+    def clip(self, stepping_R: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+        """Scale the weights of the trials that step, from the logits read since the last call; in which rows, [R].
 
         `over_ranks` makes of this process's largest logits those of all.
         """
@@ -66,3 +68,4 @@ class QKClip:
             over, by = (x[:, layer, None, :, None, None] for x in (is_over, factor))
             heads.copy_(torch.where(over, heads * by, heads))
         self._largest.fill_(-math.inf)
+        return is_over.flatten(1).any(1)

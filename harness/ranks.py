@@ -1,7 +1,8 @@
 """Simulated data-parallel ranks: each takes the gradient of its part of the batch, and the mean over them is taken.
 
-The same arithmetic as an all-reduce, on one device, and as micro-batches whose gradients are accumulated. Ranks that
-are processes of their own are in harness/distributed.py; what the loop asks of either is here.
+The same arithmetic as an all-reduce, on one device. Each rank's part may pass in several micro-batches
+(`train.micro_batches`), whose gradients `Pack.learn` adds up before they come here. Ranks that are processes of their
+own are in harness/distributed.py; what the loop asks of either is here.
 
 Gradients are added as they are, times the loss scale, and unscaled once, after the mean: per whole batch, as
 torch.amp.GradScaler asks for where gradients are accumulated. An overflow in one rank costs the trial the whole step,

@@ -23,7 +23,6 @@ LARGEST_BATCH = 2**20  # sequences (BERT with LAMB: 65,536)
 MOST_STEPS = 10**7  # (BERT and T5: a million)
 MOST_GROWING = 10**6  # steps over which sequences or batches grow
 MOST_TOKENS = 10**11  # of synthetic text
-MOST_BATCHES = 10**6  # of one validation
 STEEPEST = 100.0  # exponent of Zipf's law; already at half of that no text has a second token
 
 
@@ -61,8 +60,14 @@ class Model:
     mix: float = number(
         STRUCTURAL, 0.25, "share of the blocks, the first ones, that are post-LN, for placement mix", low=0, high=1
     )
-    branch_steps: int = number(
-        PER_TRIAL, 100, "steps over which branches grow to full size, for placement branchnorm", low=1
+    branch_steps: int | None = number(
+        PER_TRIAL,
+        None,
+        "steps over which branches grow to full size, for placement branchnorm; null: as branch_share says",
+        low=1,
+    )
+    branch_share: float = number(
+        PER_TRIAL, 0.25, "share of train.steps over which branches grow, where branch_steps is null", above=0, high=1
     )
     norm: str = choice(STRUCTURAL, "layer", "LayerNorm or RMSNorm", table="harness.norms:NORMS")
     norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every norm", above=0)
@@ -277,6 +282,14 @@ class Train:
         PER_TRIAL, 2000, "steps in a row without overflow that double a dynamic scale", low=1, high=LARGEST_SEED
     )
     ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1, high=LARGEST_BATCH)
+    micro_batches: int = number(
+        STRUCTURAL,
+        1,
+        "equal parts of the batch, or of each rank's share of it, that pass one after the other; gradients are added "
+        "in float32",
+        low=1,
+        high=LARGEST_BATCH,
+    )
     reduction: str = choice(
         STRUCTURAL, "sequential", "order in which gradients of ranks are added", "sequential", "reversed", "pairwise"
     )
@@ -290,9 +303,30 @@ class Train:
         "forward pass alone, and what is computed again is without it, as after a transient fault",
     )
     validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
-    validate_batches: int = number(
-        STRUCTURAL, 2, "batches of one validation, the same for every trial", low=1, high=MOST_BATCHES
+    validate_tokens: int = number(
+        STRUCTURAL,
+        65536,
+        "held-out tokens of the last validation, the same for every trial; more than there are: all",
+        low=1,
+        high=MOST_TOKENS,
     )
+    validate_between: int = number(
+        STRUCTURAL,
+        4096,
+        "held-out tokens of the other validations, and of the one before the first step",
+        low=1,
+        high=MOST_TOKENS,
+    )
+
+    @property
+    def parts(self) -> int:
+        """Equal parts of a batch that pass one after the other: micro-batches of all ranks."""
+        return self.ranks * self.micro_batches
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a trial that pass through the model together."""
+        return self.batch // self.parts
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ def state_of(pack: Pack, agenda: Agenda, recorder: Recorder) -> tuple[dict[str, 
     snapshot = pack.snapshot(copy=False)
     parts = {"agenda": agenda.state(), "recorder": recorder.state()}
     tensors = {f"pack.{name}": values for name, values in snapshot.values.items()}
+    tensors |= {f"acts.{name}": counts for name, counts in snapshot.acts.items()}
     tensors |= {f"{part}.{name}": values for part, (own, _) in parts.items() for name, values in own.items()}
     own = {
         "rows": snapshot.rows,
@@ -36,6 +37,7 @@ def restore(saved: Saved, pack: Pack, agenda: Agenda, recorder: Recorder) -> Non
 
     own = saved.values["pack"]
     begins = tuple(math.inf if begin is None else begin for begin in own["begins"])
-    pack.restore(Snapshot(tuple(own["rows"]), begins, dict(own["masked"]), tuple(own["dropped"]), of("pack")))
+    rows, masked, dropped = tuple(own["rows"]), dict(own["masked"]), tuple(own["dropped"])
+    pack.restore(Snapshot(rows, begins, masked, dropped, of("pack"), of("acts")))
     agenda.restore(of("agenda"), saved.values["agenda"])
     recorder.restore(of("recorder"), saved.values["recorder"])

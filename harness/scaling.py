@@ -7,11 +7,11 @@ function and its entry in INITS. m stands for width / base_width, m_L for depth 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.activations import ACTIVATIONS
-from harness.config import Model
+from harness.config import Model, Trial
 from harness.tensors import Kind, ModelTensor, model_tensors
 
 IN_BLOCKS = (Kind.HIDDEN, Kind.RESIDUAL)  # matrices of which both sides grow with the width
@@ -217,6 +217,18 @@ def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
         return width
     gradient = branch_multiplier(model) if rule == "sgd" else 1.0
     return width * _branch_change(model) / gradient
+
+
+def idle(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(key, why) of a parametrisation that is the standard one, because the model has its base sizes."""
+    model = trial.model
+    sizes = {"width": model.base_width, "head_dim": model.base_head_dim or model.head_dim}
+    if model.parametrization == "completep":
+        sizes["depth"] = model.base_depth
+    if model.parametrization != "standard" and all(getattr(model, name) == base for name, base in sizes.items()):
+        given = ", ".join(f"model.base_{name}={base}" for name, base in sizes.items())
+        words = f"model.parametrization={model.parametrization}: is the standard one at its base sizes, {given}"
+        yield "model.parametrization", words
 
 
 def _growth(model: Model, vector: ModelTensor) -> float:

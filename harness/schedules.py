@@ -7,7 +7,7 @@ rate of a step is that of a run without growth which has trained on as many toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -93,6 +93,13 @@ def warmup_steps(trial: Trial) -> int:
     """How many steps the warm-up takes."""
     warmup = trial.schedule.warmup
     return round(trial.schedule.warmup_share * trial.train.steps) if warmup is None else warmup
+
+
+def idle(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(key, why) of a decay that never comes."""
+    warmup = warmup_steps(trial)
+    if warmup >= trial.steps and trial.schedule.decay != "constant":
+        yield "schedule.decay", f"schedule.decay={trial.schedule.decay}: the warm-up takes all {trial.steps} steps"
 
 
 def rates_of(trial: Trial) -> Floats:

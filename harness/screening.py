@@ -82,13 +82,14 @@ class _Step:
 class Screening:
     """Drops sequences of a pack's batches; nothing at all where its trials have no threshold.
 
-    After a call, `dropped` counts the sequences that each row has lost, [R], and `trains` says which rows have any
-    left, [R].
+    After a call, `dropped` counts the sequences that each row has lost, [R], `trains` says which rows have any left,
+    [R], and `beyond` by criterion which have lost any to it, [R].
     """
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, device: torch.device):
         self.criteria = [name for name in CRITERIA if getattr(trials[0].screen, name) is not None]
         self.records: list[list[dict[str, Any]]] = [[] for _ in trials]
+        self.beyond: dict[str, Tensor] = {}
         self._pending: list[_Step] = []
         self._device = device
         if self.criteria:
@@ -116,6 +117,7 @@ class Screening:
         beyond = torch.stack([c.is_beyond(s, limit) for c, s, limit in zip(pairs, scores, self._limits, strict=True)])
         kept = ~beyond.any(0)
         left = kept.sum(1)
+        self.beyond = {name: own.any(1) for name, own in zip(self.criteria, beyond, strict=True)}
         self.dropped, self.trains = kept.shape[1] - left, left > 0
         self._pending.append(_Step(step, self._planned, beyond & active_R[:, None], scores))
         first = kept.int().argmax(1)

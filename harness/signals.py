@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.batches import SEGMENTS
 from harness.optimizers import Norms
 from harness.pack import Pack
 
@@ -18,6 +19,7 @@ Write = Callable[[int, Mapping[str, np.ndarray]], None]
 PER_STEP = (
     "loss",
     "validation_loss",
+    "validation_loss_error",
     "grad_norm",
     "param_norm",
     "second_moment_norm",
@@ -76,6 +78,13 @@ class LayerReadings:
         self._stop_reading_scores()
         while self._detach:  # what detaches refers to its reader, which keeps the pack alive
             self._detach.pop()()
+
+
+def _mean(losses_RxS: Tensor) -> dict[str, Tensor]:
+    """The mean over segments, [R], and its standard error: that of the mean of so many like them."""
+    segments = losses_RxS.shape[1]
+    error = losses_RxS.std(1) / segments**0.5 if segments > 1 else torch.full_like(losses_RxS[:, 0], torch.nan)
+    return {"validation_loss": losses_RxS.mean(1), "validation_loss_error": error}
 
 
 def _rms(x: Tensor) -> Tensor:
@@ -146,11 +155,14 @@ class Recorder:
         self.nonfinite: dict[int, int] = {}  # planned trial -> step
         self._readings = LayerReadings(pack) if telemetry else None
         self._losses: list[np.ndarray] = []
+        self._initial, self._final = (self._of_segments() for _ in range(2))
         self._block: Block | None = None
         self._started = time.perf_counter()
 
     def begin(self, step: int) -> None:
-        """Be ready for the forward pass of this step."""
+        """Be ready for the forward pass of this step; the first one is validated before."""
+        if step == 0:
+            self._validate(self._initial, self.pack.planned[0].train.validate_between, self.pack.active)
         if self._readings:
             self._readings.listen(step)
 
@@ -178,9 +190,31 @@ class Recorder:
             values |= {"param_norm": norms.weights, "update_rms": rms}
             if norms.second_moment is not None:
                 values["second_moment_norm"] = norms.second_moment
-        if (step + 1) % train.validate_every == 0 or step + 1 == self.pack.steps:
-            values["validation_loss"] = self.pack.validation_loss(train.validate_batches)
+        if step + 1 == self.pack.steps:
+            values |= _mean(self._validate(self._final, train.validate_tokens, measured))
+        elif (step + 1) % train.validate_every == 0:
+            values |= _mean(self.pack.validation_losses(train.validate_between))
         self._block.record(values, self._readings.take() if self._readings else None, measured, self.pack.active)
+
+    def _validate(self, into: Tensor, tokens: int, measured: Tensor) -> Tensor:
+        """The losses of all segments, [R, S], and those of the trials that are `measured` in `into`."""
+        losses = self.pack.validation_losses(tokens)
+        into[:, : losses.shape[1]].index_copy_(0, self.pack.index, torch.where(measured[:, None], losses, torch.nan))
+        return losses
+
+    def _of_segments(self) -> Tensor:
+        shape = (len(self.pack.planned), SEGMENTS)
+        return torch.full(shape, torch.nan, dtype=torch.float64, device=self.pack.device)
+
+    def ends(self) -> dict[str, np.ndarray]:
+        """Held-out losses before the first step and after the last, [R, 64] each, of all planned trials.
+
+        NaN for a trial that was lost before, and for segments that a short text has not.
+        """
+        initial, final = self._initial.cpu().numpy(), self._final.cpu().numpy()
+        self.pack.twins.fill_at(0, initial)
+        self.pack.twins.fill_at(self.pack.steps - 1, final)
+        return {"initial_segment_loss": initial, "final_segment_loss": final}
 
     def is_due(self, step: int) -> bool:
         """Whether the block is full, or its last step is the run's."""
@@ -215,6 +249,7 @@ class Recorder:
         """What has been recorded so far, to `restore`: tensors by name, and the rest as JSON has it."""
         block = self._block
         tensors = {f"block.{name}": values for name, values in block.state().items()} if block else {}
+        tensors["initial"] = self._initial
         if self._losses:
             tensors["losses"] = torch.from_numpy(self.losses())
         values = {
@@ -227,6 +262,7 @@ class Recorder:
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
         self.nonfinite = dict(values["nonfinite"])
+        self._initial.copy_(tensors["initial"])
         self._losses = [tensors["losses"].numpy()] if "losses" in tensors else []
         if values["first_step"] is not None:
             self._block = Block(self.pack, values["first_step"], self.length)

@@ -4,6 +4,7 @@
     <out>/store.zarr/<pack>/zarr.json        the pack's attributes, and the metadata of its arrays (consolidated)
     <out>/store.zarr/<pack>/<signal>/c.0.B   block B of a signal: [trial, step(, layer)], float32, NaN where unmeasured;
                                              then their CRC-32C
+    <out>/store.zarr/<pack>/<end>/c.0.0      what is measured once: [trial, segment of the held-out text]
 
 Every array has its final shape from the start, and a step that is not written yet reads as NaN, Zarr's fill value. Of a
 block that is written every chunk is there, so that one that is missing was lost.
@@ -17,6 +18,7 @@ so that counts. Reading goes through any Zarr library.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -29,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.batches import SEGMENTS
 from harness.config import ConfigError, Trial
 from harness.results_folder import ResultsPath, check_own, write_at
 from harness.stored import (
@@ -37,6 +40,7 @@ from harness.stored import (
     STORE,
     PackInfo,
     checksum_of,
+    chunk_shape,
     damage,
     packed,
     read_pack,
@@ -58,6 +62,7 @@ _STEP, _LAYER = ("trial", "step"), ("trial", "step", "layer")
 SIGNALS: dict[str, Signal] = {
     "loss": Signal(_STEP, "nat/token", "training loss"),
     "validation_loss": Signal(_STEP, "nat/token", "validation loss"),
+    "validation_loss_error": Signal(_STEP, "nat/token", "standard error of the validation loss"),
     "grad_norm": Signal(_STEP, "1", "global gradient norm before clipping"),
     "param_norm": Signal(_STEP, "1", "global norm of the weights"),
     "second_moment_norm": Signal(_STEP, "1", "global norm of the second moment"),
@@ -72,6 +77,13 @@ SIGNALS: dict[str, Signal] = {
     "attention_logit_max": Signal(_LAYER, "1", "largest attention logit"),
 }
 
+
+_SEGMENT = ("trial", "segment")
+ENDS: dict[str, Signal] = {
+    "initial_segment_loss": Signal(_SEGMENT, "nat/token", "validation loss before the first step, by segment"),
+    "final_segment_loss": Signal(_SEGMENT, "nat/token", "validation loss after the last step, by segment"),
+}
+"""What is measured once, before and after all steps, and written before the pack is complete."""
 
 # --- the store of a sweep ----------------------------------------------------------------------------------------
 
@@ -104,6 +116,10 @@ def check_store(out: Path, study: str) -> None:
             )
 
 
+def _signal(name: str) -> Signal:
+    return SIGNALS[name] if name in SIGNALS else ENDS[name]
+
+
 # --- one pack, written -------------------------------------------------------------------------------------------
 
 
@@ -114,17 +130,18 @@ class PackStore:
         self.place, self.attributes = place, attributes
         self.steps, self.layers, self.block = steps, layers, block
         self.trials = len(attributes["ids"])
-        self._arrays = {name: self._metadata(name) for name in SIGNALS}
+        self._arrays = {name: self._metadata(name) for name in (*SIGNALS, *ENDS)}
+        self._has_ends = False
 
     def _metadata(self, name: str) -> dict[str, Any]:
-        signal, shape = SIGNALS[name], self.shape(name)
+        signal, shape = _signal(name), self.shape(name)
         attributes = {"units": signal.units, "long_name": signal.long_name}
-        return array_metadata(shape, (shape[0], self.block, *shape[2:]), signal.dims, attributes)
+        return array_metadata(shape, chunk_shape(shape, signal.dims, self.block), signal.dims, attributes)
 
     def shape(self, signal: str) -> tuple[int, ...]:
-        """[R, steps] or [R, steps, layers]."""
-        sizes = {"trial": self.trials, "step": self.steps, "layer": self.layers}
-        return tuple(sizes[dim] for dim in SIGNALS[signal].dims)
+        """[R, steps], [R, steps, layers] or [R, segments]."""
+        sizes = {"trial": self.trials, "step": self.steps, "layer": self.layers, "segment": SEGMENTS}
+        return tuple(sizes[dim] for dim in _signal(signal).dims)
 
     @classmethod
     def create(
@@ -183,8 +200,9 @@ class PackStore:
         return PackInfo(self.place, self.attributes, json.loads(strict_json(self._arrays)))
 
     def damage(self) -> tuple[int, str] | None:
-        """Of what is written so far, the first chunk that is not there as it was written: its first step, and words."""
-        return next(damage(self.info), None)
+        """Of all that a complete pack has, the first chunk that is not as it was written: its first step, and words."""
+        done = dataclasses.replace(self.info, attributes=self.attributes | {"complete": True})
+        return next(damage(done), None)
 
     def _install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""
@@ -232,10 +250,21 @@ class PackStore:
         except FileNotFoundError:
             raise self.place.lost() from None
 
+    def write_ends(self, ends: Mapping[str, np.ndarray]) -> None:
+        """Store what is measured once, [R, segments] each; NaN if it is not given. Raises ValueError as `write`."""
+        for name, values in ends.items():
+            if name not in ENDS or np.shape(values) != self.shape(name):
+                allowed = ", ".join(f"{end} {self.shape(end)}" for end in ENDS)
+                raise ValueError(f"{name} {np.shape(values)}: expected one of {allowed}")
+        with self.place.opened() as folder:
+            for name in ENDS:
+                self._write_chunk(folder, name, 0, ends.get(name))
+        self._has_ends = True
+
     def _write_chunk(self, folder: int, name: str, number: int, values: np.ndarray | None) -> None:
         """Every chunk of a block is there, also one of nothing but NaN: so what is missing is lost."""
         whole = self.shape(name)
-        chunk = np.full((whole[0], self.block, *whole[2:]), np.nan, dtype="<f4")
+        chunk = np.full(chunk_shape(whole, _signal(name).dims, self.block), np.nan, dtype="<f4")
         if values is not None:
             with np.errstate(over="ignore"):
                 chunk[:, : values.shape[1]] = values
@@ -254,14 +283,19 @@ class PackStore:
         strikes: Sequence[int],
         changes: Sequence[int],
         dropped: Sequence[Sequence[Mapping[str, Any]]] | None = None,
+        acts: Sequence[Mapping[str, int]] | None = None,
+        idle: Sequence[Mapping[str, str]] | None = None,
+        digest: Sequence[str] | None = None,
     ) -> None:
-        """Mark the pack complete, with one value of each of these for each of the R trials.
+        """Mark the pack complete, with one value of each of these for each of the R trials; after `write_ends`, if any.
 
         `outcome` is the harness's word for how the run ended, `nonfinite_step` the first step with a non-finite value,
         `masked_step` the step after which the whole state of a faulty trial was again bitwise that of its golden twin;
         both steps are None where there is none. `faults` lists the fault's events, perhaps not all of them; `strikes`
         counts its strikes, and `changes` those of them that changed something. `dropped` lists the first sequences that
-        were dropped from its batches; None: none were. Raises ValueError for a wrong number of values.
+        were dropped from its batches; None: none were. `acts`, `idle` and `digest` are those of `harness.loop.Result`;
+        None: nothing acts now and then, nothing is idle, and losses are not known. Raises ValueError for a wrong number
+        of values.
         """
         results: dict[str, list[Any]] = {
             "outcome": list(outcome),
@@ -271,10 +305,15 @@ class PackStore:
             "strikes": list(strikes),
             "changes": list(changes),
             "dropped": [[]] * self.trials if dropped is None else [list(records) for records in dropped],
+            "acts": [{}] * self.trials if acts is None else [dict(counts) for counts in acts],
+            "idle": [{}] * self.trials if idle is None else [dict(words) for words in idle],
+            "digest": [""] * self.trials if digest is None else list(digest),
         }
         for name, values in results.items():
             if len(values) != self.trials:
                 raise ValueError(f"{name}: {len(values)} values; expected one for each of {self.trials} trials")
+        if not self._has_ends:
+            self.write_ends({})
         done = {**self.attributes, **results, "complete": True}
         with self.place.opened() as folder:
             self._update(folder, **results, complete=True, **{CHECKSUM: checksum_of(done)})

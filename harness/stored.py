@@ -22,16 +22,18 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from harness.batches import SEGMENTS
 from harness.config import ConfigError
 from harness.recipe import LARGEST_SEED
 from harness.results_folder import FolderLost, ResultsPath
 from harness.zarr_files import METADATA, array_metadata, chunk_key, strict_json
 
-FORMAT_VERSION = 5
-READABLE = (4, 5)  # in 4, muP, DeepNorm and SwiGLU had other sizes under the same names
+FORMAT_VERSION = 6
+READABLE = (4, 5, 6)  # 4: muP, DeepNorm and SwiGLU had other sizes; to 5: validation was on two batches, without error
 STORE = "store.zarr"
 CHECKSUM = "sha256"  # of a complete pack's other attributes
 CRC_BYTES = 4
+DIMS = (("trial", "step"), ("trial", "step", "layer"), ("trial", "segment"))
 _LONG = re.compile(rb"[0-9]{19}")
 MOST_STEPS = 10**8  # of a pack; more are no results, but a damaged number
 
@@ -92,7 +94,8 @@ def read_root(out: Path) -> dict[str, Any]:
             f"out={out}: its {STORE} cannot be read ({_reason(error)}); allowed: another folder"
         ) from None
     if version not in READABLE:
-        allowed = f"format {' or '.join(map(str, READABLE))}, or a new folder"
+        *others, last = map(str, READABLE)
+        allowed = f"format {', '.join(others)} or {last}, or a new folder"
         raise ConfigError(f"out={out}: holds a store of format {version!r:.40}; allowed: {allowed}")
     if not isinstance(study, str):
         raise ConfigError(f"out={out}: its {STORE} names no study; allowed: one as a sweep has written it")
@@ -235,6 +238,12 @@ OF_COMPLETE: Mapping[str, Callable[[Any], bool]] = {
     "changes": _is_count,
     "dropped": _is_records,
 }
+SINCE_6: Mapping[str, Callable[[Any], bool]] = {
+    "acts": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
+    "idle": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "digest": _is_text,
+}
+"""Of a complete pack as well, which one of an older format lacks."""
 
 
 def _check(pack: PackInfo) -> None:
@@ -245,19 +254,20 @@ def _check(pack: PackInfo) -> None:
             raise ValueError(f"{name} is {found[name]!r:.60}")
     count = len(found["ids"])
     columns = {**OF_TRIALS, **(OF_COMPLETE if found["complete"] else {})}
+    columns |= {name: is_right for name, is_right in SINCE_6.items() if found["complete"] and name in found}
     for name, is_right in columns.items():
         values = found[name]
         if not isinstance(values, list) or len(values) != count or not all(map(is_right, values)):
             raise ValueError(f"{name} is not one value for each of {count} trials")
-    sizes = {"trial": count, "step": pack.steps, "layer": pack.layers}
+    sizes = {"trial": count, "step": pack.steps, "layer": pack.layers, "segment": SEGMENTS}
     if not count or any(not _is_count(size) or not size for size in sizes.values()) or pack.steps > MOST_STEPS:
         raise ValueError(f"sizes are {sizes!r:.100}")
     for name, array in pack.arrays.items():
         dims = tuple(array["dimension_names"])
-        if dims[:2] != ("trial", "step") or not all(_is_text(value) for value in array["attributes"].values()):
+        if dims not in DIMS or not all(_is_text(value) for value in array["attributes"].values()):
             raise ValueError(f"array {name} is along {dims!r:.60}")
         shape = tuple(sizes[dim] for dim in dims)
-        if {**array, "attributes": {}} != _expected(shape, (count, pack.block, *shape[2:]), dims):
+        if {**array, "attributes": {}} != _expected(shape, chunk_shape(shape, dims, pack.block), dims):
             raise ValueError(f"array {name} is not of shape {shape}, in chunks of {pack.block} steps")
     if found["steps_done"] > pack.steps or not 0 < pack.block <= pack.steps:
         raise ValueError(f"steps_done is {found['steps_done']} of {pack.steps}, in chunks of {pack.block}")
@@ -267,6 +277,16 @@ def _check(pack: PackInfo) -> None:
 def _expected(shape: tuple[int, ...], chunk: tuple[int, ...], dims: tuple[str, ...]) -> dict[str, Any]:
     """An array's metadata as JSON gives them back, without attributes."""
     return json.loads(strict_json(array_metadata(shape, chunk, dims, {})))
+
+
+def chunk_shape(shape: tuple[int, ...], dims: tuple[str, ...], block: int) -> tuple[int, ...]:
+    """That of a chunk: all trials, and `block` steps if there are steps."""
+    return tuple(block if dim == "step" else size for dim, size in zip(dims, shape, strict=True))
+
+
+def is_once(array: Mapping[str, Any]) -> bool:
+    """Whether an array has no steps: one chunk, written when the pack is complete."""
+    return "step" not in array["dimension_names"]
 
 
 def _chunk(array: Mapping[str, Any]) -> list[int]:
@@ -319,21 +339,23 @@ def read_chunk(pack: PackInfo, signal: str, number: int) -> np.ndarray:
 def read_signal(pack: PackInfo, signal: str, first: int, stop: int) -> np.ndarray:
     """Steps `first` to `stop` of a signal: [R, n(, layers)], NaN where nothing was measured or trained.
 
-    Raises DamagedStore, with the name of the file, for a chunk that is damaged, and for one that a complete pack lacks.
+    Of an array without steps it is these segments, [R, n]. Raises DamagedStore, with the name of the file, for a chunk
+    that is damaged, and for one that a complete pack lacks.
     """
     shape = pack.arrays[signal]["shape"]
     first, stop = min(first, shape[1]), min(stop, shape[1])
     values = np.full((shape[0], max(0, stop - first), *shape[2:]), np.nan, np.float32)
-    written = math.ceil(pack.attributes["steps_done"] / pack.block)
-    for number in range(first // pack.block, math.ceil(stop / pack.block) if stop > first else 0):
-        begin = number * pack.block
+    once, size = is_once(pack.arrays[signal]), _chunk(pack.arrays[signal])[1]
+    written = 1 if once else math.ceil(pack.attributes["steps_done"] / pack.block)
+    for number in range(first // size, math.ceil(stop / size) if stop > first else 0):
+        begin = number * size
         try:
             chunk = read_chunk(pack, signal, number)
         except FileNotFoundError as error:
             if pack.complete and number < written:
                 raise DamagedStore(f"{error.filename}: is missing") from None
             continue
-        low, high = max(first, begin), min(stop, begin + pack.block)
+        low, high = max(first, begin), min(stop, begin + size)
         values[:, low - first : high - first] = chunk[:, low - begin : high - begin]
     return values
 
@@ -341,12 +363,15 @@ def read_signal(pack: PackInfo, signal: str, first: int, stop: int) -> np.ndarra
 def damage(pack: PackInfo, steps: int | None = None) -> Iterator[tuple[int, str]]:
     """What is wrong with the chunks of the first `steps`, by default of all that are done: (first step, words)."""
     done = pack.attributes["steps_done"] if steps is None else steps
-    for number in range(math.ceil(done / pack.block)):
-        for signal in pack.arrays:
-            try:
-                read_chunk(pack, signal, number)
-            except FileNotFoundError:
-                file = pack.place / signal / chunk_key(number, len(_chunk(pack.arrays[signal])))
-                yield number * pack.block, f"{file}: is missing"
-            except DamagedStore as error:
-                yield number * pack.block, str(error)
+    blocks = math.ceil(done / pack.block)
+    once = [signal for signal, array in pack.arrays.items() if is_once(array)]
+    chunks = [(signal, number) for number in range(blocks) for signal in pack.arrays if signal not in once]
+    for signal, number in chunks + [(signal, 0) for signal in once if pack.complete]:
+        begin = pack.steps if signal in once else number * pack.block
+        try:
+            read_chunk(pack, signal, number)
+        except FileNotFoundError:
+            file = pack.place / signal / chunk_key(number, len(_chunk(pack.arrays[signal])))
+            yield begin, f"{file}: is missing"
+        except DamagedStore as error:
+            yield begin, str(error)

@@ -43,6 +43,12 @@ class Twins:
             return self.leader[number]
         return None
 
+    def fill_at(self, step: int, values: np.ndarray) -> None:
+        """Give each trial that has no row at this step the values of its twin: [R, ...]."""
+        for number, leader in enumerate(self.leader):
+            if leader is not None and self.shares(number, step) is not None:
+                values[number] = values[leader]
+
     def fill(self, first_step: int, signals: Mapping[str, np.ndarray]) -> None:
         """Give each trial the values of its twin at the steps that they share: [R, n, ...] from `first_step` on."""
         for number, leader in enumerate(self.leader):

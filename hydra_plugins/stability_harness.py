@@ -107,7 +107,8 @@ class PackLauncher(Launcher):
         from sweeps.launch import run_rounds
 
         composer, run, executor, trials = self._checked(lambda composer: composer.trials(job_overrides))
-        return run_rounds(trials, composer.last_bit(), run, executor, self.console, composer.notices()), run
+        notices = composer.notices(trials, run.idle)
+        return run_rounds(trials, composer.last_bit(), run, executor, self.console, notices), run
 
     def search(self, axes: Sequence[Any]) -> tuple[int, Any]:
         """Ask Optuna, instead of training a grid."""

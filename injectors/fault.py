@@ -36,7 +36,7 @@ class Places:
 def places_of(trial: Trial, vocabulary: int) -> Places:
     """The tensors and activations of the trial's model, with their shapes; fused attention keeps no scores."""
     tensors = {row.name: row.shape for row in tensor_table(trial.model, vocabulary)}
-    taps = tap_shapes(trial.model, trial.train.batch // trial.train.ranks, vocabulary)
+    taps = tap_shapes(trial.model, trial.train.sequences, vocabulary)
     kept = trial.model.explicit_attention
     return Places(tensors, {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")})
 

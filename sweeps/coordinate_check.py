@@ -155,7 +155,7 @@ def _trials(
         zero_head=parametrization != "standard" and rule != "relative",
     )
     optim = Optim(name=optimizer, lr=rate, weight_decay=0.0)
-    length = Train(steps, BATCH, validate_every=steps, validate_batches=1)
+    length = Train(steps, BATCH, validate_every=steps, validate_tokens=1, validate_between=1)
     return [Trial(model, optim, Schedule(warmup=0, decay="constant"), length, seed=seed) for seed in range(seeds)]
 
 
@@ -176,7 +176,7 @@ def _measure_pack(trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, obj
 
 
 def _activations(pack: Pack) -> dict[str, Tensor]:
-    """Activations on the first validation batch, [R, ...]; scores of the future, at -inf, are set to zero."""
+    """Activations on a batch of held-out windows, [R, ...]; scores of the future, at -inf, are set to zero."""
     last_block = f"blocks.{pack.planned[0].model.depth - 1}."
     found: dict[str, Tensor] = {}
 
@@ -187,7 +187,8 @@ def _activations(pack: Pack) -> dict[str, Tensor]:
 
     detach = pack.model.taps.attach("*", read)
     with torch.no_grad():
-        pack.model(pack.batches.validation(0)[:, :-1].expand(len(pack), -1, -1))
+        windows = pack.batches.validation(pack.batches.held_out(BATCH * CONTEXT).flatten())
+        pack.model(windows[:, :-1].expand(len(pack), -1, -1))
     detach()
     return found
 

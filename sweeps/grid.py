@@ -5,6 +5,7 @@ Stock Hydra composes and checks a job in 170 ms. Here a job costs a few dictiona
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.acts import idle_parts
 from harness.config import (
     IDENTITY,
     NO_FAULT,
@@ -37,6 +39,7 @@ from sweeps.choices import NONE, unknown_option
 from sweeps.folders import BESIDE
 from sweeps.mitigations import Mitigation, Mitigations, flat, told_of
 from sweeps.overrides import GROUPS, RUN_KEYS, assignment, parse, trial_fields, unknown_key
+from sweeps.summary import count
 
 
 def schema() -> dict[str, Any]:
@@ -267,10 +270,20 @@ class Composer:
         problems.check()
         return list(found.values())
 
-    def notices(self) -> list[str]:
-        """A line for each mitigation that changed nothing in any trial made so far."""
-        idle = sorted(name for name, idle in self._idle.items() if idle and name != NONE)
-        return [f"mitigation={name}: sets nothing that the recipe does not have already" for name in idle]
+    def notices(self, trials: Sequence[Trial], idle: str = "warn") -> list[str]:
+        """A line for each mitigation that changed nothing in any trial made so far, and each part idle in `trials`.
+
+        Raises ConfigError with all of them where `idle` is "refuse".
+        """
+        names = sorted(name for name, idle in self._idle.items() if idle and name != NONE)
+        found = [f"mitigation={name}: sets nothing that the recipe does not have already" for name in names]
+        numbers = Counter((trial.mitigation, words) for trial in trials for words in idle_parts(trial).values())
+        for (name, words), number in sorted(numbers.items()):
+            where = "" if name == NONE else f"mitigation={name}: "
+            found.append(f"{where}{words} ({count(number, 'trial')})")
+        if found and idle == "refuse":
+            raise ConfigError(*(f"{words}; allowed: trials in which it acts, or idle=warn" for words in found))
+        return found
 
     def last_bit(self) -> Fault:
         """The fault from which the clean envelope is made."""

@@ -262,12 +262,15 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
         if saved and checkpoints.latest == saved.step:  # perhaps it is the checkpoint: the next attempt begins anew
             checkpoints.remove()
         raise
-    return store, Result(**{name: [values[i] for i in kept] for name, values in vars(result).items()})
+    store.write_ends({name: values[kept] for name, values in result.ends.items()})
+    ended = {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
+    return store, Result(**ended, ends={})
 
 
 def _completed(job: Job, checkpoints: Checkpoints, store: PackStore, result: Result) -> Finished:
     ended = dict(vars(result))
     events = [[event.to_dict() for event in own] for own in ended.pop("events")]
+    ended.pop("ends")  # written already
     job.error_file.unlink()  # before the pack counts as complete: a kill in between leaves no old trace
     store.finish(**ended, faults=events)
     checkpoints.remove()

@@ -141,7 +141,7 @@ def _packs(
             packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, _trials))
             continue
         model, train = members[0][0].model, members[0][0].train
-        best = rows_at_once(model, train.batch // train.ranks, torch.device(device))
+        best = rows_at_once(model, train.sequences, torch.device(device))
         share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
         # A family that is more than one worker's share is shared out, prefix and all.
         fitting = max(2, trials_that_fit(members[0][0], memory, device) - 1)  # a lone trial may join
@@ -262,7 +262,12 @@ def mean_rows(trials: Sequence[Trial]) -> float:
 
 def state_bytes(trial: Trial) -> int:
     """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
-    copies = 4 + (2 if trial.train.ranks > 1 else 0) + (1 if trial.model.sigma_reparam else 0)
+    copies = (
+        4
+        + (2 if trial.train.ranks > 1 else 0)
+        + (1 if trial.train.micro_batches > 1 else 0)
+        + (1 if trial.model.sigma_reparam else 0)
+    )
     return copies * weight_bytes(trial)
 
 
@@ -274,7 +279,7 @@ def weight_bytes(trial: Trial) -> int:
 
 def activation_bytes(trial: Trial, rows: int, device: str) -> float:
     """Memory of the activations of those of `rows` trials that pass through the model together."""
-    sequences = trial.train.batch // trial.train.ranks
+    sequences = trial.train.sequences
     together = min(rows, 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
     a_token = activation_elements(trial.model, trial.data.vocabulary, trial.train.checkpointing)
     elements = sequences * trial.model.context * a_token
@@ -309,7 +314,7 @@ def trials_that_fit(trial: Trial, memory: float, device: str) -> int:
         return 2**31
     whole = int((memory - activation_bytes(trial, 2**31, device)) // state_bytes(trial))
     few = int(memory // (state_bytes(trial) + activation_bytes(trial, 1, device)))
-    return max(2, whole, min(few, rows_at_once(trial.model, trial.train.batch, torch.device(device))))
+    return max(2, whole, min(few, rows_at_once(trial.model, trial.train.sequences, torch.device(device))))
 
 
 def trial_step_seconds(trial: Trial, device: str) -> float:

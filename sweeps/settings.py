@@ -42,6 +42,13 @@ class Settings:
         STRUCTURAL, None, "of each worker of the machine for which plan=true plans, such as 80GB; null: this one's"
     )
     wait: bool = anything(STRUCTURAL, True, "wait for submitted jobs; false: return at once")
+    idle: str = choice(
+        STRUCTURAL,
+        "warn",
+        "of a mitigation, or a part of a recipe, that cannot act in its trials: a line, or no sweep",
+        "warn",
+        "refuse",
+    )
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,7 @@ class Run:
     plan: bool
     memory: float | None  # bytes; None: what this machine has
     wait: bool
+    idle: str
     pack_size: int | None  # None: auto
     block: int
     every: int | None  # steps between checkpoints
@@ -263,6 +271,7 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         found["plan"],
         None if memory is None else bytes_of(memory),
         found["wait"],
+        found["idle"],
         None if size == "auto" else size,
         found["telemetry.block"],
         found["checkpoint.every"],

@@ -24,7 +24,7 @@ BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
 SWEEPS = commands(README, "sweep")
 REPORTS = commands(README, "report") + commands(README, "campaign")
 QUICK = ["train.steps=8", "schedule.warmup=2", "fault.start=4", "train.validate_every=4", "model.depth=1"]
-QUICK += ["model.context=16", "train.batch=2", "train.validate_batches=1"]
+QUICK += ["model.context=16", "train.batch=2", "train.validate_tokens=16", "train.validate_between=16"]
 
 
 @pytest.fixture(scope="module", autouse=True)

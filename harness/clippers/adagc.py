@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,20 +11,28 @@ from torch import Tensor
 from harness.clippers.base import Clipper
 from harness.clipping import clipping_factor, scale_tensors, tensor_norms
 from harness.config import Trial
-from harness.fields import PER_TRIAL, SWITCHED, number
+from harness.fields import PER_TRIAL, SWITCHED, number, share_of
 from harness.parameters import Layout
 from harness.state import State
 
 
 @dataclass(frozen=True)
 class Options:
-    """`adagc.*`, with the defaults of the authors' code."""
+    """`adagc.*`, with the defaults of the authors' code, but for the warm-up, which there is of 100 steps."""
 
     threshold: float | None = number(
         SWITCHED, None, "largest norm of a tensor's gradient, over the moving average of its norms; null: any", above=0
     )
     beta: float = number(PER_TRIAL, 0.99, "decay of the moving average of each tensor's clipped norm", low=0, below=1)
-    warmup: int = number(PER_TRIAL, 100, "first steps, in which gradients are clipped by global norm", low=0)
+    warmup: int | None = number(
+        PER_TRIAL,
+        None,
+        "first steps, in which gradients are clipped by global norm; null: as warmup_share says (the authors: 100)",
+        low=0,
+    )
+    warmup_share: float = number(
+        PER_TRIAL, 0.05, "share of train.steps that the warm-up takes, where warmup is null", low=0, high=1
+    )
     warmup_clip: float = number(PER_TRIAL, 1.0, "largest global gradient norm in the warm-up", above=0)
 
 
@@ -40,6 +48,7 @@ class AdaGC(Clipper):
     steps whose global norm is not finite; the factor of a tensor with an infinite element is 0, which leaves NaN.
     """
 
+    part = "adagc.threshold"
     order = 30
 
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
@@ -52,13 +61,19 @@ class AdaGC(Clipper):
     def is_on(cls, trial: Trial) -> bool:
         return trial.section("adagc").threshold is not None
 
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        if (warmup := warmup_steps(trial)) >= trial.steps:
+            words = f"adagc.warmup={warmup}: gradients are clipped by global norm alone in {trial.steps} steps"
+            yield cls.part, f"{words}, which are all warm-up"
+
     def bind(self, trials: Sequence[Trial]) -> None:
         self._threshold = self.column(trials, lambda trial: trial.section("adagc").threshold)[:, None]
         self._beta = self.column(trials, lambda trial: trial.section("adagc").beta)[:, None]
-        self._warmup = self.column(trials, lambda trial: trial.section("adagc").warmup)
+        self._warmup = self.column(trials, warmup_steps)
         self._warmup_clip = self.column(trials, lambda trial: trial.section("adagc").warmup_clip)
 
-    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         average, norms = self._average.used, tensor_norms(gradients_RxP, self.layout)
         is_warming = (self._count.used < self._warmup)[:, None]
         limits, together = self._threshold * average, clipping_factor(norm_R, self._warmup_clip)[:, None]
@@ -73,3 +88,10 @@ class AdaGC(Clipper):
         remembers = active_R & torch.isfinite(norm_R)
         average.copy_(torch.where(remembers[:, None], new, average))
         self._count.used.add_(remembers)
+        return active_R & ((own != 1) & ~is_warming).any(1)
+
+
+def warmup_steps(trial: Trial) -> int:
+    """How many steps the warm-up takes."""
+    own = trial.section("adagc")
+    return share_of(own.warmup_share, trial.train.steps) if own.warmup is None else own.warmup

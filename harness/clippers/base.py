@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -20,6 +20,7 @@ class Clipper:
     see it. What it remembers is to stay finite, whatever the gradients are.
     """
 
+    part: ClassVar[str] = ""  # the key that switches it on, under which its steps are counted; "": they are not
     order: ClassVar[int] = 0  # which of several acts first
     needs_norm: ClassVar[bool] = True  # whether it looks at the global norm; if another acted before, that is a pass
     repairs_infinity: ClassVar[bool] = False  # whether infinite elements are finite afterwards; NaN freezes a trial
@@ -32,12 +33,17 @@ class Clipper:
         """Whether the trial's configuration asks for it."""
         raise NotImplementedError
 
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        """(key, why) of what cannot act in a trial that asks for it."""
+        yield from ()
+
     def bind(self, trials: Sequence[Trial]) -> None:
         """Work on the rows in use from now on, which are these trials."""
         raise NotImplementedError
 
-    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
-        """Clip the gradients in place. `norm_R` is their global norm as they come, float64.
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
+        """Clip the gradients in place, and say in which rows it changed any, [R]. `norm_R` is their norm, float64.
 
         A row that is not active is left as it is, and so is what the clipper remembers of it. The columns between
         tensors are zero and have to stay so.

@@ -20,6 +20,7 @@ class GlobalNorm(Clipper):
     With the factor of torch.nn.utils.clip_grad_norm_.
     """
 
+    part = "optim.clip"
     order = 90
 
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
@@ -33,6 +34,7 @@ class GlobalNorm(Clipper):
     def bind(self, trials: Sequence[Trial]) -> None:
         self._limit = self.column(trials, lambda trial: trial.optim.clip)
 
-    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         factor = torch.where(active_R, clipping_factor(norm_R, self._limit), 1.0)
         scale_trials(gradients_RxP, factor, self._padding)
+        return factor != 1

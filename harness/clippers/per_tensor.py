@@ -18,6 +18,7 @@ class PerTensor(Clipper):
     torch.nn.utils.clip_grad_norm_ on one tensor at a time (Keras' `clipnorm`).
     """
 
+    part = "optim.clip_tensor"
     order = 20
     needs_norm = False
 
@@ -28,6 +29,8 @@ class PerTensor(Clipper):
     def bind(self, trials: Sequence[Trial]) -> None:
         self._limit = self.column(trials, lambda trial: trial.optim.clip_tensor)[:, None]
 
-    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         factors = clipping_factor(tensor_norms(gradients_RxP, self.layout), self._limit)
-        scale_tensors(gradients_RxP, torch.where(active_R[:, None], factors, 1.0), self.layout)
+        factors = torch.where(active_R[:, None], factors, 1.0)
+        scale_tensors(gradients_RxP, factors, self.layout)
+        return (factors != 1).any(1)

@@ -17,6 +17,7 @@ class ByValue(Clipper):
     As torch.nn.utils.clip_grad_value_: what is infinite becomes the bound, and NaN stays NaN.
     """
 
+    part = "optim.clip_value"
     order = 10
     needs_norm = False
     repairs_infinity = True
@@ -29,10 +30,12 @@ class ByValue(Clipper):
         self._bound = self.column(trials, lambda trial: trial.optim.clip_value)
         self._bounds = self._bound.tolist()
 
-    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
+        acted = active_R & (torch.linalg.vector_norm(gradients_RxP, torch.inf, dim=1) > self._bound)
         if gradients_RxP.device.type == "cpu":  # a kernel with one bound for all is several times faster there
             for row in active_R.nonzero().flatten().tolist():
                 gradients_RxP[row].clamp_(-self._bounds[row], self._bounds[row])
-            return
+            return acted
         bound = torch.where(active_R, self._bound, float("inf")).to(gradients_RxP.dtype)[:, None]
         gradients_RxP.clamp_(-bound, bound)
+        return acted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,7 @@ class ZClip(Clipper):
     code, where it would stay in the mean for good.
     """
 
+    part = "zclip.threshold"
     order = 40
 
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
@@ -63,6 +64,12 @@ class ZClip(Clipper):
     def is_on(cls, trial: Trial) -> bool:
         return trial.section("zclip").threshold is not None
 
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        warmup = trial.section("zclip").warmup
+        if warmup >= trial.steps:
+            yield cls.part, f"zclip.warmup={warmup}: nothing is clipped in {trial.steps} steps, which are all warm-up"
+
     def bind(self, trials: Sequence[Trial]) -> None:
         self._threshold = self.column(trials, lambda trial: trial.section("zclip").threshold)
         self._alpha = self.column(trials, lambda trial: trial.section("zclip").alpha)
@@ -70,7 +77,7 @@ class ZClip(Clipper):
         caps = [trial.section("zclip").cap for trial in trials]
         self._is_cap = {name: torch.tensor([cap == name for cap in caps], device=self.device) for name in CAPS}
 
-    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> None:
+    def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         count, mean, variance = (rows.used for rows in self._memory)
         is_warming, deviation = count < self._warmup, variance.sqrt()
         z = (norm_R - mean) / (deviation + EPSILON)
@@ -81,6 +88,7 @@ class ZClip(Clipper):
         factor = torch.where(active_R & is_spike, clipping_factor(norm_R, limit), 1.0)
         scale_trials(gradients_RxP, factor, self._padding)
         self._remember(torch.where(is_spike, limit, norm_R), is_warming, active_R & torch.isfinite(norm_R))
+        return factor != 1
 
     def _remember(self, seen: Tensor, is_warming: Tensor, remembers: Tensor) -> None:
         """Take in one norm each, [R]. While warming up that is Welford's mean and variance of all norms so far."""

@@ -25,6 +25,8 @@ CPU_COLUMNS = 8_192  # of them in a row, where a piece need not be a tensor; nev
 CPU_GRAIN = 32_768  # from so many elements on torch may cut a single row among threads, and then sum it differently
 MATRICES = (Kind.EMBEDDING, Kind.HIDDEN, Kind.RESIDUAL, Kind.HEAD)
 
+CLIP_UPDATE = "optim.clip_update"  # the part of a recipe that is counted under this key
+
 Numbers = Mapping[str, Tensor]  # one a row, [r, 1]
 Multipliers = tuple[float, float]  # of the learning rate and of weight decay
 
@@ -96,6 +98,7 @@ class Optimizer:
     tensor_slots: ClassVar[Mapping[str, Callable[[TensorRow], int]]] = {}
     per_tensor: ClassVar[bool] = False
     rule: ClassVar[str] = "adam"
+    parts: ClassVar[tuple[str, ...]] = ()  # keys of what acts now and then; `mark` says when
     repairs_infinity: ClassVar[bool] = False  # whether a gradient of infinite elements can leave finite weights
     hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {}
 
@@ -109,6 +112,11 @@ class Optimizer:
             ends = list(accumulate((size(row) for row in layout.rows), initial=0))
             self._columns[name], sizes[name] = [slice(*pair) for pair in pairwise(ends)], ends[-1]
         self._slots = {name: state.add(name, weights.used.new_zeros(rows, size)) for name, size in sizes.items()}
+
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        """(key, why) of what cannot act in a trial with this optimizer."""
+        yield from ()
 
     @classmethod
     def rule_of(cls, trial: Trial) -> str:
@@ -136,6 +144,13 @@ class Optimizer:
         self._limit = self._column(limits).to(self.weights.dtype) if limits else None
         self._decays = {(s.learning_rate, s.decay): self.decay_rate(s) for s in self.layout.segments}
         self._pieces: list[Piece] = []
+        self.acted: dict[str, Tensor] = {}
+
+    def mark(self, part: str, rows: range, acted: Tensor) -> None:
+        """The part, one of `parts`, changed something in this step in these rows, [r, 1]."""
+        if part not in self.acted:
+            self.acted[part] = torch.zeros(len(self.trials), dtype=torch.bool, device=self.weights.device)
+        self.acted[part][rows.start : rows.stop] |= acted[:, 0]
 
     def _column(self, values: Sequence[float]) -> Tensor:
         """[R, 1], float64."""
@@ -206,7 +221,11 @@ class Optimizer:
         return torch.full((len(self.trials),), self.repairs_infinity, device=self.weights.device)
 
     def step(self, learning_rate: Tensor, active: Tensor, measure: bool = True) -> Norms | None:
-        """One update of every active trial, from gradients that are already clipped. Both tensors are [R]."""
+        """One update of every active trial, from gradients that are already clipped. Both tensors are [R].
+
+        `acted` says afterwards which parts changed something, and in which rows, [R]; also in rows that stand still.
+        """
+        self.acted.clear()
         self.updates.add_(active)
         self._pieces = self._pieces or list(self._cut())
         step = self._step(learning_rate.double()[:, None], active)
@@ -237,7 +256,9 @@ class Optimizer:
         pace, kept = step.paces[piece.multipliers]
         if step.limit is not None:
             # Shazeer & Stern 2018 (arXiv 1804.04235), section 6, for any optimizer.
-            pace = pace / (rms(direction) / step.limit).clamp_(min=1.0)
+            excess = rms(direction) / step.limit
+            self.mark(CLIP_UPDATE, piece.rows, excess > 1)
+            pace = pace / excess.clamp_(min=1.0)
         weights = (piece.weights * kept).sub_(direction * pace)
         if step.stands is not None:
             weights = torch.where(step.stands, piece.weights, weights)

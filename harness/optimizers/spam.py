@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.fields import PER_TRIAL, anything, number
+from harness.config import Trial
+from harness.fields import PER_TRIAL, anything, number, share_of
 from harness.optimizers.adamw import ADAM, adam_direction, corrections, moments
 from harness.optimizers.base import Numbers, Optimizer, Piece, each
 
 FIRST_SHARE = 0.01  # of the rate, at a reset
+GRACE_SHARE = 20 / 500  # of the interval, in the authors' code
 
 
 @dataclass(frozen=True)
 class Options:
-    """`spam.*`, with the defaults of the authors' code."""
+    """`spam.*`, with the defaults of the authors' code, but for times, which follow the length of the run.
+
+    The code's are of runs of 10,000 steps and more: interval 500, warmup 150, grace 20.
+    """
 
     threshold: float = number(
         PER_TRIAL, 5000.0, "theta: an element whose square is above theta v is clipped to that", above=0
     )
-    interval: int = number(PER_TRIAL, 500, "steps from one reset of the moments to the next", low=2)
-    warmup: int = number(PER_TRIAL, 150, "steps after a reset over which the rate grows from 1% to its own", low=0)
-    grace: int = number(PER_TRIAL, 20, "first steps, and first after a reset, in which nothing is clipped", low=2)
+    interval: int | None = number(
+        PER_TRIAL,
+        None,
+        "steps from one reset of the moments to the next; null: as interval_share says (the authors: 500)",
+        low=2,
+    )
+    interval_share: float = number(
+        PER_TRIAL, 0.2, "share of train.steps between resets, where interval is null", above=0, high=1
+    )
+    warmup: int | None = number(
+        PER_TRIAL,
+        None,
+        "steps after a reset over which the rate grows from 1% to its own; null: as warmup_share says (authors: 150)",
+        low=0,
+    )
+    warmup_share: float = number(
+        PER_TRIAL, 0.3, "share of the interval that this warm-up takes, where warmup is null", low=0, high=1
+    )
+    grace: int | None = number(
+        PER_TRIAL,
+        None,
+        "first steps, and first after a reset, in which nothing is clipped; null: 0.04 of the interval, at least 2 "
+        "(the authors: 20)",
+        low=2,
+    )
     reset_count: bool = anything(
         PER_TRIAL, False, "a reset also starts the step count anew by which Adam corrects its moments"
     )
@@ -45,15 +73,25 @@ class Spam(Optimizer):
     """
 
     slots = ("moment_1", "moment_2")
+    parts = ("spam.threshold", "spam.interval")
     repairs_infinity = True
     hyperparameters = {
         **ADAM,
-        "interval": lambda trial: trial.section("spam").interval,
-        "warmup": lambda trial: trial.section("spam").warmup,
-        "grace": lambda trial: trial.section("spam").grace,
+        "interval": lambda trial: interval_of(trial),
+        "warmup": lambda trial: warmup_of(trial),
+        "grace": lambda trial: grace_of(trial),
         "root_threshold": lambda trial: math.sqrt(trial.section("spam").threshold),
         "resets_count": lambda trial: trial.section("spam").reset_count,
     }
+
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        interval, grace, steps = interval_of(trial), grace_of(trial), trial.steps
+        if interval >= steps:
+            yield "spam.interval", f"spam.interval={interval}: nothing is reset in {steps} steps"
+        if grace >= min(interval, steps):
+            words = f"spam.grace={grace}: nothing is clipped in {steps} steps with a reset every {interval}"
+            yield "spam.threshold", words
 
     def numbers(self, h: Numbers) -> Numbers:
         since = torch.remainder(h["count"], h["interval"])
@@ -70,14 +108,34 @@ class Spam(Optimizer):
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         forget(piece, h["resets"])
+        self.mark("spam.interval", piece.rows, h["resets"])
         limit = piece.slots["moment_2"].sqrt().mul_(h["root_threshold"]).add_(h["slack"])
         gradients = torch.minimum(piece.gradients, limit)
         gradients = torch.maximum(gradients, limit.neg_())
+        self.mark("spam.threshold", piece.rows, (gradients != piece.gradients).any(1, keepdim=True))
         return adam_direction(piece, h, *moments(piece, h, gradients))
 
     def repairs(self) -> Tensor:
         since = torch.remainder(self.updates + 1, self._exact["interval"][:, 0])
         return since >= self._exact["grace"][:, 0]
+
+
+def interval_of(trial: Trial) -> int:
+    """Steps from one reset to the next."""
+    own = trial.section("spam")
+    return share_of(own.interval_share, trial.train.steps, 2) if own.interval is None else own.interval
+
+
+def warmup_of(trial: Trial) -> int:
+    """Steps after a reset over which the rate grows."""
+    own = trial.section("spam")
+    return share_of(own.warmup_share, interval_of(trial)) if own.warmup is None else own.warmup
+
+
+def grace_of(trial: Trial) -> int:
+    """First steps, and first after a reset, in which nothing is clipped."""
+    own = trial.section("spam").grace
+    return share_of(GRACE_SHARE, interval_of(trial), 2) if own is None else own
 
 
 def forget(piece: Piece, resets: Tensor) -> None:

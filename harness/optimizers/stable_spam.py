@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.fields import PER_TRIAL, anything, number
+from harness.config import Trial
+from harness.fields import PER_TRIAL, anything, number, share_of
 from harness.optimizers.adamw import ADAM, adam_direction, corrections, falls_short, moments
 from harness.optimizers.base import Numbers, Optimizer, Piece, norm
 from harness.optimizers.spam import forget
@@ -15,12 +17,20 @@ from harness.optimizers.spam import forget
 
 @dataclass(frozen=True)
 class Options:
-    """`stable_spam.*`, with the defaults of the authors' code."""
+    """`stable_spam.*`, with the defaults of the authors' code, but for the interval, which there is 1000 steps."""
 
     gamma1: float = number(PER_TRIAL, 0.7, "decay of the mean of a tensor's gradient norms", low=0, below=1)
     gamma2: float = number(PER_TRIAL, 0.9, "decay of the mean of their squares", low=0, below=1)
     gamma3: float = number(PER_TRIAL, 0.999, "decay of the mean of a gradient's largest element", low=0, below=1)
-    interval: int = number(PER_TRIAL, 1000, "steps from one reset of the moments to the next", low=2)
+    interval: int | None = number(
+        PER_TRIAL,
+        None,
+        "steps from one reset of the moments to the next; null: as interval_share says (the authors: 1000)",
+        low=2,
+    )
+    interval_share: float = number(
+        PER_TRIAL, 0.4, "share of train.steps between resets, where interval is null", above=0, high=1
+    )
     reset_count: bool = anything(
         PER_TRIAL, True, "a reset also starts the step count anew by which Adam corrects its moments"
     )
@@ -42,14 +52,20 @@ class StableSpam(Optimizer):
     slots = ("moment_1", "moment_2")
     tensor_slots = dict.fromkeys(("largest_gradient", "gradient_norm", "squared_gradient_norm"), lambda row: 1)
     per_tensor = True
+    parts = ("stable_spam.interval",)
     hyperparameters = {
         **ADAM,
         "gamma1": lambda trial: trial.section("stable_spam").gamma1,
         "gamma2": lambda trial: trial.section("stable_spam").gamma2,
         "gamma3": lambda trial: trial.section("stable_spam").gamma3,
-        "interval": lambda trial: trial.section("stable_spam").interval,
+        "interval": lambda trial: interval_of(trial),
         "resets_count": lambda trial: trial.section("stable_spam").reset_count,
     }
+
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        if (interval := interval_of(trial)) >= trial.steps:
+            yield "stable_spam.interval", f"stable_spam.interval={interval}: nothing is reset in {trial.steps} steps"
 
     def numbers(self, h: Numbers) -> Numbers:
         since = torch.remainder(h["count"], h["interval"])
@@ -61,6 +77,7 @@ class StableSpam(Optimizer):
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         forget(piece, h["resets"])
+        self.mark("stable_spam.interval", piece.rows, h["resets"])
         gradients = self._held(piece, h)
         return adam_direction(piece, h, *moments(piece, h, gradients))
 
@@ -77,6 +94,12 @@ class StableSpam(Optimizer):
         root = _average(piece.slots["squared_gradient_norm"], size * size, h, 2).sqrt()
         wanted = mean / (root + h["eps"] * piece.segment.epsilon)
         return gradients.mul_(_quotient(wanted, size))
+
+
+def interval_of(trial: Trial) -> int:
+    """Steps from one reset to the next."""
+    own = trial.section("stable_spam")
+    return share_of(own.interval_share, trial.train.steps, 2) if own.interval is None else own.interval
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.studies = Studies(None if self.run.plan else open_store(self.run.out, self.run.study))
-        self._notices = self.composer.notices()
+        self._notices = self.composer.notices(self.corners, self.run.idle)
 
     def run_rounds(self) -> int:
         """All rounds. Returns the exit status."""
@@ -152,7 +152,7 @@ class Search:
             return 1
         first = self.corners[0]
         device = pick_device(self.run.device, first.train.precision)
-        rows = rows_at_once(first.model, first.train.batch // first.train.ranks, device) * self.executor.workers
+        rows = rows_at_once(first.model, first.train.sequences, device) * self.executor.workers
         each = len(self.goal.space.repeats) * len(self.goal.space.cells)
         return max(1, rows // each)
 

@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from analysis import open_sweep
+from analysis.acted import Acting
 from analysis.campaign_figures import CAMPAIGN_FIGURES
 from analysis.drawing import Drawing
 from analysis.outcomes import outcomes_and_notes
@@ -114,8 +115,12 @@ def write_pack(
     masked_step: Callable[[Trial], int | None] = lambda trial: None,
     signals: Mapping[str, Callable[[Trial], np.ndarray]] | None = None,
     measured: Iterable[str] = tuple(SIGNALS),
+    ends: Mapping[str, Callable[[Trial], np.ndarray]] | None = None,
+    acting: Callable[[Trial], Acting] = lambda trial: Acting({}, {}, ""),
 ) -> PackStore:
     """A pack whose `loss` is given, and `signals` beside it; others are 1. Non-finite from the first NaN loss on.
+
+    Validation losses are the training ones where they are not given; `ends` are [segment], and NaN where not given.
 
     Its faults struck as often as they have events, which the store keeps as the loop does: 64 of a trial.
     """
@@ -125,6 +130,8 @@ def write_pack(
     store = PackStore.create(folder, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block)
     values = {name: np.ones(store.shape(name), "f4") for name in measured}
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")
+    if "validation_loss" in values:
+        values["validation_loss"] = values["loss"].copy()
     if grad_norm is not None:
         values["grad_norm"] = np.array([grad_norm(trial) for trial in trials], "f4")
     for name, curve in (signals or {}).items():
@@ -133,6 +140,7 @@ def write_pack(
     if done:
         store.write(0, {name: array[:, :done] for name, array in values.items()})
     if finish:
+        store.write_ends({name: np.array([own(trial) for trial in trials]) for name, own in (ends or {}).items()})
         lost = ~np.isfinite(values["loss"])
         first = [int(np.argmax(row)) if row.any() else None for row in lost]
         endings = [outcome(t) if step is None else "non-finite" for t, step in zip(trials, first, strict=True)]
@@ -144,6 +152,7 @@ def write_pack(
             faults=[own[:64] for own in events],
             strikes=[len(own) for own in events],
             changes=[sum(event["changed"] for event in own) for own in events],
+            **{name: [getattr(acting(trial), name) for trial in trials] for name in ("acts", "idle", "digest")},
         )
     return store
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import xarray as xr
 
 from analysis import metrics, open_sweep
@@ -121,11 +122,80 @@ def test_lr_sensitivity_by_hand(tmp_path: Path, synthetic, losses: dict, expecte
     assert np.isnan(row["low"]) and np.isnan(row["high"])
 
 
-def test_each_seed_has_its_own_sensitivity_and_the_interval_spans_them(tmp_path: Path, synthetic) -> None:
+def test_each_seed_has_its_own_sensitivity_and_the_interval_is_over_them(tmp_path: Path, synthetic) -> None:
     row = sensitivity_of(tmp_path, synthetic, {1e-3: [3, 2], 1e-2: [2, 4]}).iloc[0]
     assert row["sensitivity"] == pytest.approx((0.5 + 1.0) / 2)
-    assert (row["low"], row["high"], row["seeds"]) == (pytest.approx(0.5), pytest.approx(1.0), 2)
+    # 0.5 and 1.0 by hand: their standard error is 0.25, and Student's t with one degree of freedom 12.706.
+    assert (row["low"], row["high"]) == pytest.approx((0.75 - 12.706 * 0.25, 0.75 + 12.706 * 0.25), abs=1e-3)
+    assert row["seeds"] == 2
     assert (row["best_rate"], row["best_loss"]) == (1e-3, pytest.approx(2.5))
+
+
+def of_segments(values: dict[tuple[float, int], list[float]], initial: float = 5.0) -> dict:
+    """`signals` and `ends` of trials: the final loss of each segment, by rate and seed, and one before training."""
+
+    def segments(own: list[float]) -> np.ndarray:
+        return np.array([*own, *[np.nan] * (64 - len(own))])
+
+    return {
+        "signals": {"validation_loss": lambda t: np.full(t.train.steps, np.mean(values[t.optim.lr, t.seed]))},
+        "ends": {
+            "initial_segment_loss": lambda t: segments([initial - 0.5, initial + 0.5]),
+            "final_segment_loss": lambda t: segments(values[t.optim.lr, t.seed]),
+        },
+    }
+
+
+def test_initial_loss_is_that_of_held_out_text_where_the_store_has_it(tmp_path: Path, synthetic) -> None:
+    trial = synthetic.make_trial(lr=1e-2)
+    synthetic.write_pack(tmp_path, [trial], **of_segments({(1e-2, 0): [2.0, 3.0]}, initial=5.4))
+    ds = open_sweep(tmp_path)
+    assert metrics.initial_loss(ds).values == pytest.approx([5.4]) == ds["initial_validation_loss"].values
+    assert ds["final_validation_loss"].values == [2.5]
+
+
+def test_sensitivity_is_of_the_validation_loss_with_the_text_in_its_interval(tmp_path: Path, synthetic) -> None:
+    """Two seeds alike: between them nothing differs, and what is not known is the text's."""
+    values = {(lr, seed): own for lr, own in {1e-3: [2.0, 4.0], 1e-2: [2.5, 5.5]}.items() for seed in (0, 1)}
+    trials = [synthetic.make_trial(lr=lr, seed=seed) for lr, seed in values]
+    synthetic.write_pack(tmp_path, trials, lambda t: np.full(40, 3.0), **of_segments(values))
+    row = metrics.lr_sensitivity(open_sweep(tmp_path)).iloc[0]
+    # Above the best rate, 1e-3, by half of 0.5 and 1.5 in the two segments.
+    expected = scipy.stats.t.interval(0.95, 1, 0.5, scipy.stats.sem([0.25, 0.75]))
+    assert (row["sensitivity"], row["best_rate"], row["best_loss"]) == (pytest.approx(0.5), 1e-3, pytest.approx(3.0))
+    assert (row["low"], row["high"]) == pytest.approx(expected, rel=1e-6)
+    of_training = metrics.lr_sensitivity(open_sweep(tmp_path), loss="training").iloc[0]
+    assert of_training["sensitivity"] == 0 and of_training["best_loss"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("initial", [3.5, 5.0, 90.0])
+def test_the_cap_hangs_on_the_loss_at_initialisation_and_what_is_not_capped_does_not(
+    tmp_path: Path, synthetic, initial: float
+) -> None:
+    values = {(1e-3, 0): [2.0], (1e-2, 0): [3.0], (1e-1, 0): [7.0]}
+    trials = [synthetic.make_trial(lr=lr) for lr, _ in values]
+    synthetic.write_pack(tmp_path, trials, **of_segments(values, initial))
+    row = metrics.lr_sensitivity(open_sweep(tmp_path)).iloc[0]
+    assert row["sensitivity"] == pytest.approx((2 + 3 + min(7, initial)) / 3 - 2)
+    assert row["uncapped"] == pytest.approx(4 - 2)
+
+
+def test_a_run_that_was_lost_is_infinite_without_the_cap(tmp_path: Path, synthetic) -> None:
+    row = sensitivity_of(tmp_path, synthetic, {1e-3: [3], 1e-2: [2], 1e-1: [np.nan]}).iloc[0]
+    assert row["uncapped"] == np.inf and row["sensitivity"] == pytest.approx(4 / 3)
+
+
+def test_whose_best_loss_is_meant_is_named(tmp_path: Path, synthetic) -> None:
+    """Each seed's own best, 3 and 2, or both at the rate that is best for their mean."""
+    losses = {1e-3: [3.0, 4.0], 1e-2: [4.0, 2.0]}
+    sensitivity_of(tmp_path, synthetic, losses)
+    ds = open_sweep(tmp_path)
+    assert metrics.lr_sensitivity(ds, best="seed").iloc[0]["sensitivity"] == pytest.approx((0.5 + 1.0) / 2)
+    assert metrics.lr_sensitivity(ds, best="mean").iloc[0]["sensitivity"] == pytest.approx((-0.5 + 1.0) / 2)
+    with pytest.raises(ValueError, match="best=worst: expected one of seed, mean"):
+        metrics.lr_sensitivity(ds, best="worst")
+    with pytest.raises(ValueError, match="loss=test: expected one of validation, training"):
+        metrics.lr_sensitivity(ds, loss="test")
 
 
 def test_faulty_and_unfinished_trials_do_not_count(tmp_path: Path, synthetic) -> None:
@@ -159,16 +229,6 @@ def test_no_finished_trials_is_an_empty_table(tmp_path: Path, synthetic) -> None
     synthetic.write_pack(tmp_path, [synthetic.make_trial()], steps_done=0, finish=False)
     table = metrics.lr_sensitivity(open_sweep(tmp_path))
     assert table.empty and metrics.group_axes(table) == ["width", "mitigation"]
-
-
-def test_bootstrap_is_seeded_and_agrees_with_the_normal_interval() -> None:
-    values = np.random.default_rng(1).normal(3, 2, 400)
-    low, high = metrics.bootstrap_interval(values)
-    assert (low, high) == metrics.bootstrap_interval(values) != metrics.bootstrap_interval(values, seed=1)
-    error = values.std() / 20
-    # 2,000 resamples give each end of the interval to about 5% of the standard error.
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.2 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.2 * error)
 
 
 # --- deviation from golden ---------------------------------------------------------------------------------------

@@ -245,7 +245,7 @@ def test_findings_name_what_can_be_told_at_the_largest_width(known: Comparison) 
     stable, deviation, certainty = mitigation_findings(known)
     assert stable == (
         "Largest stable learning rate at width 64: raised by better x10 [10, 10] (final loss -0.500 [-0.500, -0.500], "
-        "step time x0.75); noise x10 [10, 10] (final loss 0.000 [-0.250, 0.250], step time x1.00). "
+        "step time x0.75); noise x10 [10, 10] (final loss 0.000 [-0.621, 0.621], step time x1.00). "
         "No difference can be told for 1 other."
     )
     assert deviation == (

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
 from analysis import metrics, open_sweep
 from analysis.mitigations import compare
@@ -26,11 +29,17 @@ def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:
     return tuple(row[f"{metric}{end}"] for end in ("", "_low", "_high", "_change", "_change_low", "_change_high"))
 
 
+def students(*samples: Sequence[float]) -> Any:
+    """(mean, low, high) of each sample, with Student's 95% interval."""
+    each = [(np.mean(x), *scipy.stats.t.interval(0.95, len(x) - 1, np.mean(x), scipy.stats.sem(x))) for x in samples]
+    return pytest.approx(tuple(number for numbers in each for number in numbers))
+
+
 # --- final loss --------------------------------------------------------------------------------------------------
 
 
 def test_final_losses_at_the_own_best_rate_and_at_the_baselines(study: Study) -> None:
-    """With three seeds a bootstrap interval of a mean reaches from the smallest to the largest of them."""
+    """With Student's intervals over the three seeds."""
     losses = {"none": (3.0, 2.0, 4.0), "qk_norm": (2.5, 2.25, 1.5)}
     gains = (0.0, 0.125, 0.25)
 
@@ -42,16 +51,46 @@ def test_final_losses_at_the_own_best_rate_and_at_the_baselines(study: Study) ->
     row, base = study.row(), study.row("none")
     assert (row["best_rate"], row["common_rate"], row["final_loss_seeds"]) == (1e-1, 1e-2, 3)
     # 1.5 + seed - gain against 2 + seed at the baseline's own best; 2.25 + seed - gain at its rate.
-    assert numbers(row, "final_loss") == pytest.approx((2.375, 1.5, 3.25, -0.625, -0.75, -0.5))
-    assert numbers(row, "common_loss") == pytest.approx((3.125, 2.25, 4.0, 0.125, 0.0, 0.25))
-    assert numbers(base, "final_loss")[:3] == pytest.approx((3.0, 2.0, 4.0)) == numbers(base, "common_loss")[:3]
+    assert numbers(row, "final_loss") == students((1.5, 2.375, 3.25), (-0.5, -0.625, -0.75))
+    assert numbers(row, "common_loss") == students((2.25, 3.125, 4.0), (0.25, 0.125, 0.0))
+    assert numbers(base, "final_loss")[:3] == students((2, 3, 4)) == numbers(base, "common_loss")[:3]
     assert np.isnan(numbers(base, "final_loss")[3:]).all(), "the baseline is not compared with itself"
 
 
 def test_pairs_take_out_what_seeds_have_in_common(study: Study) -> None:
     study.write(of_seeds(none=(1.0, 3.0, 5.0), qk_norm=(0.75, 2.75, 4.75)))
     row = study.row()
-    assert numbers(row, "final_loss")[1:3] == (0.75, 4.75) and numbers(row, "final_loss")[3:] == (-0.25, -0.25, -0.25)
+    assert numbers(row, "final_loss")[:3] == students((0.75, 2.75, 4.75))
+    assert numbers(row, "final_loss")[3:] == (-0.25, -0.25, -0.25)
+
+
+def test_losses_are_compared_on_the_same_windows_and_the_text_is_in_the_interval(study: Study) -> None:
+    """What segments have in common goes out of a change; in which segments it differs is what is not known of it."""
+    changes, common = np.array([-0.1, -0.3, -0.2, -0.4]), np.array([0.0, 3.0, -2.0, 1.0])
+
+    def segments(trial: Trial) -> np.ndarray:
+        own = 2 + common + (changes if trial.mitigation == "qk_norm" else 0)
+        return np.array([*own, *[np.nan] * 60])
+
+    study.write(rates=[1e-2], ends={"final_segment_loss": segments})
+    row = study.row()
+    assert numbers(row, "final_loss")[3:] == students(changes)
+    assert row["final_loss_high"] - row["final_loss_low"] > 10 * (
+        row["final_loss_change_high"] - row["final_loss_change_low"]
+    )
+    assert study.compare().is_told("final_loss").tolist() == [False, True]
+
+
+def test_a_run_that_was_lost_counts_as_infinite_in_every_segment(study: Study) -> None:
+    def segments(trial: Trial) -> np.ndarray:
+        return np.array([*(np.ones(4) * (np.nan if ending(trial).is_lost else 1)), *[np.nan] * 60])
+
+    def ending(trial: Trial) -> Ending:
+        return LOST if trial.mitigation == "qk_norm" and trial.seed == 1 else Ending(loss=1.0)
+
+    row = study.write(ending, rates=[1e-2], ends={"final_segment_loss": segments}).row()
+    assert (row["final_loss"], row["final_loss_low"], row["final_loss_high"]) == (np.inf, 1, np.inf)
+    assert row["final_loss_change"] == np.inf and row["final_loss_change_low"] == 0
 
 
 def test_of_equally_good_rates_the_smallest_is_best(study: Study) -> None:
@@ -80,7 +119,7 @@ def test_a_seed_that_only_one_of_the_two_has_counts_for_its_value_alone(study: S
     study.write(losses, mitigations=["none"]).write(losses, mitigations=["qk_norm"], seeds=(1, 2, 3))
     row = study.row()
     assert (row["final_loss_seeds"], row["final_loss"]) == (3, pytest.approx((1 + 1.5 + 9) / 3))
-    assert numbers(row, "final_loss")[3:] == (-0.75, -1.0, -0.5)
+    assert numbers(row, "final_loss")[3:] == students((-1.0, -0.5))
 
 
 def test_trials_that_are_not_finished_do_not_count(study: Study) -> None:
@@ -137,8 +176,10 @@ def test_the_largest_stable_rate(stable: Study, name: str) -> None:
 
 
 def test_a_stable_rate_that_was_raised_can_be_told(study: Study) -> None:
-    row = study.write(of_outcomes(none=("tdd", "ttd", "tdd"), qk_norm=("ttd", "ttt", "ttt"))).row()
-    assert numbers(row, "stable_rate") == pytest.approx((10 ** (-4 / 3), 1e-2, 1e-1, 10 ** (4 / 3), 10, 100))
+    own = ("ttd", "ttt", "ttt", "ttt", "ttd")
+    row = study.write(of_outcomes(none=("tdd",) * 5, qk_norm=own), seeds=range(5)).row()
+    expected = students((-2, -1, -1, -1, -2), (1, 2, 2, 2, 1)).expected
+    assert np.log10(numbers(row, "stable_rate")) == pytest.approx(expected)
     assert study.compare().is_told("stable_rate").tolist() == [False, True]
 
 
@@ -271,5 +312,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(study: Study, monkeypatch: py
         "grad_norm",
         "validation_loss",
         "step_seconds",
+        "initial_segment_loss",
+        "final_segment_loss",
     }
     assert counts.max() <= 12, "as many files as there are trials would be thousands"

@@ -15,7 +15,7 @@ from analysis import fault_events, open_sweep
 from analysis.finals import FINALS
 from analysis.open_sweep import short_names
 from harness.config import ConfigError, Data, Model, Train, Trial
-from harness.store import SIGNALS, open_store
+from harness.store import ENDS, SIGNALS, open_store
 from harness.stored import FORMAT_VERSION, STORE
 from tests.analysis.reads import count_reads
 
@@ -27,8 +27,8 @@ def test_values_of_several_packs(tmp_path: Path, synthetic) -> None:
     for trials in packs:
         synthetic.write_pack(tmp_path, trials)
     ds = open_sweep(str(tmp_path))
-    assert dict(ds.sizes) == {"trial": 4, "step": 40, "layer": 2}
-    assert set(ds.data_vars) == {*SIGNALS, *FINALS}
+    assert dict(ds.sizes) == {"trial": 4, "step": 40, "layer": 2, "segment": 64}
+    assert set(ds.data_vars) == {*SIGNALS, *ENDS, *FINALS}
     for trial in packs[0] + packs[1]:
         one = ds.sel(trial=trial.id)
         np.testing.assert_array_equal(one["loss"].values, synthetic.flat_loss(trial).astype("f4"))
@@ -57,7 +57,7 @@ def test_shorter_and_shallower_packs_are_padded(tmp_path: Path, synthetic) -> No
     synthetic.write_pack(tmp_path, [long])
     synthetic.write_pack(tmp_path, [deep])
     ds = open_sweep(tmp_path)
-    assert dict(ds.sizes) == {"trial": 2, "step": 50, "layer": 4}
+    assert dict(ds.sizes) == {"trial": 2, "step": 50, "layer": 4, "segment": 64}
     rms = ds["activation_rms"].load()
     written = {long.id: (50, 2), deep.id: (20, 4)}
     for trial, (steps, layers) in written.items():
@@ -230,7 +230,8 @@ def test_a_live_sweep(tmp_path: Path, synthetic) -> None:
 def test_a_sweep_without_packs_yet(tmp_path: Path) -> None:
     open_store(tmp_path, "study")
     ds = open_sweep(tmp_path)
-    assert dict(ds.sizes) == {"trial": 0, "step": 0, "layer": 0} and set(ds.data_vars) == {*SIGNALS, *FINALS}
+    assert dict(ds.sizes) == {"trial": 0, "step": 0, "layer": 0, "segment": 0}
+    assert set(ds.data_vars) == {*SIGNALS, *ENDS, *FINALS}
     assert ds["loss"].values.shape == (0, 0)
     assert {"width", "lr", "fault", "outcome"} <= set(ds.coords)
     assert len(fault_events(tmp_path)) == 0
@@ -382,5 +383,5 @@ def test_a_folder_without_a_store(tmp_path: Path, function) -> None:
 def test_a_store_of_another_version(tmp_path: Path) -> None:
     (tmp_path / STORE).mkdir()
     (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 1, "study": "s"}}))
-    with pytest.raises(ValueError, match=f"format 1; allowed: format 4 or {FORMAT_VERSION}"):
+    with pytest.raises(ValueError, match=f"format 1; allowed: format 4, 5 or {FORMAT_VERSION}"):
         open_sweep(tmp_path)

@@ -80,7 +80,7 @@ def test_findings_compare_with_and_without(written) -> None:
     lines = written[0].findings
     assert lines[0] == "180 trials: 171 trained, 9 non-finite."
     assert lines[1] == "Without a fault, by mitigation: none: 27 trained, 3 non-finite; qk_norm: 30 trained."
-    pattern = r"qk_norm: LR sensitivity at width 128 0\.22 \[.*\] against 1\.09 \[1\.08, 1\.10\] without\."
+    pattern = r"qk_norm: LR sensitivity at width 128 0\.22 \[.*\] against 1\.10 \[0\.94, 1\.26\] without\."
     assert re.fullmatch(pattern, lines[2])
     assert lines[3].startswith("Fault rare_tokens, mitigation none: 27 of 30 trials moved away from their golden twin")
     assert len(lines) == 10
@@ -191,12 +191,12 @@ def write_sensitivities(out: Path, synthetic, final: dict[str, list[float]], rat
     ("final", "expected"),
     [
         (
-            {"none": [4, 4.2], "qk_norm": [2.2, 2.4]},
-            "qk_norm: LR sensitivity at width 32 0.15 [0.10, 0.20] against 1.05 [1.00, 1.10] without.",
+            {"none": [4, 4.02], "qk_norm": [2.2, 2.22]},
+            "qk_norm: LR sensitivity at width 32 0.11 [0.04, 0.17] against 1.00 [0.94, 1.07] without.",
         ),
         (
             {"none": [4, 5], "qk_norm": [4.5, 4.7]},
-            "qk_norm: LR sensitivity at width 32 1.30 [1.25, 1.35] against 1.25 [1.00, 1.50] without; "
+            "qk_norm: LR sensitivity at width 32 1.30 [0.66, 1.94] against 1.25 [-1.93, 4.43] without; "
             "the intervals overlap.",
         ),
         (

@@ -76,7 +76,7 @@ def packs_of(out: Path) -> int:
 
 def test_the_benchmarks_store_is_a_sweep_like_others(store: Path) -> None:
     ds = open_sweep(store)
-    assert ds.sizes == {"trial": scale.GRID, "step": scale.STEPS, "layer": 2}
+    assert ds.sizes == {"trial": scale.GRID, "step": scale.STEPS, "layer": 2, "segment": 64}
     assert {name: len(np.unique(ds[name])) for name in ("width", "lr", "mitigation", "fault")} == {
         "width": 4,
         "lr": 5,

@@ -120,7 +120,7 @@ def _inside(out: Path) -> Iterator[Path]:
 
 
 MOST_BYTES = 2**20  # of what is damaged further
-CHUNKS = ("loss", "validation_loss", "activation_rms")
+CHUNKS = ("loss", "validation_loss", "activation_rms", "final_segment_loss")
 
 
 # --- damage ------------------------------------------------------------------------------------------------------

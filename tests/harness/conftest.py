@@ -36,7 +36,8 @@ SMALL: dict[str, Any] = {
     "steps": 8,
     "batch": 2,
     "validate_every": 4,
-    "validate_batches": 1,
+    "validate_tokens": 64,
+    "validate_between": 64,
     "source": "zipf",
     "vocabulary": 64,
     "length": 20_000,
@@ -126,6 +127,7 @@ class Run:
         """Whatever the trial left, apart from how long it took: for comparison with `same_bits`."""
         signals = {name: torch.from_numpy(values[planned]) for name, values in self.signals.items()}
         del signals["tokens_per_second"], signals["step_seconds"]
+        signals |= {name: torch.from_numpy(values[planned]) for name, values in self.result.ends.items()}
         return {**signals, "weights": self.weights[-1].get(planned, torch.empty(0))}
 
 
@@ -170,7 +172,9 @@ def assert_resumes(
 
 def assert_same_end(found: Run, whole: Run, begin: int = 0) -> None:
     """The same results, signals and state, bit for bit; `found` has the signals of the steps from `begin` on."""
-    assert vars(found.result) == vars(whole.result)
+    assert found.result == whole.result
+    for name, expected in whole.result.ends.items():
+        assert np.array_equal(found.result.ends[name], expected, equal_nan=True), name
     for name, expected in whole.signals.items():
         if name not in ("tokens_per_second", "step_seconds"):
             assert np.array_equal(found.signals[name], expected[:, begin:], equal_nan=True), name

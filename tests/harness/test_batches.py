@@ -64,15 +64,16 @@ def test_a_batch_does_not_depend_on_the_calls_before():
     fresh = {step: build()(step) for step in (0, 63, 64, 200)}
     batches = build()
     for step in (64, 0, 200, 0, 63, 63, 64):
-        batches.validation(step)
+        batches.validation(batches.held_out(1 + step % 100))
         assert torch.equal(batches(step), fresh[step])
 
 
 def test_changing_a_batch_in_place_changes_no_later_one():
     batches = build()
-    expected = batches(5).clone(), batches.validation(0).clone()
-    batches(5).zero_(), batches.validation(0).zero_()
-    assert torch.equal(batches(5), expected[0]) and torch.equal(batches.validation(0), expected[1])
+    starts = batches.held_out(100)
+    expected = batches(5).clone(), batches.validation(starts).clone()
+    batches(5).zero_(), batches.validation(starts).zero_()
+    assert torch.equal(batches(5), expected[0]) and torch.equal(batches.validation(starts), expected[1])
 
 
 def test_a_trial_does_not_depend_on_its_pack():
@@ -141,7 +142,9 @@ def test_a_part_shorter_than_a_window_is_refused(train, validation):
 def test_every_token_arrives_as_it_is(vocabulary):
     tokens = np.arange(vocabulary).astype(np.uint16)
     batches = build(corpus=Corpus(tokens, tokens, vocabulary, "", {}), batch=65536 // CONTEXT, seeds=[0])
-    seen = torch.cat([batches(step).flatten() for step in range(12)] + [batches.validation(0).flatten()])
+    seen = torch.cat(
+        [batches(step).flatten() for step in range(12)] + [batches.validation(batches.held_out(vocabulary)).flatten()]
+    )
     assert torch.equal(torch.unique(seen), torch.arange(vocabulary))
 
 
@@ -156,20 +159,27 @@ def test_select_drops_and_reorders_trials():
 
 def test_validation_is_the_same_for_all_trials():
     one, other = build([1]), build([2, 3, 4])
-    for index in range(3):
-        windows = one.validation(index)
-        assert windows.shape == (BATCH, CONTEXT + 1) and windows.dtype == torch.int64 and windows.is_contiguous()
-        assert torch.equal(windows, other.validation(index))
-        assert torch.equal(windows, windows[:, :1] - torch.arange(CONTEXT + 1)), "not from the validation part"
+    starts = one.held_out(100 * CONTEXT)
+    windows = one.validation(starts)
+    assert windows.shape == (64, 2, CONTEXT + 1) and windows.dtype == torch.int64
+    assert torch.equal(starts, other.held_out(100 * CONTEXT)) and torch.equal(windows, other.validation(starts))
+    first = windows[..., :1]
+    assert torch.equal(windows, first - torch.arange(CONTEXT + 1)), "not from the validation part"
 
 
-@pytest.mark.parametrize(("batch", "count"), [(1, 8), (8, 1), (8, 2), (4, 25)])
-def test_validation_windows_are_apart_and_spread_over_the_part(batch, count):
-    batches = build(batch=batch)
-    first = np.sort(torch.cat([batches.validation(index)[:, -1] for index in range(count)]).numpy())
-    gaps = np.diff([0, *first, 5_000])
-    even = 5_000 / (batch * count)
-    assert gaps.max() < 2.7 * even and np.diff(first).min() > CONTEXT
+@pytest.mark.parametrize("held", [CONTEXT + 1, 2 * CONTEXT, 2 * CONTEXT + 1, 500, 5_000, 5_003])
+@pytest.mark.parametrize("tokens", [1, CONTEXT, CONTEXT + 1, 30 * CONTEXT, 64 * CONTEXT, 65 * CONTEXT, 4_000, 10**9])
+def test_held_out_windows_share_no_target_and_are_spread_over_the_part(held: int, tokens: int):
+    starts = build(corpus=counting(100, held)).held_out(tokens)
+    flat, most = starts.flatten(), (held - 1) // CONTEXT
+    segments, each = starts.shape
+    assert segments == min(64, -(-tokens // CONTEXT), most)
+    assert len(flat) * CONTEXT >= tokens or (each + 1) * segments > most, "as many as asked for, or as there are"
+    assert flat[0] == 0 and flat[-1] <= held - CONTEXT - 1 and (np.diff(flat.numpy()) >= CONTEXT).all()
+    if len(flat) > 1:
+        gaps = np.diff(flat.numpy())
+        assert flat[-1] == held - CONTEXT - 1 and gaps.max() - gaps.min() <= 1
+        assert abs(gaps.mean() * each - (held - CONTEXT - 1) / segments) <= gaps.mean(), "segments are equally long"
 
 
 def test_no_call_waits_for_the_device():
@@ -183,7 +193,7 @@ def test_no_call_waits_for_the_device():
     with Record():
         batches(0)
         batches(1)
-        batches.validation(0)
+        batches.validation(batches.held_out(100))
     waits = {"_local_scalar_dense", "nonzero", "equal", "masked_select", "lift_fresh"}
     assert called and not [name for name in called if waits & set(name.split("."))]
 
@@ -196,8 +206,8 @@ def test_an_accelerator_makes_the_same_batches_without_waiting(vocabulary):
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = [there(step) for step in (0, 1, 64)] + [there.validation(1)]
+        found = [there(step) for step in (0, 1, 64)] + [there.validation(there.held_out(100))]
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    expected = [here(step) for step in (0, 1, 64)] + [here.validation(1)]
+    expected = [here(step) for step in (0, 1, 64)] + [here.validation(here.held_out(100))]
     assert all(torch.equal(one.cpu(), other) for one, other in zip(found, expected, strict=True))

@@ -336,7 +336,7 @@ def test_what_acts_first_decides_whether_infinity_is_repaired(engine, monkeypatc
         assert pack.can_step(infinite[:2]).tolist() == [repaired] * 2, fields
 
 
-@pytest.mark.parametrize(("name", "sections"), [("lion", {}), ("spam", {"spam": SPAMOptions(grace=2)})])
+@pytest.mark.parametrize(("name", "sections"), [("lion", {}), ("spam", {"spam": SPAMOptions(grace=2, interval=500)})])
 def test_an_optimizer_that_repairs_infinity_is_not_shown_it_behind_a_norm(engine, name, sections):
     """In one pack with a trial that has no limit."""
     ways = [{}, {"clip": 0.5}, {}, {"clip": 0.5}, {}]

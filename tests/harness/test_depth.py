@@ -22,7 +22,7 @@ DEEP = {
     "warmup": 4,
     "decay": "constant",
     "validate_every": 16,
-    "validate_batches": 2,
+    "validate_tokens": 512,
     "source": "tokens",
     "vocabulary": 16,
 }

@@ -58,7 +58,7 @@ def assert_same(*runs: engine.Run) -> None:
         for i in range(len(real.pack.planned))
     ]
     assert differing == [[]] * len(differing)
-    assert vars(real.result) == vars(simulated.result)
+    assert real.result == simulated.result
     assert real.pack.rows == simulated.pack.rows
     assert engine.same_bits(dict(real.pack.rows_state), dict(simulated.pack.rows_state)) == []
 
@@ -77,7 +77,7 @@ def largest_difference(real: engine.Run, simulated: engine.Run) -> float:
 @of_two
 def test_two_processes_are_two_simulated_ranks(processes):
     """Over 20 steps, in a pack of trials that differ in all that they can; validation batches are shared out."""
-    trials = engine.different(4, batch=8, ranks=2, steps=20, validate_batches=3)
+    trials = engine.different(4, batch=8, ranks=2, steps=20, validate_tokens=600)
     real, simulated = processes(trained, trials), engine.run(trials)
     assert largest_difference(real, simulated) <= 1e-6
     assert_same(real, simulated)
@@ -86,7 +86,7 @@ def test_two_processes_are_two_simulated_ranks(processes):
 @of_three
 def test_three_processes_are_three_simulated_ranks(processes):
     """To rounding: the all-reduce adds in an order of its own."""
-    trials = engine.different(3, batch=6, ranks=3, steps=20, validate_batches=2)
+    trials = engine.different(3, batch=6, ranks=3, steps=20, validate_tokens=600)
     real, simulated = processes(trained, trials), engine.run(trials)
     for name in ("loss", "validation_loss", "param_norm"):
         np.testing.assert_allclose(real.signals[name], simulated.signals[name], rtol=1e-6)

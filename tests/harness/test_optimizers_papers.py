@@ -133,7 +133,7 @@ def test_stable_adamw(others: ModuleType) -> None:
     assert_equals(different("stable_adamw"), trained_by(make))
 
 
-STABLE_SPAM = [{"interval": 20}, {"gamma1": 0.85, "gamma2": 0.99, "interval": 13}, {"gamma3": 0.9}]
+STABLE_SPAM = [{"interval": 20}, {"gamma1": 0.85, "gamma2": 0.99, "interval": 13}, {"gamma3": 0.9, "interval": 1000}]
 
 
 def test_stable_spam(others: ModuleType) -> None:
@@ -148,7 +148,7 @@ def test_stable_spam(others: ModuleType) -> None:
 SPAM = [
     {"threshold": 2.0, "interval": 20, "warmup": 0, "grace": 4},
     {"threshold": 50.0, "interval": 13, "warmup": 0, "grace": 2},
-    {"warmup": 0},
+    {"interval": 500, "warmup": 0, "grace": 20},
 ]
 
 
@@ -325,13 +325,13 @@ def adafactor(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Te
 
 WARM = [
     {"warmup": 5, "interval": 16, "grace": 3, "threshold": 2.0},
-    {"warmup": 30, "interval": 12, "reset_count": True},
+    {"warmup": 30, "interval": 12, "grace": 20, "reset_count": True},
 ]
 EQUATIONS: dict[str, tuple[Equations, list[dict[str, Any]]]] = {
     "lamb": (lamb, [{}]),
     "lars": (lars, [{"trust": 0.01}, {"trust": 0.3}]),
     "stable_adamw": (stable_adamw, [{}]),
-    "spam": (spam, [{}, *WARM]),
+    "spam": (spam, [{"warmup": 150, "interval": 500, "grace": 20}, *WARM]),
     "stable_spam": (stable_spam, [*STABLE_SPAM, {"interval": 7, "reset_count": False}]),
     "adafactor": (adafactor, [{}, {"clip": 0.5, "eps": 1e-3}, {"relative_step": True, "decay_exponent": 0.5}]),
 }

@@ -212,7 +212,7 @@ def test_a_trial_with_nothing_left_stands_still_and_goes_on(engine, fields, dete
             return take(step)
 
         batches.select = take.select
-        batches.validation = take.validation
+        batches.held_out, batches.validation = take.held_out, take.validation
         pack.batches = batches
 
     fault = RareTokens(start=STRUCK.start, duration=len(STRUCK))

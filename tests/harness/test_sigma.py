@@ -100,7 +100,7 @@ def test_nothing_moves_in_a_frozen_trial_and_in_validation(engine):
     pack.begin(0)
     after = dict(pack.rows_state)["singular_vectors"].clone()
     assert torch.equal(before[1], after[1]) and not (before[0] == after[0]).all() and not (before[2] == after[2]).all()
-    pack.validation_loss(1)
+    pack.validation_losses(64)
     assert torch.equal(dict(pack.rows_state)["singular_vectors"], after)
 
 

@@ -14,8 +14,16 @@ import xarray as xr
 import zarr
 
 from harness.config import Optim, Trial
-from harness.store import SIGNALS, PackStore, open_store
-from harness.stored import FORMAT_VERSION, STORE, complete_trials, read_pack_attrs, read_packs
+from harness.store import ENDS, SIGNALS, PackStore, open_store
+from harness.stored import (
+    FORMAT_VERSION,
+    STORE,
+    DamagedStore,
+    complete_trials,
+    read_pack_attrs,
+    read_packs,
+    read_signal,
+)
 
 TRIALS = [Trial(optim=Optim(lr=rate)) for rate in (1e-3, 1e-2, 1e-1)]
 STEPS, LAYERS, BLOCK = 25, 2, 10
@@ -55,12 +63,42 @@ def test_xarray_reads_what_was_written(tmp_path: Path, consolidated: bool) -> No
     values = values_for(store)
     write_blocks(store, values)
     ds = xr.open_zarr(tmp_path / STORE / "ab12", consolidated=consolidated)
-    assert set(ds.data_vars) == set(SIGNALS)
+    assert set(ds.data_vars) == {*SIGNALS, *ENDS}
     for name, signal in SIGNALS.items():
         np.testing.assert_array_equal(ds[name].values, values[name])
         assert ds[name].dims == signal.dims
         assert ds[name].attrs == {"units": signal.units, "long_name": signal.long_name}
         assert ds[name].encoding["chunks"][:2] == (len(TRIALS), BLOCK)
+
+
+def test_what_is_measured_once_is_read_as_it_was_written(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    values = np.random.default_rng(0).normal(size=store.shape("final_segment_loss"))
+    store.write_ends({"final_segment_loss": values})
+    ds = xr.open_zarr(tmp_path / STORE / "ab12")
+    assert ds["final_segment_loss"].dims == ("trial", "segment") and values.shape == (3, 64)
+    np.testing.assert_array_equal(ds["final_segment_loss"].values, values.astype("f4"))
+    assert np.isnan(ds["initial_segment_loss"].values).all()
+    assert (tmp_path / STORE / "ab12" / "initial_segment_loss" / "c.0.0").exists(), "one that is missing was lost"
+    with pytest.raises(ValueError, match=r"final_segment_loss \(3, 63\): expected one of .*\(3, 64\)"):
+        store.write_ends({"final_segment_loss": values[:, 1:]})
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_was_measured_once_and_is_damaged_is_named(tmp_path: Path, name: str) -> None:
+    store = make_pack(tmp_path)
+    write_blocks(store, values_for(store))
+    assert store.damage() is not None, "of a complete pack it is there"
+    finish(store)
+    assert store.damage() is None
+    file = tmp_path / STORE / "ab12" / name / "c.0.0"
+    content = file.read_bytes()
+    for damaged, words in ((content[:-1], "is damaged"), (bytes(len(content)), "checksum"), (None, "is missing")):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        step, found = store.damage()
+        assert step == STEPS and str(file) in found and words in found
+        with pytest.raises(DamagedStore, match=name):
+            read_signal(next(read_packs(tmp_path)), name, 0, 64)
 
 
 def test_zarr_opens_the_whole_store(tmp_path: Path) -> None:
@@ -105,7 +143,8 @@ def test_a_pack_has_few_files(tmp_path: Path) -> None:
     finish(store)
     files = tree(tmp_path / STORE / "ab12")
     blocks = -(-STEPS // BLOCK)
-    assert len(files) == 1 + len(SIGNALS) * (1 + blocks), "one chunk a block, also where all is NaN"
+    of_steps, of_ends = len(SIGNALS) * (1 + blocks), len(ENDS) * 2
+    assert len(files) == 1 + of_steps + of_ends, "one chunk a block, also where all is NaN"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +295,7 @@ def test_a_reader_never_sees_half_of_anything(tmp_path: Path) -> None:
                     steps_done = pack.attributes["steps_done"]
                     loss = zarr.open_array(pack.path / "loss", mode="r")[:]
                     assert np.isfinite(loss[:, :steps_done]).all() and loss.shape == (3, STEPS)
-                    assert len(pack.arrays) == len(SIGNALS)
+                    assert len(pack.arrays) == len(SIGNALS) + len(ENDS)
                     seen.add((pack.complete, steps_done))
                     if pack.complete:
                         finished.add(pack.path)

@@ -168,7 +168,7 @@ def test_a_pattern_that_matches_nothing_says_what_there_is():
 
 
 def test_validation_is_not_read(engine):
-    trials = engine.different(2, steps=4, validate_every=1, validate_batches=3)
+    trials = engine.different(2, steps=4, validate_every=1, validate_between=64)
     seen = []
     pack = engine.run(trials, prepare=lambda p: p.model.taps.attach("embedding", lambda name, x: seen.append(x))).pack
     assert len(seen) == 4

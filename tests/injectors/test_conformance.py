@@ -53,13 +53,13 @@ def everyone(engine, **changes):
 
 def signals(found, planned, steps=slice(None)):
     """Those of one trial; any NaN is the same, because its sign depends on where in the pack a row stands."""
-    values = {name: own[steps] for name, own in found[planned].items() if name != "weights"}
+    values = {name: own[steps] for name, own in found[planned].items() if name in found.signals}
     return {name: own.where(~own.isnan(), math.nan) for name, own in values.items()}
 
 
 def left(found, planned):
-    """Signals and last weights of one trial."""
-    return {**signals(found, planned), "weights": found[planned]["weights"]}
+    """Signals, what is measured once, and last weights of one trial."""
+    return {**found[planned], **signals(found, planned)}
 
 
 def test_there_are_as_many_as_the_folder_has():
@@ -141,7 +141,9 @@ def killed(engine):
 def test_a_killed_pack_goes_on_bit_for_bit(engine, case):
     whole, resumed = killed(engine)
     for number in (NUMBER[case], len(CASES), len(CASES) + 1):
-        left, right = ({n: own[number] for n, own in vars(each.result).items()} for each in (whole, resumed))
+        left, right = (
+            {n: own[number] for n, own in vars(each.result).items() if n != "ends"} for each in (whole, resumed)
+        )
         assert left == right
         assert engine.same_bits(whole[number], resumed[number]) == []
         states = [state(each.pack, number) for each in (whole, resumed)]

@@ -36,7 +36,8 @@ def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> No
         "schedule.warmup=2",
         "fault.start=3",
         "train.validate_every=3",
-        "train.validate_batches=1",
+        "train.validate_tokens=16",
+        "train.validate_between=16",
     ]
     grid = ["study=quickstart", *short]
     local = sweep(tmp_path / "local", *grid)

@@ -30,7 +30,13 @@ from tests.sweeps.conftest import REPOSITORY, differing, results
 GRID = [
     *("-m", "model.width=16,32", "model.depth=1", "model.head_dim=8", "model.context=16", "pack.size=6"),
     *("data.source=zipf", "data.vocabulary=32", "data.length=2000", "schedule.warmup=2", "telemetry.block=10"),
-    *("train.batch=2", "train.validate_batches=1", "checkpoint.every=7", "hydra.launcher.workers=2"),
+    *(
+        "train.batch=2",
+        "train.validate_tokens=16",
+        "train.validate_between=16",
+        "checkpoint.every=7",
+        "hydra.launcher.workers=2",
+    ),
     *("optim.lr=1e-2,1e-1", "mitigation=none,zclip", "fault=none,weight_bit,rare_tokens", "seed=range(2)"),
 ]  # 48 trials: 16 golden ones, and two faults of each
 AT_MOST = 0.7  # seconds between the sign of life and the kill

@@ -307,7 +307,9 @@ def test_store_of_another_version(command: ModuleType, empty: Path, plan: str) -
     root["attributes"]["format"] = 99
     file.write_text(json.dumps(root))
     (line,) = command.refused(empty, *command.tiny("out=out", plan))
-    assert line.startswith(f"error: out={empty}/out: holds a store of format 99; allowed: format 4 or {FORMAT_VERSION}")
+    assert line.startswith(
+        f"error: out={empty}/out: holds a store of format 99; allowed: format 4, 5 or {FORMAT_VERSION}"
+    )
 
 
 def test_out_is_a_file(command: ModuleType, empty: Path) -> None:

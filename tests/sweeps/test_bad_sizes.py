@@ -132,7 +132,7 @@ CASES = {
     "steps": (["train.steps=1e9"], "train.steps=1000000000: out of range; allowed: >= 1 and <= 10000000"),
     "batch": (["train.batch=100000000"], "train.batch=100000000: out of range; allowed: >= 1 and <= 1048576"),
     "ranks": (["train.ranks=1e12"], "train.ranks=1000000000000: out of range; allowed: >= 1 and <= 1048576"),
-    "validation": (["train.validate_batches=1e9"], "train.validate_batches=1000000000: out of range; allowed: >= 1"),
+    "validation": (["train.validate_tokens=1e12"], "train.validate_tokens=1000000000000: out of range; allowed: >= 1"),
     "beyond int64": ([f"train.validate_every={2**64}"], f"train.validate_every={2**64}: out of range, beyond 9007199"),
     "text": (["data.length=1e12"], "data.length=1000000000000: out of range; allowed: >= 1000 and <= 100000000000"),
     "more text than memory": (["data.length=1e11"], "data.length=100000000000: takes about 373 GiB of memory"),

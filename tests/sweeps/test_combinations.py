@@ -253,8 +253,7 @@ def test_a_fault_to_which_a_mitigation_leaves_no_place(command: ModuleType, fold
 def notices(command: ModuleType, *overrides: str, folder: Path | None = None) -> list[str]:
     its_loader = command.loader(folder)
     composer = command.Composer(its_loader, "grid")
-    composer.trials(expand({}, overrides, its_loader))
-    return composer.notices()
+    return composer.notices(composer.trials(expand({}, overrides, its_loader)))
 
 
 def idle(*names: str) -> list[str]:
@@ -267,8 +266,8 @@ def test_a_mitigation_that_changes_nothing_is_noticed(command: ModuleType, folde
     assert notices(command, axis, "optim.clip=1", "model.qk_norm=true", folder=folder) == idle(
         "clip_1", "clip_1+qk_norm"
     )
-    assert notices(command, "mitigation=unclipped,mup", folder=folder) == idle("unclipped")
-    assert notices(command, "mitigation=none,beta2_095,clip_1,mup,qk_norm") == []
+    assert notices(command, "mitigation=unclipped,mup", "model.base_width=32", folder=folder) == idle("unclipped")
+    assert notices(command, "mitigation=none,beta2_095,clip_1,mup,qk_norm", "model.base_width=32") == []
 
 
 def test_a_mitigation_that_changes_some_trial_is_not_noticed(command: ModuleType) -> None:
