@@ -30,11 +30,11 @@ class Acting:
 
 
 def acting(trials: pd.DataFrame, axes: Sequence[str], found: Sequence[Acting | None]) -> tuple[np.ndarray, np.ndarray]:
-    """`acted` and `idle` of each trial: [trial] each.
+    """`acted` and `idle_parts` of each trial: [trial] each.
 
     `acted` is 1 where the losses differ from those of the counterpart in some bit and every part of the mitigation
     acted at some step, 0 where not, and NaN without a mitigation, for an unfinished trial, and where nothing is known:
-    no counterpart, no such part. `idle` names the parts that did not act, with commas. `axes` are the columns of
+    no counterpart, no such part. `idle_parts` names the parts that did not act, with commas. `axes` are the columns of
     `trials` by which a trial is told from others of its mitigation; `found` is None for a trial that has nothing
     stored.
     """
@@ -61,7 +61,8 @@ def acting(trials: pd.DataFrame, axes: Sequence[str], found: Sequence[Acting | N
 
 
 def never_acted(trials: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Parts of mitigations that acted in none of their finished trials: columns mitigation, those of `by`, `idle`.
+    """Parts of mitigations that acted in none of their finished trials: columns mitigation, those of `by`,
+    `idle_parts`.
 
     A row each mitigation and group that has some; trials with and without faults count. `trials` has a column for each
     coordinate that is asked for.
@@ -69,11 +70,11 @@ def never_acted(trials: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     own = trials[trials["complete"] & (trials["mitigation"] != BASELINE)]
     rows = []
     for key, group in own.groupby(["mitigation", *by], sort=True, dropna=False) if len(own) else ():
-        parts = [text.split(", ") if text else [] for text in group["idle"].unique()]
+        parts = [text.split(", ") if text else [] for text in group["idle_parts"].unique()]
         missing = [part for part in parts[0] if all(part in other for other in parts[1:])]
         if missing:
             rows.append([*key, ", ".join(missing)])
-    return pd.DataFrame(rows, columns=["mitigation", *by, "idle"])
+    return pd.DataFrame(rows, columns=["mitigation", *by, "idle_parts"])
 
 
 def marked(sweep: xr.Dataset) -> xr.Dataset:
@@ -90,14 +91,16 @@ def idle_note(sweep: xr.Dataset) -> str:
     """What the † of `marked` says; "" without any."""
     table, words = _by_width(sweep), []
     for name, own in table.groupby("mitigation", sort=True):
-        widths = own.groupby("idle", sort=True)["width"].agg(lambda values: ", ".join(f"{value:g}" for value in values))
+        widths = own.groupby("idle_parts", sort=True)["width"].agg(
+            lambda values: ", ".join(f"{value:g}" for value in values)
+        )
         parts = "; ".join(f"{idle} at width {at}" for idle, at in widths.items())
         words.append(f"{str(name).removesuffix(MARK)} ({parts})")
     return f"{MARK.strip()} did not act as named in any trial: {', '.join(words)}." if words else ""
 
 
 def _by_width(sweep: xr.Dataset) -> pd.DataFrame:
-    names = ("complete", "mitigation", "width", "idle")
+    names = ("complete", "mitigation", "width", "idle_parts")
     return never_acted(pd.DataFrame({name: sweep[name].values for name in names}), ("width",))
 
 

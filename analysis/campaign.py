@@ -69,7 +69,8 @@ def site_table(judged: xr.Dataset) -> pd.DataFrame:
 
     Columns: site; `trials`, the judged ones; for each outcome NAME its count, and as `NAME_low` and `NAME_high` the 95%
     Wilson interval of its share; the same for `silent`, of the `watched` trials, which are those with a golden twin;
-    how many are `idle`, `unfinished` or `unjudged`.
+    `zeros`, those that struck a number that was zero in the fault's format, of the `known_zeros` of which that is
+    known; how many are `idle`, `unfinished` or `unjudged`.
     """
     faulty = studied(judged)
     faulty = faulty.assign_coords(site_of_fault=("trial", site_labels(faulty)))
@@ -86,6 +87,8 @@ def site_table(judged: xr.Dataset) -> pd.DataFrame:
         low, high = wilson_interval(silent, watched)
         row |= {"silent": silent, "silent_low": float(low), "silent_high": float(high), "watched": watched}
         words = own["fault_outcome"].values
+        zeros = own["struck_zero"].values
+        row |= {"zeros": float((zeros[~np.isnan(zeros)] > 0).sum()), "known_zeros": int((~np.isnan(zeros)).sum())}
         row |= {"idle": int(own["idle"].sum()), UNFINISHED: int((words == UNFINISHED).sum())}
         rows.append(row | {UNJUDGED: int((words == UNJUDGED).sum())})
     return pd.DataFrame(rows)
@@ -100,7 +103,11 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
             _share(*values)
             for values in zip(table[name], totals, table[f"{name}_low"], table[f"{name}_high"], strict=True)
         ]
-    return words.assign(idle=table["idle"])
+    zeros = [
+        f"{zeros / known:.0%} of {known}" if known else "-"
+        for zeros, known in zip(table["zeros"], table["known_zeros"], strict=True)
+    ]
+    return words.assign(zeros=zeros, idle=table["idle"])
 
 
 def _share(number: int, total: int, low: float, high: float) -> str:

@@ -121,7 +121,7 @@ def compare(sweep: xr.Dataset) -> Comparison:
       sizes differ by up to a quarter, so that less than that is not told. `tests/benchmarks/mitigations.py` compares
       like with like.
 
-    `idle` names the parts of the mitigation that acted in none of its trials of the row, with and without faults
+    `idle_parts` names the parts of the mitigation that acted in none of its trials of the row, with and without faults
     (`analysis/acted.py`): what such a row shows is not what the mitigation does.
 
     Faults that changed nothing and faults without a finite golden run are left out; several trials of a seed that
@@ -150,7 +150,7 @@ def compare(sweep: xr.Dataset) -> Comparison:
     metrics = _measured(sorted(felt["fault"].unique()), clean["lr"].nunique() > 1, bool(times))
     rows = [_row(group, groups.get((place, BASELINE)), metrics) for (place, _), group in groups.items()]
     found = pd.DataFrame(rows).merge(never_acted(table, axes[1:]), on=axes, how="left")
-    return _sorted(Comparison(found.assign(idle=found["idle"].fillna("")), axes, metrics))
+    return _sorted(Comparison(found.assign(idle_parts=found["idle_parts"].fillna("")), axes, metrics))
 
 
 def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:

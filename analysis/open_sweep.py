@@ -26,8 +26,8 @@ from harness.stored import PackInfo, read_packs, read_signal, read_store
 
 ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
 RESULTS: tuple[str, ...] = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes")
-RESULTS += ("changes", "pack", "acted", "idle")
-STRUCK = ("struck_site", "struck_tensor", "struck_bit")
+RESULTS += ("changes", "pack", "acted", "idle_parts")
+STRUCK = ("struck_site", "struck_tensor", "struck_bit", "struck_zero")
 TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "fault", *SIGNALS, *ENDS, *FINALS}
 OWN_NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
 IN_STEPS = {"steps", "fault_start", "fault_duration", "fault_period", "warmup", "validate_every"}
@@ -35,7 +35,7 @@ IN_STEPS |= {"nonfinite_step", "masked_step"}
 SEVERAL = "several"
 UNFINISHED = "unfinished"
 ADDRESS = ("site", "tensor", "index", "bit", "mask", "step", "rank")
-EVENT_COLUMNS = ("trial", "pack", *ADDRESS, "before", "after", "changed")
+EVENT_COLUMNS = ("trial", "pack", *ADDRESS, "before", "after", "changed", "was_zero")
 CHUNK_BYTES = 2 * 2**20
 
 
@@ -56,7 +56,8 @@ def open_sweep(out: Path | str) -> xr.Dataset:
     `nonfinite_step`, `masked_step` (the step after which a faulty trial was again its twin, bit for bit; both NaN where
     there is none), `strikes` and `changes` (how often the fault struck, and how often that changed something; 0 until
     the pack is complete), `struck_site`, `struck_tensor` and `struck_bit` (the address in the fault's events; "several"
-    or NaN if they differ, "" or NaN if it never fired), `acted` and `idle` (whether the mitigation acted in the trial,
+    or NaN if they differ, "" or NaN if it never fired), `struck_zero` (the share of the struck elements that were zero
+    in the fault's number format before), `acted` and `idle_parts` (whether the mitigation acted in the trial,
     and which parts of it did not: `analysis/acted.py`), and `pack`. A trial in several packs is taken from the complete
     one, else from the newest.
 
@@ -182,6 +183,11 @@ def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> 
         "struck_site": ([_common(own, "site", "", SEVERAL) for own in events], str, "site that the fault struck"),
         "struck_tensor": ([_common(own, "tensor", "", SEVERAL) for own in events], str, "tensor that the fault struck"),
         "struck_bit": ([_common(own, "bit", None, None) for own in events], float, "bit that the fault struck"),
+        "struck_zero": (
+            [_share_of_zeros(own) for own in events],
+            float,
+            "share of the struck elements that were zero in the fault's format",
+        ),
         "pack": ([p.id for p, _, _ in owners], str, "group in the store"),
     }
     coordinates = {
@@ -205,7 +211,7 @@ def _acted(config: Mapping[str, xr.Variable], found: Sequence[Acting | None]) ->
     acted, idle = acting(trials, own_axes(trials), found)
     return {
         "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
-        "idle": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
+        "idle_parts": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
     }
 
 
@@ -235,6 +241,12 @@ def _common(events: Sequence[Mapping[str, Any]], field: str, none: Any, several:
     """The one value that all events have in a field, or a word for there being none or several."""
     found = {event.get(field) for event in events}
     return none if not found else found.pop() if len(found) == 1 else several
+
+
+def _share_of_zeros(events: Sequence[Mapping[str, Any]]) -> float:
+    """Of the recorded elements of which it is known; NaN without any."""
+    known = [event["was_zero"] for event in events if event.get("was_zero") is not None]
+    return sum(known) / len(known) if known else np.nan
 
 
 def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict[str, xr.Variable]:

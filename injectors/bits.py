@@ -31,6 +31,11 @@ def _narrow(masks: Tensor, words: torch.dtype) -> Tensor:
     return torch.where(masks >= 1 << (size - 1), masks - (1 << size), masks).to(words)
 
 
+def is_zero(values: Tensor, format: str) -> Tensor:
+    """Which values are zero, of either sign, once they are rounded to the format."""
+    return from_words(to_words(values, format), format, torch.float32) == 0
+
+
 def raw_bits(values: Tensor) -> list[str]:
     """The bits of each value of a flat tensor in its own type, in hexadecimal."""
     size = values.element_size()

@@ -194,8 +194,9 @@ EVENT = {  # what `Event.to_dict` gives, as JSON has it
     "index": (list, NoneType),
     "bit": (int, NoneType),
     "changed": (bool,),
+    "was_zero": (bool, NoneType),
 }
-MAY_LACK = {"rank": 0, "mask": None}
+MAY_LACK = {"rank": 0, "mask": None, "was_zero": None}
 
 
 def _wrong_event(event: Any) -> str:
@@ -246,10 +247,15 @@ class Replayed:
         self._seen = memory["seen"]
         self.inner.recall(memory)
 
+    def _expected(self, event: Event) -> Event:
+        """What is recorded of the strike; older records do not say whether a number was zero."""
+        recorded = self.expected[self._seen]
+        return recorded if recorded.was_zero is not None else dataclasses.replace(recorded, was_zero=event.was_zero)
+
     def visit(self, visit: Visit) -> list[Event]:
         events = self.inner.visit(visit)
         for event in events:
-            if self._seen < len(self.expected) and event != (recorded := self.expected[self._seen]):
+            if self._seen < len(self.expected) and event != (recorded := self._expected(event)):
                 differing = {n: (v, getattr(recorded, n)) for n, v in vars(event).items() if v != getattr(recorded, n)}
                 found = ", ".join(f"{name} {now}, recorded {then}" for name, (now, then) in differing.items())
                 raise ReplayError(f"{event.site} {event.tensor} at step {event.step}: {found}")

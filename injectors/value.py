@@ -18,7 +18,7 @@ from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, numb
 from harness.formats import FORMATS, round_to
 from harness.sites import AT_TAPS, KEPT_EVENTS, Event, Site, Visit
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
-from injectors.bits import OPERATIONS, change_bits, raw_bits, same_bits
+from injectors.bits import OPERATIONS, change_bits, is_zero, raw_bits, same_bits
 from injectors.draws import distinct, stream
 from injectors.fault import (
     FaultContext,
@@ -56,6 +56,11 @@ class Value(InjectableFault):
     converted, changed and converted back, and no other element changes. Other fault models round what they write to
     it, so that a number scaled past 65,504 overflows in fp16; `round` does that alone.
     Cf. He et al. 2023, doi 10.1145/3579371.3589105.
+
+    With `block` the tensor is kept as 8-bit optimizers keep their state (Dettmers et al. 2022, arXiv 2110.02861,
+    section 2; their blocks have 2048 elements, and numbers of a type of their own): so many neighbouring elements, in
+    the order of the flat tensor, are divided by the largest of them and multiplied by the largest finite number of the
+    format. Without it most of a second moment is zero in a format of 8 bits.
     """
 
     kind: str = "value"
@@ -73,6 +78,14 @@ class Value(InjectableFault):
     )
     model: str = choice(PER_TRIAL, "bit_flip", "how a value changes", *MODELS)
     format: str = choice(PER_TRIAL, "fp32", "representation in which bits change, or to round to", *FORMATS)
+    block: int | None = number(
+        PER_TRIAL,
+        None,
+        "neighbouring elements of a tensor that share a scale in `format`, as 8-bit optimizers keep their state; null: "
+        "no scale",
+        low=1,
+        high=MOST_ELEMENTS,
+    )
     bit: int | None = number(
         PER_TRIAL, None, "0: last bit of the mantissa; the highest: sign; null: drawn from `field`", low=0, high=31
     )
@@ -118,6 +131,7 @@ class Value(InjectableFault):
             )
         if self.model in OPERATIONS:
             reasons += self._wrong_bits()
+        reasons += self._wrong_block()
         reasons += wrong_number(self.model, self.value, self.format, trial.train.precision)
         reasons += self._wrong_samples(trial)
         reasons += wrong_rank(self.rank, trial)
@@ -147,6 +161,15 @@ class Value(InjectableFault):
         most = len(choices) + (self.bit is not None and self.bit not in choices)
         if self.bits > most and (self.bit is None or self.spread == "scattered"):
             return [f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"]
+        return []
+
+    def _wrong_block(self) -> list[str]:
+        if self.block is None:
+            return []
+        if self.format == "fp32":
+            return [f"fault.block={self.block}: fault.format=fp32 needs no scale; allowed: null, or a narrower format"]
+        if self.site in (*SCALARS, Site.UPDATE):
+            return [f"fault.block={self.block}: nobody keeps fault.site={self.site} in blocks; allowed: null"]
         return []
 
     def _wrong_samples(self, trial: Trial) -> list[str]:
@@ -292,19 +315,28 @@ class ValueStrike(Strike):
         found = _gather(whole, target)
         origin = self._weights[target.tensor] if self.site == Site.UPDATE else None
         values = found if origin is None else found - origin
-        changed = self.change(values, target, visit.step)
+        scales = None if self.fault.block is None else _scales(whole, target, self.fault.block, self.fault.format)
+        changed = self.change(values, target, visit.step, scales)
         differs = ~same_bits(values, changed)
         if bool(differs.any()):
             _scatter(whole, target, torch.where(differs, changed if origin is None else origin + changed, found))
-        return self._events(visit, target, tuple(whole.shape), values, changed, differs)
+        was_zero = is_zero(values if scales is None else values.double() * scales, self.fault.format)
+        return self._events(visit, target, tuple(whole.shape), values, changed, differs, was_zero)
 
-    def change(self, values: Tensor, target: Target, step: int) -> Tensor:
-        """The new values of a target, [k] or the shape of its tensor."""
+    def change(self, values: Tensor, target: Target, step: int, scales: Tensor | None = None) -> Tensor:
+        """The new values of a target, [k] or the shape of its tensor; `scales`: the factors at which it is kept."""
         fault = self.fault
+        held = values if scales is None else values.double() * scales
         if fault.model in OPERATIONS:
-            return change_bits(values, self._masks(target, values), fault.model, fault.format)
+            changed = change_bits(held, self._masks(target, values), fault.model, fault.format)
+            if scales is None:
+                return changed
+            # What no bit changes stays as it was, unrounded.
+            return torch.where(same_bits(changed, held), values, (changed / scales).to(values.dtype))
         changed = self._number(values, target, step)
-        return changed if fault.format == "fp32" else round_to(changed, fault.format)
+        if scales is None:
+            return changed if fault.format == "fp32" else round_to(changed, fault.format)
+        return (round_to(changed.double() * scales, fault.format) / scales).to(values.dtype)
 
     def _number(self, values: Tensor, target: Target, step: int) -> Tensor:
         fault = self.fault
@@ -324,13 +356,20 @@ class ValueStrike(Strike):
         return values + torch.as_tensor(noise, dtype=values.dtype, device=values.device)
 
     def _masks(self, target: Target, values: Tensor) -> Tensor:
-        assert self.context is not None
         if target.masks is not None:
             return torch.as_tensor(target.masks, device=values.device)
+        assert self.context is not None
         return torch.full(values.shape, self.fault._mask(self.context, 0), dtype=torch.int64, device=values.device)
 
     def _events(
-        self, visit: Visit, target: Target, shape: tuple[int, ...], before: Tensor, after: Tensor, differs: Tensor
+        self,
+        visit: Visit,
+        target: Target,
+        shape: tuple[int, ...],
+        before: Tensor,
+        after: Tensor,
+        differs: Tensor,
+        was_zero: Tensor,
     ) -> list[Event]:
         place = {"site": visit.site, "tensor": target.tensor, "step": visit.step, "rank": visit.rank}
         if target.elements is None or len(target.elements) > MOST_EVENTS:
@@ -349,6 +388,7 @@ class ValueStrike(Strike):
             raw_bits(before),
             raw_bits(after),
             differs.tolist(),
+            was_zero.tolist(),
             strict=True,
         )
         return [
@@ -362,8 +402,9 @@ class ValueStrike(Strike):
                 bits_after=new_bits,
                 changed=is_changed,
                 mask=f"{mask:x}" if mask else None,
+                was_zero=zero,
             )
-            for element, mask, old, new, old_bits, new_bits, is_changed in rows
+            for element, mask, old, new, old_bits, new_bits, is_changed, zero in rows
         ]
 
 
@@ -377,6 +418,27 @@ def _gather(whole: Tensor, target: Target) -> Tensor:
     if target.elements is None:
         return whole.clone()
     return (whole if whole.dim() else whole[None])[_place(whole, target)]
+
+
+def _scales(whole: Tensor, target: Target, block: int, format: str) -> Tensor:
+    """What each element of the target is multiplied by before it is held in the format: [k] or the tensor's shape.
+
+    1 in a block of zeros, and in one that is not finite.
+    """
+    flat, most = whole.reshape(-1), torch.finfo(FORMATS[format].dtype).max
+    if target.elements is None:
+        which = torch.arange(len(flat), device=flat.device) // block
+        blocks = torch.arange(-(-len(flat) // block), device=flat.device)
+    else:
+        found, place = np.unique(target.elements // block, return_inverse=True)
+        which, blocks = (torch.as_tensor(x, device=flat.device) for x in (place, found))
+    if target.elements is None or len(blocks) * block > len(flat):  # all at once
+        padded = torch.nn.functional.pad(flat.abs(), (0, -len(flat) % block)).double()
+        largest = padded.view(-1, block).amax(1)[blocks]
+    else:
+        largest = torch.stack([flat[i * block : (i + 1) * block].abs().max().double() for i in blocks.tolist()])
+    scale = torch.where(torch.isfinite(largest) & (largest > 0), most / largest, 1.0)[which]
+    return scale.view(whole.shape) if target.elements is None else scale
 
 
 def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:

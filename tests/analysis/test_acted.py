@@ -68,7 +68,7 @@ def test_acted_by_hand(write, case: str) -> None:
     sweep = open_sweep(write(of(lambda trial: found)))
     is_own = sweep["mitigation"].values == "clip_1"
     assert (sweep["acted"].values[is_own] == acted).all() and np.isnan(sweep["acted"].values[~is_own]).all()
-    assert set(sweep["idle"].values[is_own]) == {idle} and set(sweep["idle"].values[~is_own]) == {""}
+    assert set(sweep["idle_parts"].values[is_own]) == {idle} and set(sweep["idle_parts"].values[~is_own]) == {""}
 
 
 def test_what_the_recipe_itself_has_is_not_the_mitigations(write) -> None:
@@ -77,7 +77,7 @@ def test_what_the_recipe_itself_has_is_not_the_mitigations(write) -> None:
     own = Acting({"optim.clip": 0, "zclip.threshold": 3}, {"schedule.decay": "why"}, "other")
     sweep = open_sweep(write(lambda trial: plain if trial.mitigation == "none" else own, ("none", "zclip")))
     assert (sweep["acted"].values[sweep["mitigation"].values == "zclip"] == 1).all()
-    assert sweep["idle"].values.tolist() == ["schedule.decay, optim.clip"] * 4 + [""] * 4
+    assert sweep["idle_parts"].values.tolist() == ["schedule.decay, optim.clip"] * 4 + [""] * 4
 
 
 def test_a_trial_is_compared_with_its_own_counterpart(write, synthetic) -> None:
@@ -101,7 +101,7 @@ def test_without_a_counterpart_parts_alone_tell(write) -> None:
 
 def test_an_unfinished_trial_is_not_judged(write) -> None:
     sweep = open_sweep(write(of(lambda trial: Acting({"optim.clip": 0}, {}, "plain")), finish=False))
-    assert np.isnan(sweep["acted"].values).all() and set(sweep["idle"].values) == {""}
+    assert np.isnan(sweep["acted"].values).all() and set(sweep["idle_parts"].values) == {""}
 
 
 def test_how_often_each_part_acted(write) -> None:
@@ -131,7 +131,7 @@ def test_a_mark_is_on_what_acted_in_no_trial_of_a_width(write) -> None:
     note = "† did not act as named in any trial: mup (model.parametrization at width 32)."
     assert idle_note(sweep) == note == idle_note(marked(sweep))
     table = compare(sweep).table.set_index(["mitigation", "width"])
-    idle = table["idle"][table["idle"] != ""].to_dict()
+    idle = table["idle_parts"][table["idle_parts"] != ""].to_dict()
     assert idle == {("mup", 32): "model.parametrization"}
 
 

@@ -14,6 +14,7 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from analysis import campaign, open_sweep, outcomes
+from analysis.campaign import write_campaign
 from analysis.__main__ import main
 from analysis.outcomes import OUTCOMES
 from analysis.statistics import studied
@@ -82,9 +83,23 @@ def test_the_page_holds_the_table_the_figures_and_the_notes(written) -> None:
 
 def test_the_command_prints_the_table_and_where_things_are(commanded) -> None:
     out, made, lines = commanded
-    assert lines[0].split() == ["site", "N", *OUTCOMES, "silent", "idle"]
+    assert lines[0].split() == ["site", "N", *OUTCOMES, "silent", "zeros", "idle"]
     assert lines[4].startswith("       all sites") and re.search(r" \d+ = \d+% \[\d+, \d+\] ", lines[4])
     assert f"Note: {made.notes[0]}" in lines and lines[-1] == f"Page: {out / 'campaign.html'}"
+
+
+def test_how_many_faults_struck_a_number_that_was_zero_is_said(tmp_path: Path, synthetic) -> None:
+    """In the fault's format; of events that do not say so nothing is counted."""
+    faulty = [synthetic.make_trial(seed=seed, fault=synthetic.WeightBit(start=20)) for seed in range(5)]
+    kinds = [{"was_zero": True}, {"was_zero": True}, {"was_zero": False}, {"was_zero": None}, {}]
+    event = {"site": "weight", "tensor": "head", "bit": 3, "changed": True}
+    events = {trial.id: [event | kind] for trial, kind in zip(faulty, kinds, strict=True)}
+    synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), faults=lambda trial: events.get(trial.id, []))
+    sweep = open_sweep(tmp_path)
+    shares = dict(zip(sweep["trial"].values, sweep["struck_zero"].values, strict=True))
+    assert [shares[trial.id] for trial in faulty[:3]] == [1, 1, 0]
+    assert np.isnan([shares[trial.id] for trial in faulty[3:]]).all()
+    assert write_campaign(tmp_path).table["zeros"].tolist() == ["67% of 3"] * 2
 
 
 def test_what_is_missing_is_said(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:

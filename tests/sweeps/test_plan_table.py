@@ -32,7 +32,9 @@ def test_the_study_of_mitigations(command: ModuleType, empty) -> None:
     ended = command.call("study=mitigations", "plan=true", "out=out", *options)
     lines = ended.out.splitlines()
     assert (ended.status, ended.err) == (0, "") and len(lines) <= SCREEN
-    names = command.loader().get_group_options("mitigation")
+    cannot = {"accumulation_fp32", "norms_fp32", "softmax_fp32", "checkpointing", "mix_ln"}  # act there
+    cannot |= {"clip_update", "screen_repetition"}
+    names = set(command.loader().get_group_options("mitigation")) - cannot
     text = " ".join(line.strip() for line in lines)
     assert f"mitigation ({len(names)}): none, " in text
     assert all(re.search(rf"[ ,]{name}\b", text) for name in names)
