@@ -14,8 +14,8 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from analysis import campaign, open_sweep, outcomes
-from analysis.campaign import write_campaign
 from analysis.__main__ import main
+from analysis.campaign import write_campaign
 from analysis.outcomes import OUTCOMES
 from analysis.statistics import studied
 from harness.store import open_store
