@@ -90,7 +90,8 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     with style():
         longest = max(map(len, series))
         is_long = longest > MOST_LETTERS
-        width = max(3.9 * columns + 0.6, 2 + LETTER * longest if is_long else 0)
+        row = 2 + LETTER * longest if is_long else 2 * (1.5 + LETTER * longest)
+        width = max(3.9 * columns + 0.6, row)
         height = 3.4 * rows + 1.2 + (LINE * len(series) if is_long else 0)
         figure = Figure(figsize=(width, height), layout="constrained")
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()

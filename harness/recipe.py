@@ -312,7 +312,7 @@ class Train:
     )
     validate_between: int = number(
         STRUCTURAL,
-        4096,
+        2048,
         "held-out tokens of the other validations, and of the one before the first step",
         low=1,
         high=MOST_TOKENS,

@@ -162,7 +162,7 @@ class Recorder:
     def begin(self, step: int) -> None:
         """Be ready for the forward pass of this step; the first one is validated before."""
         if step == 0:
-            self._validate(self._initial, self.pack.planned[0].train.validate_between, self.pack.active)
+            self._validate(self.pack.planned[0].train.validate_between, self._initial, self.pack.active)
         if self._readings:
             self._readings.listen(step)
 
@@ -191,16 +191,29 @@ class Recorder:
             if norms.second_moment is not None:
                 values["second_moment_norm"] = norms.second_moment
         if step + 1 == self.pack.steps:
-            values |= _mean(self._validate(self._final, train.validate_tokens, measured))
+            values |= _mean(self._validate(train.validate_tokens, self._final, measured))
         elif (step + 1) % train.validate_every == 0:
-            values |= _mean(self.pack.validation_losses(train.validate_between))
+            values |= _mean(self._validate(train.validate_between))
         self._block.record(values, self._readings.take() if self._readings else None, measured, self.pack.active)
 
-    def _validate(self, into: Tensor, tokens: int, measured: Tensor) -> Tensor:
-        """The losses of all segments, [R, S], and those of the trials that are `measured` in `into`."""
+    def _validate(self, tokens: int, into: Tensor | None = None, measured: Tensor | None = None) -> Tensor:
+        """The losses of all segments, [R, S], and those of the trials that are `measured` in `into`.
+
+        The time that it takes is no step's. Before the first step and after the last a GPU is waited for, to know it.
+        """
+        waits = into is not None and self.pack.device.type == "cuda"
+        started = self._now(waits)
         losses = self.pack.validation_losses(tokens)
-        into[:, : losses.shape[1]].index_copy_(0, self.pack.index, torch.where(measured[:, None], losses, torch.nan))
+        if into is not None and measured is not None:
+            kept = torch.where(measured[:, None], losses, torch.nan)
+            into[:, : losses.shape[1]].index_copy_(0, self.pack.index, kept)
+        self._started += self._now(waits) - started
         return losses
+
+    def _now(self, waits: bool) -> float:
+        if waits:
+            torch.cuda.synchronize(self.pack.device)
+        return time.perf_counter()
 
     def _of_segments(self) -> Tensor:
         shape = (len(self.pack.planned), SEGMENTS)

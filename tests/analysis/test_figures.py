@@ -313,3 +313,11 @@ def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path, synthetic) -
     ds, events = open_sweep(tmp_path), fault_events(tmp_path)
     drawings = [draw(ds, events) for draw in FIGURES.values()]
     assert all(drawing.figure is None and drawing.caption.startswith("No figure: ") for drawing in drawings)
+
+
+def test_names_in_two_columns_have_room_under_a_single_panel(tmp_path: Path, synthetic) -> None:
+    names = ["none", "scaled_embedding", "attention_temperature", "screen_repetition", "sequence_reshape"]
+    trials = [synthetic.make_trial(lr=lr, mitigation=name) for name in names for lr in (1e-3, 1e-2)]
+    synthetic.write_pack(tmp_path, trials)
+    figure = FIGURES["loss_against_rate"](*open_with_events(tmp_path)).figure
+    assert synthetic.check_texts(figure) > 8

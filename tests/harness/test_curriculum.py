@@ -16,6 +16,7 @@ from harness.contradictions import check_trial
 from harness.curriculum import curriculum_of
 from harness.loss import cross_entropy
 from harness.outcome import NON_FINITE
+from harness.pack import Pack
 from harness.sites import Event, Site
 from injectors import fault_types
 from injectors.batch import RandomTokens
@@ -357,9 +358,19 @@ def test_growth_that_would_shrink_is_refused(engine, fields, words):
 @growths
 @pytest.mark.parametrize("block", [1, 3])
 def test_tokens_and_throughput(engine, growth, block, monkeypatch):
-    """One second a block, by the clock that the recorder reads."""
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(signals.time, "perf_counter", lambda: next(ticks))
+    """One second a block, by the clock that the recorder reads; the thousand that a validation takes are no step's."""
+    clock = [0.0]
+
+    def later(seconds, does):
+        def do(*arguments):
+            clock[0] += seconds
+            return does(*arguments)
+
+        return do
+
+    monkeypatch.setattr(signals.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(signals.Recorder, "flush", later(1, signals.Recorder.flush))
+    monkeypatch.setattr(Pack, "validation_losses", later(1000, Pack.validation_losses))
     run = engine.run(engine.different(2, **growth), block=block)
     sizes = curriculum_of(run.pack.planned[0])
     assert np.array_equal(run.signals["tokens"], np.stack([sizes.tokens] * 2))
