@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis import fault_events, figures, metrics, open_sweep
 from analysis.figures import FIGURES
+from analysis.open_sweep import open_with_events
 from tests.analysis.mitigated import Ending, Study
 
 
