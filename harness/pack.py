@@ -285,7 +285,9 @@ class Pack:
     def step(self, rate_R: Tensor, stepping_R: Tensor, measure: bool) -> Norms | None:
         """One step of the trials that step, from gradients that are clipped, with all that is done to weights in it."""
         norms = self.optimizer.step(rate_R, stepping_R, measure)
-        for part, acted in (*self._noticed.items(), *self.optimizer.acted.items()):
+        for part, acted in self._noticed.items():  # of the ranks, each of which has its own sequences
+            self.acts.count(part, (self.ranks.largest(acted.float()) > 0) & stepping_R)
+        for part, acted in self.optimizer.acted.items():
             self.acts.count(part, acted & stepping_R)
         if self.qk_clip:
             self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))

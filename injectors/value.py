@@ -320,8 +320,7 @@ class ValueStrike(Strike):
         differs = ~same_bits(values, changed)
         if bool(differs.any()):
             _scatter(whole, target, torch.where(differs, changed if origin is None else origin + changed, found))
-        was_zero = is_zero(values if scales is None else values.double() * scales, self.fault.format)
-        return self._events(visit, target, tuple(whole.shape), values, changed, differs, was_zero)
+        return self._events(visit, target, tuple(whole.shape), values, changed, differs, scales)
 
     def change(self, values: Tensor, target: Target, step: int, scales: Tensor | None = None) -> Tensor:
         """The new values of a target, [k] or the shape of its tensor; `scales`: the factors at which it is kept."""
@@ -369,7 +368,7 @@ class ValueStrike(Strike):
         before: Tensor,
         after: Tensor,
         differs: Tensor,
-        was_zero: Tensor,
+        scales: Tensor | None,
     ) -> list[Event]:
         place = {"site": visit.site, "tensor": target.tensor, "step": visit.step, "rank": visit.rank}
         if target.elements is None or len(target.elements) > MOST_EVENTS:
@@ -380,6 +379,7 @@ class ValueStrike(Strike):
                 Event(**place, **whole, before=texts[0], after=texts[1], changed=bool(differs.any()))  # type: ignore[arg-type]
             ]
         assert target.masks is not None
+        was_zero = is_zero(before if scales is None else before.double() * scales, self.fault.format)
         rows = zip(
             target.elements.tolist(),
             target.masks.tolist(),

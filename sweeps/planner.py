@@ -68,6 +68,7 @@ def without(pack: PackPlan, taken: Set[str]) -> PackPlan | None:
 
 
 STEP_BYTES = 24  # for each step of each trial: its rate, twice for a moment, and its loss
+LIKE = 0.7  # packs whose times differ by no more take turns
 MOST_FORKS = 64  # faulty trials of one golden twin in a pack: they share a prefix, and its cost is then 2% a trial
 
 
@@ -105,7 +106,10 @@ def make_plan(
     settled = settled.union(trial.id for _, pack in whole for trial in pack.recorded)
     rest = _packs([trial for trial in everything.values() if trial.id not in settled], *options)
     packs = [*((0, pack) for pack in begun), *whole, *(rest if size == 1 else _in_company(rest, everything.values()))]
-    packs.sort(key=lambda pack: (-round(math.log2(pack_seconds(pack[1], device))), pack[0]))
+    lengths = [pack_seconds(pack, device) for _, pack in packs]
+    classes = _classes(lengths)
+    ordered = sorted(zip(lengths, packs, strict=True), key=lambda pair: (classes[pair[0]], pair[1][0]))
+    packs = [pack for _, pack in ordered]
     return Plan(tuple(pack for _, pack in packs), len(wanted), len(twins), len(everything.keys() & complete))
 
 
@@ -332,11 +336,29 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
     return passes * (operations / rate + traffic / bandwidth)
 
 
+def _classes(lengths: Iterable[float]) -> dict[float, int]:
+    """Length -> the number of its class, the longest first: what is at least 0.7 times as long as the longest of it."""
+    found, longest, number = {}, math.inf, 0
+    for length in sorted(set(lengths), reverse=True):
+        if length < LIKE * longest:
+            longest, number = length, number + 1
+        found[length] = number
+    return found
+
+
 def pack_seconds(pack: PackPlan, device: str) -> float:
     """A rough time for a pack on one worker."""
     trial = pack.trials[0]
     # Where sequences or batches grow, more steps are as many tokens.
-    return mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
+    training = mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
+    return training + len(pack.trials) * validation_seconds(trial, device)
+
+
+def validation_seconds(trial: Trial, device: str) -> float:
+    """A rough time for all validations of one trial: a forward pass is a third of a step."""
+    train = trial.train
+    tokens = train.validate_tokens + train.validate_between * (1 + (trial.steps - 1) // train.validate_every)
+    return tokens / (train.batch * trial.model.context) * trial_step_seconds(trial, device) / 3
 
 
 def wall_seconds(plan: Plan, device: str, workers: int) -> float:
