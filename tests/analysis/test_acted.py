@@ -40,7 +40,8 @@ def write(synthetic, tmp_path: Path) -> Callable:
                     for seed in range(2)
                     for fault in faults
                 ]
-                synthetic.write_pack(tmp_path, trials, acting=acting, **options)
+                shape = {"block": 40, "measured": synthetic.READ}
+                synthetic.write_pack(tmp_path, trials, acting=acting, **shape, **options)
         return tmp_path
 
     return write
