@@ -42,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for width, depth, size, steps in ((32, 2, 8, 40), (64, 4, 8, 12), (256, 4, 8, 4)):
-        settings = Train(steps=steps, validate_every=10**6)
+        settings = Train(steps=steps, validate_every=10**6, validate_tokens=1, validate_between=1)
         trials = [Trial(model=Model(width=width, depth=depth), train=settings, seed=seed) for seed in range(size)]
         extra = []
         with tempfile.TemporaryDirectory() as folder:

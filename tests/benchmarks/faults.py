@@ -36,7 +36,11 @@ SHAPES = ((32, 2, 60), (64, 4, 24))  # width, depth, steps
 
 
 def small(width: int, depth: int, steps: int, seed: int = 0) -> Trial:
-    return Trial(model=Model(width=width, depth=depth), train=Train(steps=steps, validate_every=10**6), seed=seed)
+    return Trial(
+        model=Model(width=width, depth=depth),
+        train=Train(steps=steps, validate_every=10**6, validate_tokens=1, validate_between=1),
+        seed=seed,
+    )
 
 
 def seconds(trials: Sequence[Trial], forks: bool, device: torch.device, armed: bool = True) -> float:

@@ -32,7 +32,12 @@ def seconds_of_trial_step(shape: tuple[int, int, int, int], size: int, device: s
     steps = max(4, min(40, int(2e11 / (6 * 12 * depth * width**2 * context * batch * size + 1e9 * size))))
     model = Model(width=width, depth=depth, context=context)
     trials = [
-        Trial(model=model, train=Train(steps=steps, batch=batch, validate_every=10**6), seed=i) for i in range(size)
+        Trial(
+            model=model,
+            train=Train(steps=steps, batch=batch, validate_every=10**6, validate_tokens=1, validate_between=1),
+            seed=i,
+        )
+        for i in range(size)
     ]
     pack = Pack(trials, load_corpus(trials[0].data, context), torch.device(device))
     agenda = Agenda([None] * size)

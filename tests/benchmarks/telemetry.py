@@ -23,7 +23,7 @@ from harness.sites import Agenda
 
 def seconds(width: int, depth: int, size: int, steps: int, telemetry: bool, device: str) -> float:
     """Of one trial-step."""
-    settings = Train(steps=steps, validate_every=10**6)
+    settings = Train(steps=steps, validate_every=10**6, validate_tokens=1, validate_between=1)
     trials = [Trial(model=Model(width=width, depth=depth), train=settings, seed=seed) for seed in range(size)]
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
     started = time.perf_counter()
