@@ -61,8 +61,7 @@ def acting(trials: pd.DataFrame, axes: Sequence[str], found: Sequence[Acting | N
 
 
 def never_acted(trials: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Parts of mitigations that acted in none of their finished trials: columns mitigation, those of `by`,
-    `idle_parts`.
+    """Parts that acted in none of a mitigation's finished trials: columns mitigation, those of `by`, `idle_parts`.
 
     A row each mitigation and group that has some; trials with and without faults count. `trials` has a column for each
     coordinate that is asked for.

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.acted import never_acted
+from analysis.acted import BASELINE, never_acted
 from analysis.metrics import rate_grid, seed_numbers, swept_axes, trial_table
 from analysis.mitigated_faults import felt_faults
 from analysis.paired import Estimate, largest_median, mean, paired
@@ -19,7 +19,6 @@ from analysis.statistics import wilson_interval
 from analysis.step_times import StepTimes, step_times
 from harness.config import NO_FAULT
 
-BASELINE = "none"
 STABLE = "trained"  # the harness's word for a run that neither diverged nor became non-finite
 FAULT_METRICS = ("deviation", "recovery")
 UNLIKE_PACKS = 1.25  # by so much the time of a trial-step may differ between packs of unlike sizes: docs/benchmarks.md
