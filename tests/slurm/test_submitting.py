@@ -107,6 +107,8 @@ def test_what_sbatch_refuses_is_one_line_and_is_not_in_the_way_later(tmp_path: P
     (line,) = done.err.splitlines()
     assert line.startswith("error: hydra/launcher=slurm: sbatch: ") and "invalid partition" in line
     assert sweep(out, *GRID, *ONE_JOB).status == 0
+    # The sweep ends when the store is complete, and its job leaves submitit's result there a moment later.
+    eventually(lambda: not slurm("squeue", "--noheader", f"--jobs={arrays(out)[0]}", "--states=PD,R,CG"))
     before = tree(out)
     assert sweep(out, *GRID, "seed=3", *ONE_JOB, "hydra.launcher.partition=nowhere").status == 2
     assert tree(out) == before and len(arrays(out)) == 1
