@@ -16,6 +16,7 @@ from harness.config import ConfigError, Trial
 from sweeps.arguments import FOLDER, expand
 
 COUNT = len({path.stem for path in (FOLDER / "mitigation").glob("*.yaml")} - {"none"})
+STUDIES = sorted({path.stem for path in (FOLDER / "study").glob("*.yaml")} - {"grid"})
 OURS = f"the {COUNT} names that stability-harness list shows"
 
 
@@ -290,3 +291,14 @@ def test_notices_stand_in_the_plan_and_before_the_training(command: ModuleType, 
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.splitlines()[:3] == [f"study grid -> {empty}/out", *expected]
     assert "trained 3 of 3 trials" in ended.out
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_shipped_studies_refuse_what_cannot_act_and_have_none_of_it(
+    command: ModuleType, study: str, empty: Path
+) -> None:
+    plan = command.call(f"study={study}", "plan=true", "out=out")
+    assert (plan.status, plan.err) == (0, "")
+    (line,) = command.refused(empty, f"study={study}", "plan=true", "out=out", "mitigation=none,softmax_fp32")
+    words = f"{idle('softmax_fp32')[0]}; allowed: trials in which it acts, or idle=warn"
+    assert line == f"error: {words}"
