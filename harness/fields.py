@@ -112,9 +112,9 @@ def number(
     return _setting(scope, default, help, allowed, check, is_bounded=is_bounded)
 
 
-def share_of(share: float, steps: int, low: int = 0) -> int:
-    """So many whole steps are a share of a run, but at least `low`: for what is to follow the length of the run."""
-    return max(low, round(share * steps))
+def steps_of(steps: int | None, share: float, whole: int, low: int = 0) -> int:
+    """`steps`, or where that is null a share of `whole` steps, at least `low`: so times follow a run's length."""
+    return max(low, round(share * whole)) if steps is None else steps
 
 
 def choice(scope: str, default: str, help: str, *choices: str, table: str | None = None) -> Any:

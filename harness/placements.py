@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.config import Model, Trial
-from harness.fields import share_of
+from harness.fields import steps_of
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ PLACEMENTS: Mapping[str, Callable[[Model, int], Placement]] = {
 
 def branch_steps(trial: Trial) -> int:
     """Over how many steps branches grow to their full size, where they do."""
-    own = trial.model
-    return share_of(own.branch_share, trial.train.steps, 1) if own.branch_steps is None else own.branch_steps
+    return steps_of(trial.model.branch_steps, trial.model.branch_share, trial.train.steps, low=1)
 
 
 def idle(trial: Trial) -> Iterator[tuple[str, str]]:

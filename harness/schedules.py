@@ -18,6 +18,7 @@ from torch import Tensor
 
 from harness.config import Schedule, Trial
 from harness.curriculum import Curriculum, curriculum_of
+from harness.fields import steps_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,8 +92,7 @@ SHAPES: dict[str, Callable[[Schedule, AfterWarmup], Floats]] = {
 
 def warmup_steps(trial: Trial) -> int:
     """How many steps the warm-up takes."""
-    warmup = trial.schedule.warmup
-    return round(trial.schedule.warmup_share * trial.train.steps) if warmup is None else warmup
+    return steps_of(trial.schedule.warmup, trial.schedule.warmup_share, trial.train.steps)
 
 
 def idle(trial: Trial) -> Iterator[tuple[str, str]]:

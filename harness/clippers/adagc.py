@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.clippers.base import Clipper
 from harness.clipping import clipping_factor, scale_tensors, tensor_norms
 from harness.config import Trial
-from harness.fields import PER_TRIAL, SWITCHED, number, share_of
+from harness.fields import PER_TRIAL, SWITCHED, number, steps_of
 from harness.parameters import Layout
 from harness.state import State
 
@@ -94,4 +94,4 @@ class AdaGC(Clipper):
 def warmup_steps(trial: Trial) -> int:
     """How many steps the warm-up takes."""
     own = trial.section("adagc")
-    return share_of(own.warmup_share, trial.train.steps) if own.warmup is None else own.warmup
+    return steps_of(own.warmup, own.warmup_share, trial.train.steps)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.fields import PER_TRIAL, anything, number, share_of
+from harness.fields import PER_TRIAL, anything, number, steps_of
 from harness.optimizers.adamw import ADAM, adam_direction, corrections, moments
 from harness.optimizers.base import Numbers, Optimizer, Piece, each
 
@@ -123,19 +123,18 @@ class Spam(Optimizer):
 def interval_of(trial: Trial) -> int:
     """Steps from one reset to the next."""
     own = trial.section("spam")
-    return share_of(own.interval_share, trial.train.steps, 2) if own.interval is None else own.interval
+    return steps_of(own.interval, own.interval_share, trial.train.steps, low=2)
 
 
 def warmup_of(trial: Trial) -> int:
     """Steps after a reset over which the rate grows."""
     own = trial.section("spam")
-    return share_of(own.warmup_share, interval_of(trial)) if own.warmup is None else own.warmup
+    return steps_of(own.warmup, own.warmup_share, interval_of(trial))
 
 
 def grace_of(trial: Trial) -> int:
     """First steps, and first after a reset, in which nothing is clipped."""
-    own = trial.section("spam").grace
-    return share_of(GRACE_SHARE, interval_of(trial), 2) if own is None else own
+    return steps_of(trial.section("spam").grace, GRACE_SHARE, interval_of(trial), low=2)
 
 
 def forget(piece: Piece, resets: Tensor) -> None:

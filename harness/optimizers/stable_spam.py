@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.fields import PER_TRIAL, anything, number, share_of
+from harness.fields import PER_TRIAL, anything, number, steps_of
 from harness.optimizers.adamw import ADAM, adam_direction, corrections, falls_short, moments
 from harness.optimizers.base import Numbers, Optimizer, Piece, norm
 from harness.optimizers.spam import forget
@@ -99,7 +99,7 @@ class StableSpam(Optimizer):
 def interval_of(trial: Trial) -> int:
     """Steps from one reset to the next."""
     own = trial.section("stable_spam")
-    return share_of(own.interval_share, trial.train.steps, 2) if own.interval is None else own.interval
+    return steps_of(own.interval, own.interval_share, trial.train.steps, low=2)
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
