@@ -10,7 +10,8 @@ from harness.config import PER_TRIAL, Trial, anything, choice, number
 from harness.formats import FORMATS
 from injectors.draws import distinct, stream
 from injectors.fault import FaultContext, InjectableFault, Places, elements_of, located, matching
-from injectors.value import MOST_ELEMENTS, SITES, Target, Value, ValueStrike
+from injectors.value import MOST_ELEMENTS, SITES, Value
+from injectors.value_strike import Target, ValueStrike
 
 UNIT = 2**128  # words of the stream are below it
 STRIDES = (16, 32, 64, 128)

@@ -12,7 +12,8 @@ import xarray as xr
 
 from analysis.outcomes import DIVERGENT, NON_FINITE, outcomes_and_notes
 from harness.config import NO_FAULT, ConfigError, Trial
-from injectors.value import MOST_EVENTS, Value
+from injectors.value import Value
+from injectors.value_strike import MOST_EVENTS
 from sweeps.overrides import fault_fields
 from sweeps.search.goal import Goal, Judged, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED

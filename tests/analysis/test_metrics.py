@@ -275,7 +275,7 @@ def test_deviations_are_read_a_block_at_a_time(tmp_path: Path, synthetic, monkey
         synthetic.write_pack(tmp_path, [trial.golden, trial], lambda t, curves=curves: curves[t.id])
     whole = metrics.deviation_table(open_sweep(tmp_path))
     assert sorted(whole["size"]) == list(range(6))
-    monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 1)
+    monkeypatch.setattr("analysis.stored_variables.CHUNK_BYTES", 1)
     monkeypatch.setattr(sys.modules["analysis.twins"], "BLOCK_BYTES", 1)
     read: list[int] = []
     curves_of = metrics.twin_curves

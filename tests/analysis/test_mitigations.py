@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -301,7 +300,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(study: Study, monkeypatch: py
     ending = of_faults(lambda t: {1: depth[t.mitigation]})
     for part in range(0, len(trials), 250):
         study.write_pack(trials[part : part + 250], ending, block=STEPS)
-    monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", 4 * STEPS * 500)
+    monkeypatch.setattr("analysis.stored_variables.CHUNK_BYTES", 4 * STEPS * 500)
     sweep = open_sweep(study.out)
     read = count_reads(monkeypatch)
     table = compare(sweep).table.set_index("mitigation")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -295,7 +294,7 @@ def test_a_part_read_lazily_is_that_part(
     tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch, key: dict, chunk_bytes: int
 ) -> None:
     # The function open_sweep hides the module of that name.
-    monkeypatch.setattr(sys.modules["analysis.open_sweep"], "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("analysis.stored_variables.CHUNK_BYTES", chunk_bytes)
     rng = np.random.default_rng(0)
     for number, (steps, depth) in enumerate([(40, 2), (20, 3), (30, 1)]):
         pair = [synthetic.make_trial(seed=2 * number + n, steps=steps, depth=depth) for n in (0, 1)]

@@ -14,7 +14,8 @@ from harness.config import ConfigError
 from harness.contradictions import check_trial
 from harness.sites import Event, Site, Visit
 from injectors.fault import places_of
-from injectors.value import Target, Value, ValueStrike
+from injectors.value import Value
+from injectors.value_strike import Target, ValueStrike
 
 TYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2, "fp16": np.float16}
 MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "fp16": 65504.0}

@@ -1,0 +1,192 @@
+"""A strike of a value fault: elements are gathered, changed, and put back where they changed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.formats import FORMATS, round_to
+from harness.sites import AT_TAPS, KEPT_EVENTS, Event, Site, Visit
+from injectors.bits import OPERATIONS, change_bits, is_zero, raw_bits, same_bits
+from injectors.fault import FaultContext, Strike, digest
+
+if TYPE_CHECKING:  # a fault arms its strike, so the import would be a circle
+    from injectors.value import Value
+
+CONSTANTS = {"zero": 0.0, "nan": math.nan, "infinity": math.inf, "minus_infinity": -math.inf}
+RANKED = (*AT_TAPS, Site.GRADIENT)  # sites that a rank has for itself
+MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
+
+
+@dataclass(frozen=True)
+class Target:
+    """Elements of one tensor: flat indices [k] and the bits that change in each [k]; None: all of them."""
+
+    tensor: str
+    elements: np.ndarray | None
+    masks: np.ndarray | None
+
+
+@dataclass(kw_only=True)
+class ValueStrike(Strike):
+    """Gathers the values, changes them, and puts back those that changed."""
+
+    fault: Value
+    targets: tuple[Target, ...] = ()
+    context: FaultContext | None = None
+    _weights: dict[str, Tensor] = field(default_factory=dict)  # of this step
+    _told: int = 0
+    remembers = ("_told",)
+
+    def look(self, visit: Visit) -> None:
+        """Weights before the update, because an update is known by what it changes."""
+        self._weights = {target.tensor: _gather(visit.tensors[target.tensor], target) for target in self.targets}
+
+    def strike(self, visit: Visit) -> list[Event]:
+        events = []
+        for target in self.targets:
+            if target.tensor in visit.tensors and visit.rank == self.fault.rank * (visit.site in RANKED):
+                events += self._strike(visit, target)
+        return events
+
+    def _strike(self, visit: Visit, target: Target) -> list[Event]:
+        whole = visit.tensors[target.tensor]
+        found = _gather(whole, target)
+        origin = self._weights[target.tensor] if self.site == Site.UPDATE else None
+        values = found if origin is None else found - origin
+        scales = None if self.fault.block is None else _scales(whole, target, self.fault.block, self.fault.format)
+        changed = self.change(values, target, visit.step, scales)
+        differs = ~same_bits(values, changed)
+        if bool(differs.any()):
+            _scatter(whole, target, torch.where(differs, changed if origin is None else origin + changed, found))
+        return self._events(visit, target, tuple(whole.shape), values, changed, differs, scales)
+
+    def change(self, values: Tensor, target: Target, step: int, scales: Tensor | None = None) -> Tensor:
+        """The new values of a target, [k] or the shape of its tensor; `scales`: the factors at which it is kept."""
+        fault = self.fault
+        held = values if scales is None else values.double() * scales
+        if fault.model in OPERATIONS:
+            changed = change_bits(held, self._masks(target, values), fault.model, fault.format)
+            if scales is None:
+                return changed
+            # What no bit changes stays as it was, unrounded.
+            return torch.where(same_bits(changed, held), values, (changed / scales).to(values.dtype))
+        changed = self._number(values, target, step)
+        if scales is None:
+            return changed if fault.format == "fp32" else round_to(changed, fault.format)
+        return (round_to(changed.double() * scales, fault.format) / scales).to(values.dtype)
+
+    def _number(self, values: Tensor, target: Target, step: int) -> Tensor:
+        fault = self.fault
+        if fault.model in CONSTANTS:
+            return torch.full_like(values, CONSTANTS[fault.model])
+        if fault.model == "set":  # not by full_like, which refuses what is too large for activations in half precision
+            return torch.empty_like(values).copy_(torch.tensor(fault.value, dtype=torch.float64))
+        if fault.model == "scale":
+            return values * fault.value
+        if fault.model == "sign":
+            return -values
+        if fault.model == "round":
+            return values
+        assert self.context is not None
+        draw = self.context.generator(step, *target.tensor.encode())
+        noise = draw.standard_normal(tuple(values.shape)) * fault.value
+        return values + torch.as_tensor(noise, dtype=values.dtype, device=values.device)
+
+    def _masks(self, target: Target, values: Tensor) -> Tensor:
+        if target.masks is not None:
+            return torch.as_tensor(target.masks, device=values.device)
+        assert self.context is not None
+        return torch.full(values.shape, self.fault.mask(self.context, 0), dtype=torch.int64, device=values.device)
+
+    def _events(
+        self,
+        visit: Visit,
+        target: Target,
+        shape: tuple[int, ...],
+        before: Tensor,
+        after: Tensor,
+        differs: Tensor,
+        scales: Tensor | None,
+    ) -> list[Event]:
+        place = {"site": visit.site, "tensor": target.tensor, "step": visit.step, "rank": visit.rank}
+        if target.elements is None or len(target.elements) > MOST_EVENTS:
+            self._told += 1
+            texts = (digest(before), digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
+            whole = {"index": None, "bit": None, "bits_before": None, "bits_after": None}
+            return [
+                Event(**place, **whole, before=texts[0], after=texts[1], changed=bool(differs.any()))  # type: ignore[arg-type]
+            ]
+        assert target.masks is not None
+        was_zero = is_zero(before if scales is None else before.double() * scales, self.fault.format)
+        rows = zip(
+            target.elements.tolist(),
+            target.masks.tolist(),
+            before.tolist(),
+            after.tolist(),
+            raw_bits(before),
+            raw_bits(after),
+            differs.tolist(),
+            was_zero.tolist(),
+            strict=True,
+        )
+        return [
+            Event(
+                **place,  # type: ignore[arg-type]
+                index=tuple(int(i) for i in np.unravel_index(element, shape)) if shape else (),
+                bit=mask.bit_length() - 1 if mask.bit_count() == 1 else None,
+                before=repr(old),
+                after=repr(new),
+                bits_before=old_bits,
+                bits_after=new_bits,
+                changed=is_changed,
+                mask=f"{mask:x}" if mask else None,
+                was_zero=zero,
+            )
+            for element, mask, old, new, old_bits, new_bits, is_changed, zero in rows
+        ]
+
+
+def _place(whole: Tensor, target: Target) -> tuple[Tensor, ...]:
+    indices = np.unravel_index(target.elements, tuple(whole.shape) or (1,))  # type: ignore[arg-type]
+    return tuple(torch.as_tensor(index, device=whole.device) for index in indices)
+
+
+def _gather(whole: Tensor, target: Target) -> Tensor:
+    """A copy of the target's values."""
+    if target.elements is None:
+        return whole.clone()
+    return (whole if whole.dim() else whole[None])[_place(whole, target)]
+
+
+def _scales(whole: Tensor, target: Target, block: int, format: str) -> Tensor:
+    """What each element of the target is multiplied by before it is held in the format: [k] or the tensor's shape.
+
+    1 in a block of zeros, and in one that is not finite.
+    """
+    flat, most = whole.reshape(-1), torch.finfo(FORMATS[format].dtype).max
+    if target.elements is None:
+        which = torch.arange(len(flat), device=flat.device) // block
+        blocks = torch.arange(-(-len(flat) // block), device=flat.device)
+    else:
+        found, place = np.unique(target.elements // block, return_inverse=True)
+        which, blocks = (torch.as_tensor(x, device=flat.device) for x in (place, found))
+    if target.elements is None or len(blocks) * block > len(flat):  # all at once
+        padded = torch.nn.functional.pad(flat.abs(), (0, -len(flat) % block)).double()
+        largest = padded.view(-1, block).amax(1)[blocks]
+    else:
+        largest = torch.stack([flat[i * block : (i + 1) * block].abs().max().double() for i in blocks.tolist()])
+    scale = torch.where(torch.isfinite(largest) & (largest > 0), most / largest, 1.0)[which]
+    return scale.view(whole.shape) if target.elements is None else scale
+
+
+def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:
+    if target.elements is None:
+        whole.copy_(values)
+    else:
+        (whole if whole.dim() else whole[None])[_place(whole, target)] = values
