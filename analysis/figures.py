@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from analysis import metrics
+from analysis.acted import BASELINE
 from analysis.drawing import MARKERS, Drawing, count, palette, short, style
 from analysis.stability_edge import stability_edge
 
@@ -71,8 +72,9 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     """Final validation loss of the clean trials against the learning rate: a panel a width, a line a mitigation.
 
     What is drawn is min(final loss, loss at initialisation), the quantity that LR sensitivity averages; trials that
-    became non-finite are crosses at the loss at initialisation. Points are seeds. The loss at initialisation is marked
-    if any trial comes near it, for it would squeeze all others into the bottom.
+    became non-finite are crosses at the loss at initialisation. Points are seeds. The loss at initialisation, that of
+    the baseline where every width has one, is marked if any trial comes near it, for it would squeeze all others into
+    the bottom.
     """
     table = metrics.clean_table(ds)
     axes = metrics.swept_axes(table, ("width", "mitigation"))
@@ -85,7 +87,8 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
     rows = math.ceil(len(widths) / columns)
     lost = int(table["nonfinite_step"].notna().sum())
-    middle = (table["capped_loss"].min() + table["initial_loss"].mean()) / 2
+    start, whose = _start(table)
+    middle = (table["capped_loss"].min() + start["initial_loss"].mean()) / 2
     is_near_initial = lost > 0 or table["capped_loss"].max() > middle
     with style():
         longest = max(map(len, series))
@@ -98,7 +101,7 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
         for number, (panel, width) in enumerate(zip(panels, widths, strict=False)):
             _draw_rates(panel, table[table["width"] == width], series)
             if is_near_initial:
-                level = table.loc[table["width"] == width, "initial_loss"].mean()
+                level = start.loc[start["width"] == width, "initial_loss"].mean()
                 panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
             is_lowest = number + columns >= len(widths)
             panel.set(title=f"width {width}", xlabel="peak learning rate" if is_lowest else "")
@@ -106,7 +109,7 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
             panel.tick_params(labelbottom=is_lowest)
         for panel in panels[len(widths) :]:
             panel.set_axis_off()
-        _rate_legend(figure, series, lost > 0, is_near_initial, ncols=1 if is_long else 2)
+        _rate_legend(figure, series, lost > 0, whose if is_near_initial else None, ncols=1 if is_long else 2)
         figure.suptitle("Final loss against learning rate")
     crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
@@ -115,6 +118,16 @@ def loss_against_rate(ds: xr.Dataset) -> Drawing:
         f"{left_out}"
     )
     return Drawing(figure, caption)
+
+
+def _start(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The trials whose losses at initialisation are marked, and the legend's words for whose they are."""
+    plain = table[table["mitigation"] == BASELINE]
+    if table["mitigation"].nunique() == 1:
+        return table, ""
+    if set(plain["width"]) == set(table["width"]):
+        return plain, f", mitigation: {BASELINE}"
+    return table, ", mean over mitigations"
 
 
 def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None:
@@ -131,7 +144,8 @@ def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None
         panel.scatter(lost["lr"], lost["capped_loss"], s=55, marker="x", color=colour, zorder=4, linewidth=1.8)
 
 
-def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_initial: bool, ncols: int) -> None:
+def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, initial: str | None, ncols: int) -> None:
+    """`initial`: whose loss at initialisation is marked; None: it is not."""
     colours = palette(series)
     handles = [
         Line2D([], [], color=colours[name], linewidth=1.8, marker=MARKERS[position % len(MARKERS)], markersize=4)
@@ -141,9 +155,9 @@ def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, has_i
     if has_crosses:
         handles.append(Line2D([], [], color="0.35", marker="x", markersize=7, markeredgewidth=1.8, linestyle="none"))
         labels.append("non-finite trial, drawn at the loss at initialisation")
-    if has_initial:
+    if initial is not None:
         handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.4))
-        labels.append("loss at initialisation")
+        labels.append(f"loss at initialisation{initial}")
     figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
 
 

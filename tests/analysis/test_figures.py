@@ -113,6 +113,32 @@ def test_the_loss_at_initialisation_is_left_out_where_nothing_comes_near_it(tmp_
     assert drawing.figure.axes[0].get_ylim()[1] < 4 < synthetic.INITIAL
 
 
+STARTS = {
+    "with the baseline": (("none", "deep", "wild"), ["loss at initialisation, mitigation: none"], 5.0),
+    "without it": (("deep", "wild"), ["loss at initialisation, mean over mitigations"], 8.0),
+    "alone": (("wild",), ["loss at initialisation"], 9.0),
+}
+
+
+@pytest.mark.parametrize(("mitigations", "words", "level"), STARTS.values(), ids=STARTS)
+def test_the_loss_at_initialisation_is_the_baselines(tmp_path: Path, synthetic, mitigations, words, level) -> None:
+    """Mitigations may start at losses of their own; where the baseline is not in the sweep the legend says so."""
+    starts = {"none": 5.0, "deep": 7.0, "wild": 9.0}
+    trials = [synthetic.make_trial(lr=lr, mitigation=name) for name in mitigations for lr in (1e-3, 1e-2)]
+
+    def loss(trial) -> np.ndarray:
+        values = synthetic.flat_loss(trial)
+        values[0] = starts[trial.mitigation]
+        if trial.optim.lr == 1e-2:
+            values[9:] = np.nan
+        return values
+
+    synthetic.write_pack(tmp_path, trials, loss)
+    figure = figures.loss_against_rate(open_sweep(tmp_path)).figure
+    assert figure.axes[0].lines[-1].get_ydata() == pytest.approx([level, level])
+    assert [text for text in legend_texts(figure) if text.startswith("loss at")] == words
+
+
 def test_other_axes_of_the_sweep_make_lines_of_their_own(tmp_path: Path, synthetic) -> None:
     for depth in (1, 2):
         trials = [synthetic.make_trial(lr=lr, depth=depth) for lr in (1e-3, 1e-2)]
