@@ -15,6 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	@# Not with what it asks for: a torchvision that may be of another build than torch, and that tests have no use for.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps mup
 	@touch $@
 
 quickstart: install

@@ -9,5 +9,15 @@ from analysis.mitigations import compare
 from analysis.open_sweep import fault_events, open_sweep, part_acts
 from analysis.outcomes import outcomes
 from analysis.statistics import rates
+from analysis.weights import load_weights, to_gpt2
 
-__all__ = ["compare", "fault_events", "open_sweep", "outcomes", "part_acts", "rates"]
+__all__ = [
+    "compare",
+    "fault_events",
+    "load_weights",
+    "open_sweep",
+    "outcomes",
+    "part_acts",
+    "rates",
+    "to_gpt2",
+]

@@ -305,7 +305,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 def _described() -> dict[str, str]:
     """Path -> what the field is, for all fields that do not belong to one injector, the trial's own first."""
     parts = {"": Trial, **sections(), "fault": Fault}
-    found = {"mitigation": "mitigation", "fault.name": "fault", "fault.kind": "class of the fault"}
+    found = {"recipe": "recipe", "mitigation": "mitigation", "fault.name": "fault", "fault.kind": "class of the fault"}
     for part, cls in parts.items():
         for field in dataclasses.fields(cls):
             if "help" in field.metadata:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harness.layers import silu
+from harness.layers import gelu_tanh, silu
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Activation:
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": Activation(F.gelu),  # Hendrycks & Gimpel 2016, arXiv 1606.08415
+    "gelu_tanh": Activation(gelu_tanh),  # the same paper's approximation, as in GPT-2 (Radford et al. 2019)
     "relu": Activation(F.relu),  # Vaswani et al. 2017, arXiv 1706.03762
     "swiglu": Activation(silu, gated=True),  # Shazeer 2020, arXiv 2002.05202
 }

@@ -6,6 +6,7 @@ Shapes: R trials, B sequences of T tokens, H heads of D features.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -44,9 +45,9 @@ def split_heads(qkv_RxNx3D: Tensor, context: int, heads: int) -> tuple[Tensor, .
 
 
 @lru_cache(maxsize=8)
-def _rotation(context: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[T, D/2] complex: neighbouring features turn by position / 10000^(2i/D) (Su et al. 2021, eq. 15)."""
-    frequency = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+def _rotation(context: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[T, D/2] complex: neighbouring features turn by position / base^(2i/D) (Su et al. 2021, eq. 15)."""
+    frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = torch.outer(torch.arange(context, dtype=torch.float64), frequency)
     kind = torch.complex128 if dtype == torch.float64 else torch.complex64
     return torch.polar(torch.ones_like(angle), angle).to(device, kind)
@@ -74,10 +75,10 @@ def _turn(pairs: Tensor, rotation: Tensor) -> Tensor:
     return turned
 
 
-def rotate(x_RxBxHxTxD: Tensor, dtype: torch.dtype) -> Tensor:
+def rotate(x_RxBxHxTxD: Tensor, base: float, dtype: torch.dtype) -> Tensor:
     """Rotary positions: feature pairs (2i, 2i + 1) of each head turn with the position, computed in `dtype`."""
     pairs = torch.view_as_complex(x_RxBxHxTxD.to(dtype).unflatten(-1, (-1, 2)))
-    turned = _Turn.apply(pairs, _rotation(*x_RxBxHxTxD.shape[-2:], dtype, x_RxBxHxTxD.device))
+    turned = _Turn.apply(pairs, _rotation(*x_RxBxHxTxD.shape[-2:], base, dtype, x_RxBxHxTxD.device))
     return torch.view_as_real(turned).flatten(-2).to(x_RxBxHxTxD.dtype)
 
 
@@ -88,17 +89,18 @@ def _causal_mask(context: int, dtype: torch.dtype, device: torch.device) -> Tens
 
 @dataclass(frozen=True)
 class Limits:
-    """What holds attention logits and shares back, a strength for each trial, [R, 1, 1, 1, 1]; None: nothing does.
+    """What is done to attention logits and shares, a strength for each trial, [R, 1, 1, 1, 1]; None: nothing.
 
     Logits are multiplied by `temperature` (soft temperature), then become c tanh(x / c) of the `cap` c (Gemma 2, arXiv
     2408.00118; both in Rybakov et al. 2024, arXiv 2410.16682). Shares p become clip((zeta - gamma) p + gamma, 0, 1),
     with `clip` = (zeta, gamma) (Bondarenko et al. 2023, arXiv 2306.12929, equation 4): since gamma <= 0, masked
-    positions stay at 0.
+    positions stay at 0. Last, `drop` takes some of them away.
     """
 
     temperature: Tensor | None = None
     cap: Tensor | None = None
     clip: tuple[Tensor, Tensor] | None = None
+    drop: Callable[[Tensor], Tensor] | None = None
 
 
 UNLIMITED = Limits()
@@ -185,8 +187,8 @@ def attend(
 
     q, k, v: [R, B, H, T, D]. Returns [R, B, T, H, D]. The tap `<name>.scores` sees what the softmax reads,
     [R, B, H, T, T], masked entries at -inf; with the fused kernel it sees a copy that it cannot change, one sequence of
-    the batch after the other, because all of them would not fit. That kernel has no room for `cap` and `clip`, and
-    takes its softmax in float32.
+    the batch after the other, because all of them would not fit. That kernel has no room for `cap`, `clip` and
+    `drop`, and takes its softmax in float32.
     """
     scores_name, context = f"{name}.scores", q.shape[-2]
     if limits.temperature is not None:
@@ -210,4 +212,6 @@ def attend(
     if limits.clip is not None:
         zeta, gamma = limits.clip
         shares = torch.clamp(shares * (zeta - gamma) + gamma, 0.0, 1.0)
+    if limits.drop is not None:
+        shares = limits.drop(shares)
     return precision(differentiable_product(precision(shares), v)).transpose(2, 3)

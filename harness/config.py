@@ -138,13 +138,14 @@ class Trial:
     screen: Screen = Screen()
     data: Data = Data()
     fault: Fault = NO_FAULT
+    recipe: str = "plain"  # by name: what the mitigation is a difference to
     mitigation: str = "none"
     seed: int = number(PER_TRIAL, 0, "seed of everything that has no seed of its own", low=0, high=LARGEST_SEED)
     extras: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def of(cls, parts: Mapping[str, Any], **others: Any) -> Trial:
-        """The trial with these sections, by name; `others` are fault, mitigation and seed."""
+        """The trial with these sections, by name; `others` are fault, recipe, mitigation and seed."""
         core = {name: values for name, values in parts.items() if name in CORE}
         extras = sorted((name, values) for name, values in parts.items() if name not in CORE)
         return cls(**core, **others, extras=tuple((k, v) for k, v in extras if v != _defaults()[k]))
@@ -157,7 +158,7 @@ class Trial:
         """Nested plain values, as they are stored with the results."""
         parts = {name: dict(vars(getattr(self, name))) for name in (*CORE, "fault")}
         extras = {name: dict(vars(values)) for name, values in self.extras}
-        return {**parts, **extras, "mitigation": self.mitigation, "seed": self.seed}
+        return {**parts, **extras, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}
 
     @cached_property
     def id(self) -> str:
@@ -194,4 +195,5 @@ def trial_from_dict(values: Mapping[str, Any], fault_types: Mapping[str, type[Fa
     """The inverse of `Trial.to_dict`; `fault_types` maps a fault's kind to its dataclass."""
     parts = {name: cls(**values[name]) for name, cls in sections().items() if name in values}
     fault = fault_types[values["fault"]["kind"]](**values["fault"])
-    return Trial.of(parts, fault=fault, mitigation=values["mitigation"], seed=values["seed"])
+    names = {name: values[name] for name in ("recipe", "mitigation") if name in values}
+    return Trial.of(parts, fault=fault, **names, seed=values["seed"])

@@ -89,7 +89,7 @@ def _fused(trial: Trial) -> list[str]:
         return []
     reasons = [
         f"model.{name}={getattr(model, name)}: model.attention=fused keeps no logits; allowed: null, or {explicit}"
-        for name in ("attention_cap", "soft_clip_high")
+        for name in ("attention_cap", "soft_clip_high", "dropout")
         if getattr(model, name) is not None
     ]
     if softmax != "fp32":
@@ -151,6 +151,10 @@ def _initial_sizes(trial: Trial) -> list[str]:
     given = [f"model.{name}={getattr(model, name)}" for name, is_answer in answers.items() if is_answer]
     if len(given) > 1:
         reasons.append(f"{', '.join(given)}: each says how branches shrink with depth; allowed: one of them")
+    if model.tied_head and (model.zero_head or model.init == "fixup"):
+        zero, allowed = ("zero_head=true", "false") if model.zero_head else ("init=fixup", "another init")
+        why = "starts the head at zero, which is the embedding with model.tied_head=true"
+        reasons.append(f"model.{zero}: {why}; allowed: {allowed}, or model.tied_head=false")
     starts_at_zero, sized = model.init in ZERO_INITS, ", ".join(name for name in INITS if name not in ZERO_INITS)
     if starts_at_zero and OPTIMIZERS[optimizer].rule_of(trial).startswith("relative"):
         why = f"starts matrices at zero, and the steps of optim.name={optimizer} are relative to their size"
@@ -177,17 +181,23 @@ def _parts(model: Model) -> list[str]:
         )
     if not model.qk_norm_shared and not model.qk_norm:
         reasons.append("model.qk_norm_shared=false: there is no model.qk_norm; allowed: true, or model.qk_norm=true")
+    elif model.qk_norm_over == "heads" and not model.qk_norm_shared:
+        reasons.append(
+            "model.qk_norm_shared=false: model.qk_norm_over=heads has a gain for each feature already; allowed: true"
+        )
     if model.embedding_norm and model.embedding_scale != "none":
         reasons.append(
             f"model.embedding_scale={model.embedding_scale}: model.embedding_norm=true divides it out; "
             "allowed: none, or model.embedding_norm=false"
         )
-    if model.placement == "sandwich":
+    if model.placement in ("sandwich", "branch"):
         reasons += [
             f"model.{name}=true: {placement} has a norm there already; allowed: false, or another placement"
             for name in ("projection_norm", "down_norm")
             if name in norms
         ]
+    if model.init == "fixup" and model.biases:
+        reasons.append(f"model.biases=true: {init} has summands of its own; allowed: false, or another init")
     if model.init == "fixup":
         if model.placement != "none":
             reasons.append(f"{placement}: {init} goes without norms; allowed: none, or another init")

@@ -23,36 +23,44 @@ if TYPE_CHECKING:  # which layers there are decides which tensors a model has, s
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, precision: Precision) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, precision: Precision, bias: Leaf | None
+    ) -> Tensor:
         x, weight = precision.operand(x), precision.operand(weight)
         ctx.save_for_backward(x, weight)
-        ctx.gradient, ctx.precision = gradient, precision
-        return precision(product(x, weight.mT))
+        ctx.gradient, ctx.precision, ctx.bias = gradient, precision, bias
+        y = product(x, weight.mT)
+        return precision(y if bias is None else y.add_(precision(bias.weight)[:, None]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
+        if ctx.bias is not None:
+            ctx.bias.gradient.copy_(dy.sum(1))
         precision, dy = ctx.precision, ctx.precision.gradient(dy)
         if precision.rounds is None and ctx.gradient.dtype == x.dtype:
             product(dy.mT, x, out=ctx.gradient)
         else:
             ctx.gradient.copy_(precision(product(dy.mT, x)))
-        return precision(product(dy, weight)), None, None, None
+        return precision(product(dy, weight)), None, None, None, None
 
 
-def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision) -> Tensor:
-    """x @ weight^T for each trial, [R, N, out]; all that it reads and leaves, gradients too, is held in `precision`."""
-    return _Linear.apply(x_RxNxI, leaf.weight, leaf.gradient, precision)
+def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None = None) -> Tensor:
+    """x @ weight^T for each trial, plus its bias [R, out] if there is one: [R, N, out].
+
+    All that it reads and leaves, gradients too, is held in `precision`; with a bias it is rounded once.
+    """
+    return _Linear.apply(x_RxNxI, leaf.weight, leaf.gradient, precision, bias)
 
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, root: Tensor, ids: Tensor, weight: Tensor, gradient: Tensor) -> Tensor:
+    def forward(ctx: Any, root: Tensor, ids: Tensor, weight: Tensor, gradient: Tensor, adds: bool) -> Tensor:
         trials, vocabulary, width = weight.shape
         offset_ids = ids + torch.arange(0, trials * vocabulary, vocabulary, device=ids.device)[:, None]
         ctx.save_for_backward(offset_ids)
-        ctx.gradient = gradient
+        ctx.gradient, ctx.adds = gradient, adds
         return torch.nn.functional.embedding(offset_ids, weight.reshape(trials * vocabulary, width))
 
     @staticmethod
@@ -61,13 +69,17 @@ class _Embedding(torch.autograd.Function):
         (offset_ids,) = ctx.saved_tensors
         trials, vocabulary, width = ctx.gradient.shape
         dense = torch.ops.aten.embedding_dense_backward(dy, offset_ids, trials * vocabulary, -1, False)
-        ctx.gradient.copy_(dense.view(trials, vocabulary, width))
-        return None, None, None, None
+        dense = dense.view(trials, vocabulary, width)
+        ctx.gradient.add_(dense) if ctx.adds else ctx.gradient.copy_(dense)
+        return None, None, None, None, None
 
 
-def embedding(ids_RxN: Tensor, leaf: Leaf, root: Tensor) -> Tensor:
-    """Rows of each trial's own table, [R, N, D]. `root` is any tensor that requires a gradient: it starts the graph."""
-    return _Embedding.apply(root, ids_RxN, leaf.weight, leaf.gradient)
+def embedding(ids_RxN: Tensor, leaf: Leaf, root: Tensor, adds: bool = False) -> Tensor:
+    """Rows of each trial's own table, [R, N, D]. `root` is any tensor that requires a gradient: it starts the graph.
+
+    Its backward pass is the last of all; `adds`: to the gradient that a tied head has left there.
+    """
+    return _Embedding.apply(root, ids_RxN, leaf.weight, leaf.gradient, adds)
 
 
 class _AddPositions(torch.autograd.Function):
@@ -112,7 +124,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
-    """LayerNorm over the last dim with each trial's own gain and no bias, in the precision of the gain.
+    """LayerNorm over the last dim with each trial's own gain, in the precision of the gain; a bias is `shifted`'s.
 
     Gains are [R, D], or [R, G, D]: a row of them for each index of dim 2 of x.
     """
@@ -185,18 +197,21 @@ class _Shifted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, summand: Tensor, gradient: Tensor) -> Tensor:
         ctx.gradient = gradient
-        return x + summand[:, None]
+        return x + _beside(summand, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        _sum_into(dy, ctx.gradient)
+        if ctx.gradient.shape[-1] == 1 < dy.shape[-1]:
+            _sum_into(dy, ctx.gradient)
+        else:
+            _sum_over_tokens(dy, ctx.gradient)
         return dy, None, None
 
 
-def shifted(x_RxNxD: Tensor, leaf: Leaf) -> Tensor:
-    """x plus one learned number [R, 1], in the precision of that."""
-    return _Shifted.apply(x_RxNxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient)
+def shifted(x_RxxxD: Tensor, leaf: Leaf) -> Tensor:
+    """x plus one learned number [R, 1], or a bias of the shape of a gain in `layer_norm`, in the precision of that."""
+    return _Shifted.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient)
 
 
 def _sum_into(product_RxNxD: Tensor, target: Tensor) -> None:
@@ -205,29 +220,39 @@ def _sum_into(product_RxNxD: Tensor, target: Tensor) -> None:
     target.copy_(total.sum(1, keepdim=True) if target.shape[1] < total.shape[1] else total)
 
 
-class _SiLU(torch.autograd.Function):
+class _Curve(torch.autograd.Function):
+    """An elementwise function on a CPU, trial by trial.
+
+    A CPU rounds what is left over beside whole vectors at the end of a thread's share differently, and where that is
+    depends on the number of trials. So each trial is shared out on its own.
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: str, options: dict[str, Any]) -> Tensor:
         ctx.save_for_backward(x)
+        ctx.function, ctx.options = function, options
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         for source, target in zip(x, y, strict=True):
-            torch.ops.aten.silu.out(source, out=target)
+            getattr(torch.ops.aten, function).out(source, **options, out=target)
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        (x,), backward = ctx.saved_tensors, getattr(torch.ops.aten, f"{ctx.function}_backward")
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         for arrived, source, target in zip(dy, x, dx, strict=True):
-            torch.ops.aten.silu_backward.grad_input(arrived, source, grad_input=target)
-        return dx
+            backward.grad_input(arrived, source, **ctx.options, grad_input=target)
+        return dx, None, None
 
 
 def silu(x_RxNxF: Tensor) -> Tensor:
-    """x * sigmoid(x).
+    """x * sigmoid(x)."""
+    return _Curve.apply(x_RxNxF, "silu", {}) if x_RxNxF.device.type == "cpu" else torch.nn.functional.silu(x_RxNxF)
 
-    A CPU rounds what is left over beside whole vectors at the end of a thread's share differently, and where that is
-    depends on the number of trials. So there each trial is shared out on its own.
-    """
-    return _SiLU.apply(x_RxNxF) if x_RxNxF.device.type == "cpu" else torch.nn.functional.silu(x_RxNxF)
+
+def gelu_tanh(x_RxNxF: Tensor) -> Tensor:
+    """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as GPT-2's code has it."""
+    if x_RxNxF.device.type == "cpu":
+        return _Curve.apply(x_RxNxF, "gelu", {"approximate": "tanh"})
+    return torch.nn.functional.gelu(x_RxNxF, approximate="tanh")

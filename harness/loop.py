@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,8 +15,10 @@ from torch import Tensor
 from harness.acts import idle_parts
 from harness.checkpoint import Checkpoints, Saved
 from harness.clipping import global_norm
+from harness.last_weights import Leave, hand_over
 from harness.outcome import judge
-from harness.pack import Pack, smallest_pack
+from harness.pack import Pack
+from harness.pack_sizes import smallest_pack
 from harness.resume import restore, state_of
 from harness.signals import Recorder, Write
 from harness.sites import Agenda, Event, Site
@@ -53,6 +55,7 @@ def train(
     steps: range | None = None,
     checkpoints: Checkpoints | None = None,
     saved: Saved | None = None,
+    leave: Leave | None = None,
 ) -> Result:
     """Train every trial of the pack to its last step (or through `steps`), or until it is not finite.
 
@@ -63,6 +66,7 @@ def train(
     A trial whose loss or gradient is not finite freezes: that step and all later ones change none of its weights.
     With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/loss_scale.py). One
     whose batch is dropped as a whole misses that step and nothing else (harness/screening.py).
+    `leave` is given each trial's last weights, when its row goes or at the end (harness/last_weights.py).
     The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
     two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
     trial.
@@ -88,7 +92,7 @@ def train(
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
             own = None if weights is None else pack.ranks.part(weights, rank)
-            losses.append(pack.learn(part, own, strike.at_taps(step, rank)))
+            losses.append(pack.learn(part, own, strike.at_taps(step, rank), rank))
             strike.at_gradient(step, rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
@@ -116,14 +120,17 @@ def train(
         if recorder.is_due(step):
             pack.ranks.verify(state)
             recorder.flush()
-            _shrink(pack)
+            _shrink(pack, recorder.nonfinite, leave)
             if not bool(pack.active.any()):
                 break
         progress(step + 1, len(recorder.nonfinite))
         if checkpoints and step + 1 < pack.steps and pack.ranks.agreed(checkpoints.is_due(step + 1)):
             pack.ranks.verify(state)
             checkpoints.save(step + 1, *state())
-    return _result(pack, agenda, recorder)
+    result = _result(pack, agenda, recorder)
+    if leave:
+        hand_over(pack, range(len(pack)), recorder.nonfinite, leave)
+    return result
 
 
 def _judge(pack: Pack, loss: Tensor, norm: Tensor, detection: bool) -> Tensor:
@@ -157,7 +164,7 @@ def digests(*values: np.ndarray) -> list[str]:
     ]
 
 
-def _shrink(pack: Pack) -> None:
+def _shrink(pack: Pack, nonfinite: Mapping[int, int], leave: Leave | None) -> None:
     """Drop the rows of frozen and masked trials when they are many, but keep the smallest pack that rounds alike."""
     active = pack.active.tolist()
     done = [row for row, on in enumerate(active) if not on or pack.rows[row] in pack.twins.masked]
@@ -166,4 +173,6 @@ def _shrink(pack: Pack) -> None:
     kept = sorted(set(range(len(active))) - set(done))
     kept += done[: max(0, smallest_pack(pack.device) - len(kept))]
     if len(kept) < len(active):
+        if leave:
+            hand_over(pack, sorted(set(range(len(active))) - set(kept)), nonfinite, leave)
         pack.keep(sorted(kept))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from harness import attention
 from harness.activations import ACTIVATIONS, clamp_swiglu, is_beyond
 from harness.caps import soft_cap
 from harness.config import Model, Trial
+from harness.dropout import dropped, stream
 from harness.layers import add_positions, embedding, linear, scaled, shifted
 from harness.norms import NORMS
 from harness.parameters import Layout, Leaf
@@ -63,7 +65,9 @@ class GPT:
         self.notice: Callable[[str, Tensor], None] = lambda part, acted_r: None  # is told what acted in a forward pass
         self.explicit_attention = config.explicit_attention
         self.step = 0
+        self.first_sequence = 0  # number within the batch of the first sequence of the next pass
         self._vectors = vectors
+        self._head = "embedding" if config.tied_head else "head"
         self._placements = [placement_of(config, block) for block in range(config.depth)]
 
     def bind(self, trials: Sequence[Trial], parts: Sequence[slice], weights_RxP: Tensor, gradients_RxP: Tensor) -> None:
@@ -116,23 +120,38 @@ class GPT:
 
     def _linear(self, x_RxNxI: Tensor, first: str, last: str | None = None) -> Tensor:
         x, leaf = self._shifted(f"{first}_shift", x_RxNxI), self._leaf(first, last)
-        if self._vectors and first != "head":
+        is_biased = f"{first}_bias" in self.layout.by_name
+        bias = self._leaf(f"{first}_bias", f"{last}_bias" if last else None) if is_biased else None
+        if self._vectors and first != self._head:
             gamma = self._leaf(f"{first}_scale", f"{last}_scale" if last else None)
             x, leaf = reparametrised(x, leaf, gamma, *self._vectors.stack(first, last, self._part.rows))
-        return linear(x, leaf, self.precision)
+        return linear(x, leaf, self.precision, bias)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         if name not in self.layout.by_name:
             return x
         norm, leaf, held = NORMS[self.config.norm], self._leaf(name), self.precision.norm
         gain = Leaf(held(leaf.weight).to(leaf.weight.dtype), leaf.gradient)
-        return held(norm(held(x), gain, self.config.norm_epsilon))
+        normed = norm(held(x), gain, self.config.norm_epsilon)
+        return held(self._shifted(f"{name}_bias", normed, held))
 
     def _scaled(self, name: str, x: Tensor) -> Tensor:
         return scaled(x, self._leaf(name)) if name in self.layout.by_name else x
 
-    def _shifted(self, name: str, x: Tensor) -> Tensor:
-        return shifted(x, self._leaf(name)) if name in self.layout.by_name else x
+    def _shifted(self, name: str, x: Tensor, held: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+        if name not in self.layout.by_name:
+            return x
+        leaf = self._leaf(name)
+        return shifted(x, Leaf(held(leaf.weight).to(leaf.weight.dtype), leaf.gradient))
+
+    def _dropped(self, name: str, x_RxNxxx: Tensor) -> Tensor:
+        """x, of whose N sequences or tokens parts are dropped in training."""
+        shares = self._switched("dropout", 1)
+        if shares is None or not torch.is_grad_enabled():
+            return x_RxNxxx
+        seeds = [trial.seeds["data"] for trial in self._part.trials]
+        sequences = range(self.first_sequence, self.first_sequence + self._sequences)
+        return dropped(x_RxNxxx, shares, [stream(seed, self.step, name) for seed in seeds], sequences)
 
     def _tap(self, name: str, x: Tensor) -> Tensor:
         """A tap on what matrix products read or leave: whatever is written there is held in their precision too."""
@@ -142,25 +161,27 @@ class GPT:
 
     def __call__(self, tokens_RxBxT: Tensor) -> Tensor:
         """Logits [R, B x T, V]."""
-        context = tokens_RxBxT.shape[-1]
+        self._sequences, context = tokens_RxBxT.shape[1:]
         x = self._embedding(tokens_RxBxT)
         for i in range(self.config.depth):
             x = self._checkpointed_block(i, x, context) if self.checkpointing else self._block(i, x, context)
             x = self.taps(f"blocks.{i}.residual", x)
         x = self._norm("final_norm", self.taps.copied("head.input", x))
-        logits = self._linear(x, "head").to(self._root.dtype)
+        logits = self._linear(x, self._head).to(self._root.dtype)
         multiplier, cap = output_multiplier(self.config), self._switched("output_cap", 3)
         logits = logits if multiplier == 1 else logits * multiplier
         return self.taps("logits", logits if cap is None else soft_cap(logits, cap))
 
     def _embedding(self, tokens_RxBxT: Tensor) -> Tensor:
         trials, _, context = tokens_RxBxT.shape
-        x = embedding(tokens_RxBxT.reshape(trials, -1), self._leaf("embedding"), self._root)
+        tied = self.config.tied_head
+        x = embedding(tokens_RxBxT.reshape(trials, -1), self._leaf("embedding"), self._root, tied)
         if self.config.positions == "learned":
             x = add_positions(x, self._leaf("positions"), context)
         multiplier = embedding_multiplier(self.config)
         x = x if multiplier == 1 else x * multiplier
-        return self.taps("embedding", self._norm("embedding_norm", x).to(self._root.dtype))
+        x = self._norm("embedding_norm", x).to(self._root.dtype)
+        return self.taps("embedding", self._dropped("embedding", x))
 
     def _checkpointed_block(self, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
         """The block, whose taps are read and struck in the forward pass alone, and not when it is computed again."""
@@ -193,6 +214,7 @@ class GPT:
         if placement.grows:
             steps = self._strength("branch_steps", 3)
             branch = branch * (torch.full_like(steps, self.step) / steps).clamp(max=1.0)
+        branch = self._dropped(name, branch)
         x = (x if placement.skip == 1 else x * placement.skip) + branch
         return self._norm(f"{name}_sum_norm", self.taps(f"{name}.sum", x)).to(x.dtype)
 
@@ -202,23 +224,30 @@ class GPT:
         if c.qkv_norm:
             parts = qkv.unflatten(-1, (3, c.width))
             qkv = precision(self._norm(f"{name}.qkv_norm", parts)).flatten(-2)
+        if c.qk_norm and c.qk_norm_over == "heads":
+            query, key, value = qkv.chunk(3, -1)
+            query, key = self._norm(f"{name}.query_norm", query), self._norm(f"{name}.key_norm", key)
+            qkv = torch.cat([precision(query), precision(key), value], -1)
         q, k, v = attention.split_heads(qkv, context, c.width // c.head_dim)
-        if c.qk_norm:
+        if c.qk_norm and c.qk_norm_over == "head":
             q = precision(self._norm(f"{name}.query_norm", q))
             k = precision(self._norm(f"{name}.key_norm", k))
         q, k, v = self._tap(f"{name}.query", q), self._tap(f"{name}.key", k), self._tap(f"{name}.value", v)
         if c.positions == "rotary":
-            q, k = (attention.rotate(part, self._root.dtype) for part in (q, k))
+            q, k = (attention.rotate(part, c.rotary_base, self._root.dtype) for part in (q, k))
         scale, explicit = attention_multiplier(c), self.explicit_attention
-        mixed = attention.attend(q, k, v, scale, explicit, precision, self.taps, name, self._limits())
+        limits = self._limits(f"{name}.shares")
+        mixed = attention.attend(q, k, v, scale, explicit, precision, self.taps, name, limits)
         projection = self._linear(mixed.reshape(x_RxNxD.shape), f"{name}.projection")
         return self._norm(f"{name}.projection_norm", self._tap(f"{name}.projection", projection))
 
-    def _limits(self) -> attention.Limits:
-        """What the configuration holds attention's logits and shares back with."""
+    def _limits(self, name: str) -> attention.Limits:
+        """What the configuration does to attention's logits, and to its shares, whose dropout has this name."""
         temperature, cap = self._switched("attention_temperature", 5), self._switched("attention_cap", 5)
         zeta = self._switched("soft_clip_high", 5)
-        return attention.Limits(temperature, cap, None if zeta is None else (zeta, self._strength("soft_clip_low", 5)))
+        clip = None if zeta is None else (zeta, self._strength("soft_clip_low", 5))
+        drop = None if self.config.dropout is None else partial(self._dropped, name)
+        return attention.Limits(temperature, cap, clip, drop)
 
     def _feedforward(self, name: str, x_RxNxD: Tensor) -> Tensor:
         activation, precision = ACTIVATIONS[self.config.activation], self.precision

@@ -16,7 +16,7 @@ from harness.acts import Acts
 from harness.batches import Batches
 from harness.clippers import CLIPPERS
 from harness.clipping import global_norm
-from harness.config import Model, Trial
+from harness.config import Trial
 from harness.corpus import Corpus
 from harness.curriculum import curriculum_of
 from harness.distributed import Group, ProcessMean
@@ -24,6 +24,7 @@ from harness.loss import cross_entropy
 from harness.loss_scale import LossScale
 from harness.model import GPT
 from harness.optimizers import OPTIMIZERS, Norms
+from harness.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.parameters import Layout, Views, new_weights
 from harness.precision import FORMATS, precision_of
 from harness.qk_clip import QKClip
@@ -36,33 +37,6 @@ from harness.state import State
 from harness.twins import Twins
 
 NOTHING = nullcontext()
-SMALLEST_PACK = 2  # a batch of one takes other kernels, so a trial's bits would change in mid-run
-
-
-def smallest_pack(device: torch.device) -> int:
-    """The fewest rows whose bits are those of a larger pack.
-
-    With fewer trials than threads a CPU splits single matrices, and then rounds them differently.
-    """
-    return max(SMALLEST_PACK, torch.get_num_threads()) if device.type == "cpu" else SMALLEST_PACK
-
-
-def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
-    """Rows that pass through the model together: enough that the fixed cost of an operation is shared, few enough that
-    activations stay in the cache. `sequences` are those of each trial that pass at once.
-
-    From tests/benchmarks/pack_size.py, see docs/benchmarks.md.
-    """
-    size = sequences * model.context * model.width
-    return max(2, min(64, 2**25 // size)) if device.type == "cuda" else max(2, min(8, 2**18 // size))
-
-
-def windows_at_once(model: Model, vocabulary: int, device: torch.device) -> int:
-    """Held-out windows that pass through the model together, for each row, so that the fixed cost is shared.
-
-    On a CPU a third faster than four windows at a time, at widths 32 and 64 with context 32; for CUDA it is a guess.
-    """
-    return (2**19 if device.type == "cuda" else 2**18) // (model.context * max(model.width, vocabulary))
 
 
 class Pack:
@@ -90,7 +64,8 @@ class Pack:
         here = [trials[number] for number in self.rows]
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer = OPTIMIZERS[first.optim.name]
-        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, optimizer.rule_of(first))))
+        rule, decays = optimizer.rule_of(first), first.optim.decay_embedding
+        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays)))
         weights = new_weights(self.layout, here, self.dtype, device)
         self.rows_state = State(len(trials))
         self._weights = self.rows_state.add("weights", weights)
@@ -240,19 +215,22 @@ class Pack:
         batch_RxBxT1: Tensor,
         weights_RxB: Tensor | None = None,
         struck: AbstractContextManager[None] = NOTHING,
+        rank: int = 0,
     ) -> Tensor:
         """Fill `gradients` with those of the scaled loss, and return the mean loss of each row, unscaled, [R].
 
         Micro-batch by micro-batch, where there are several: their gradients are added in the precision of the state,
-        and divided by their number. `struck` is entered for the first of them.
+        and divided by their number. `struck` is entered for the first of them. The batch is that of the `rank`.
         """
-        count = self.planned[0].train.micro_batches
+        count, first = self.planned[0].train.micro_batches, rank * batch_RxBxT1.shape[1]
+        self.model.first_sequence = first
         if count == 1:
             with struck:
                 return self._learn(batch_RxBxT1, weights_RxB)
         weights = [None] * count if weights_RxB is None else weights_RxB.chunk(count, dim=1)
         losses, total = [], torch.zeros_like(self.gradients)
         for number, (batch, own) in enumerate(zip(batch_RxBxT1.chunk(count, dim=1), weights, strict=True)):
+            self.model.first_sequence = first + number * batch.shape[1]
             with struck if number == 0 else NOTHING:
                 losses.append(self._learn(batch, own))
             total += self.gradients

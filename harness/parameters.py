@@ -126,7 +126,7 @@ class Views(Mapping[str, Tensor]):
 
 
 def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Initial weights [R, P]: normal, cut at two standard deviations, with the table's mean and std.
+    """Initial weights [R, P]: normal with the table's mean and std, cut at two standard deviations where it says so.
 
     A tensor's values depend on (the seed or field of the trial, its name, its shape) alone: not on the pack, the device
     or other tensors.
@@ -144,24 +144,26 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
             if drawn.setdefault(seed, r) < r:
                 view[r] = view[drawn[seed]]
             elif row.size <= SMALL_DRAW:
-                view[r] = small_draw(seed, row.name, row.shape)
+                view[r] = small_draw(seed, row.name, row.shape, row.is_cut)
             else:
-                _draw(view[r], seed, row.name)
-        view.mul_(row.std / TRUNCATED_STD).add_(row.mean)
+                _draw(view[r], seed, row.name, row.is_cut)
+        view.mul_(row.std / TRUNCATED_STD if row.is_cut else row.std).add_(row.mean)
     return flat.to(device, dtype)
 
 
-def _draw(values: Tensor, seed: int, name: str) -> Tensor:
-    """Fill with the standard normal values, cut at +-2, of a seed and a tensor's name."""
+def _draw(values: Tensor, seed: int, name: str, is_cut: bool) -> Tensor:
+    """Fill with the standard normal values of a seed and a tensor's name, cut at +-2 or not."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    if not is_cut:
+        return values.normal_(generator=generator)
     return torch.nn.init.trunc_normal_(values, std=1.0, a=-2.0, b=2.0, generator=generator)
 
 
 @lru_cache(maxsize=2048)
-def small_draw(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+def small_draw(seed: int, name: str, shape: tuple[int, ...], is_cut: bool = True) -> Tensor:
     """The same, kept for later packs, which often share seeds: to draw a small tensor costs some steps of training."""
-    return _draw(torch.empty(shape), seed, name)
+    return _draw(torch.empty(shape), seed, name, is_cut)
 
 
 TRUNCATED_STD = 0.8796256610342398  # standard deviation of a standard normal cut at +-2

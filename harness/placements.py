@@ -56,6 +56,8 @@ PLACEMENTS: Mapping[str, Callable[[Model, int], Placement]] = {
     "branchnorm": lambda model, block: Placement(after=True, grows=True),
     # CogView, Ding et al. 2021, arXiv 2105.13290; Peri-LN, Kim et al. 2025, arXiv 2502.02732
     "sandwich": lambda model, block: Placement(before=True, on_branch=True),
+    # OLMo 2, 2025, arXiv 2501.00656, section 3.2; Swin V2, Liu et al. 2021, arXiv 2111.09883
+    "branch": lambda model, block: Placement(on_branch=True),
     "none": lambda model, block: Placement(),
 }
 """Name -> what the placement gives a block, by its number from 0 on."""

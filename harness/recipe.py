@@ -1,5 +1,7 @@
 """The sections of the recipe, in which every default is visible: model, optimizer, schedule, training, screening, data.
 
+The defaults are the recipe of Wortsman et al. 2023 (arXiv 2309.14322, section 2) without its two remedies, QK-norm and
+z-loss, which are mitigations here; sizes and rate are small ones. Other published recipes are in sweeps/conf/recipe/.
 Each field says whether it is *per-trial*, *structural* or *switched* (harness/fields.py), and what values it allows.
 """
 
@@ -28,7 +30,7 @@ STEEPEST = 100.0  # exponent of Zipf's law; already at half of that no text has 
 
 @dataclass(frozen=True)
 class Model:
-    """A GPT decoder: pre-LN blocks, no biases, untied head (Wortsman et al. 2023, arXiv 2309.14322, section 2)."""
+    """A GPT decoder: pre-LN blocks, rotary positions, no biases, untied head."""
 
     # Shape
     width: int = number(STRUCTURAL, 64, "width d of the residual stream", low=1, high=WIDEST)
@@ -52,6 +54,18 @@ class Model:
         SWITCHED, None, "bound of SwiGLU's gate from above and of its linear part on both sides; null: none", above=0
     )
     positions: str = choice(STRUCTURAL, "rotary", "how positions enter", "rotary", "learned")
+    rotary_base: float = number(
+        STRUCTURAL, 10000.0, "base of the angles' frequencies, for positions rotary", low=1, high=1e12
+    )
+    biases: bool = anything(STRUCTURAL, False, "learned summands of linear layers inside blocks and of LayerNorms")
+    tied_head: bool = anything(STRUCTURAL, False, "the head's weights are those of the embedding")
+    dropout: float | None = number(
+        SWITCHED,
+        None,
+        "share that is dropped in training of the embedding, attention's shares and what branches add; null: none",
+        low=0,
+        below=1,
+    )
 
     # Norms and the residual stream
     placement: str = choice(
@@ -95,6 +109,9 @@ class Model:
     )
     qk_norm: bool = anything(STRUCTURAL, False, "a norm on each head's queries and keys")
     qk_norm_shared: bool = anything(STRUCTURAL, True, "one gain for the qk_norm of all heads of a block")
+    qk_norm_over: str = choice(
+        STRUCTURAL, "head", "what a qk_norm is taken over: each head, or all of them together", "head", "heads"
+    )
     attention_temperature: float | None = number(
         SWITCHED, None, "factor on attention logits (soft temperature); null: none", above=0
     )
@@ -114,6 +131,7 @@ class Model:
 
     # Initialisation and parametrisation
     init: str = choice(STRUCTURAL, "standard", "sizes of the initial weights", table="harness.scaling:INITS")
+    init_std: float = number(STRUCTURAL, 0.02, "size of initial weights, for init normal and gpt2", above=0)
     embedding_scale: str = choice(
         STRUCTURAL, "none", "factor on the embedding; sqrt_width: sqrt(width)", "none", "sqrt_width"
     )
@@ -156,8 +174,8 @@ class Model:
 
     @property
     def reads_scores(self) -> bool:
-        """Whether the model itself works on attention's scores, which a fused kernel never shows."""
-        return self.attention_cap is not None or self.soft_clip_high is not None
+        """Whether the model itself works on attention's scores or shares, which a fused kernel never shows."""
+        return any(value is not None for value in (self.attention_cap, self.soft_clip_high, self.dropout))
 
     @property
     def explicit_attention(self) -> bool:
@@ -174,17 +192,20 @@ class Optim:
     name: str = choice(STRUCTURAL, "adamw", "the optimizer", table="harness.optimizers:OPTIMIZERS")
     lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
     beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment; sgd and lars: momentum", low=0, below=1)
-    beta2: float = number(PER_TRIAL, 0.999, "decay of the second moment; lion: of the momentum", low=0, below=1)
+    beta2: float = number(PER_TRIAL, 0.95, "decay of the second moment; lion: of the momentum", low=0, below=1)
     eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", above=0)
     weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices", low=0)
+    decay_embedding: bool = anything(
+        STRUCTURAL, True, "weight decay of embeddings too, and not of other matrices alone"
+    )
     decay_follows: str = choice(
         PER_TRIAL,
-        "rate",
+        "schedule",
         "what weight decay is multiplied by; schedule: the rate over its peak, so that it does not depend on lr",
         "rate",
         "schedule",
     )
-    clip: float | None = number(PER_TRIAL, None, "largest global gradient norm; null: no clipping", above=0)
+    clip: float | None = number(PER_TRIAL, 1.0, "largest global gradient norm; null: no clipping", above=0)
     clip_value: float | None = number(SWITCHED, None, "largest size of a gradient's element; null: any", above=0)
     clip_tensor: float | None = number(SWITCHED, None, "largest gradient norm of each tensor; null: any", above=0)
     clip_update: float | None = number(
@@ -194,14 +215,19 @@ class Optim:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up, then decay to `final` of the peak rate at the last step; growth of sequences and batches."""
+    """Linear warm-up, then decay to `final_rate` at the last step; growth of sequences and batches."""
 
     warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: as warmup_share says", low=0)
     warmup_share: float = number(
         PER_TRIAL, 0.05, "share of train.steps that the warm-up takes, where warmup is null", low=0, high=1
     )
     decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", table="harness.schedules:SHAPES")
-    final: float = number(PER_TRIAL, 0.0, "share of the peak rate at the end of the decay", low=0, high=1)
+    final: float | None = number(
+        PER_TRIAL, None, "share of the peak rate at the end of the decay; null: as final_rate says", low=0, high=1
+    )
+    final_rate: float = number(
+        PER_TRIAL, 1e-5, "learning rate at the end of the decay, at most the peak, where final is null", low=0
+    )
     cooldown: float = number(
         PER_TRIAL, 0.2, "share of the run in which the rate falls, for decay wsd and wsd_linear", above=0, high=1
     )

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.activations import ACTIVATIONS
 from harness.config import Model, Trial
 from harness.tensors import Kind, ModelTensor, model_tensors
 
 IN_BLOCKS = (Kind.HIDDEN, Kind.RESIDUAL)  # matrices of which both sides grow with the width
-STARTS = {Kind.GAIN: 1.0, Kind.FINAL_GAIN: 1.0, Kind.LAYER_SCALE: 1.0, Kind.SCALE: 1.0, Kind.SHIFT: 0.0}  # no noise
+ONES, ZEROS = (Kind.GAIN, Kind.FINAL_GAIN, Kind.LAYER_SCALE, Kind.SCALE), (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS)
+STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without noise
 
 
 @dataclass(frozen=True)
 class TensorRow:
     """One tensor's row of the table: it starts at `mean`, plus noise of size `std`; the others multiply what the
     configuration says for all of them. `forward` is what the model multiplies the tensor's output by. Where `field`
-    names a field of the model, the tensor starts at the trial's value of it, and not at `mean`.
+    names a field of the model, the tensor starts at the trial's value of it, and not at `mean`. Where it `is_cut`, the
+    noise is normal within two of its deviations, and else without a bound.
     """
 
     tensor: ModelTensor
@@ -33,6 +35,7 @@ class TensorRow:
     decay: float = 1.0
     epsilon: float = 1.0
     field: str | None = None
+    is_cut: bool = True
 
     @property
     def name(self) -> str:
@@ -51,7 +54,7 @@ class TensorRow:
         return self.tensor.size
 
 
-def tensor_table(model: Model, vocabulary: int, rule: str = "adam") -> list[TensorRow]:
+def tensor_table(model: Model, vocabulary: int, rule: str = "adam", decay_embedding: bool = True) -> list[TensorRow]:
     """Every tensor of the model, in the order in which the optimizer wants them.
 
     `rule` says what the size of an optimizer's update follows: "adam" nothing, because it is normalised element by
@@ -65,10 +68,13 @@ def tensor_table(model: Model, vocabulary: int, rule: str = "adam") -> list[Tens
     CompleteP (Dey et al. 2025, arXiv 2505.01618, table 1): muP, and branches shrink as m_L^-depth_exponent.
     """
     matrices, _, vectors = rule.partition("_")
-    return [
+    rows = [
         _row(model, tensor, vectors if vectors and tensor.kind in STARTS else matrices)
         for tensor in model_tensors(model, vocabulary)
     ]
+    if decay_embedding:
+        return rows
+    return [replace(row, decay=0.0) if row.tensor.kind == Kind.EMBEDDING else row for row in rows]
 
 
 def _row(model: Model, tensor: ModelTensor, rule: str) -> TensorRow:
@@ -77,7 +83,8 @@ def _row(model: Model, tensor: ModelTensor, rule: str) -> TensorRow:
         own = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
         return TensorRow(tensor, 0.0, STARTS[tensor.kind], rate, forward, 0.0, epsilon(model, tensor), own)
     std, decay = initial_std(model, tensor), weight_decay(model, tensor, rule)
-    return TensorRow(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor))
+    is_cut = model.init not in UNCUT_INITS
+    return TensorRow(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor), is_cut=is_cut)
 
 
 # --- how the weights start ---------------------------------------------------------------------------------------
@@ -112,8 +119,11 @@ def scaled_residual(model: Model, matrix: ModelTensor) -> float:
 
 
 def small_scaled(model: Model, matrix: ModelTensor) -> float:
-    """Both (Takase et al. 2023, arXiv 2312.16903, section 4)."""
-    return small(model, matrix) * _branch_share(model, matrix)
+    """Both, and embeddings and head as small: sqrt(2 / 5) of their size, so that an embedding that is multiplied by
+    sqrt(width) starts at sqrt(2 / 5) (Takase et al. 2023, arXiv 2312.16903, section 4).
+    """
+    size = small(model, matrix) if matrix.kind in IN_BLOCKS else math.sqrt(2 / 5) * standard(model, matrix)
+    return size * _branch_share(model, matrix)
 
 
 def _branch_share(model: Model, matrix: ModelTensor) -> float:
@@ -140,6 +150,22 @@ def fixup(model: Model, matrix: ModelTensor) -> float:
     return standard(model, matrix) * (2 * model.depth) ** (-1 / (2 * k - 2))
 
 
+def normal(model: Model, matrix: ModelTensor) -> float:
+    """`init_std` everywhere, of a normal distribution that is not cut: OLMo 2 (2025, arXiv 2501.00656, section 3.2).
+
+    For muP matrices inside the blocks shrink from there, as the others' sizes do.
+    """
+    is_smaller = matrix.kind in IN_BLOCKS and model.parametrization != "standard"
+    return model.init_std * (math.sqrt(model.base_width / model.width) if is_smaller else 1.0)
+
+
+def gpt2(model: Model, matrix: ModelTensor) -> float:
+    """The same, the last matrix of each of the 2N branches times 1/sqrt(2N): GPT-2 (Radford et al. 2019, section 2.3,
+    whose code starts the positions at 0.01) as nanoGPT and transformers have it.
+    """
+    return normal(model, matrix) * _branch_share(model, matrix)
+
+
 INITS: Mapping[str, Init] = {
     "standard": standard,
     "small": small,
@@ -148,9 +174,12 @@ INITS: Mapping[str, Init] = {
     "small_scaled": small_scaled,
     "zero_residual": zero_residual,
     "fixup": fixup,
+    "normal": normal,
+    "gpt2": gpt2,
 }
+UNCUT_INITS = ("normal", "gpt2")
 ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which nothing can be relative
-DEPTH_INITS = ("scaled_residual", "small_scaled", "fixup")  # which say how branches shrink with depth
+DEPTH_INITS = ("scaled_residual", "small_scaled", "fixup", "gpt2")  # which say how branches shrink with depth
 
 
 def initial_std(model: Model, matrix: ModelTensor) -> float:
@@ -235,7 +264,8 @@ def _growth(model: Model, vector: ModelTensor) -> float:
     """How much longer a vector, or a row of vectors, is than at the base width."""
     if vector.size == 1:
         return 1.0
-    if vector.name.endswith((".query_norm", ".key_norm")) and model.qk_norm_shared:
+    of_qk = (".query_norm", ".key_norm", ".query_norm_bias", ".key_norm_bias")
+    if vector.name.endswith(of_qk) and model.qk_norm_shared and model.qk_norm_over == "head":
         return model.head_dim / (model.base_head_dim or model.head_dim)
     return model.width / model.base_width
 
@@ -299,8 +329,8 @@ def forward_multiplier(model: Model, tensor: ModelTensor) -> float:
 def embedding_multiplier(model: Model) -> float:
     """What the embedding is multiplied by: 1, or sqrt(width) (Takase et al. 2023, arXiv 2312.16903, section 4).
 
-    Its elements, 1/sqrt(width) at the start, are then 1. For muP, whose embedding keeps its size, that is the base
-    width's.
+    Its elements, 1/sqrt(width) at the start, are then 1, and sqrt(2 / 5) where they start as that paper's. For muP,
+    whose embedding keeps its size, that is the base width's.
     """
     if model.embedding_scale == "none":
         return 1.0

@@ -87,7 +87,7 @@ SHAPES: dict[str, Callable[[Schedule, AfterWarmup], Floats]] = {
     "wsd_linear": _wsd_linear,
     "restarts": _restarts,
 }
-"""Name of a decay -> what is left of the way from `final` up to the peak, 1 to 0, at each step after the warm-up."""
+"""Name of a decay -> what is left of the way from the final rate up to the peak, 1 to 0, at each step after warm-up."""
 
 
 def warmup_steps(trial: Trial) -> int:
@@ -103,23 +103,33 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
 
 
 def rates_of(trial: Trial) -> Floats:
-    """The rate of every step, [steps]: linear to the peak over the warm-up, then from there towards `final` x peak.
+    """The rate of every step, [steps]: linear to the peak over the warm-up, then from there towards the final rate.
 
     The first step already learns (rate lr / warmup), and the last has reached the end of the decay.
     """
-    return trial.optim.lr * _shares(trial.schedule, warmup_steps(trial), curriculum_of(trial))
+    rising, left = _shares(trial.schedule, warmup_steps(trial), curriculum_of(trial))
+    final = final_share(trial)
+    return trial.optim.lr * np.concatenate([rising, left + final * (1 - left)])
+
+
+def final_share(trial: Trial) -> float:
+    """The rate at the end of the decay over the peak rate."""
+    schedule, peak = trial.schedule, trial.optim.lr
+    if schedule.final is not None:
+        return schedule.final
+    return schedule.final_rate / peak if peak > schedule.final_rate else 1.0
 
 
 @lru_cache(maxsize=64)
-def _shares(schedule: Schedule, warmup: int, curriculum: Curriculum) -> Floats:
-    """The rates as shares of the peak, [steps]."""
+def _shares(schedule: Schedule, warmup: int, curriculum: Curriculum) -> tuple[Floats, Floats]:
+    """The rates of the warm-up as shares of the peak, and what `SHAPES` has for the steps after it."""
     rising = np.arange(1, min(warmup, curriculum.steps) + 1) / max(1, warmup)
     if warmup >= curriculum.steps:
-        return rising
+        return rising, np.empty(0)
     tokens = curriculum.tokens.astype(np.float64)
     before = tokens[warmup - 1] if warmup else 0.0
-    left = SHAPES[schedule.decay](schedule, AfterWarmup(tokens[warmup:] - before, tokens[-1] - before, tokens[-1]))
-    return np.concatenate([rising, left + schedule.final * (1 - left)])
+    after = AfterWarmup(tokens[warmup:] - before, tokens[-1] - before, tokens[-1])
+    return rising, SHAPES[schedule.decay](schedule, after)
 
 
 def learning_rate(trial: Trial, step: int) -> float:

@@ -24,6 +24,8 @@ class Kind(StrEnum):
     LAYER_SCALE = "layer_scale"  # [width], a gain on what a branch gives, which starts at the trial's model.layer_scale
     SCALE = "scale"  # [1], a learned factor that starts at one
     SHIFT = "shift"  # [1], a learned summand that starts at zero
+    BIAS = "bias"  # [features], a learned summand of a linear layer or norm inside a block, which starts at zero
+    FINAL_BIAS = "final_bias"  # [features], of a norm outside of the blocks
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,17 @@ def model_tensors(model: Model, vocabulary: int) -> Iterator[ModelTensor]:
         yield ModelTensor("positions", (model.context, d), Kind.EMBEDDING)
     for i in range(model.depth):
         yield from _matrices(model, f"blocks.{i}")
-    yield ModelTensor("head", (vocabulary, d), Kind.HEAD)
+    if not model.tied_head:
+        yield ModelTensor("head", (vocabulary, d), Kind.HEAD)
     for i in range(model.depth):
         yield from block_norms(model, i)
-    if model.embedding_norm:
-        yield ModelTensor("embedding_norm", (d,), Kind.FINAL_GAIN)
-    if has_final_norm(model):
-        yield ModelTensor("final_norm", (d,), Kind.FINAL_GAIN)
+    outer = {"embedding_norm": model.embedding_norm, "final_norm": has_final_norm(model)}
+    for name in (name for name, is_there in outer.items() if is_there):
+        yield ModelTensor(name, (d,), Kind.FINAL_GAIN)
+    if model.biases:
+        yield from _biases(model)
+        for name in (name for name, is_there in outer.items() if is_there and has_norm_biases(model)):
+            yield ModelTensor(f"{name}_bias", (d,), Kind.FINAL_BIAS)
     if model.layer_scale is not None:
         for name in _branches(model):
             yield ModelTensor(f"{name}.layer_scale", (d,), Kind.LAYER_SCALE)
@@ -90,6 +96,7 @@ def block_norms(model: Model, number: int) -> Iterator[ModelTensor]:
     block, at = f"blocks.{number}", placement_of(model, number)
     d, hidden, heads = model.width, feedforward_size(model), model.width // model.head_dim
     of_head = (model.head_dim,) if model.qk_norm_shared else (heads, model.head_dim)
+    of_qk = of_head if model.qk_norm_over == "head" else (d,)
     norms: dict[str, tuple[bool, tuple[int, ...]]] = {
         "attention_norm": (at.before and model.attention_norm, (d,)),
         "attention_output_norm": (at.on_branch, (d,)),
@@ -98,8 +105,8 @@ def block_norms(model: Model, number: int) -> Iterator[ModelTensor]:
         "feedforward_output_norm": (at.on_branch, (d,)),
         "feedforward_sum_norm": (at.after, (d,)),
         "attention.qkv_norm": (model.qkv_norm, (3, d)),
-        "attention.query_norm": (model.qk_norm, of_head),
-        "attention.key_norm": (model.qk_norm, of_head),
+        "attention.query_norm": (model.qk_norm, of_qk),
+        "attention.key_norm": (model.qk_norm, of_qk),
         "attention.projection_norm": (model.projection_norm, (d,)),
         "feedforward.gate_norm": (model.up_norm and ACTIVATIONS[model.activation].gated, (hidden,)),
         "feedforward.up_norm": (model.up_norm, (hidden,)),
@@ -108,6 +115,24 @@ def block_norms(model: Model, number: int) -> Iterator[ModelTensor]:
     for name, (is_there, shape) in norms.items():
         if is_there:
             yield ModelTensor(f"{block}.{name}", shape, Kind.GAIN)
+
+
+def has_norm_biases(model: Model) -> bool:
+    """Whether norms have a bias: LayerNorms do where linear layers do (GPT-2), RMSNorms never."""
+    return model.biases and model.norm == "layer"
+
+
+def _biases(model: Model) -> Iterator[ModelTensor]:
+    """Those of the blocks: of each matrix, which the model reads together where it does so with the matrices, and norm.
+
+    As in GPT-2 (Radford et al. 2019), whose head has none.
+    """
+    for i in range(model.depth):
+        for matrix in _matrices(model, f"blocks.{i}"):
+            yield ModelTensor(f"{matrix.name}_bias", matrix.shape[:1], Kind.BIAS, matrix.stacked)
+        if has_norm_biases(model):
+            for norm in block_norms(model, i):
+                yield ModelTensor(f"{norm.name}_bias", norm.shape, Kind.BIAS)
 
 
 def _fixup(model: Model) -> Iterator[ModelTensor]:

@@ -1,4 +1,4 @@
-"""What the options of `mitigation` and `fault` are: one line each, with the paper, from where each is defined."""
+"""What the options of `recipe`, `mitigation` and `fault` are: one line each, with the paper."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from sweeps.folders import FOLDER, check_folder, named
 from sweeps.yaml_files import text_of
 
 HEADINGS = {
+    "recipe": "Recipes: recipe=NAME, which studies and mitigations change",
     "mitigation": "Mitigations: mitigation=NAME, or several at once: mitigation=NAME+NAME",
     "fault": "Faults: fault=NAME",
 }
@@ -50,7 +51,7 @@ class Entry:
 
 
 def entries(group: str, folder: Path | None = None) -> list[Entry]:
-    """Every option of `mitigation` or `fault`, by name; `folder` holds a user's own, which come before ours."""
+    """Every option of `recipe`, `mitigation` or `fault`, by name; those of a user's own `folder` come before ours."""
     folders = [path for path in (folder, FOLDER) if path]
     found = []
     for name in sorted(config_loader(folder).get_group_options(group)):

@@ -1,4 +1,4 @@
-"""Names of options: what a choice of `study`, `mitigation` or `fault` may be, and mitigations joined by `+`."""
+"""Names of options: what a choice of a study, recipe, mitigation or fault may be, and mitigations joined by `+`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from harness.fields import ConfigError, Problems, shown
 
 NONE = "none"
+PLAIN = "plain"  # the recipe of harness/recipe.py as it is
 MOST_NAMES = 50  # that an error lists; beyond it a line would be a page
 
 

@@ -88,7 +88,9 @@ def _of_sweep(words: Sequence[str], word: str) -> list[str]:
     key, equals, values = word.partition("=")
     begun = max(values.rfind(","), values.rfind("+")) + 1
     # Of what stands before, only these change which keys there are; several of their values share them.
-    chosen = dict(text.split("=", 1) for text in words if text.startswith(("fault=", "study=", "search=", "hydra/")))
+    chosen = dict(
+        text.split("=", 1) for text in words if text.startswith(("fault=", "recipe=", "study=", "search=", "hydra/"))
+    )
     given = [f"{group}={value.rpartition(',')[2]}" for group, value in chosen.items()]
     completion = DefaultCompletionPlugin(config_loader(folder_of(words)))
     found = completion._query(CONFIG_NAME, " ".join(["--multirun", *given, f"{key}{equals}{values[begun:]}"]))

@@ -154,7 +154,8 @@ def _trials(
         init="zero_residual" if "depth" in size and rule != "relative" else "standard",
         zero_head=parametrization != "standard" and rule != "relative",
     )
-    optim = Optim(name=optimizer, lr=rate, weight_decay=0.0)
+    # A limit of the gradient's norm, which grows with the width, would be another rate at each.
+    optim = Optim(name=optimizer, lr=rate, beta2=0.999, weight_decay=0.0, clip=None)
     length = Train(steps, BATCH, validate_every=steps, validate_tokens=1, validate_between=1)
     return [Trial(model, optim, Schedule(warmup=0, decay="constant"), length, seed=seed) for seed in range(seeds)]
 

@@ -25,8 +25,8 @@ from sweeps import settings
 from sweeps.yaml_files import LARGEST, has_control, text_of, tree_of
 
 FOLDER = Path(__file__).parent / "conf"
-GROUPS = ("study", "mitigation", "fault")
-PACKAGES = {"study": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
+GROUPS = ("study", "recipe", "mitigation", "fault")
+PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
 TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
 LAUNCHERS = {"local": settings.LocalOptions, "slurm": settings.SlurmOptions}
 RUN_CODE = ("setup", "extra")  # shell lines of a job, and any option of sbatch, some of which are commands
@@ -39,7 +39,7 @@ OF_HYDRA = (
     f"{', '.join(name for names in OPTIONS.values() for name in names)}"
 )
 BESIDE = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
-WANTED = "a folder with studies in study/, mitigations in mitigation/ or faults in fault/"
+WANTED = "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/ or faults in fault/"
 MOST_SHOWN = 200  # letters of a value, in an error
 MOST_BASES = 10
 _NAME = re.compile(r"[^/@:${}\[\]\s][^/@:${}\[\]]*")
@@ -63,7 +63,7 @@ class Content:
 
 
 def read(folder: Path, group: str, name: str) -> Content:
-    """The file of an option of `study`, `mitigation` or `fault`. Raises ConfigError with all that it may not say."""
+    """The file of an option of one of `GROUPS`. Raises ConfigError with all that it may not say."""
     file, where, problems = folder / group / f"{name}.yaml", f"{group}={name}", Problems()
     text = text_of(file)
     _check_package(where, group, text)
@@ -153,8 +153,8 @@ def _short(value: Any) -> str:
 
 def _with_defaults(content: Content, where: str, group: str, defaults: Any) -> Content:
     """The content, with what its defaults list says. Raises ConfigError."""
-    if group == "mitigation" and defaults:
-        raise ConfigError(f"{where}: defaults: a mitigation stands alone; allowed: fields of the trial")
+    if group in ("recipe", "mitigation") and defaults:
+        raise ConfigError(f"{where}: defaults: a {group} stands alone; allowed: fields of the trial")
     if not isinstance(defaults, list):
         raise ConfigError(f"{where}: defaults: a {type(defaults).__name__}; allowed: a list")
     kept: list[Any] = []
@@ -178,7 +178,7 @@ def _launcher(where: str, key: str, name: Any) -> str:
     """The launcher that an entry of a study's defaults chooses. Raises ConfigError for any other entry."""
     group = key.removeprefix("override").strip().removeprefix("/")
     given = f"{where}: {group}={_short(name)}"
-    if group in ("mitigation", "fault"):
+    if group in ("recipe", "mitigation", "fault"):
         raise ConfigError(f"{given}: {BESIDE}")
     if key != "override /hydra/launcher":
         allowed = "override /hydra/launcher: NAME, _self_, and the name of one other study"

@@ -35,7 +35,7 @@ from injectors import InjectableFault, fault_types
 from injectors.fault import Places, places_of
 from sweeps import settings
 from sweeps.arguments import CONFIG_NAME
-from sweeps.choices import NONE, unknown_option
+from sweeps.choices import NONE, PLAIN, unknown_option
 from sweeps.folders import BESIDE
 from sweeps.mitigations import Mitigation, Mitigations, flat, told_of
 from sweeps.overrides import GROUPS, RUN_KEYS, assignment, parse, trial_fields, unknown_key
@@ -65,7 +65,7 @@ def _is_idle(key: str, optimizer: str) -> bool:
 
 @dataclass
 class Composer:
-    """Turns the override lists of a sweep into trials. One sweep has one study, so its recipe is composed once.
+    """Turns the override lists of a sweep into trials. One sweep has one study, so each recipe is composed once.
 
     A value for a key in `required` must reach a trial; other values may be overruled everywhere.
     """
@@ -73,7 +73,7 @@ class Composer:
     loader: ConfigLoader
     study: str
     required: frozenset[str] = frozenset()
-    recipe: dict[str, Any] = field(init=False)
+    _recipes: dict[str, dict[str, Any]] = field(default_factory=dict)
     _mitigations: Mitigations = field(init=False)
     _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
@@ -89,15 +89,21 @@ class Composer:
         )
 
     def __post_init__(self) -> None:
-        self.recipe = self._compose_recipe()
         self._mitigations = Mitigations(self.loader)
+        self.recipe()
 
-    def _compose_recipe(self) -> dict[str, Any]:
-        """Defaults and what the study changes in them, as flat keys; no mitigation, no fault. Raises ConfigError."""
-        config = self._compose()
+    def recipe(self, name: str = PLAIN) -> dict[str, Any]:
+        """A recipe and what the study changes in it, as flat keys; no mitigation, no fault. Raises ConfigError."""
+        if name not in self._recipes:
+            self._recipes[name] = self._compose_recipe(name)
+        return self._recipes[name]
+
+    def _compose_recipe(self, name: str) -> dict[str, Any]:
+        self._mitigations.difference("recipe", name)
+        config = self._compose(f"recipe={name}")
         recipe, problems = {}, Problems()
-        for group in ("mitigation", "fault"):
-            if config.hydra.runtime.choices.get(group) != "none":
+        for group, usual in (("recipe", name), ("mitigation", NONE), ("fault", NONE)):
+            if config.hydra.runtime.choices.get(group) != usual:
                 reason = f"study={self.study}: {group}={config.hydra.runtime.choices.get(group)}: {BESIDE}"
                 problems.reasons[reason] = None
         for key, value in flat(OmegaConf.to_container(config)).items():  # type: ignore[arg-type]
@@ -164,13 +170,13 @@ class Composer:
                 key, value = assignment(text)
                 given[key] = value
         chosen, fault_name = given.pop("mitigation", NONE), given.pop("fault", NONE)
-        mitigation = Mitigation(NONE, {})
+        recipe, mitigation = given.pop("recipe", PLAIN), Mitigation(NONE, {})
         with problems.collect():
             mitigation = self._mitigations.choose(chosen)
         fault = NO_FAULT
         with problems.collect():
             fault = self._fault(fault_name, given)
-        values = dict(self.recipe)
+        values = dict(self.recipe(recipe))
         for key, value in given.items():
             if key in values:
                 values[key] = value
@@ -181,21 +187,21 @@ class Composer:
             elif key in values:
                 self._note(key, value, not _is_idle(key, optimizer), f"optim.name={optimizer} has no such field")
         problems.check()
-        trial = self._made(values | mitigation.fields, fault, mitigation.name)
+        trial = self._made(values | mitigation.fields, fault, recipe, mitigation.name)
         if reasons := self._reasons(trial):
             # What is wrong without the mitigation too is not its fault.
-            others = self._reasons(self._made(values, fault, NONE))
+            others = self._reasons(self._made(values, fault, recipe, NONE))
             raise ConfigError(*(r if r in others else f"mitigation={mitigation.name}: {r}" for r in reasons))
         is_idle = mitigation.fields.items() <= values.items()
         self._idle[mitigation.name] = is_idle and self._idle.get(mitigation.name, True)
         return trial
 
-    def _made(self, values: Mapping[str, Any], fault: Fault, mitigation: str) -> Trial:
+    def _made(self, values: Mapping[str, Any], fault: Fault, recipe: str, mitigation: str) -> Trial:
         optimizer = values["optim.name"]
         parts = {
             part: self._part(part, cls, values) for part, cls in sections().items() if not _is_idle(part, optimizer)
         }
-        return Trial.of(parts, fault=fault, mitigation=mitigation, seed=values["seed"])
+        return Trial.of(parts, fault=fault, recipe=recipe, mitigation=mitigation, seed=values["seed"])
 
     def _reasons(self, trial: Trial) -> Sequence[str]:
         """Everything because of which a trial cannot be trained."""

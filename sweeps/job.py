@@ -6,6 +6,7 @@ Beside the store:
     <out>/checkpoints/<pack>/       its state: `harness/checkpoint.py`; gone once it is complete
     <out>/locks/, <out>/claims/     who trains what: `sweeps/claims.py`
     <out>/errors/<pack>.txt         the trace of one that crashed
+    <out>/weights/                  the last weights of its trials: `harness/last_weights.py`
     <out>/plan.json                 the trials that the last command that had any to train asked for
 """
 
@@ -24,11 +25,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from harness.checkpoint import Checkpoints, Stopped, about
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.corpus import Corpus, load_corpus
 from harness.distributed import Group, Unsaved
+from harness.last_weights import write_weights
 from harness.loop import Result, train
 from harness.pack import Pack
 from harness.precision import make_deterministic, pick_device
@@ -61,6 +64,7 @@ class Job:
     every: int | None = None  # steps between checkpoints
     minutes: float | None = None
     ranks: str = "simulated"
+    keep: str = "nothing"
     folder_id: str = ""  # of the results folder for which it was planned; of any, if there is none
 
     @property
@@ -249,10 +253,17 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     def write(first_step: int, signals: Mapping[str, np.ndarray]) -> None:
         store.write(first_step, {name: values[kept] for name, values in signals.items()})
 
+    def leave(number: int, tensors: Mapping[str, Tensor]) -> None:
+        if trials[number].id not in job.pack.witnesses:
+            write_weights(folder, trials[number], tensors)
+
     progress.begin(saved.step if saved else 0)
     try:
         with _all_ranks(job, pack, store.block, saved is not None):
-            result = train(pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved)
+            asked = leave if job.keep == "weights" else None
+            result = train(
+                pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved, leave=asked
+            )
     except Stopped as stop:
         progress.stopped(stop.step)
         raise

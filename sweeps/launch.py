@@ -17,6 +17,7 @@ from rich.console import Console
 
 from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.corpus import check_data
+from harness.last_weights import has_weights
 from harness.precision import pick_device
 from harness.results_folder import ResultsPath
 from harness.store import check_store, open_store
@@ -181,6 +182,9 @@ def run_sweep(
         return 0
     check_corpora(trials, run, has_results)
     folder = open_store(run.out, run.study)
+    if run.keep == "weights" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
+        words = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
+        notes = [*notes, f"keep=weights: {words}"]
     if plan.packs:
         write_plan(folder, asked)
     _remove_leftovers(folder, {job.pack.id for job in running}, complete)
@@ -188,7 +192,7 @@ def run_sweep(
         console.print(line, highlight=False, soft_wrap=True)
     if not name:
         say_counts(plan, console)
-    own = (run.out, run.device, run.block, run.every, run.minutes, run.ranks, folder.id)
+    own = (run.out, run.device, run.block, run.every, run.minutes, run.ranks, run.keep, folder.id)
     jobs = [Job(pack, *own) for pack in plan.packs]
     results: list[Finished | Failed | Elsewhere] = []
     stopped: KeyboardInterrupt | None = None
@@ -253,7 +257,7 @@ def _planned(
     with lacking.collect():
         executor = executor.fitting(plan.packs) if device == "cpu" else executor
     with lacking.collect():
-        check_results(plan, run.out, run.block)
+        check_results(plan, run.out, run.block, run.keep)
     return plan, executor, lacking
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.config import ConfigError
 from harness.memory import in_units, main_memory
 from harness.store import SIGNALS
-from sweeps.planner import PackPlan, Plan
+from sweeps.planner import PackPlan, Plan, weight_bytes
 from sweeps.summary import count
 
 STORED_BYTES, HELD_BYTES = 4, 8  # of one number: float32 in the store, float64 while its block fills
@@ -33,15 +33,17 @@ def numbers_a_step(pack: PackPlan) -> int:
     return signals * len(pack.recorded)
 
 
-def check_results(plan: Plan, out: Path, block: int) -> None:
+def check_results(plan: Plan, out: Path, block: int, keep: str = "nothing") -> None:
     """Raise ConfigError for results that the disk of `out`, or memory until they are written, has no room for."""
-    check_disk(plan, out)
+    check_disk(plan, out, keep)
     check_block(plan, block)
 
 
-def check_disk(plan: Plan, out: Path) -> None:
+def check_disk(plan: Plan, out: Path, keep: str = "nothing") -> None:
     """Raise ConfigError where the disk of `out` has no room for the results."""
     stored = SURE * sum(STORED_BYTES * pack.trials[0].steps * numbers_a_step(pack) for pack in plan.packs)
+    if keep == "weights":
+        stored += sum(len(pack.recorded) * weight_bytes(pack.trials[0]) for pack in plan.packs)
     folder = next(path for path in (out, *out.parents) if path.exists())
     total, _, free = shutil.disk_usage(folder)
     if total and stored > free:  # what a system makes up, as /proc, has no size

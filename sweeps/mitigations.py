@@ -1,4 +1,7 @@
-"""Mitigations: named differences to the recipe, read from their files, alone or several joined by `+`."""
+"""Mitigations: named differences to the recipe, read from their files, alone or several joined by `+`.
+
+A recipe's file is read as a mitigation's is: fields of the trial, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class Mitigations:
     """Every mitigation that a sweep chooses, each read once."""
 
     loader: ConfigLoader
-    _read: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _read: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     _chosen: dict[Any, Mitigation] = field(default_factory=dict)
 
     @cached_property
@@ -49,28 +52,28 @@ class Mitigations:
             problems = Problems()
             for part in parts:
                 with problems.collect():
-                    differences[part] = self._difference(part)
+                    differences[part] = self.difference("mitigation", part)
             problems.check()
             self._chosen[name] = Mitigation("+".join(parts), _union(name, differences))
         return self._chosen[name]
 
-    def _difference(self, name: str) -> Mapping[str, Any]:
-        """The fields that one file sets. Raises ConfigError."""
-        if name not in self._read:
-            file = self.loader.repository.load_config(f"mitigation/{name}")  # type: ignore[attr-defined]
+    def difference(self, group: str, name: str) -> Mapping[str, Any]:
+        """The fields that one file of a `group`, mitigations or recipes, sets. Raises ConfigError."""
+        if (group, name) not in self._read:
+            file = self.loader.repository.load_config(f"{group}/{name}")  # type: ignore[attr-defined]
             found, problems = {}, Problems()
             values = OmegaConf.to_container(file.config)
-            with told_of(f"mitigation={name}"):
+            with told_of(f"{group}={name}"):
                 if file.defaults_list:
-                    raise ConfigError("defaults: a mitigation stands alone; allowed: fields of the trial")
+                    raise ConfigError(f"defaults: a {group} stands alone; allowed: fields of the trial")
                 for key, value in flat(values if isinstance(values, dict) else {"": values}).items():
                     with problems.collect():
                         if key not in trial_fields():
                             raise unknown_key(key, value, trial_fields())
                         found[key] = checked(key, *trial_fields()[key], value)
                 problems.check()
-            self._read[name] = found
-        return self._read[name]
+            self._read[group, name] = found
+        return self._read[group, name]
 
 
 def in_parts(overrides: Sequence[str], folder: Path | None) -> list[str]:

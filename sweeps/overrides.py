@@ -33,7 +33,7 @@ from sweeps.choices import listed, parts_of, unknown_option
 from sweeps.homes import quoted
 from sweeps.yaml_files import LARGEST, has_control
 
-GROUPS = ("study", "search", "mitigation", "fault")
+GROUPS = ("study", "search", "recipe", "mitigation", "fault")
 RUN_KEYS = frozenset(settings.keys())
 MOST_JOBS = 100_000  # of a grid, and values of a key; a plan of so many takes a minute
 MOST_LETTERS = 20_000  # of an override
@@ -206,7 +206,9 @@ def _words(override: Override, loader: ConfigLoader) -> list[str]:
     key = override.get_key_element()
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
         if key not in GROUPS:
-            raise ConfigError(f"{text}: a glob needs names to match; allowed: values, or glob() for mitigation, fault")
+            raise ConfigError(
+                f"{text}: a glob needs names to match; allowed: values, or glob() for recipe, mitigation, fault"
+            )
         (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
         found = list(matched.sweep_string_iterator())
         if not found:

@@ -41,8 +41,12 @@ def _limited(lines: Sequence[str], most: int, noun: str) -> list[str]:
 
 
 def _varying(trials: Sequence[Trial]) -> list[str]:
-    """A line for each field that varies between the trials, the names of mitigations and faults first."""
-    names = {"mitigation": lambda trial: trial.mitigation, "fault": lambda trial: trial.fault.name}
+    """A line for each field that varies between the trials, the names of recipes, mitigations and faults first."""
+    names: dict[str, Callable[[Trial], str]] = {
+        "recipe": lambda trial: trial.recipe,
+        "mitigation": lambda trial: trial.mitigation,
+        "fault": lambda trial: trial.fault.name,
+    }
     lines = [line for name, of in names.items() for line in _names(name, dict.fromkeys(map(of, trials)))]
     fields = [f"  {key}: {_values(values)}" for key, values in _varying_fields(trials).items()]
     return [*lines, *_limited(fields, MOST_FIELDS, "field")]
@@ -72,11 +76,11 @@ def _values(values: Iterable[Any]) -> str:
 
 
 def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
-    """Key -> its values, of the fields that vary between trials of one mitigation and one fault."""
-    groups: dict[tuple[str, str], dict[str, dict[Any, None]]] = {}
-    seen: set[tuple[tuple[str, str], int]] = set()  # sections that were looked at: trials share them
+    """Key -> its values, of the fields that vary between trials of one recipe, one mitigation and one fault."""
+    groups: dict[tuple[str, ...], dict[str, dict[Any, None]]] = {}
+    seen: set[tuple[tuple[str, ...], int]] = set()  # sections that were looked at: trials share them
     for trial in trials:
-        group = (trial.mitigation, trial.fault.name)
+        group = (trial.recipe, trial.mitigation, trial.fault.name)
         found = groups.setdefault(group, {})
         found.setdefault("seed", {})[trial.seed] = None
         for name, section in _sections(trial):

@@ -13,7 +13,7 @@ import torch
 from harness.activations import ACTIVATIONS
 from harness.config import NO_FAULT, ConfigError, Model, Problems, Trial
 from harness.memory import in_units
-from harness.pack import rows_at_once
+from harness.pack_sizes import rows_at_once
 from harness.placements import has_final_norm
 from harness.precision import FORMATS
 from harness.scaling import tensor_table
@@ -235,17 +235,18 @@ def _weights(model: Model, vocabulary: int) -> tuple[int, int]:
 def activation_elements(model: Model, vocabulary: int, checkpointing: bool = False) -> int:
     """Values that one token leaves for the backward pass: a count over the model's code, scores included."""
     width = model.width
-    copies = 2 + (model.attention_cap is not None) + 2 * (model.soft_clip_high is not None)
+    drops = model.dropout is not None
+    copies = 2 + (model.attention_cap is not None) + 2 * (model.soft_clip_high is not None) + 2 * drops
     scores = copies * width // model.head_dim * model.context
     gated = 4 + 2 * (model.swiglu_clamp is not None) + (model.init == "fixup")
     plain = 1 if model.activation == "relu" else 2  # a ReLU keeps what it gives, as the next matrix does
     feedforward = (gated if ACTIVATIONS[model.activation].gated else plain) * feedforward_size(model)
     scaled_branches = 2 * width * ((model.layer_scale is not None) + (model.init == "fixup"))
-    block = 10 * width + scores + feedforward + scaled_branches
+    block = (10 + 2 * drops) * width + scores + feedforward + scaled_branches
     inside = sum(block + _normed(model, number) for number in range(model.depth))
     if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
         inside = model.depth * width + 3 * inside // model.depth
-    outside = width + (2 * width if has_final_norm(model) else 0) + (2 * width if model.embedding_norm else 0)
+    outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
     return inside + outside + (2 + (model.output_cap is not None)) * vocabulary
 
 

@@ -42,6 +42,9 @@ class Settings:
         STRUCTURAL, None, "of each worker of the machine for which plan=true plans, such as 80GB; null: this one's"
     )
     wait: bool = anything(STRUCTURAL, True, "wait for submitted jobs; false: return at once")
+    keep: str = choice(
+        STRUCTURAL, "nothing", "what is kept of each trial beside what was measured", "nothing", "weights"
+    )
     idle: str = choice(
         STRUCTURAL,
         "warn",
@@ -189,6 +192,7 @@ class Run:
     plan: bool
     memory: float | None  # bytes; None: what this machine has
     wait: bool
+    keep: str
     idle: str
     pack_size: int | None  # None: auto
     block: int
@@ -271,6 +275,7 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         found["plan"],
         None if memory is None else bytes_of(memory),
         found["wait"],
+        found["keep"],
         found["idle"],
         None if size == "auto" else size,
         found["telemetry.block"],

@@ -31,8 +31,15 @@ from sweeps.settings import check_key
 from sweeps.squeue import FOLDER, NUMBER, TOKEN, Queued, name_of, queue_of, submitters
 
 PACKS, SUBMITTING = "packs", "submitting"
-OWN_FIELDS = ("device", "block", "every", "minutes", "ranks")  # of a job in a record
-KEYS = ("device", "telemetry.block", "checkpoint.every", "checkpoint.minutes", "ranks")  # which say what they may be
+OWN_FIELDS = ("device", "block", "every", "minutes", "ranks", "keep")  # of a job in a record
+KEYS = (
+    "device",
+    "telemetry.block",
+    "checkpoint.every",
+    "checkpoint.minutes",
+    "ranks",
+    "keep",
+)  # what says what they may be
 MOST_BYTES, MOST_OF_ARRAY = 2**26, 2**30  # of one note, and of what is being submitted
 MOST_NAMED = 3  # damaged files, in an error
 _PACK = re.compile(r"[0-9a-f]{16}")
@@ -49,6 +56,7 @@ class Packed:
     every: int | None
     minutes: float | None
     ranks: str
+    keep: str = "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Whether every file of a store is there as it was written."""
+"""Whether every file of a store, and every file of weights, is there as it was written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.last_weights import damaged_weights
 from harness.results_folder import ResultsPath
 from harness.stored import CHECKSUM, STORE, DamagedStore, PackInfo, checksum_of, damage, pack_of, read_root
 from harness.zarr_files import METADATA
@@ -36,6 +37,10 @@ def verify(out: Path, console: Console) -> int:
         for line in found:
             console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
         damaged += len(found)
+    weights = damaged_weights(out)
+    for line in weights:
+        console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
+    damaged += len(weights)
     unfinished = f" ({begun} not finished)" if begun else ""
     words = f"{out}: {count(packs, 'pack')}{unfinished}, {count(chunks, 'chunk')}"
     verdict = f"{count(damaged, 'damaged file')}" if damaged else "every file is as it was written"

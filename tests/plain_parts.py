@@ -6,10 +6,12 @@ own. Names of weights and fields of the configuration are those of the harness.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,8 +23,8 @@ Vectors = dict[str, Tensor]  # by matrix: the vector that sigma-reparametrisatio
 class PlainModel:
     """Computes logits from named weights. `model` is a `harness.config.Model`, read for its values alone."""
 
-    def __init__(self, model: Any, weights: Weights, vectors: Vectors | None = None):
-        self.model, self.weights, self.vectors, self.step = model, weights, vectors or {}, 0
+    def __init__(self, model: Any, weights: Weights, vectors: Vectors | None = None, seed: int = 0):
+        self.model, self.weights, self.vectors, self.step, self.seed = model, weights, vectors or {}, 0, seed
         self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
 
     def begin(self, step: int) -> None:
@@ -37,10 +39,35 @@ class PlainModel:
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
-    def norm(self, x: Tensor, gain: Tensor) -> Tensor:
+    def norm(self, x: Tensor, gain: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.model.norm == "layer":
-            return F.layer_norm(x, [x.shape[-1]], None, None, self.model.norm_epsilon) * gain
+            y = F.layer_norm(x, [x.shape[-1]], None, None, self.model.norm_epsilon) * gain
+            return y if bias is None else y + bias
         return F.rms_norm(x, [x.shape[-1]], None, self.model.norm_epsilon) * gain
+
+    def named(self, x: Tensor, name: str) -> Tensor:
+        """A norm with the gain, and the bias if there is one, of that name."""
+        return self.norm(x, self.weights[name], self.weights.get(f"{name}_bias"))
+
+    def dropped(self, x: Tensor, place: str) -> Tensor:
+        """x [B, ...] without a share of its elements, by SplitMix64 as its authors wrote it, a number for two of them.
+
+        Each sequence has numbers of its own.
+        """
+        share = self.model.dropout
+        if share is None:
+            return x
+        digest = hashlib.sha256(f"dropout {self.seed} {self.step} {place}".encode()).digest()
+        words = -(-x[0].numel() // 2)
+        with np.errstate(over="ignore"):
+            count = np.arange(1, len(x) * words + 1, dtype=np.uint64)
+            z = np.uint64(int.from_bytes(digest[:8], "little")) + count * np.uint64(0x9E3779B97F4A7C15)
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            z = z ^ (z >> np.uint64(31))
+        drawn = z.view(np.int32).reshape(len(x), -1)[:, : x[0].numel()]
+        kept = torch.from_numpy(drawn >= round(share * 2**32) - 2**31).view(x.shape)
+        return torch.where(kept, x / (1 - share), 0.0)
 
     def matrix(self, name: str) -> Tensor:
         w = self.weights[name]
@@ -53,7 +80,7 @@ class PlainModel:
         """What several matrices give that read the same."""
         if self.model.init == "fixup":
             x = x + self.weights[f"{names[0]}_shift"]
-        return [x @ self.matrix(name).T for name in names]
+        return [x @ self.matrix(name).T + self.weights.get(f"{name}_bias", 0.0) for name in names]
 
     # --- the model ---------------------------------------------------------------------------------------------------
 
@@ -66,13 +93,14 @@ class PlainModel:
         if m.embedding_scale == "sqrt_width":
             x = x * math.sqrt(m.width)
         if m.embedding_norm:
-            x = self.norm(x, w["embedding_norm"])
+            x = self.named(x, "embedding_norm")
+        x = self.dropped(x, "embedding")
         for block in range(m.depth):
             for part, function in (("attention", self.attention), ("feedforward", self.feedforward)):
                 x = self.with_branch(x, block, part, function)
-        if m.placement in ("pre", "sandwich") or (m.placement == "mix" and m.mix < 1):
-            x = self.norm(x, w["final_norm"])
-        return self.linear(x, "head")[0]
+        if m.placement in ("pre", "sandwich", "branch") or (m.placement == "mix" and m.mix < 1):
+            x = self.named(x, "final_norm")
+        return x @ w["embedding"].T if m.tied_head else self.linear(x, "head")[0]
 
     def with_branch(self, x: Tensor, block: int, part: str, function: Callable[[Tensor, str], Tensor]) -> Tensor:
         m, w, name = self.model, self.weights, f"blocks.{block}.{part}"
@@ -81,13 +109,13 @@ class PlainModel:
             y = function(read, name)
             if m.layer_scale is not None:
                 y = y * w[f"{name}.layer_scale"]
-            return y * w[f"{name}.multiplier"] if m.init == "fixup" else y
+            return self.dropped(y * w[f"{name}.multiplier"] if m.init == "fixup" else y, name)
 
         def in_front(read: Tensor) -> Tensor:
-            return self.norm(read, w[f"{name}_norm"]) if getattr(m, f"{part}_norm") else read
+            return self.named(read, f"{name}_norm") if getattr(m, f"{part}_norm") else read
 
         def behind(y: Tensor) -> Tensor:
-            return self.norm(y, w[f"{name}_sum_norm"])
+            return self.named(y, f"{name}_sum_norm")
 
         placement, blocks = m.placement, m.depth
         if placement == "mix":
@@ -103,8 +131,10 @@ class PlainModel:
         if placement == "branchnorm":
             return behind(x + min(1.0, self.step / m.branch_steps) * f(x))
         if placement == "sandwich":
-            y = self.norm(function(in_front(x), name), w[f"{name}_output_norm"])
+            y = self.named(function(in_front(x), name), f"{name}_output_norm")
             return x + (y * w[f"{name}.layer_scale"] if m.layer_scale is not None else y)
+        if placement == "branch":
+            return x + self.named(function(x, name), f"{name}_output_norm")
         assert placement == "none"
         return x + f(x)
 
@@ -113,22 +143,30 @@ class PlainModel:
         batch, context, width = x.shape
         q, k, v = self.linear(x, f"{name}.query", f"{name}.key", f"{name}.value")
         if m.qkv_norm:
-            q, k, v = (self.norm(y, gain) for y, gain in zip((q, k, v), w[f"{name}.qkv_norm"], strict=True))
+            biases = w.get(f"{name}.qkv_norm_bias", [None] * 3)
+            own = zip((q, k, v), w[f"{name}.qkv_norm"], biases, strict=True)
+            q, k, v = (self.norm(y, gain, bias) for y, gain, bias in own)
+        if m.qk_norm and m.qk_norm_over == "heads":
+            q, k = self.named(q, f"{name}.query_norm"), self.named(k, f"{name}.key_norm")
         q, k, v = (y.view(batch, context, -1, m.head_dim).transpose(1, 2) for y in (q, k, v))
-        if m.qk_norm:
-            q, k = self.of_heads(q, w[f"{name}.query_norm"]), self.of_heads(k, w[f"{name}.key_norm"])
+        if m.qk_norm and m.qk_norm_over == "head":
+            q, k = self.of_heads(q, f"{name}.query_norm"), self.of_heads(k, f"{name}.key_norm")
         if m.positions == "rotary":
-            q, k = rotated(q), rotated(k)
+            q, k = rotated(q, m.rotary_base), rotated(k, m.rotary_base)
         shares = torch.softmax((q @ k.mT / math.sqrt(m.head_dim)).masked_fill(future(context), -math.inf), -1)
+        shares = self.dropped(shares, f"{name}.shares")
         mixed = (shares @ v).transpose(1, 2).reshape(batch, context, width)
         (y,) = self.linear(mixed, f"{name}.projection")
-        return self.norm(y, w[f"{name}.projection_norm"]) if m.projection_norm else y
+        return self.named(y, f"{name}.projection_norm") if m.projection_norm else y
 
-    def of_heads(self, x: Tensor, gain: Tensor) -> Tensor:
+    def of_heads(self, x: Tensor, name: str) -> Tensor:
         """[B, H, T, D], each head with a gain of its own if there are so many."""
+        gain = self.weights[name]
         if gain.dim() == 1:
-            return self.norm(x, gain)
-        return torch.stack([self.norm(head, own) for head, own in zip(x.unbind(1), gain, strict=True)], 1)
+            return self.named(x, name)
+        biases = self.weights.get(f"{name}_bias", [None] * len(gain))
+        heads = zip(x.unbind(1), gain, biases, strict=True)
+        return torch.stack([self.norm(head, own, bias) for head, own, bias in heads], 1)
 
     def feedforward(self, x: Tensor, name: str) -> Tensor:
         m, w = self.model, self.weights
@@ -139,7 +177,7 @@ class PlainModel:
         if m.activation == "swiglu":
             gate, up = self.linear(x, f"{name}.gate", f"{name}.up")
             if m.up_norm:
-                gate, up = self.norm(gate, w[f"{name}.gate_norm"]), self.norm(up, w[f"{name}.up_norm"])
+                gate, up = self.named(gate, f"{name}.gate_norm"), self.named(up, f"{name}.up_norm")
             gate = shifted(gate)
             if m.swiglu_clamp is not None:
                 gate, up = gate.clamp(max=m.swiglu_clamp), up.clamp(-m.swiglu_clamp, m.swiglu_clamp)
@@ -147,16 +185,22 @@ class PlainModel:
         else:
             (up,) = self.linear(x, f"{name}.up")
             if m.up_norm:
-                up = self.norm(up, w[f"{name}.up_norm"])
-            hidden = {"gelu": F.gelu, "relu": F.relu}[m.activation](shifted(up))
+                up = self.named(up, f"{name}.up_norm")
+            curves = {"gelu": F.gelu, "relu": F.relu, "gelu_tanh": gelu_tanh}
+            hidden = curves[m.activation](shifted(up))
         (y,) = self.linear(hidden, f"{name}.down")
-        return self.norm(y, w[f"{name}.down_norm"]) if m.down_norm else y
+        return self.named(y, f"{name}.down_norm") if m.down_norm else y
 
 
-def rotated(x: Tensor) -> Tensor:
-    """[B, H, T, D]: the pair (2i, 2i + 1) turns by position x 10000^(-2i / D)."""
+def gelu_tanh(x: Tensor) -> Tensor:
+    """As the code of GPT-2 has it."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def rotated(x: Tensor, base: float) -> Tensor:
+    """[B, H, T, D]: the pair (2i, 2i + 1) turns by position x base^(-2i / D)."""
     context, head_dim = x.shape[2:]
-    rates = torch.tensor([10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=x.dtype)
+    rates = torch.tensor([base ** (-2 * i / head_dim) for i in range(head_dim // 2)], dtype=x.dtype)
     angles = torch.arange(context, dtype=x.dtype)[:, None] * rates
     cos, sin, even, odd = angles.cos(), angles.sin(), x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)

@@ -18,11 +18,13 @@ ALLOWED = {
 }
 NARROW = {
     # analysis reads datasets: of the harness it knows the store's layout, the configuration's fields, what a results
-    # folder is, how files and a command line are read, and how text is printed.
+    # folder is, how files and a command line are read, how text is printed, and what last weights are.
     "analysis": {
         "harness.store",
         "harness.config",
         "harness.command_line",
+        "harness.gpt2",
+        "harness.last_weights",
         "harness.printing",
         "harness.records",
         "harness.results_folder",

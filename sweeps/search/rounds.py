@@ -14,7 +14,7 @@ from rich.console import Console
 
 from analysis.open_sweep import open_with_events
 from harness.config import ConfigError, Problems, Trial
-from harness.pack import rows_at_once
+from harness.pack_sizes import rows_at_once
 from harness.precision import pick_device
 from harness.printing import Terminal
 from harness.results_folder import ResultsPath
@@ -142,7 +142,7 @@ class Search:
         return found
 
     def _recipe(self) -> str:
-        return repr(sorted(self.composer.recipe.items()))
+        return repr(sorted(self.composer.recipe().items()))
 
     def _batch(self) -> int:
         """Points of each cell at a time: bisection goes one by one, others fill the packs of all workers."""

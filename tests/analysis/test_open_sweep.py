@@ -92,8 +92,8 @@ def test_each_trial_has_its_own_last_losses(tmp_path: Path, synthetic) -> None:
 def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> None:
     trials = [
         synthetic.make_trial(beta2=0.95, clip=1.0),
-        synthetic.make_trial(beta2=0.999, fault=synthetic.WeightBit(start=3, bit=7, tensor="head")),
-        synthetic.make_trial(beta2=0.999, mitigation="qk_norm"),
+        synthetic.make_trial(beta2=0.999, clip=None, fault=synthetic.WeightBit(start=3, bit=7, tensor="head")),
+        synthetic.make_trial(beta2=0.999, clip=None, mitigation="qk_norm"),
     ]
     synthetic.write_pack(tmp_path, trials)
     ds = open_sweep(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,12 @@ SPACES = {
     "pareto": {"optim.clip": FloatDistribution(0.1, 10), "mitigation": CategoricalDistribution(["none", "qk_norm"])},
 }
 DIRECTIONS = {"max_stable_lr": ["maximize"], "worst_fault": ["minimize", "maximize"], "pareto": ["minimize"] * 2}
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optuna waits for the disk at each of thousands of lines, which here need not outlive the machine."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def write(out: Path, kind: str, cells: int, points: int, is_dense: bool = False) -> None:

@@ -25,7 +25,8 @@ import torch
 from harness.config import Model, Train, Trial
 from harness.corpus import load_corpus
 from harness.loop import train
-from harness.pack import Pack, rows_at_once
+from harness.pack import Pack
+from harness.pack_sizes import rows_at_once
 from harness.schedules import learning_rate
 from harness.sites import Agenda, Site, Visit
 from injectors.fault import FaultContext, Places, places_of

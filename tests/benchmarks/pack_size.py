@@ -18,7 +18,8 @@ import torch
 from harness.config import Model, Train, Trial
 from harness.corpus import load_corpus
 from harness.loop import train
-from harness.pack import Pack, rows_at_once
+from harness.pack import Pack
+from harness.pack_sizes import rows_at_once
 from harness.sites import Agenda
 from sweeps.local import available_cores
 

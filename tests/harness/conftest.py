@@ -42,6 +42,10 @@ SMALL: dict[str, Any] = {
     "vocabulary": 64,
     "length": 20_000,
     "warmup": 2,
+    "final": 0.0,
+    "beta2": 0.999,
+    "clip": None,
+    "decay_follows": "rate",
 }
 """One-hundredth of a second a step, and still a whole GPT: two blocks, two heads."""
 

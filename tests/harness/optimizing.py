@@ -39,7 +39,8 @@ TENSORS = (
 def trial(name: str, seed: int = 0, options: Mapping[str, Any] | None = None, **optim: Any) -> Trial:
     """A trial with this optimizer; `options` are those of the optimizer's own section."""
     parts = {name: sections()[name](**options)} if options else {}
-    return Trial.of({"optim": Optim(name=name, **optim), **parts}, seed=seed)
+    plain = {"beta2": 0.999, "clip": None, "decay_follows": "rate"}
+    return Trial.of({"optim": Optim(name=name, **(plain | optim)), **parts}, seed=seed)
 
 
 def different(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from harness.activations import ACTIVATIONS, clamp_swiglu
 
-THEIRS = {"gelu": F.gelu, "relu": F.relu, "swiglu": F.silu}
+THEIRS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu, "swiglu": F.silu}
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

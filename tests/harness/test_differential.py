@@ -195,7 +195,7 @@ def rotated(x):
 @pytest.mark.parametrize("shape", [(2, 3, 7, 6), (1, 1, 1, 2), (3, 1, 5, 4)])
 def test_rotary_positions(engine, shape, threads):
     torch.set_num_threads(threads)
-    assert_equal_to_torch(lambda x, _: rotate(x, torch.float64), lambda x, _: rotated(x), normal(3, *shape))
+    assert_equal_to_torch(lambda x, _: rotate(x, 10000.0, torch.float64), lambda x, _: rotated(x), normal(3, *shape))
 
 
 def test_heads():

@@ -112,6 +112,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a batch that grows": {"batch": 8, "batch_start": 2, "batch_steps": 6},
     "half precision": {"precision": "bf16", "batch": 4},
     "fused attention": {"attention": "fused", "batch": 4},
+    "dropout": {"dropout": 0.2, "batch": 8, "micro_batches": 2},
+    "GPT-2": {"biases": True, "tied_head": True, "positions": "learned", "activation": "gelu_tanh", "batch": 4},
     "a clamp": {"activation": "swiglu", "swiglu_clamp": 0.4, "batch": 4},
     "micro-batches": {"micro_batches": 2, "batch": 8},
     "without clipping": {"clip": None, "batch": 2},

@@ -35,8 +35,8 @@ EXPECTED = {
     # Xavier's sqrt(2 / (fan_in + fan_out)): sqrt(2 / (64 + 64)) is 1/8, too.
     "xavier": STANDARD | {name: size for name, size in XAVIER.items() if name.startswith("feedforward")},
     "scaled_residual": STANDARD | {"attention.projection": SHARE / 8, "feedforward.down": SHARE / 16},
-    "small_scaled": STANDARD
-    | XAVIER
+    # Takase et al. 2023: every matrix at sqrt(2 / (5 * 64)), embeddings too.
+    "small_scaled": dict.fromkeys(STANDARD, 0.0790569)
     | {"attention.projection": SHARE * 0.0790569, "feedforward.down": SHARE * 0.0790569},
     "zero_residual": STANDARD | {"attention.projection": 0.0, "feedforward.down": 0.0},
     # 16 branches: 16^(-1/6) for the four matrices of attention, 16^(-1/2) for the two of a feed-forward part.
@@ -50,7 +50,11 @@ EXPECTED = {
         "feedforward.down": 0.0,
         "head": 0.0,
     },
+    "normal": dict.fromkeys(STANDARD, 0.02),
+    "gpt2": dict.fromkeys(STANDARD, 0.02)
+    | {"attention.projection": SHARE * 0.02, "feedforward.down": SHARE * 0.02},  # as nanoGPT has them
 }
+CUT = EXPECTED.keys() - {"normal", "gpt2"}
 
 
 def trial_of(engine, init="standard", **fields):
@@ -81,7 +85,11 @@ def test_sizes_of_real_weights(engine, init):
         want, found = EXPECTED[init][short(name)], values.double().square().mean().sqrt().item()
         # Of n normal numbers the root mean square is known to 1/sqrt(2n); these are 5 of that and more.
         assert found == pytest.approx(want, rel=5 / math.sqrt(2 * values.numel())), name
-        assert values.abs().max() <= 2.274 * want * 1.001, f"{name} is not cut at two standard deviations"
+        is_cut = values.abs().max() <= 2.274 * want * 1.001  # at two standard deviations of what was cut
+        assert is_cut == (init in CUT), f"{name} is {'' if is_cut else 'not '}cut"
+        if init not in CUT:
+            share = (values.abs() > 2 * want).double().mean().item()
+            assert share == pytest.approx(0.0455, abs=5 * math.sqrt(0.0455 / values.numel())), name
         assert want == 0 or abs(values.double().mean()) < 5 * want / math.sqrt(values.numel()), name
         seen.add(short(name))
     assert seen == EXPECTED[init].keys()

@@ -22,6 +22,30 @@ REFUSED = {
             "model.down_norm=true: model.placement=sandwich has a norm there already",
         ],
     ),
+    "two norms on one branch of OLMo 2": (
+        {"placement": "branch", "down_norm": True},
+        ["model.down_norm=true: model.placement=branch has a norm there already"],
+    ),
+    "a gain for each of all heads together": (
+        {"qk_norm": True, "qk_norm_over": "heads", "qk_norm_shared": False},
+        ["model.qk_norm_shared=false: model.qk_norm_over=heads has a gain for each feature already"],
+    ),
+    "a head that starts at zero, and is the embedding": (
+        {"tied_head": True, "zero_head": True},
+        ["model.zero_head=true: starts the head at zero, which is the embedding with model.tied_head=true"],
+    ),
+    "a head of Fixup that is the embedding": (
+        {"tied_head": True, "init": "fixup", "placement": "none"},
+        ["model.init=fixup: starts the head at zero, which is the embedding with model.tied_head=true"],
+    ),
+    "Fixup with biases": (
+        {"biases": True, "init": "fixup", "placement": "none"},
+        ["model.biases=true: model.init=fixup has summands of its own"],
+    ),
+    "dropout of shares that nobody sees": (
+        {"dropout": 0.1, "attention": "fused"},
+        ["model.dropout=0.1: model.attention=fused keeps no logits"],
+    ),
     "Fixup with the norms of a placement": (
         {"init": "fixup"},
         ["model.placement=pre: model.init=fixup goes without norms; allowed: none"],

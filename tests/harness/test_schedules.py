@@ -68,6 +68,16 @@ def test_knots(engine, fields, knots):
         assert found[step] == pytest.approx(PEAK * share, rel=1e-12, abs=1e-12), step
 
 
+def test_a_final_rate_is_the_same_whatever_the_peak(engine) -> None:
+    """Wortsman et al. 2023: a cosine to 1e-5, whose share of the peak is another for each peak."""
+    for peak in (3e-4, 3e-1, 1e-5, 1e-6, 0.0):
+        found = rates_of(engine.trial(steps=20, warmup=4, lr=peak, final=None, final_rate=1e-5))
+        assert found[3] == peak and found[-1] == pytest.approx(min(peak, 1e-5), rel=1e-12)
+        assert (found <= peak).all() and (np.diff(found[3:]) <= 0).all()
+    share = rates_of(engine.trial(steps=20, warmup=4, lr=3e-4, final=0.1, final_rate=1e-5))
+    assert share[-1] == pytest.approx(3e-5, rel=1e-12), "a share that is given comes first"
+
+
 @pytest.mark.parametrize("decay", SHAPES)
 @pytest.mark.parametrize(
     ("steps", "warmup", "final"), [(1, 0, 0.0), (1, 1, 0.0), (7, 2, 0.3), (40, 0, 1.0), (40, 40, 0)]

@@ -12,7 +12,7 @@ import torch
 
 from harness.config import NO_FAULT
 from harness.outcome import NON_FINITE
-from harness.pack import smallest_pack
+from harness.pack_sizes import smallest_pack
 from harness.sites import Site
 from harness.twins import Twins
 from injectors.batch import RandomTokens

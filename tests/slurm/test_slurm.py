@@ -24,6 +24,7 @@ from tests.slurm.conftest import (
     started,
     sweep,
 )
+from tests.sweeps.conftest import tree
 
 pytestmark = pytest.mark.slurm
 
@@ -77,12 +78,16 @@ def nodes_used(out: Path) -> set[str]:
 def test_a_campaign_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
     """And of its idle faults the same number, though Slurm's jobs tell it by way of the store."""
     grid = [*CAMPAIGN, "model.width=16", "train.steps=10", "fault.start=3", "fault.until=8", *SMALL]
+    grid.append("keep=weights")
     local, remote = sweep(tmp_path / "local", *grid), sweep(tmp_path / "slurm", *grid, *ONE_JOB)
     for done in (local, remote):
         assert done.status == 0, done.out + done.err
     assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
     changes = analysis.open_sweep(tmp_path / "slurm").changes.values
     assert len(changes) == 36 + 8 + 1
+    here, there = (tree(tmp_path / where / "weights") for where in ("local", "slurm"))
+    assert len(here) == 2 * len(changes)
+    assert {name: own.split()[0] for name, own in here.items()} == {n: own.split()[0] for n, own in there.items()}
     idle = int((changes == 0).sum()) - 1  # the golden trial has no fault
     assert idle > 1
     for done in (local, remote):

@@ -97,6 +97,7 @@ def stuck(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tupl
     """(results, what was printed) of faults of which many do nothing, or nothing that lasts."""
     out = tmp_path_factory.mktemp("stuck") / "out"
     given = ["fault.model=stuck_at_0", "fault.site=moment_1,moment_2,update,gradient", "fault.field=mantissa"]
+    given.append("fault.seed=1")  # of these some change a value and are rounded away
     return out, sweep(command, out, *FLIPS, *given, "fault.samples=16", "train.steps=8", "campaign.envelope=0")
 
 

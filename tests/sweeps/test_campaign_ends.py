@@ -91,6 +91,7 @@ def test_a_stratum_without_a_fault_is_not_known(command: ModuleType, tmp_path: P
 def test_faults_without_a_golden_run_to_judge_by_do_not_count(command: ModuleType, tmp_path: Path) -> None:
     """It blows up some steps after the strikes, and whatever they would have led to."""
     blown = ["optim.lr=1e4", "optim.weight_decay=0.1", "schedule.warmup=0", "fault.until=null", "fault.start=0"]
+    blown += ["optim.clip=null", "optim.decay_follows=rate"]
     given = ["fault.samples=20", "campaign.round=10", "campaign.width=0.4", "campaign.envelope=0", "fault.bit=31"]
     out = sweep(command, tmp_path, *FLIPS, *given, *blown)
     judged, _ = outcomes_and_notes(open_sweep(tmp_path))

@@ -39,7 +39,7 @@ def test_an_id_knows_the_path_as_it_was_given(command: ModuleType) -> None:
     own, whole = (command.only(*TEXT, f"data.path={path}") for path in ("~/books", "/books"))
     assert (own.data.path, whole.data.path) == ("~/books", "/books")
     assert own.id == command.only(*TEXT, "data.path='~/books'").id
-    assert whole.id == "44771879bc649a9c"
+    assert whole.id == "06308e1bf46725fc"
 
 
 def test_in_a_study(command: ModuleType, home: Path) -> None:

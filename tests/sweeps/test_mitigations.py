@@ -42,6 +42,8 @@ SMALL = {
     "schedule.warmup": 3,
     "optim.lr": 1e-2,
     "optim.clip": "null",
+    "optim.beta2": 0.999,
+    "optim.decay_follows": "rate",
 }
 RATES = {"sgd": 0.3, "lars": 0.05, "lion": 3e-3, "lamb": 3e-2, "adafactor": 3e-2}
 """Where the scale of a rate is another than AdamW's, by the mitigation's own paper."""
@@ -265,10 +267,15 @@ NEUTRAL: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
     "attention_temperature": ({}, {"model.attention_temperature": 1.0}),
     "batch_warmup": ({}, {"schedule.batch_start": 4}),
     "beta2_095": ({}, {"optim.beta2": 0.999}),
+    "beta2_0999": ({"optim.beta2": 0.95}, {"optim.beta2": 0.95}),
     "checkpointing": ({}, {"train.checkpointing": "true"}),
     "clip_1": ({}, {"optim.clip": 1e30}),
     "clip_tensor": ({}, {"optim.clip_tensor": 1e30}),
     "clip_value": ({}, {"optim.clip_value": 1e30}),
+    "coupled_decay": (
+        {"optim.weight_decay": 0.0, "optim.decay_follows": "schedule"},
+        {"optim.weight_decay": 0.0, "optim.decay_follows": "rate"},
+    ),
     "completep": ({}, {"model.parametrization": "completep", "model.base_width": 16, "model.base_depth": 2}),
     "eps_large": ({}, {"optim.eps": 1e-8}),
     "eps_small": ({}, {"optim.eps": 1e-8}),
@@ -276,7 +283,10 @@ NEUTRAL: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
         {"train.precision": "fp16"},
         {"train.precision": "fp16", "train.loss_scaling": "static", "train.loss_scale": 1.0},
     ),
-    "independent_decay": ({"optim.weight_decay": 0.0}, {"optim.weight_decay": 0.0, "optim.decay_follows": "schedule"}),
+    "independent_decay": (
+        {"optim.weight_decay": 0.0, "optim.decay_follows": "rate"},
+        {"optim.weight_decay": 0.0, "optim.decay_follows": "schedule"},
+    ),
     "long_warmup": ({"schedule.warmup": "null"}, {"schedule.warmup": "null", "schedule.warmup_share": 0.05}),
     "mix_ln": ({}, {"model.placement": "mix", "model.mix": 0.0}),
     "mup": ({}, {"model.parametrization": "mup", "model.base_width": 16}),
@@ -319,6 +329,7 @@ NOT_BITWISE = {
     "layer_scale": "gains of one learn",
     "linear_decay": "a shape, not a strength",
     "lion": "other equations",
+    "no_clip": "it takes away what has a strength",
     "norms_fp32": "it is what the recipe has",
     "output_cap": "c tanh(x / c) rounds, however large c is",
     "post_ln": "another structure",

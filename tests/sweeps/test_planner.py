@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from harness.config import Model, Optim, Train, Trial
-from harness.pack import rows_at_once
+from harness.pack_sizes import rows_at_once
 from injectors.batch import RareTokens
 from injectors.value import Value
 from sweeps.local import SHARE_OF_MEMORY

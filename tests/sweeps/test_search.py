@@ -216,13 +216,13 @@ def test_the_damage_and_the_size_are_what_the_store_says(faults: Path) -> None:
 def test_the_front_of_loss_against_worst_deviation(command: ModuleType, tmp_path: Path) -> None:
     arguments = command.tiny(
         *("search=pareto", "fault=weight_bit,nan_gradient", "fault.start=8", "seed=range(2)", "train.steps=20"),
-        *("mitigation=none,clip_value", "optim.clip=tag(log,interval(0.1,10))", "search.trials=36", *ONCE),
+        *("mitigation=none,z_loss", "optim.clip=tag(log,interval(0.1,10))", "search.trials=36", *ONCE),
     )
     done = command.end(command.fork(*arguments, "out=out", cwd=tmp_path))
     assert (done.status, done.err) == (0, ""), done
     (history,) = read_searches(tmp_path / "out")
     tried = history.points
-    assert len(tried) == 36 // 4 and set(tried["param mitigation"]) == {"none", "clip_value"}
+    assert len(tried) == 36 // 4 and set(tried["param mitigation"]) == {"none", "z_loss"}
     assert tried["param optim.clip"].between(0.1, 10).all()
     sweep = open_sweep(tmp_path / "out")
     assert sweep.sizes["trial"] == len(tried) * 2 * 3 and bool(sweep["complete"].all())

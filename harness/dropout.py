@@ -1,0 +1,60 @@
+"""Dropout whose masks are a function of seed, step, place and sequence, so that twins, forks and replays drop alike.
+
+Random bits are those of SplitMix64 (Steele, Lea & Flood 2014, doi 10.1145/2660193.2660195), whose n-th number is a
+function of n: the same on every device, and for a sequence whatever rank, micro-batch or row of a pack it is in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def _signed(word: int) -> int:
+    """The 64 bits as int64 has them."""
+    return word - 2**64 if word >= 2**63 else word
+
+
+GAMMA, FIRST, SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def stream(seed: int, step: int, place: str) -> int:
+    """The state from which the numbers of a trial start, at a step and a place in the model."""
+    digest = hashlib.sha256(f"dropout {seed} {step} {place}".encode()).digest()
+    return _signed(int.from_bytes(digest[:8], "little"))
+
+
+def random_words(streams_R: Tensor, numbers: range) -> Tensor:
+    """The numbers 0, 1, ... of SplitMix64 from each state on, [R, n], as int64."""
+    at = torch.arange(numbers.start + 1, numbers.stop + 1, device=streams_R.device)
+    z = streams_R[:, None] + at * GAMMA
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        z.bitwise_xor_(_shifted_right(z, shift)).mul_(factor)
+    return z.bitwise_xor_(_shifted_right(z, 31))
+
+
+def _shifted_right(z: Tensor, bits: int) -> Tensor:
+    """With zeros from the left."""
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+
+
+def dropped(x_RxNxxx: Tensor, shares_R: Tensor, streams: Sequence[int], sequences: range) -> Tensor:
+    """x, of which each trial's share of elements is 0 and the others are divided by 1 - share (Srivastava et al. 2014).
+
+    x holds the `sequences`, one after the other; where they are all of a batch, numbers count from 0. A share is
+    exact to 2^-32.
+    """
+    size = x_RxNxxx[0].numel() // len(sequences)
+    words = -(-size // 2)  # each has bits for two elements
+    states = torch.tensor(streams, device=x_RxNxxx.device)
+    drawn = random_words(states, range(sequences.start * words, sequences.stop * words)).view(torch.int32)
+    drawn = drawn.view(len(streams), len(sequences), -1)[:, :, :size]
+    shares = shares_R.double()
+    limits = (shares * 2**32).round() - 2**31
+    kept = drawn >= limits.to(torch.int64)[:, None, None]
+    factor = (1 / (1 - shares)).to(shares_R.dtype).view(-1, *[1] * (x_RxNxxx.dim() - 1))
+    factors = kept.reshape(x_RxNxxx.shape) * factor
+    return (x_RxNxxx.to(shares_R.dtype) * factors).to(x_RxNxxx.dtype)

@@ -1,0 +1,35 @@
+"""How many rows, and windows of held-out text, pass through the model together."""
+
+from __future__ import annotations
+
+import torch
+
+from harness.config import Model
+
+SMALLEST_PACK = 2  # a batch of one takes other kernels, so a trial's bits would change in mid-run
+
+
+def smallest_pack(device: torch.device) -> int:
+    """The fewest rows whose bits are those of a larger pack.
+
+    With fewer trials than threads a CPU splits single matrices, and then rounds them differently.
+    """
+    return max(SMALLEST_PACK, torch.get_num_threads()) if device.type == "cpu" else SMALLEST_PACK
+
+
+def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
+    """Rows that pass through the model together: enough that the fixed cost of an operation is shared, few enough that
+    activations stay in the cache. `sequences` are those of each trial that pass at once.
+
+    From tests/benchmarks/pack_size.py, see docs/benchmarks.md.
+    """
+    size = sequences * model.context * model.width
+    return max(2, min(64, 2**25 // size)) if device.type == "cuda" else max(2, min(8, 2**18 // size))
+
+
+def windows_at_once(model: Model, vocabulary: int, device: torch.device) -> int:
+    """Held-out windows that pass through the model together, for each row, so that the fixed cost is shared.
+
+    On a CPU a third faster than four windows at a time, at widths 32 and 64 with context 32; for CUDA it is a guess.
+    """
+    return (2**19 if device.type == "cuda" else 2**18) // (model.context * max(model.width, vocabulary))
