@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from analysis.acted import MARK
 from analysis.drawing import count, short
 from analysis.mitigations import BASELINE, Comparison, Metric
 
@@ -27,13 +28,17 @@ class Cell:
 
 
 def value_words(row: pd.Series, name: str) -> str:
-    """The value of a metric in a row of `Comparison.table`: a number with its bound, ∞, "> 50" steps, or a dash."""
+    """The value of a metric in a row of `Comparison.table`: a number with its bound, ∞, "> 50" steps, or a dash.
+
+    Behind it a † where the mitigation did not act as named in the trials that the value is taken from.
+    """
     value = row[name]
     if np.isnan(value):
         return NOTHING
+    mark = MARK.strip() if row[f"{name}_idle"] else ""
     if name.startswith("recovery") and np.isinf(value):
-        return f">{row['watched']:.0f}"
-    return BOUNDS[row.get(f"{name}_bound", "")] + _number(value, name)
+        return f">{row['watched']:.0f}{mark}"
+    return BOUNDS[row.get(f"{name}_bound", "")] + _number(value, name) + mark
 
 
 def _number(value: float, name: str) -> str:
@@ -155,15 +160,21 @@ def _certainty(comparison: Comparison) -> str:
 
 
 def coverage(comparison: Comparison) -> str:
-    """What 95% intervals over so few seeds say, and what they do not; "" without a comparison."""
+    """What 95% intervals over so few seeds say, and what they do not, and what a † is; "" without a comparison."""
     if comparison.table.empty:
         return ""
     seeds = int(comparison.table["final_loss_seeds"].max())
+    is_marked = any(comparison.table[f"{name}_idle"].any() for name in comparison.metrics)
+    mark = (
+        f" {MARK.strip()} behind a number: the mitigation did not act as named in the trials that it is taken from."
+        if is_marked
+        else ""
+    )
     if seeds < 2:
-        return "One seed, so there are no intervals, and no difference can be told."
+        return f"One seed, so there are no intervals, and no difference can be told.{mark}"
     often = {2: ", which miss the truth half of the time", 3: ", which miss the truth a quarter of the time"}
     return (
         f"Intervals are 95%: of means Student's t over {seeds} seeds and the held-out text, of medians and of losses "
         f"that are infinite bootstraps over seeds{often.get(seeds, '')}. Some exclude no change by chance, and all "
-        "share the baseline's runs: look for what agrees across widths."
+        f"share the baseline's runs: look for what agrees across widths.{mark}"
     )

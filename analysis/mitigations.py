@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -121,7 +122,8 @@ def compare(sweep: xr.Dataset) -> Comparison:
       like with like.
 
     `idle_parts` names the parts of the mitigation that acted in none of its trials of the row, with and without faults
-    (`analysis/acted.py`): what such a row shows is not what the mitigation does.
+    (`analysis/acted.py`): what such a row shows is not what the mitigation does. METRIC_idle names those that acted in
+    none of the trials that the metric is taken from: those at `best_rate`, those with a fault, ...
 
     Faults that changed nothing and faults without a finite golden run are left out; several trials of a seed that
     differ only in their fault's fields count with their median. A seed that lacks a rate or a fault of its group is
@@ -148,8 +150,27 @@ def compare(sweep: xr.Dataset) -> Comparison:
         groups[key] = replace(groups[key], faults=own)
     metrics = _measured(sorted(felt["fault"].unique()), clean["lr"].nunique() > 1, bool(times))
     rows = [_row(group, groups.get((place, BASELINE)), metrics) for (place, _), group in groups.items()]
-    found = pd.DataFrame(rows).merge(never_acted(table, axes[1:]), on=axes, how="left")
-    return _sorted(Comparison(found.assign(idle_parts=found["idle_parts"].fillna("")), axes, metrics))
+    return _sorted(Comparison(_with_idle(pd.DataFrame(rows), table, axes, metrics), axes, metrics))
+
+
+def _with_idle(
+    found: pd.DataFrame, table: pd.DataFrame, axes: list[str], metrics: Mapping[str, Metric]
+) -> pd.DataFrame:
+    """The rows of a comparison with `idle_parts` and METRIC_idle, "" for none."""
+    own = table.merge(found[[*axes, "best_rate", "common_rate"]], on=axes)
+    is_clean, is_common = own["fault"] == NO_FAULT.name, own["lr"] == own["common_rate"]
+    behind = {"": own["complete"], "final_loss": is_clean & (own["lr"] == own["best_rate"])}
+    behind["common_loss"] = is_clean & is_common
+    for name in FAULT_METRICS:
+        behind[name] = ~is_clean & is_common
+    idle: dict[str, pd.Series] = {}
+    for name in ("", *metrics):
+        kind, _, fault = name.partition(".")
+        is_behind = behind.get(kind, is_clean) & ((own["fault"] == fault) if fault else True)
+        columns = {"idle_parts": f"{name}_idle" if name else "idle_parts"}
+        parts = never_acted(own[is_behind], axes[1:]).rename(columns=columns)
+        idle |= found[axes].merge(parts, on=axes, how="left")[[*columns.values()]].fillna("").to_dict("series")
+    return found.assign(**idle)
 
 
 def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:

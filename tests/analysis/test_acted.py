@@ -13,9 +13,11 @@ from analysis.acted import EVERY_BIT, Acting, idle_note, marked
 from analysis.figures import FIGURES
 from analysis.labels import labelled
 from analysis.mitigation_map import mitigation_map
+from analysis.mitigation_words import table_rows
 from analysis.open_sweep import open_with_events
 from analysis.report import write_report
-from harness.config import Trial
+from harness.config import NO_FAULT, Trial
+from tests.analysis.mitigated import Study, of_faults
 
 PLAIN = Acting({}, {}, "plain")
 
@@ -134,6 +136,47 @@ def test_a_mark_is_on_what_acted_in_no_trial_of_a_width(write) -> None:
     table = compare(sweep).table.set_index(["mitigation", "width"])
     idle = table["idle_parts"][table["idle_parts"] != ""].to_dict()
     assert idle == {("mup", 32): "model.parametrization"}
+
+
+RATES = (1e-3, 1e-2)
+
+
+@pytest.mark.parametrize("acts_at", RATES)
+def test_a_mark_is_on_each_number_behind_which_nothing_acted(write, acts_at: float) -> None:
+    """Clipping acts at one of two rates: what is taken from the other says nothing of it, what is of both does."""
+
+    def at_one(trial: Trial) -> Acting:
+        return Acting({"optim.clip": 9 * (trial.optim.lr == acts_at)}, {}, "other")
+
+    out = write(of(at_one), rates=RATES)
+    found = compare(open_sweep(out))
+    plain, clipped = found.table.iloc
+    assert clipped["mitigation"] == "clip_1" and clipped["idle_parts"] == ""
+    assert not any(plain[f"{name}_idle"] for name in found.metrics)
+    idle = {name for name in found.metrics if clipped[f"{name}_idle"]}
+    rates = {"final_loss": clipped["best_rate"], "common_loss": clipped["common_rate"]}
+    assert idle == {name for name, rate in rates.items() if rate != acts_at}
+    cells = dict(zip(found.metrics, table_rows(found)["rows"][1]["cells"], strict=True))
+    assert {name for name, cell in cells.items() if "†" in cell.value} == idle
+    page, drawing = write_report(out).html.read_text(), mitigation_map(found)
+    texts = [text.get_text() for text in drawing.figure.axes[0].texts]
+    for words in (page, drawing.caption):
+        assert ("† behind a number: the mitigation did not act as named" in words) == bool(idle)
+    assert any(text.endswith("†") for text in texts) == bool(idle)
+
+
+def test_of_faults_those_at_the_common_rate_count(synthetic, tmp_path: Path) -> None:
+    """What screens batches acts where one is poisoned, and not without a fault."""
+
+    def screens(trial: Trial) -> Acting:
+        return Acting({"screen.rarity": int(trial.fault != NO_FAULT)}, {}, "other")
+
+    study = Study(synthetic, tmp_path)
+    study.write(of_faults(lambda trial: {3: 1.0}), faults=[study.poison()], acting=of(screens))
+    found, row = study.compare(), study.row()
+    idle = {name for name in found.metrics if row[f"{name}_idle"]}
+    assert {name for name in found.metrics if not name.startswith(("deviation", "recovery"))} == idle
+    assert any(name.startswith("deviation") for name in found.metrics)
 
 
 def test_every_table_and_figure_shows_the_mark(write) -> None:

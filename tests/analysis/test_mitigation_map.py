@@ -205,7 +205,7 @@ def test_of_very_many_columns_and_rows_some_are_drawn(synthetic, tmp_path: Path)
     places = [(width, depth) for width in (16, 32, 64, 128) for depth in (1, 2, 3)]
     rows = [{"mitigation": name, "width": width, "depth": depth} for name in names for width, depth in places]
     columns = {f"final_loss{part}": 1.0 for part in ("", "_low", "_high", "_change", "_change_low", "_change_high")}
-    table = pd.DataFrame(rows).assign(**columns, final_loss_seeds=3)
+    table = pd.DataFrame(rows).assign(**columns, final_loss_seeds=3, final_loss_idle="")
     drawing = mitigation_map(Comparison(table, axes, {"final_loss": METRICS["final_loss"]}))
     texts = [text.get_text() for text in drawing.figure.axes[0].texts]
     shown = [f"{width}, {depth}" for width, depth in places if f"{width}, {depth}" in texts]

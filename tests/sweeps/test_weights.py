@@ -181,6 +181,7 @@ def test_a_sweep_with_it_is_the_sweep_without_it(kept: Path, tmp_path: Path) -> 
 
 
 def test_weights_that_no_disk_has_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No disk is as small as that: what is tested is the message, not the measurement.
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: (10**9, 0, 100_000))
     line = [*SMALL, "seed=range(20)", f"out={tmp_path / 'out'}"]
     assert call(*line, "plan=true").out.count("no room") == 0 and call(*line, "plan=true").status == 0
