@@ -5,11 +5,11 @@ from analysis import current_folder
 if current_folder.is_run_by_name():
     current_folder.leave()  # before anything else is imported
 
-from analysis.mitigations import compare
-from analysis.open_sweep import fault_events, open_sweep, part_acts
-from analysis.outcomes import outcomes
-from analysis.statistics import rates
-from analysis.weights import load_weights, to_gpt2
+from analysis.measures.mitigations import compare
+from analysis.measures.outcomes import outcomes
+from analysis.measures.statistics import rates
+from analysis.reading.open_sweep import fault_events, open_sweep, part_acts
+from analysis.reading.weights import load_weights, to_gpt2
 
 __all__ = [
     "compare",

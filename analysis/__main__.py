@@ -8,23 +8,23 @@ from pathlib import Path
 
 import matplotlib
 
-from analysis.acted import idle_note
-from analysis.campaign import write_campaign
-from analysis.campaign_figures import CAMPAIGN_FIGURES
-from analysis.drawing import PICTURES, Drawing
-from analysis.figures import FIGURES
-from analysis.labels import labelled
-from analysis.mitigation_map import MITIGATION_FIGURES
-from analysis.mitigations import compare
-from analysis.open_sweep import open_with_events
-from analysis.outcomes import outcomes_and_notes
-from analysis.report import write_report
-from analysis.search_figures import SEARCH_FIGURES
-from analysis.searches import read_searches
-from harness.command_line import Parser
+from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
+from analysis.figures.drawing import PICTURES, Drawing
+from analysis.figures.labels import labelled
+from analysis.figures.mitigation_map import MITIGATION_FIGURES
+from analysis.figures.search_figures import SEARCH_FIGURES
+from analysis.figures.sweep_figures import FIGURES
+from analysis.measures.mitigations import compare
+from analysis.measures.outcomes import outcomes_and_notes
+from analysis.reading.acted import idle_note
+from analysis.reading.open_sweep import open_with_events
+from analysis.reading.searches import read_searches
+from analysis.reports.campaign import write_campaign
+from analysis.reports.report import write_report
+from harness.basics.command_line import Parser
+from harness.basics.printing import say, warn_in_one_line
 from harness.config import ConfigError
-from harness.printing import say, warn_in_one_line
-from harness.results_folder import FolderLost
+from harness.storage.results_folder import FolderLost
 
 
 def figure_names() -> list[str]:

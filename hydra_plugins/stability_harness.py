@@ -20,7 +20,7 @@ Names = list[str]
 
 
 class CheckedFolder(FileConfigSource):
-    """A folder of YAML files of which Hydra is given what sweeps/folders.py lets through; of a user's, nothing else."""
+    """YAML files of which Hydra is given what sweeps/compose/folders.py lets pass; of a user's folder, nothing else."""
 
     @staticmethod
     def scheme() -> str:
@@ -31,7 +31,7 @@ class CheckedFolder(FileConfigSource):
         return self.provider == "main"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        from sweeps import folders
+        from sweeps.compose import folders
 
         group, _, file = config_path.rpartition("/")
         if group not in folders.GROUPS:
@@ -54,12 +54,12 @@ class CheckedFolder(FileConfigSource):
         return self._is_seen(config_path) and super().is_group(config_path)
 
     def _is_seen(self, group: str) -> bool:
-        from sweeps.folders import GROUPS
+        from sweeps.compose.folders import GROUPS
 
         return self._is_ours or group in ("", *GROUPS)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
-        from harness.fields import ConfigError
+        from harness.config import ConfigError
 
         try:
             return super().list(config_path, results_filter)
@@ -81,7 +81,7 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> Any:
-        from sweeps.arguments import axes_of, expand
+        from sweeps.compose.arguments import axes_of, expand
 
         assert isinstance(self.launcher, PackLauncher)
         if self.kind != "none":
@@ -93,7 +93,7 @@ class PackLauncher(Launcher):
     """Composes the jobs, plans packs and runs them. Its subclasses say where."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from harness.printing import Terminal
+        from harness.basics.printing import Terminal
 
         self.loader, self.config = hydra_context.config_loader, config
         self.console = Terminal()
@@ -104,7 +104,7 @@ class PackLauncher(Launcher):
 
     def train(self, job_overrides: Sequence[Sequence[str]]) -> tuple[int, Any]:
         """Train the grid. Returns the exit status, and the run."""
-        from sweeps.launch import run_rounds
+        from sweeps.running.launch import run_rounds
 
         composer, run, executor, trials = self._checked(lambda composer: composer.trials(job_overrides))
         notices = composer.notices(trials, run.idle)
@@ -120,8 +120,8 @@ class PackLauncher(Launcher):
     def _checked(self, trials: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
         """The composer, the run, what runs its packs, and what `trials` makes of the composer. Raises ConfigError."""
         from harness.config import Problems
-        from sweeps.grid import Composer
-        from sweeps.settings import run_from
+        from sweeps.compose.grid import Composer
+        from sweeps.compose.settings import run_from
 
         study = self.config.hydra.runtime.choices.study
         asked = frozenset(text.partition("=")[0] for text in self.config.hydra.overrides.task)
@@ -150,8 +150,8 @@ class LocalLauncher(PackLauncher):
         import torch
 
         from harness.config import ConfigError
-        from harness.precision import pick_device
-        from sweeps.local import LocalExecutor, available_cores
+        from harness.model.precision import pick_device
+        from sweeps.running.local import LocalExecutor, available_cores
 
         workers = self.workers
         if workers == "auto":
@@ -183,7 +183,7 @@ class SlurmLauncher(PackLauncher):
 
     def executor(self, run: Any) -> Any:
         from harness.config import ConfigError, Problems
-        from sweeps.slurm import SlurmExecutor
+        from sweeps.slurm.executor import SlurmExecutor
 
         problems = Problems()
         for name, least in LEAST.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, ConfigError, Trial, number
-from harness.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, Visit
 from injectors.draws import stream
 from injectors.fault import FaultContext, InjectableFault, Places, Strike, digest, random_tokens
 

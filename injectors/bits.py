@@ -1,11 +1,11 @@
-"""Bits of numbers, changed in any of the formats of harness/formats.py."""
+"""Bits of numbers, changed in any of the formats of harness/model/formats.py."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from harness.formats import from_words, to_words
+from harness.model.formats import from_words, to_words
 
 OPERATIONS = ("bit_flip", "stuck_at_0", "stuck_at_1")
 

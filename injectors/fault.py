@@ -8,6 +8,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -15,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics import plugins
 from harness.config import ConfigError, Fault, Trial
-from harness.optimizers import OPTIMIZERS
-from harness.scaling import tensor_table
-from harness.sites import Event, Injector, Site, Visit
-from harness.taps import tap_shapes
+from harness.model.scaling import tensor_table
+from harness.model.taps import tap_shapes
+from harness.optim.optimizers import OPTIMIZERS
+from harness.training.sites import Event, Injector, Site, Visit
 from injectors.draws import stream
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -100,6 +102,19 @@ class InjectableFault(Fault):
         """The steps at which it strikes, up to the end of the trial."""
         end = trial.steps if self.duration is None else min(trial.steps, self.start + self.duration)
         return range(self.start, max(self.start, end), self.period)
+
+
+@cache
+def fault_types() -> dict[str, type[Fault]]:
+    """Every kind of fault by name, of this folder and of installed packages, and `none`."""
+    plugins.modules("faults")
+    found: dict[str, type[Fault]] = {"none": Fault}
+    pending = InjectableFault.__subclasses__()
+    for cls in pending:
+        pending += cls.__subclasses__()
+        if (kind := cls().kind) != "none":  # else: a base of others
+            found[kind] = cls
+    return found
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.formats import FORMATS, round_to
+from harness.model.formats import FORMATS, round_to
 
 
 def wrong_number(model: str, value: float, format: str, precision: str) -> list[str]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, number
-from harness.formats import FORMATS
-from harness.ranks import RankMean
-from harness.sites import Event, Site, Visit
+from harness.model.formats import FORMATS
+from harness.training.ranks import RankMean
+from harness.training.sites import Event, Site, Visit
 from injectors.fault import (
     FaultContext,
     InjectableFault,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.config import PER_TRIAL, Trial, anything, choice, number
-from harness.formats import FORMATS
+from harness.model.formats import FORMATS
 from injectors.draws import distinct, stream
 from injectors.fault import FaultContext, InjectableFault, Places, elements_of, located, matching
 from injectors.value import MOST_ELEMENTS, SITES, Value

@@ -22,9 +22,9 @@ from harness.config import (
     shown,
     trial_from_dict,
 )
-from harness.sites import Event, Injector, Site, Visit
-from harness.stored import read_packs
-from injectors.fault import FaultContext, InjectableFault, Places
+from harness.storage.stored import read_packs
+from harness.training.sites import Event, Injector, Site, Visit
+from injectors.fault import FaultContext, InjectableFault, Places, fault_types
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
 MOST_BYTES = 2**24  # of a record; one has thousands
@@ -38,8 +38,6 @@ class ReplayError(RuntimeError):
 
 def record_of(trial: Mapping[str, Any], events: list[Mapping[str, Any]], fingerprint: str) -> dict[str, Any]:
     """The record of a fault, as plain values: from a trial's stored config, its events and its corpus' fingerprint."""
-    from injectors import fault_types
-
     whole = trial_from_dict(trial, fault_types())
     values = (vars(whole.fault), whole.seeds["fault"], fingerprint, shape_of(whole), [dict(event) for event in events])
     return dict(zip(PARTS, values, strict=True))
@@ -173,8 +171,6 @@ def _check_record(record: Any) -> None:
 
 def _fault_of(record: Mapping[str, Any]) -> InjectableFault:
     """The fault that was recorded, its values checked as those of a command line are. Raises ConfigError."""
-    from injectors import fault_types
-
     fault, kinds = record["fault"], fault_types()
     kind = fault.get("kind")
     cls: Any = kinds.get(kind) if isinstance(kind, str) else None

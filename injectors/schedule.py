@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config import PER_TRIAL, ConfigError, Trial, number
-from harness.schedules import warmup_steps
-from harness.sites import Event, Site, Visit
+from harness.optim.schedules import warmup_steps
+from harness.training.sites import Event, Site, Visit
 from injectors.fault import FaultContext, InjectableFault, Places, Strike
 
 

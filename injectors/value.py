@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, number
-from harness.formats import FORMATS
-from harness.sites import AT_TAPS, Site
+from harness.model.formats import FORMATS
+from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.bits import OPERATIONS
 from injectors.draws import distinct, stream

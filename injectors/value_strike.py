@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.formats import FORMATS, round_to
-from harness.sites import AT_TAPS, KEPT_EVENTS, Event, Site, Visit
+from harness.config.limits import KEPT_EVENTS
+from harness.model.formats import FORMATS, round_to
+from harness.training.sites import AT_TAPS, Event, Site, Visit
 from injectors.bits import OPERATIONS, change_bits, is_zero, raw_bits, same_bits
 from injectors.fault import FaultContext, Strike, digest
 

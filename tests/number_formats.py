@@ -1,4 +1,4 @@
-"""Number formats by their definition, with no arithmetic of torch's: what harness/formats.py is compared with.
+"""Number formats by their definition, with no arithmetic of torch's: what harness/model/formats.py is compared with.
 
 Words are numpy arrays of uint64 whatever the format, values float64, which holds every number of these formats exactly.
 """

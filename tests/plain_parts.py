@@ -1,4 +1,5 @@
-"""Every variant of the model once more, in plain PyTorch, one trial at a time: the independent peer of `harness.model`.
+"""Every variant of the model once more, in plain PyTorch, one trial at a time: the independent peer of
+`harness.model.gpt`.
 
 It shares no code with `harness`: a function of named weights, in which each published equation is written out on its
 own. Names of weights and fields of the configuration are those of the harness.
@@ -21,7 +22,7 @@ Vectors = dict[str, Tensor]  # by matrix: the vector that sigma-reparametrisatio
 
 
 class PlainModel:
-    """Computes logits from named weights. `model` is a `harness.config.Model`, read for its values alone."""
+    """Computes logits from named weights. `model` is a `harness.config.trial.Model`, read for its values alone."""
 
     def __init__(self, model: Any, weights: Weights, vectors: Vectors | None = None, seed: int = 0):
         self.model, self.weights, self.vectors, self.step, self.seed = model, weights, vectors or {}, 0, seed

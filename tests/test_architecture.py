@@ -1,15 +1,23 @@
-"""Imports go one way, as docs/architecture.md says."""
+"""Imports go one way, as docs/architecture.md says: from folder to folder, and from file to file without a circle."""
 
 from __future__ import annotations
 
 import ast
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {"harness", "injectors", "sweeps", "analysis", "hydra_plugins"}
-ALLOWED = {
+FOLDERS = {  # each may import from those above it in its own package, and from the packages of OTHERS
+    "harness": ["basics", "config", "storage", "model", "data", "optim", "objectives", "training"],
+    "analysis": ["reading", "measures", "figures", "reports"],
+    "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],
+    "injectors": [],
+    "hydra_plugins": [],
+}
+OTHERS = {
     "harness": set(),
     "injectors": {"harness"},
     "analysis": {"harness"},
@@ -17,61 +25,103 @@ ALLOWED = {
     "hydra_plugins": {"harness", "sweeps"},
 }
 NARROW = {
-    # analysis reads datasets: of the harness it knows the store's layout, the configuration's fields, what a results
-    # folder is, how files and a command line are read, how text is printed, and what last weights are.
+    # analysis reads what is stored: it knows neither how a model computes nor how it is trained.
     "analysis": {
-        "harness.store",
+        "harness.basics",
         "harness.config",
-        "harness.command_line",
-        "harness.gpt2",
-        "harness.last_weights",
-        "harness.printing",
-        "harness.records",
-        "harness.results_folder",
+        "harness.storage",
+        "harness.training.outcome",
+        "harness.model.gpt2",
     },
     # injectors know sites, shapes, configuration, what optimizers keep and the arithmetic that they imitate, never the
     # loop or the pack.
     "injectors": {
-        "harness.sites",
+        "harness.basics",
         "harness.config",
-        "harness.scaling",
-        "harness.taps",
-        "harness.formats",
-        "harness.optimizers",
-        "harness.ranks",
-        "harness.schedules",
-        "harness.store",
+        "harness.model.formats",
+        "harness.model.scaling",
+        "harness.model.taps",
+        "harness.optim",
+        "harness.storage",
+        "harness.training.ranks",
+        "harness.training.sites",
     },
 }
+ALONE = {"harness/basics/plugins.py"}  # imports by name: parts find themselves
+LONGEST_FILE, LONGEST_FUNCTION = 400, 72
 
 
-def imported(file: Path) -> set[str]:
-    """Modules that a file imports, as dotted names."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module in PACKAGES}
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the project by its dotted name; a package is its `__init__`."""
+    found = {}
+    for package in FOLDERS:
+        for file in (ROOT / package).rglob("*.py"):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     return found
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES))
+@cache
+def imported(module: str) -> set[str]:
+    """The project's modules that one imports anywhere: at its top, in a function, or for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & modules().keys() or {node.module}
+    return (found & modules().keys()) - {module}
+
+
+def test_there_is_no_circle() -> None:
+    try:
+        list(TopologicalSorter({module: imported(module) for module in modules()}).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("package", FOLDERS)
 def test_imports_go_one_way(package: str) -> None:
-    files = list((ROOT / package).rglob("*.py"))
-    assert files
-    for file in files:
-        for module in imported(file):
-            top = module.split(".")[0]
-            if top in PACKAGES - {package}:
-                assert top in ALLOWED[package], f"{file.relative_to(ROOT)} imports {module}"
-                if package in NARROW and "." in module:
-                    assert any(module.startswith(name) for name in NARROW[package]), f"{file.name} imports {module}"
+    order = FOLDERS[package]
+    for module in (name for name in modules() if name.split(".")[0] == package):
+        own = module.split(".")[1:2]
+        for other in imported(module):
+            top, *rest = other.split(".")
+            if top != package:
+                assert top in OTHERS[package], f"{module} imports {other}"
+                is_narrow = package in NARROW
+                assert not is_narrow or any(f"{other}.".startswith(f"{name}.") for name in NARROW[package]), (
+                    f"{module} imports {other}"
+                )
+            elif own and own[0] in order and rest and rest[0] in order:
+                assert order.index(rest[0]) <= order.index(own[0]), f"{module} imports {other}"
+
+
+def test_every_folder_says_what_lives_there() -> None:
+    for package, order in FOLDERS.items():
+        folders = {file.parent.name for file in (ROOT / package).glob("*/__init__.py")}
+        assert folders == set(order), package
+        for folder in order:
+            assert ast.get_docstring(ast.parse((ROOT / package / folder / "__init__.py").read_text()))
+
+
+def test_only_plugins_import_by_name() -> None:
+    by_name = {file.relative_to(ROOT).as_posix() for file in modules().values() if "import_module(" in file.read_text()}
+    assert by_name == ALONE
+
+
+def test_files_and_functions_are_short() -> None:
+    for file in modules().values():
+        text = file.read_text()
+        assert text.count("\n") <= LONGEST_FILE, file
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
+                start = node.body[1].lineno if ast.get_docstring(node) and len(node.body) > 1 else node.lineno
+                assert node.end_lineno - start < LONGEST_FUNCTION, f"{file}: {node.name}"
 
 
 def test_only_one_file_is_a_hydra_application() -> None:
-    users = [
-        file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if "@hydra.main" in file.read_text()
-    ]
-    assert [file.relative_to(ROOT).as_posix() for file in users] == ["sweeps/__main__.py"]
+    users = [file for file in modules().values() if "@hydra.main" in file.read_text()]
+    assert [file.relative_to(ROOT).as_posix() for file in users] == ["sweeps/commands/sweep.py"]

@@ -24,7 +24,7 @@ SHORT = (
 )
 CALL_ALL = """
 import contextlib, io, json, sys, traceback
-from sweeps.command import run
+from sweeps.commands.console import run
 
 ended = []
 for words in json.load(sys.stdin):
@@ -84,7 +84,7 @@ def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str
         assert "calm" in printed and "2005.14165" in printed
         return
     out = copy / next(word for word in command.split() if word.startswith("out=")).removeprefix("out=")
-    sweep = analysis.open_sweep(out)
+    sweep = analysis.reading.open_sweep(out)
     assert len(sweep.trial) >= 2 and set(sweep.outcome.values) == {"trained"}
     last = sweep.loss.isel(step=-1).values
     assert len(set(last.tolist())) == len(last), "each of them changes the run"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.config import sections
-from sweeps.__main__ import register
-from sweeps.arguments import check_arguments, config_loader, expand
-from sweeps.grid import Composer
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import check_arguments, config_loader, expand
+from sweeps.compose.grid import Composer
 from tests.documented import commands, words_of
 
 TEXT = (Path(__file__).parent.parent / "docs" / "mitigations.md").read_text()

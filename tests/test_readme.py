@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from sweeps.command import run
+from sweeps.commands.console import run
 from tests.documented import commands, words_of
 
 ROOT = Path(__file__).parent.parent

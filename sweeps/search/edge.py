@@ -11,12 +11,12 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from harness.config import ConfigError, Trial
-from harness.outcome import TRAINED
-from sweeps.overrides import Axis
+from harness.training.outcome import TRAINED
+from sweeps.compose.overrides import Axis
+from sweeps.compose.settings import SearchSettings
 from sweeps.search.goal import Goal, Judged, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED, geometric
 from sweeps.search.studies import Studies, known_points
-from sweeps.settings import SearchSettings
 
 RATE = "optim.lr"
 

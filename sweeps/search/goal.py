@@ -14,10 +14,10 @@ import xarray as xr
 from optuna.trial import TrialState
 
 from harness.config import Trial
-from sweeps.overrides import Axis
+from sweeps.compose.overrides import Axis
+from sweeps.compose.settings import SearchSettings
 from sweeps.search.space import Space
 from sweeps.search.studies import DUPLICATE, Direction, Studies, key, known_points, sampler
-from sweeps.settings import SearchSettings
 
 MOST_DUPLICATES = 50  # points in a row that are known already: nothing is left, or too little to go on
 

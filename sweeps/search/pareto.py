@@ -10,8 +10,8 @@ import optuna
 import pandas as pd
 import xarray as xr
 
-from analysis.finals import final_validation_loss
-from analysis.mitigated_faults import largest_deviation
+from analysis.measures.mitigated_faults import largest_deviation
+from analysis.reading.finals import final_validation_loss
 from harness.config import NO_FAULT, ConfigError, Trial
 from sweeps.search.goal import Goal, Judged, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED

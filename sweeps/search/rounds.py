@@ -12,27 +12,26 @@ import optuna
 from optuna.trial import TrialState
 from rich.console import Console
 
-from analysis.open_sweep import open_with_events
+from analysis.reading.open_sweep import open_with_events
+from harness.basics.printing import Terminal, count
 from harness.config import ConfigError, Problems, Trial
-from harness.pack_sizes import rows_at_once
-from harness.precision import pick_device
-from harness.printing import Terminal
-from harness.results_folder import ResultsPath
-from harness.store import open_store
-from harness.stored import complete_trials
-from sweeps.campaign import campaign_of
-from sweeps.claims import are_claimed
-from sweeps.grid import Composer
-from sweeps.launch import run_sweep
-from sweeps.local import Executor
-from sweeps.overrides import Axis
+from harness.model.precision import pick_device
+from harness.storage.results_folder import ResultsPath
+from harness.storage.store import open_store
+from harness.storage.stored import complete_trials
+from harness.training.pack_sizes import rows_at_once
+from sweeps.compose.grid import Composer
+from sweeps.compose.overrides import Axis
+from sweeps.compose.settings import Run
+from sweeps.planning.campaign import campaign_of
+from sweeps.running.claims import are_claimed
+from sweeps.running.launch import run_sweep
+from sweeps.running.local import Executor
 from sweeps.search.edge import MaxStableRate
 from sweeps.search.goal import Goal, rows_of, told
 from sweeps.search.pareto import Pareto
 from sweeps.search.studies import REASON, Studies
 from sweeps.search.worst_fault import WorstFault
-from sweeps.settings import Run
-from sweeps.summary import count
 
 GOALS: dict[str, type[Goal]] = {goal.kind: goal for goal in (MaxStableRate, WorstFault, Pareto)}
 POLL_SECONDS = 1.0

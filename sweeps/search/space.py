@@ -11,7 +11,7 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from harness.config import ConfigError, Problems, field_types
-from sweeps.overrides import Axis, check_jobs, fault_fields, trial_fields
+from sweeps.compose.overrides import Axis, check_jobs, fault_fields, trial_fields
 
 SEARCHED, REPEATED, CELLS = "searched", "repeated", "cells"
 Role = Callable[[str], str]  # key of an axis -> one of these

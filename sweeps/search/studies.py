@@ -28,10 +28,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
-from analysis.searches import MOST_BYTES, damage_is_told
-from harness.records import Unreadable, read_bytes, read_lines
-from harness.results_folder import ResultsPath
-from sweeps.locks import Turn, is_locked, owned
+from analysis.reading.searches import MOST_BYTES, damage_is_told
+from harness.storage.records import Unreadable, read_bytes, read_lines
+from harness.storage.results_folder import ResultsPath
+from sweeps.running.locks import Turn, is_locked, owned
 
 FOLDER = "search"
 _TOKEN = re.compile(r"[0-9a-f]{16}")  # of an owner

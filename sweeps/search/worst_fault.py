@@ -10,11 +10,11 @@ import optuna
 import pandas as pd
 import xarray as xr
 
-from analysis.outcomes import DIVERGENT, NON_FINITE, outcomes_and_notes
+from analysis.measures.outcomes import DIVERGENT, NON_FINITE, outcomes_and_notes
 from harness.config import NO_FAULT, ConfigError, Trial
 from injectors.value import Value
 from injectors.value_strike import MOST_EVENTS
-from sweeps.overrides import fault_fields
+from sweeps.compose.overrides import fault_fields
 from sweeps.search.goal import Goal, Judged, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED
 from sweeps.search.studies import REASON

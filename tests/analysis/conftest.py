@@ -23,13 +23,13 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from analysis import open_sweep
-from analysis.acted import Acting
-from analysis.campaign_figures import CAMPAIGN_FIGURES
-from analysis.drawing import Drawing
-from analysis.outcomes import outcomes_and_notes
-from analysis.report import with_losses
+from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
+from analysis.figures.drawing import Drawing
+from analysis.measures.outcomes import outcomes_and_notes
+from analysis.reading.acted import Acting
+from analysis.reports.report import with_losses
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
-from harness.store import SIGNALS, PackStore, open_store
+from harness.storage.store import SIGNALS, PackStore, open_store
 from tests.analysis.sizes import SIZES
 
 CORPUS = {"source": "stdlib", "fingerprint": "c0ffee", "tokens": 1000}

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from analysis import open_sweep, outcomes
-from analysis.envelope import FEWEST_TWINS
+from analysis.measures.envelope import FEWEST_TWINS
 from harness.config import Trial
 
 STEPS, START = 40, 20

@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis import open_sweep
-from analysis.mitigations import Comparison, compare
+from analysis.measures.mitigations import Comparison, compare
 from harness.config import Fault, Trial
 
 STEPS, START = 40, 20

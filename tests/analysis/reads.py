@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.results_folder import ResultsPath
+from harness.storage.results_folder import ResultsPath
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from analysis import compare, open_sweep, part_acts
-from analysis.acted import EVERY_BIT, Acting, idle_note, marked
-from analysis.figures import FIGURES
-from analysis.labels import labelled
-from analysis.mitigation_map import mitigation_map
-from analysis.mitigation_words import table_rows
-from analysis.open_sweep import open_with_events
-from analysis.report import write_report
+from analysis.figures.labels import labelled
+from analysis.figures.mitigation_map import mitigation_map
+from analysis.figures.mitigation_words import table_rows
+from analysis.figures.sweep_figures import FIGURES
+from analysis.reading.acted import EVERY_BIT, Acting, idle_note, marked
+from analysis.reading.open_sweep import open_with_events
+from analysis.reports.report import write_report
 from harness.config import NO_FAULT, Trial
 from tests.analysis.mitigated import Study, of_faults
 

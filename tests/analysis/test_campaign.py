@@ -13,12 +13,13 @@ import pytest
 import xarray as xr
 from scipy.stats import binomtest
 
-from analysis import campaign, open_sweep, outcomes
+from analysis import open_sweep, outcomes
 from analysis.__main__ import main
-from analysis.campaign import write_campaign
-from analysis.outcomes import OUTCOMES
-from analysis.statistics import studied
-from harness.store import open_store
+from analysis.measures.outcomes import OUTCOMES
+from analysis.measures.statistics import studied
+from analysis.reports import campaign
+from analysis.reports.campaign import write_campaign
+from harness.storage.store import open_store
 
 
 @pytest.fixture(scope="module")

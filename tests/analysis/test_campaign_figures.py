@@ -9,9 +9,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
 from analysis import open_sweep
-from analysis.campaign_figures import CAMPAIGN_FIGURES
-from analysis.judged_faults import COLOURS, fault_table
-from analysis.outcomes import OUTCOMES, outcomes_and_notes
+from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
+from analysis.measures.judged_faults import COLOURS, fault_table
+from analysis.measures.outcomes import OUTCOMES, outcomes_and_notes
 from tests.analysis.sizes import SIZES
 
 # --- every figure ------------------------------------------------------------------------------------------------

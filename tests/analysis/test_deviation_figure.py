@@ -13,10 +13,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 
 from analysis import open_sweep
-from analysis.deviation_figure import CEILING, MOST_LINES, deviation_curves
-from analysis.judged_faults import COLOURS
-from analysis.outcomes import OUTCOMES, outcomes_and_notes
-from analysis.statistics import studied
+from analysis.figures.deviation_figure import CEILING, MOST_LINES, deviation_curves
+from analysis.measures.judged_faults import COLOURS
+from analysis.measures.outcomes import OUTCOMES, outcomes_and_notes
+from analysis.measures.statistics import studied
 from tests.analysis.judging import GOLDEN, START, STEPS, Campaign
 
 

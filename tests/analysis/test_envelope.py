@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.envelope import FEWEST_TWINS, _final_sizes, recipes
-from analysis.outcomes import _sizes
+from analysis.measures.envelope import FEWEST_TWINS, _final_sizes, recipes
+from analysis.measures.outcomes import _sizes
 from tests.analysis.judging import ENVELOPE_MAX, SLIGHTLY, START, STEPS, Campaign
 
 

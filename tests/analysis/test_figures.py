@@ -14,9 +14,11 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from analysis import fault_events, figures, metrics, open_sweep
-from analysis.figures import FIGURES
-from analysis.open_sweep import open_with_events
+from analysis import fault_events, open_sweep
+from analysis.figures import sweep_figures as figures
+from analysis.figures.sweep_figures import FIGURES
+from analysis.measures import metrics
+from analysis.reading.open_sweep import open_with_events
 from tests.analysis.mitigated import Ending, Study
 
 

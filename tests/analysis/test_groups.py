@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.groups import split
+from analysis.reading.groups import split
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 import scipy.stats
 import xarray as xr
 
-from analysis import metrics, open_sweep
+from analysis import open_sweep
+from analysis.measures import metrics
 
 
 def one_value(values: xr.DataArray, trial) -> float:
@@ -275,8 +276,8 @@ def test_deviations_are_read_a_block_at_a_time(tmp_path: Path, synthetic, monkey
         synthetic.write_pack(tmp_path, [trial.golden, trial], lambda t, curves=curves: curves[t.id])
     whole = metrics.deviation_table(open_sweep(tmp_path))
     assert sorted(whole["size"]) == list(range(6))
-    monkeypatch.setattr("analysis.stored_variables.CHUNK_BYTES", 1)
-    monkeypatch.setattr(sys.modules["analysis.twins"], "BLOCK_BYTES", 1)
+    monkeypatch.setattr("analysis.reading.stored_variables.CHUNK_BYTES", 1)
+    monkeypatch.setattr(sys.modules["analysis.reading.twins"], "BLOCK_BYTES", 1)
     read: list[int] = []
     curves_of = metrics.twin_curves
     monkeypatch.setattr(metrics, "twin_curves", lambda v, rows, g: read.append(len(rows)) or curves_of(v, rows, g))

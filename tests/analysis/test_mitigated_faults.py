@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.statistics import median_interval, wilson_interval
+from analysis.measures.statistics import median_interval, wilson_interval
 from harness.config import Trial
 from tests.analysis.mitigated import LOST, RATES, START, STEPS, Ending, Study, of_faults
 

@@ -10,10 +10,10 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.mitigation_map import COLOURS, PALE, WIDEST, full_colour, mitigation_map
-from analysis.mitigation_words import mitigation_findings, table_rows
-from analysis.mitigations import METRICS, Comparison, compare
-from analysis.report import DOTS_PER_INCH
+from analysis.figures.mitigation_map import COLOURS, PALE, WIDEST, full_colour, mitigation_map
+from analysis.figures.mitigation_words import mitigation_findings, table_rows
+from analysis.measures.mitigations import METRICS, Comparison, compare
+from analysis.reports.report import DOTS_PER_INCH
 from harness.config import Trial
 from tests.analysis.mitigated import LOST, Ending, Study
 

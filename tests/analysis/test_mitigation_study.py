@@ -11,7 +11,7 @@ import torch
 
 from analysis import open_sweep
 from analysis.__main__ import main
-from analysis.mitigations import compare
+from analysis.measures.mitigations import compare
 from tests.sweeps.conftest import call
 
 SMALL = ["model.width=16", "model.depth=1", "model.head_dim=8", "model.context=16", "train.steps=16", "train.batch=4"]

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from analysis import metrics, open_sweep
-from analysis.mitigations import compare
+from analysis import open_sweep
+from analysis.measures import metrics
+from analysis.measures.mitigations import compare
 from harness.config import Trial
 from tests.analysis.mitigated import LOST, RATES, STEPS, Ending, Study, of_faults, of_seeds
 from tests.analysis.reads import count_reads
@@ -300,7 +301,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(study: Study, monkeypatch: py
     ending = of_faults(lambda t: {1: depth[t.mitigation]})
     for part in range(0, len(trials), 250):
         study.write_pack(trials[part : part + 250], ending, block=STEPS)
-    monkeypatch.setattr("analysis.stored_variables.CHUNK_BYTES", 4 * STEPS * 500)
+    monkeypatch.setattr("analysis.reading.stored_variables.CHUNK_BYTES", 4 * STEPS * 500)
     sweep = open_sweep(study.out)
     read = count_reads(monkeypatch)
     table = compare(sweep).table.set_index("mitigation")

@@ -11,11 +11,11 @@ import xarray as xr
 from dask import is_dask_collection
 
 from analysis import fault_events, open_sweep
-from analysis.finals import FINALS
-from analysis.open_sweep import short_names
+from analysis.reading.finals import FINALS
+from analysis.reading.open_sweep import short_names
 from harness.config import ConfigError, Data, Model, Train, Trial
-from harness.store import ENDS, SIGNALS, open_store
-from harness.stored import FORMAT_VERSION, STORE
+from harness.storage.store import ENDS, SIGNALS, open_store
+from harness.storage.stored import FORMAT_VERSION, STORE
 from tests.analysis.reads import count_reads
 
 # --- values and coordinates --------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_a_part_read_lazily_is_that_part(
     tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch, key: dict, chunk_bytes: int
 ) -> None:
     # The function open_sweep hides the module of that name.
-    monkeypatch.setattr("analysis.stored_variables.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("analysis.reading.stored_variables.CHUNK_BYTES", chunk_bytes)
     rng = np.random.default_rng(0)
     for number, (steps, depth) in enumerate([(40, 2), (20, 3), (30, 1)]):
         pair = [synthetic.make_trial(seed=2 * number + n, steps=steps, depth=depth) for n in (0, 1)]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from analysis import open_sweep, outcomes
-from analysis.envelope import FEWEST_TWINS
-from analysis.outcomes import JUDGED, OUTCOMES, UNJUDGED
-from analysis.twins import final_window
+from analysis.measures.envelope import FEWEST_TWINS
+from analysis.measures.outcomes import JUDGED, OUTCOMES, UNJUDGED
+from analysis.reading.twins import final_window
 from tests.analysis.judging import (
     CHANGES_NOTHING,
     ENVELOPE_FINAL,
@@ -269,7 +269,7 @@ def test_sweeps_without_faults_or_trials(campaign: Campaign, synthetic) -> None:
 
 @pytest.mark.parametrize("size", [1, 3 * 4 * STEPS, 2**30])
 def test_blocks_make_no_difference(cases: Judged, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(sys.modules["analysis.twins"], "BLOCK_BYTES", size)
+    monkeypatch.setattr(sys.modules["analysis.reading.twins"], "BLOCK_BYTES", size)
     sweep = open_sweep(cases.campaign.out)
     for ds in (sweep, sweep.load(), sweep.chunk(trial=4)):
         judged = outcomes(ds)

@@ -31,7 +31,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(tmp_path: Path, synthetic, mo
 
     for begin in range(0, len(trials), size):
         synthetic.write_pack(tmp_path, trials[begin : begin + size], loss, block=steps, measured=synthetic.READ)
-    monkeypatch.setattr("analysis.stored_variables.CHUNK_BYTES", 4 * steps * size * 2)
+    monkeypatch.setattr("analysis.reading.stored_variables.CHUNK_BYTES", 4 * steps * size * 2)
     sweep = open_sweep(tmp_path)
     read = count_reads(monkeypatch)
     judged = outcomes(sweep)

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import scipy.stats
 
-from analysis.paired import Estimate, largest_median, mean, paired
-from analysis.statistics import bootstrap, mean_interval
+from analysis.measures.paired import Estimate, largest_median, mean, paired
+from analysis.measures.statistics import bootstrap, mean_interval
 
 
 def frame(*columns: list[float], seeds: range | list[int] | None = None) -> pd.DataFrame:

@@ -9,9 +9,9 @@ import pytest
 from matplotlib.collections import PathCollection
 
 from analysis import open_sweep
-from analysis.outcomes import outcomes_and_notes
-from analysis.recovery_figure import MEASURES, recovery_against_beta2, recovery_table
-from analysis.statistics import median_interval, studied
+from analysis.figures.recovery_figure import MEASURES, recovery_against_beta2, recovery_table
+from analysis.measures.outcomes import outcomes_and_notes
+from analysis.measures.statistics import median_interval, studied
 from tests.analysis.judging import NEVER_FIRES, START, STEPS, Campaign
 
 RANGE, LEVEL, ENVELOPE = MEASURES

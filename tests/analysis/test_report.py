@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from analysis import open_sweep, report
+from analysis import open_sweep
 from analysis.__main__ import main
-from analysis.metrics import lr_sensitivity
-from harness.store import PackStore, open_store
+from analysis.measures.metrics import lr_sensitivity
+from analysis.reports import report
+from harness.storage.store import PackStore, open_store
 from tests.analysis.mitigated import Ending, Study
 
 HOSTILE = "<script>alert('x')</script>\"&{{ 7 * 7 }}"

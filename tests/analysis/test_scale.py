@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from analysis import open_sweep
-from analysis.campaign import write_campaign
-from analysis.report import write_report
-from harness.stored import STORE
-from sweeps.status import status_of
+from analysis.reports.campaign import write_campaign
+from analysis.reports.report import write_report
+from harness.storage.stored import STORE
+from sweeps.commands.status import status_of
 from tests.analysis.reads import count_reads
 from tests.benchmarks import scale
 
@@ -112,7 +112,7 @@ def test_losses_that_do_not_fit_into_memory_are_read_some_thirty_times(
     store: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many trials there are: once a table, and once a panel of a figure. All else is still read once."""
-    monkeypatch.setattr("analysis.report.KEPT_IN_MEMORY", 0)
+    monkeypatch.setattr("analysis.reports.report.KEPT_IN_MEMORY", 0)
     found = opened.during(lambda: write_report(store), store)
     losses = found.pop("loss")
     assert max(losses) <= 38
@@ -144,7 +144,7 @@ def test_work_grows_in_proportion_to_the_trials(
     Of the report without its figures, since how many ticks an axis has would drown what the trials cost.
     """
     for figures in ("FIGURES", "MITIGATION_FIGURES"):
-        monkeypatch.setattr(f"analysis.report.{figures}", {})
+        monkeypatch.setattr(f"analysis.reports.report.{figures}", {})
     work(growing[0])  # the first time, modules are loaded
     few, more, most = counts = [calls(lambda out=out: work(out)) for out in growing[1:]]
     assert few < more < most

@@ -13,8 +13,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from analysis.search_figures import SEARCH_FIGURES
-from analysis.searches import front, read_searches
+from analysis.figures.search_figures import SEARCH_FIGURES
+from analysis.reading.searches import front, read_searches
 
 SPACES = {
     "max_stable_lr": {"optim.lr": FloatDistribution(1e-3, 10, log=True)},

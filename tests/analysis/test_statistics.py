@@ -11,8 +11,8 @@ import pytest
 from scipy.stats import binomtest
 
 from analysis import open_sweep, outcomes, rates
-from analysis.outcomes import OUTCOMES
-from analysis.statistics import draws, median_interval, wilson_interval
+from analysis.measures.outcomes import OUTCOMES
+from analysis.measures.statistics import draws, median_interval, wilson_interval
 
 PAIRS = [(0, 1), (1, 1), (0, 17), (3, 17), (17, 17), (1, 10_000), (5_000, 10_000), (9_999, 10_000)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.mitigations import METRICS, Comparison, compare
+from analysis.measures.mitigations import METRICS, Comparison, compare
 from tests.analysis.mitigated import STEPS, Ending, Study
 
 

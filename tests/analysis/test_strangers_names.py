@@ -18,15 +18,15 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from analysis.__main__ import main
-from analysis.campaign_figures import CAMPAIGN_FIGURES
-from analysis.drawing import Drawing
-from analysis.figures import FIGURES
-from analysis.labels import labelled
-from analysis.mitigation_map import MITIGATION_FIGURES
-from analysis.open_sweep import fault_events, open_sweep
-from analysis.search_figures import SEARCH_FIGURES
+from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
+from analysis.figures.drawing import Drawing
+from analysis.figures.labels import labelled
+from analysis.figures.mitigation_map import MITIGATION_FIGURES
+from analysis.figures.search_figures import SEARCH_FIGURES
+from analysis.figures.sweep_figures import FIGURES
+from analysis.reading.open_sweep import fault_events, open_sweep
+from harness.basics.printing import label, printable
 from harness.config import Fault, Trial
-from harness.printing import label, printable
 
 EVIL = {
     "a formula": r"$\frac{$",

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from harness.checkpoint import Checkpoints
 from harness.config import Model, Train, Trial
-from harness.corpus import load_corpus
-from harness.loop import train
-from harness.pack import Pack
-from harness.results_folder import ResultsPath
-from harness.sites import Agenda
-from sweeps.settings import CheckpointSettings
+from harness.data.corpus import load_corpus
+from harness.storage.checkpoint import Checkpoints
+from harness.storage.results_folder import ResultsPath
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda
+from sweeps.compose.settings import CheckpointSettings
 
 
 def seconds(trials: list[Trial], checkpoints: Checkpoints | None, device: str) -> float:

@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 from harness.config import Model, Train, Trial
-from harness.corpus import load_corpus
-from harness.loop import train
-from harness.pack import Pack
-from harness.pack_sizes import rows_at_once
-from harness.schedules import learning_rate
-from harness.sites import Agenda, Site, Visit
+from harness.data.corpus import load_corpus
+from harness.optim.schedules import learning_rate
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.pack_sizes import rows_at_once
+from harness.training.sites import Agenda, Site, Visit
 from injectors.fault import FaultContext, Places, places_of
 from injectors.value import SITES, Value
-from sweeps.job import injector_of
+from sweeps.running.job import injector_of
 
 SHAPES = ((32, 2, 60), (64, 4, 24))  # width, depth, steps
 

@@ -17,16 +17,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.paired import mean, paired
-from analysis.statistics import bootstrap
+from analysis.measures.paired import mean, paired
+from analysis.measures.statistics import bootstrap
 from harness.config import Trial
-from harness.corpus import load_corpus
-from harness.loop import train
-from harness.pack import Pack
-from harness.sites import Agenda
-from sweeps.__main__ import register
-from sweeps.arguments import config_loader
-from sweeps.grid import Composer
+from harness.data.corpus import load_corpus
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.grid import Composer
 
 WINDOWS, BEFORE = 1600, 8  # so many windows had two batches of the study
 

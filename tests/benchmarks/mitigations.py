@@ -15,13 +15,13 @@ import time
 import torch
 
 from harness.config import Trial
-from harness.corpus import load_corpus
-from harness.loop import train
-from harness.pack import Pack
-from harness.sites import Agenda
-from sweeps.__main__ import register
-from sweeps.arguments import config_loader
-from sweeps.grid import Composer
+from harness.data.corpus import load_corpus
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.grid import Composer
 
 MIDDLE = 500  # of 1,000 steps: sequences, batches and branches have grown to their full size
 EXPLAINED = 1.3  # a ratio above it is explained in docs/benchmarks.md

@@ -16,12 +16,12 @@ import time
 import torch
 
 from harness.config import Model, Train, Trial
-from harness.corpus import load_corpus
-from harness.loop import train
-from harness.pack import Pack
-from harness.pack_sizes import rows_at_once
-from harness.sites import Agenda
-from sweeps.local import available_cores
+from harness.data.corpus import load_corpus
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.pack_sizes import rows_at_once
+from harness.training.sites import Agenda
+from sweeps.running.local import available_cores
 
 SHAPES = [(16, 2, 64, 8), (32, 2, 64, 8), (64, 4, 64, 8), (96, 2, 128, 4), (128, 4, 64, 8), (256, 4, 64, 8)]
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24)

@@ -28,8 +28,8 @@ def main() -> None:
 
     from hydra import compose, initialize_config_dir
 
-    from sweeps.__main__ import register
-    from sweeps.arguments import FOLDER
+    from sweeps.commands.sweep import register
+    from sweeps.compose.arguments import FOLDER
 
     register()
     with initialize_config_dir(str(FOLDER), version_base="1.3"):

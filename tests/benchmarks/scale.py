@@ -52,10 +52,10 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
 
     Raises ConfigError if `out` has results.
     """
-    from harness.outcome import judge
-    from harness.store import PackStore, open_store
-    from sweeps.job import write_plan
-    from sweeps.planner import make_plan
+    from harness.storage.store import PackStore, open_store
+    from harness.training.outcome import judge
+    from sweeps.planning.planner import make_plan
+    from sweeps.running.job import write_plan
 
     planned = planned_trials(overrides)
     folder = open_store(out, "scale")
@@ -81,9 +81,9 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
 
 def planned_trials(overrides: Sequence[str]) -> list[Trial]:
     """The trials that `python -m sweeps` makes of these arguments."""
-    from sweeps.__main__ import register
-    from sweeps.arguments import config_loader, expand
-    from sweeps.grid import Composer
+    from sweeps.commands.sweep import register
+    from sweeps.compose.arguments import config_loader, expand
+    from sweeps.compose.grid import Composer
 
     register()
     loader = config_loader()
@@ -95,7 +95,7 @@ def curves(trials: Sequence[Trial]) -> tuple[dict[str, np.ndarray], list[int | N
     """Every signal of these trials [R, steps(, layers)], and the first non-finite step of each."""
     import numpy as np
 
-    from harness.store import SIGNALS
+    from harness.storage.store import SIGNALS
 
     loss = np.array([loss_curve(trial) for trial in trials], "f4")
     is_lost = ~np.isfinite(loss)
@@ -149,7 +149,7 @@ def loss_curve(trial: Trial) -> np.ndarray:
 
 def fault_events(trial: Trial) -> list[dict[str, Any]]:
     """What the fault of a trial did, as the store keeps it."""
-    from harness.sites import Event, Site
+    from harness.training.sites import Event, Site
 
     site = {"learning_rate_jump": Site.LEARNING_RATE, "gradient_bit": Site.REDUCED_GRADIENT}
     if trial.fault.name == "none":

@@ -15,10 +15,10 @@ import time
 import torch
 
 from harness.config import Model, Train, Trial
-from harness.corpus import load_corpus
-from harness.loop import train
-from harness.pack import Pack
-from harness.sites import Agenda
+from harness.data.corpus import load_corpus
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda
 
 
 def seconds(width: int, depth: int, size: int, steps: int, telemetry: bool, device: str) -> float:

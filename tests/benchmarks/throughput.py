@@ -65,7 +65,7 @@ def run_peer(width: int, depth: int, steps: int) -> float:
     import torch
 
     from harness.config import Data
-    from harness.corpus import load_corpus
+    from harness.data.corpus import load_corpus
     from tests.plain_gpt import PlainGPT, train_plain
 
     tokens = torch.from_numpy(load_corpus(Data(), CONTEXT).train.copy()).long()

@@ -16,12 +16,12 @@ from hypothesis.strategies import SearchStrategy
 
 from analysis.__main__ import figure_names
 from harness.config import field_types
-from harness.optimizers import OPTIMIZERS
-from harness.recipe import LARGEST_SEED
+from harness.config.limits import LARGEST_SEED
+from harness.optim.optimizers import OPTIMIZERS
 from injectors import fault_types
-from sweeps import settings
-from sweeps.command import COMMANDS
-from sweeps.overrides import known_keys
+from sweeps.commands.console import COMMANDS
+from sweeps.compose import settings
+from sweeps.compose.overrides import known_keys
 from tests.fuzz import commands, values
 from tests.sweeps.conftest import TINY
 

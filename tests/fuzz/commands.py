@@ -130,9 +130,9 @@ def _load() -> None:
     import zarr  # noqa: F401
 
     import analysis.__main__  # noqa: F401
-    import sweeps.completion  # noqa: F401
-    from sweeps import local, progress
-    from sweeps.__main__ import register
+    import sweeps.commands.completion  # noqa: F401
+    from sweeps.commands.sweep import register
+    from sweeps.running import local, progress
 
     register()
     torch.set_num_threads(1)
@@ -190,14 +190,14 @@ def _used() -> int:
 
 
 def _status(words: list[str]) -> int:
+    from harness.basics.printing import say, warn_in_one_line
     from harness.config import ConfigError
-    from harness.printing import say, warn_in_one_line
-    from harness.results_folder import FolderLost
-    from sweeps import command
+    from harness.storage.results_folder import FolderLost
+    from sweeps.commands import console as command
 
     if words[:1] != ["open"]:
         return command.run(words)
-    from analysis.open_sweep import open_sweep
+    from analysis.reading.open_sweep import open_sweep
 
     warn_in_one_line()
     try:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from analysis.__main__ import figure_names
-from harness.stored import CHECKSUM, STORE, checksum_of
+from harness.storage.stored import CHECKSUM, STORE, checksum_of
 from tests.fuzz import commands
 from tests.sweeps.conftest import TINY
 
@@ -249,10 +249,10 @@ def template() -> Path:
 
 def _unfinished(out: Path) -> None:
     """A pack that was killed after its checkpoint at step 9, and one that was submitted to Slurm."""
-    from harness.results_folder import ResultsPath
-    from sweeps.job import Job, train_pack
-    from sweeps.planner import make_plan
-    from sweeps.submitted import write_down_all
+    from harness.storage.results_folder import ResultsPath
+    from sweeps.planning.planner import make_plan
+    from sweeps.running.job import Job, train_pack
+    from sweeps.slurm.submitted import write_down_all
     from tests.harness.conftest import Dying, Killed
     from tests.sweeps import conftest
 

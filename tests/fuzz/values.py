@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from harness.config import field_types, sections
-from harness.recipe import LARGEST_SEED
-from sweeps import settings
-from sweeps.overrides import fault_fields, trial_fields
+from harness.config.limits import LARGEST_SEED
+from sweeps.compose import settings
+from sweeps.compose.overrides import fault_fields, trial_fields
 from tests.sweeps.conftest import TINY
 
 NUMBERS = [0, 1, -1, 2, 3, 4, 7, 16, 100, 10**6, 10**9, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 10**30, 10**400]

@@ -18,14 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.checkpoint import Checkpoints
 from harness.config import CORE, Data, Trial
-from harness.corpus import Corpus, load_corpus
-from harness.loop import Result, train
-from harness.pack import Pack
-from harness.results_folder import ResultsPath
-from harness.sites import Agenda, Injector
-from sweeps.job import injector_of as arm
+from harness.data.corpus import Corpus, load_corpus
+from harness.storage.checkpoint import Checkpoints
+from harness.storage.results_folder import ResultsPath
+from harness.training.loop import Result, train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda, Injector
+from sweeps.running.job import injector_of as arm
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from harness.config import Optim, Trial, sections
-from harness.optimizers import OPTIMIZERS, Norms, Optimizer
-from harness.parameters import Layout
-from harness.scaling import TensorRow
-from harness.state import State
-from harness.tensors import Kind, ModelTensor
+from harness.model.parameters import Layout
+from harness.model.scaling import TensorRow
+from harness.model.state import State
+from harness.model.tensors import Kind, ModelTensor
+from harness.optim.optimizers import OPTIMIZERS, Norms, Optimizer
 
 STEPS = 50
 CPU = torch.device("cpu")

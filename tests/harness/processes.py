@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from harness.config import Trial
-from harness.distributed import Group, ReplicasDiffer
-from harness.sites import Site
+from harness.training.distributed import Group, ReplicasDiffer
+from harness.training.sites import Site
 from tests.harness import conftest as engine
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.acts import idle_parts, parts_of
 from harness.config import Trial, sections
+from harness.training.acts import idle_parts, parts_of
 from injectors.value import Value
 
 STEPS = 12
@@ -222,10 +222,10 @@ def test_by_default_what_has_a_time_scale_acts_in_short_and_long_runs(engine, na
 
 
 def test_time_scales_follow_the_run_and_the_authors_numbers_are_a_field_away(engine) -> None:
-    from harness.clippers.adagc import warmup_steps
-    from harness.optimizers.spam import grace_of, interval_of, warmup_of
-    from harness.optimizers.stable_spam import interval_of as stable_interval
-    from harness.placements import branch_steps
+    from harness.model.placements import branch_steps
+    from harness.optim.clippers.adagc import warmup_steps
+    from harness.optim.optimizers.spam import grace_of, interval_of, warmup_of
+    from harness.optim.optimizers.stable_spam import interval_of as stable_interval
 
     def times(trial: Trial) -> list[int]:
         readers = (interval_of, warmup_of, grace_of, stable_interval, warmup_steps, branch_steps)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from harness.attention import Limits, attend
 from harness.config import ConfigError, Model, Train
-from harness.contradictions import check_trial
-from harness.formats import round_to
-from harness.outcome import NON_FINITE
-from harness.precision import Precision, precision_of
-from harness.taps import Taps
+from harness.model.attention import Limits, attend
+from harness.model.formats import round_to
+from harness.model.precision import Precision, precision_of
+from harness.model.taps import Taps
+from harness.training.contradictions import check_trial
+from harness.training.outcome import NON_FINITE
 from injectors.value import Value
 
 SCALE, CPU = 0.3, torch.device("cpu")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.batches import Batches
-from harness.corpus import Corpus
+from harness.data.batches import Batches
+from harness.data.corpus import Corpus
 
 CPU = torch.device("cpu")
 BATCH, CONTEXT = 4, 7

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.checkpoint import KEPT, Checkpoints, Stopped, about
 from harness.config import NO_FAULT
-from harness.results_folder import ResultsPath
+from harness.storage.checkpoint import KEPT, Checkpoints, Stopped, about
+from harness.storage.results_folder import ResultsPath
 from injectors.value import Value
 
 STEPS = 12
@@ -117,7 +117,7 @@ def test_one_that_cannot_be_written_is_a_warning(tmp_path):
 
 def test_when_one_is_due(tmp_path, monkeypatch):
     now = 100.0
-    monkeypatch.setattr("harness.checkpoint.time.monotonic", lambda: now)
+    monkeypatch.setattr("harness.storage.checkpoint.time.monotonic", lambda: now)
     assert not any(Checkpoints(ResultsPath.at(tmp_path)).is_due(step) for step in range(1, 50))
     assert [s for s in range(1, 10) if Checkpoints(ResultsPath.at(tmp_path), every=4).is_due(s)] == [4, 8]
     timed = Checkpoints(ResultsPath.at(tmp_path), seconds=60)

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.outcome import NON_FINITE
+from harness.training.outcome import NON_FINITE
 from injectors.batch import RandomTokens
 from injectors.value import Value
-from sweeps.planner import activation_elements
+from sweeps.planning.planner import activation_elements
 
 SHAPES = {
     "plain": {},

@@ -13,18 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harness.clippers import CLIPPERS
-from harness.clippers.adagc import AdaGC
-from harness.clippers.adagc import Options as AdaGCOptions
-from harness.clippers.global_norm import GlobalNorm
-from harness.clippers.per_tensor import PerTensor
-from harness.clippers.value import ByValue
-from harness.clippers.zclip import Options as ZClipOptions
-from harness.clippers.zclip import ZClip
-from harness.clipping import global_norm, padding_of
-from harness.parameters import Layout
-from harness.scaling import tensor_table
-from harness.state import State
+from harness.model.parameters import Layout
+from harness.model.scaling import tensor_table
+from harness.model.state import State
+from harness.optim.clippers import CLIPPERS
+from harness.optim.clippers.adagc import AdaGC
+from harness.optim.clippers.adagc import Options as AdaGCOptions
+from harness.optim.clippers.global_norm import GlobalNorm
+from harness.optim.clippers.per_tensor import PerTensor
+from harness.optim.clippers.value import ByValue
+from harness.optim.clippers.zclip import Options as ZClipOptions
+from harness.optim.clippers.zclip import ZClip
+from harness.optim.clipping import global_norm, padding_of
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 
 STEPS = 50

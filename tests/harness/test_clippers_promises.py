@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness.clipping import global_norm, padding_of
-from harness.loop import train
-from harness.optimizers.adamw import AdamW
-from harness.optimizers.spam import Options as SPAMOptions
-from harness.outcome import NON_FINITE
-from harness.sites import Agenda, Site
+from harness.optim.clipping import global_norm, padding_of
+from harness.optim.optimizers.adamw import AdamW
+from harness.optim.optimizers.spam import Options as SPAMOptions
+from harness.training.loop import train
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Agenda, Site
 from injectors.value import Value
 from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of, with_options
 from tests.harness.test_promises import Change

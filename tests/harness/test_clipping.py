@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from harness.clipping import (
+from harness.model.parameters import Layout
+from harness.model.scaling import tensor_table
+from harness.optim.clipping import (
     CPU_COLUMNS,
     clipping_factor,
     global_norm,
@@ -16,8 +18,6 @@ from harness.clipping import (
     scale_trials,
     tensor_norms,
 )
-from harness.parameters import Layout
-from harness.scaling import tensor_table
 
 NONE = torch.tensor([], dtype=torch.int64)
 

@@ -10,9 +10,9 @@ from functools import cache
 
 import pytest
 
-from harness import parameters
-from harness.optimizers import OPTIMIZERS
-from sweeps.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, slopes
+from harness.model import parameters
+from harness.optim.optimizers import OPTIMIZERS
+from sweeps.commands.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, slopes
 
 STEPS = 3
 FLAT = 0.15

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.config import ConfigError, Data
-from harness.corpus import check_data, load_corpus
+from harness.data.corpus import check_data, load_corpus
 from tests.harness.texts import CONTEXT, documents, llmc, prose, raw, shards, text, write, write_prose
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.config import ConfigError, Data
-from harness.corpus import check_data, load_corpus
+from harness.data.corpus import check_data, load_corpus
 from tests.harness.texts import CONTEXT, llmc, raw, shards, text, write, write_prose
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -118,5 +118,5 @@ def test_a_name_in_the_users_own_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_random_tokens_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data(source="zipf", length=10_000, vocabulary=300)
     whole = load_corpus(data, CONTEXT).fingerprint
-    monkeypatch.setattr("harness.corpus.DRAWN_AT_ONCE", 999)
+    monkeypatch.setattr("harness.data.corpus.DRAWN_AT_ONCE", 999)
     assert load_corpus(data, CONTEXT).fingerprint == whole == "93f5dad940db4d4034da4bb244dd5d94"

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from analysis import open_sweep
-from harness import signals
 from harness.config import ConfigError, trial_from_dict
-from harness.contradictions import check_trial
-from harness.curriculum import curriculum_of
-from harness.loss import cross_entropy
-from harness.pack import Pack
-from harness.sites import Event, Site
+from harness.data.curriculum import cut, loaded
+from harness.objectives.loss import cross_entropy
+from harness.training import signals
+from harness.training.contradictions import check_trial
+from harness.training.pack import Pack
+from harness.training.sites import Event, Site
 from injectors import fault_types
 from injectors.value import Value
 from tests.sweeps.conftest import call, tiny
@@ -55,7 +55,7 @@ growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
 )
 def test_lengths_are_the_papers(engine, start, context, steps, unit):
     """Li et al. 2022: length_t = start + (end - start) min(t / T, 1), less what is over a multiple of 8."""
-    found = curriculum_of(engine.trial(context=context, steps=400, sequence_start=start, sequence_steps=steps)).lengths
+    found = engine.trial(context=context, steps=400, sequence_start=start, sequence_steps=steps).curriculum.lengths
     for step, length in enumerate(found.tolist()):
         exact = start + (context - start) * min(step / steps, 1)
         assert length == math.floor(exact + 1e-9) // unit * unit
@@ -65,7 +65,7 @@ def test_lengths_are_the_papers(engine, start, context, steps, unit):
 @pytest.mark.parametrize(("start", "context"), [(1, 64), (8, 64), (9, 64), (3, 60), (7, 13), (64, 64)])
 def test_pieces_have_the_largest_length_that_divides_the_context(engine, start, context):
     fields = {"sequence_start": start, "sequence_steps": 50, "sequence_mode": "reshape"}
-    sizes = curriculum_of(engine.trial(context=context, steps=70, **fields))
+    sizes = engine.trial(context=context, steps=70, **fields).curriculum
     for step in range(70):
         exact = start + (context - start) * min(step, 50) // 50
         length = next(size for size in range(exact, 0, -1) if context % size == 0)
@@ -76,7 +76,7 @@ def test_pieces_have_the_largest_length_that_divides_the_context(engine, start, 
 @pytest.mark.parametrize(("start", "ranks"), [(1, 1), (3, 1), (2, 2), (3, 2), (1, 4), (12, 4)])
 def test_batches_grow_in_whole_sequences_of_each_rank(engine, start, ranks):
     fields = {"batch_start": start, "batch_steps": 20, "batch": 12, "ranks": ranks}
-    found = curriculum_of(engine.trial(steps=60, **fields)).sequences
+    found = engine.trial(steps=60, **fields).curriculum.sequences
     for step, sequences in enumerate(found.tolist()):
         exact = start + (12 - start) * min(step, 20) // 20
         assert sequences == max(ranks, exact // ranks * ranks)
@@ -87,7 +87,7 @@ def test_batches_grow_in_whole_sequences_of_each_rank(engine, start, ranks):
 @growths
 def test_as_few_steps_as_reach_the_tokens(engine, growth, steps):
     trial = engine.trial(steps=steps, **growth)
-    sizes, wanted = curriculum_of(trial), steps * trial.train.batch * 8
+    sizes, wanted = trial.curriculum, steps * trial.train.batch * 8
     assert trial.steps == sizes.steps >= steps
     assert sizes.tokens[-1] >= wanted and (sizes.steps == 1 or sizes.tokens[-2] < wanted)
     each = np.diff(sizes.tokens, prepend=0)
@@ -100,11 +100,11 @@ def test_as_few_steps_as_reach_the_tokens(engine, growth, steps):
 
 def test_without_growth_all_is_as_it_was(engine):
     trial = engine.trial(steps=7, batch=3)
-    sizes, batch = curriculum_of(trial), torch.arange(2 * 3 * 9).view(2, 3, 9)
+    sizes, batch = trial.curriculum, torch.arange(2 * 3 * 9).view(2, 3, 9)
     assert trial.steps == sizes.steps == 7 and sizes.grown == 0
     assert sizes.tokens.tolist() == [24 * (step + 1) for step in range(7)]
     for step in range(7):
-        assert torch.equal(sizes.cut(sizes.loaded(batch, step), step), batch)
+        assert torch.equal(cut(sizes, loaded(sizes, batch, step), step), batch)
 
 
 def test_growth_is_structural_and_part_of_the_id(engine):
@@ -123,23 +123,23 @@ def numbered(trials=2, batch=4, context=8):
 
 
 def test_a_truncated_sequence_is_the_beginning_of_a_whole_one(engine):
-    sizes = curriculum_of(engine.trial(batch=4, **GROWTHS["truncated"]))
+    sizes = engine.trial(batch=4, **GROWTHS["truncated"]).curriculum
     for step in range(sizes.steps):
-        cut, length = sizes.cut(sizes.loaded(numbered(), step), step), int(sizes.lengths[step])
-        assert torch.equal(cut, numbered()[:, :, : length + 1])
+        pieces, length = cut(sizes, loaded(sizes, numbered(), step), step), int(sizes.lengths[step])
+        assert torch.equal(pieces, numbered()[:, :, : length + 1])
     assert {int(length) for length in sizes.lengths} == {2, 3, 4, 5, 6, 8}
 
 
 def test_pieces_hold_every_pair_of_token_and_target_once(engine):
-    sizes = curriculum_of(engine.trial(batch=4, **GROWTHS["reshaped"]))
+    sizes = engine.trial(batch=4, **GROWTHS["reshaped"]).curriculum
     whole = numbered()
     pairs = set(zip(whole[:, :, :-1].flatten().tolist(), whole[:, :, 1:].flatten().tolist(), strict=True))
     for step in range(sizes.steps):
-        cut, length = sizes.cut(whole, step), int(sizes.lengths[step])
-        assert cut.shape == (2, 4 * 8 // length, length + 1) and (cut.diff(dim=2) == 1).all()
-        found = list(zip(cut[:, :, :-1].flatten().tolist(), cut[:, :, 1:].flatten().tolist(), strict=True))
+        pieces, length = cut(sizes, whole, step), int(sizes.lengths[step])
+        assert pieces.shape == (2, 4 * 8 // length, length + 1) and (pieces.diff(dim=2) == 1).all()
+        found = list(zip(pieces[:, :, :-1].flatten().tolist(), pieces[:, :, 1:].flatten().tolist(), strict=True))
         assert len(found) == 64 and set(found) == pairs
-        assert (cut // 36 == torch.arange(2)[:, None, None]).all(), "each trial keeps its own"
+        assert (pieces // 36 == torch.arange(2)[:, None, None]).all(), "each trial keeps its own"
     assert {int(length) for length in sizes.lengths} == {2, 4, 8}
 
 
@@ -219,7 +219,7 @@ def test_a_batch_is_struck_as_the_loader_gives_it(engine):
     loader, activations = Looks(Site.BATCH, range(8)), Looks(Site.ACTIVATION, range(8), ("embedding",))
     engine.run(trials, {0: loader, 1: activations})
     assert loader.seen == [(4, 9)] * 8
-    tokens = np.diff(curriculum_of(trials[0]).tokens, prepend=0)[:8]
+    tokens = np.diff(trials[0].curriculum.tokens, prepend=0)[:8]
     assert activations.seen == [(int(count) // 2, 16) for count in tokens for _ in range(2)]
 
 
@@ -277,7 +277,7 @@ def test_tokens_and_throughput(engine, growth, block, monkeypatch):
     monkeypatch.setattr(signals.Recorder, "flush", later(1, signals.Recorder.flush))
     monkeypatch.setattr(Pack, "validation_losses", later(1000, Pack.validation_losses))
     run = engine.run(engine.different(2, **growth), block=block)
-    sizes = curriculum_of(run.pack.planned[0])
+    sizes = run.pack.planned[0].curriculum
     assert np.array_equal(run.signals["tokens"], np.stack([sizes.tokens] * 2))
     each = np.diff(sizes.tokens, prepend=0)
     for first in range(0, sizes.steps, block):

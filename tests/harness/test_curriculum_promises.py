@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from harness.config import Trial
-from harness.contradictions import check_trial
-from harness.outcome import NON_FINITE
-from harness.sites import Site
+from harness.training.contradictions import check_trial
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Site
 from injectors.batch import RandomTokens
 from injectors.value import Value
 from tests.harness import conftest

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.corpus import Corpus
+from harness.data.corpus import Corpus
 from tests.harness.texts import raw
 
 SEEDS = range(3)

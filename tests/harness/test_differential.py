@@ -8,13 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.attention import attend, rotate, split_heads
-from harness.layers import add_positions, embedding, layer_norm, linear, silu
-from harness.loss import cross_entropy
-from harness.parameters import Leaf
-from harness.precision import Precision
-from harness.schedules import learning_rate, learning_rates
-from harness.taps import Taps
+from harness.model.attention import attend, rotate, split_heads
+from harness.model.layers import Leaf, add_positions, embedding, layer_norm, linear, silu
+from harness.model.precision import Precision
+from harness.model.taps import Taps
+from harness.objectives.loss import cross_entropy
+from harness.optim.schedules import learning_rate, learning_rates
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
 
 STEPS = 20

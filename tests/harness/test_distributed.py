@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from harness.config import Trial
-from harness.outcome import NON_FINITE
-from harness.sites import Site
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Site
 from injectors.value import Value
-from sweeps.processes import ranks
+from sweeps.running.processes import ranks
 from tests.harness import conftest as engine
 from tests.harness.processes import CPU, Processes, message_of_differing, message_of_records, serve, trained
 from tests.injectors.conftest import SHAPE, START, cases, fault

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.dropout import dropped, random_words, stream
+from harness.model.dropout import dropped, random_words, stream
 from tests.harness.variants import with_fields
 
 SHAPE = (3, 400, 50)  # trials, tokens of four sequences, features

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.formats import FORMATS, from_words, round_to, to_words
+from harness.model.formats import FORMATS, from_words, round_to, to_words
 from tests import number_formats as oracle
 from tests.number_formats import BITS, SMALL, TORCH, assert_same_words, random_words, rich_words, tensor_of, words_of
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from harness.config import ConfigError, Train
-from harness.formats import round_scaled, round_to
-from harness.layers import linear
-from harness.outcome import NON_FINITE
-from harness.parameters import Leaf
-from harness.precision import FORMATS, Precision, pick_device, precision_of
+from harness.model.formats import round_scaled, round_to
+from harness.model.layers import Leaf, linear
+from harness.model.precision import FORMATS, Precision, pick_device, precision_of
+from harness.training.outcome import NON_FINITE
 from tests import number_formats as oracle
 
 EMULATED, REAL = Precision(torch.float32, "bf16", fp8=True), Precision(torch.bfloat16, fp8=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from harness.config import Model
-from harness.scaling import INITS, deepnorm_beta, tensor_table
-from sweeps.__main__ import register
-from sweeps.arguments import config_loader, expand
-from sweeps.grid import Composer
+from harness.model.scaling import INITS, deepnorm_beta, tensor_table
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import config_loader, expand
+from sweeps.compose.grid import Composer
 
 WIDTH, DEPTH, VOCABULARY = 64, 8, 64
 STANDARD = {

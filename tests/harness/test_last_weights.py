@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from harness.checkpoint import Checkpoints
-from harness.loop import train
-from harness.results_folder import ResultsPath
-from harness.sites import Agenda
+from harness.storage.checkpoint import Checkpoints
+from harness.storage.results_folder import ResultsPath
+from harness.training.loop import train
+from harness.training.sites import Agenda
 from injectors.value import Value
 from tests.harness.conftest import Dying, Killed
 
@@ -70,7 +70,7 @@ def test_each_trial_leaves_what_it_has_in_a_pack_that_keeps_all_rows(engine, mon
     trials = trials_of(engine)
     found = handed(engine, trials, forks)
     assert found.keys() == set(range(len(trials)))
-    monkeypatch.setattr("harness.loop.SHRINK_SHARE", 2.0)  # nothing goes
+    monkeypatch.setattr("harness.training.loop.SHRINK_SHARE", 2.0)  # nothing goes
     whole = handed(engine, trials, False)
     for number in range(len(trials)):
         assert engine.same_bits(found[number], whole[number]) == [], number

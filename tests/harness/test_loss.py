@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.caps import soft_cap
-from harness.loss import cross_entropy
-from harness.outcome import NON_FINITE
+from harness.model.caps import soft_cap
+from harness.objectives.loss import cross_entropy
+from harness.training.outcome import NON_FINITE
 from injectors.value import Value
 
 Z = [0.0, 1e-4, 0.3]

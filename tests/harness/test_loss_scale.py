@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from harness.config import LARGEST_SCALE, SMALLEST_SCALE, ConfigError
-from harness.contradictions import check_trial
-from harness.loss_scale import LossScale
-from harness.outcome import NON_FINITE
-from harness.sites import Site
-from harness.state import State
+from harness.model.state import State
+from harness.optim.loss_scale import LossScale
+from harness.training.contradictions import check_trial
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Site
 from injectors.value import Value
 from tests.harness.test_promises import Change
 from tests.plain_gpt import PlainGPT, copy_weights, tensors

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.loop import train
-from harness.sites import Agenda
+from harness.training.loop import train
+from harness.training.sites import Agenda
 from injectors.value import Value
 from tests.harness.test_loss_scale import DYNAMIC, NOTHING, fault_at_scale, scales
 

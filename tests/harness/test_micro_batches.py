@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.contradictions import check_trial
+from harness.training.contradictions import check_trial
 from injectors.value import Value
-from sweeps.planner import activation_bytes, state_bytes
+from sweeps.planning.planner import activation_bytes, state_bytes
 
 STEPS = 6
 

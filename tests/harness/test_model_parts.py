@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.scaling import UNCUT_INITS
+from harness.model.scaling import UNCUT_INITS
 from tests.harness.variants import VARIANTS, roughen, with_fields
 from tests.plain_parts import PlainModel, leading_vectors, loss_of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.config import Trial
-from harness.outcome import NON_FINITE
+from harness.training.outcome import NON_FINITE
 from injectors.value import Value
 from tests.harness import conftest
 from tests.harness.variants import VARIANTS, different, roughen, with_fields

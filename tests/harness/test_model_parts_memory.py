@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sweeps.planner import activation_elements
+from sweeps.planning.planner import activation_elements
 from tests.harness.variants import VARIANTS, with_fields
 
 SHAPE = {"width": 64, "head_dim": 16, "depth": 3, "context": 32, "vocabulary": 100}

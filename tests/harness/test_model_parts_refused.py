@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.config import ConfigError
-from harness.contradictions import check_trial
+from harness.training.contradictions import check_trial
 from tests.harness.variants import VARIANTS, different, with_fields
 
 REFUSED = {

@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.layers import layer_norm, rms_norm, scaled, shifted
-from harness.norms import NORMS
-from harness.parameters import Leaf
+from harness.model.layers import Leaf, layer_norm, rms_norm, scaled, shifted
+from harness.model.norms import NORMS
 
 EPSILON = 1e-3
 

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 import torch
 
-from harness.optimizers import OPTIMIZERS
-from harness.optimizers.base import CPU_COLUMNS, CPU_GRAIN
-from harness.tensors import Kind
+from harness.model.tensors import Kind
+from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.optimizers.base import CPU_COLUMNS, CPU_GRAIN
 from tests.harness.optimizing import TENSORS, Rig, bits, different, differing, share, tensor_row, trial, without
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)

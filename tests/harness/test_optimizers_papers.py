@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.optimizers import OPTIMIZERS
-from harness.scaling import TensorRow
+from harness.model.scaling import TensorRow
+from harness.optim.optimizers import OPTIMIZERS
 from tests.harness.optimizing import STEPS, TENSORS, Rig, different, drawn, share, without
 
 TOLERANCE = 1e-9  # float64 rounds at 1e-16; what divides gradients by their own size amplifies that

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.config import sections
-from harness.optimizers import OPTIMIZERS
-from harness.sites import Site
+from harness.optim.optimizers import OPTIMIZERS
+from harness.training.sites import Site
 from tests.harness.optimizing import TENSORS, Rig, trial
 from tests.harness.test_promises import Change
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from harness.config import Trial
-from harness.loop import train
-from harness.optimizers import OPTIMIZERS
-from harness.sites import Agenda, Site
+from harness.optim.optimizers import OPTIMIZERS
+from harness.training.loop import train
+from harness.training.sites import Agenda, Site
 from injectors.value import Value
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -126,7 +126,7 @@ def test_it_goes_back_to_a_snapshot(engine, name):
 
 
 def test_adafactor_that_is_relative_to_the_weights_has_the_rates_for_that(engine):
-    """muP's rates follow from what the size of an update follows (harness/scaling.py)."""
+    """muP's rates follow from what the size of an update follows (harness/model/scaling.py)."""
     plain = trials_of(engine, "adafactor", 2, parametrization="mup", base_width=4)
     options = [dataclasses.replace(trial.section("adafactor"), parameter_scale=True) for trial in plain]
     scaled = [

@@ -11,8 +11,8 @@ import yaml
 
 import sweeps
 from harness.config import Model
-from harness.placements import PLACEMENTS, has_final_norm, placement_of
-from harness.scaling import tensor_table
+from harness.model.placements import PLACEMENTS, has_final_norm, placement_of
+from harness.model.scaling import tensor_table
 from injectors.value import Value
 from tests.harness.variants import with_fields
 

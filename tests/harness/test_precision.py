@@ -9,14 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.attention import attend
 from harness.config import ConfigError, Train
-from harness.formats import round_to
-from harness.layers import linear
-from harness.outcome import NON_FINITE
-from harness.parameters import Leaf
-from harness.precision import Precision, pick_device, precision_of
-from harness.taps import Taps
+from harness.model.attention import attend
+from harness.model.formats import round_to
+from harness.model.layers import Leaf, linear
+from harness.model.precision import Precision, pick_device, precision_of
+from harness.model.taps import Taps
+from harness.training.outcome import NON_FINITE
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HELD = ("*.query", "*.key", "*.value", "*.scores", "*.projection", "*.up", "*.down", "logits")

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from harness.products import differentiable_product, product, start_alike
+from harness.model.products import differentiable_product, product, start_alike
 
 SIZES = [1, 2, 7, 10, 16, 33, 65]
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.outcome import NON_FINITE
-from harness.parameters import ALIGNMENT, Layout
-from harness.scaling import tensor_table
-from harness.sites import Event, Site, Visit
+from harness.model.parameters import ALIGNMENT, Layout
+from harness.model.scaling import tensor_table
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Event, Site, Visit
 from injectors.value import Value
 from tests.harness import conftest
 

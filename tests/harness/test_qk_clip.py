@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from harness.config import ConfigError
-from harness.contradictions import check_trial
-from harness.sites import Site
+from harness.training.contradictions import check_trial
+from harness.training.sites import Site
 from injectors.value import Value
 from tests.harness.test_promises import Change
 from tests.plain_gpt import PlainGPT, copy_weights, tensors

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.contradictions import check_trial
-from harness.ranks import RankMean
+from harness.training.contradictions import check_trial
+from harness.training.ranks import RankMean
 from tests.number_formats import NUMPY
 
 RANKS = [1, 2, 4, 8]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Missing, Unreadable, read_bytes, read_lines, read_record
+from harness.storage.records import Missing, Unreadable, read_bytes, read_lines, read_record
 
 
 @dataclass(frozen=True)

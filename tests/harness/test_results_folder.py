@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import ConfigError
-from harness.results_folder import MARKER, FolderLost, LinkRefused, ResultsPath
+from harness.storage.results_folder import MARKER, FolderLost, LinkRefused, ResultsPath
 
 
 @pytest.fixture

@@ -8,11 +8,8 @@ import math
 import pytest
 import torch
 
-from harness.config import Model, Optim, Trial
-from harness.contradictions import check_trial
-from harness.fields import ConfigError
-from harness.optimizers import OPTIMIZERS
-from harness.scaling import (
+from harness.config import ConfigError, Model, Optim, Trial
+from harness.model.scaling import (
     INITS,
     attention_multiplier,
     branch_multiplier,
@@ -20,6 +17,8 @@ from harness.scaling import (
     output_multiplier,
     tensor_table,
 )
+from harness.optim.optimizers import OPTIMIZERS
+from harness.training.contradictions import check_trial
 
 BASE_WIDTH, BASE_DEPTH, HEAD_DIM, VOCABULARY = 32, 4, 8, 61
 RULES = ("adam", "sgd", "relative", "relative_sgd")

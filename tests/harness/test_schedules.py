@@ -14,8 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from harness.config import ConfigError, Schedule, checked
-from harness.curriculum import curriculum_of
-from harness.schedules import SHAPES, learning_rate, learning_rates, rates_of, warmup_steps
+from harness.optim.schedules import SHAPES, learning_rate, learning_rates, rates_of, warmup_steps
 from injectors.schedule import ScheduleOffset
 
 PEAK = 2.0
@@ -165,7 +164,7 @@ def test_the_rate_is_that_of_a_run_that_has_trained_on_as_many_tokens(engine, de
     """A step of a run with whole batches of one token is one token: its rates are a table over tokens."""
     fields = {"decay": decay, "final": 0.2, "warmup": 4, "cycles": 3, "lr": PEAK}
     grown = engine.trial(steps=20, batch=4, context=8, **growth, **fields)
-    tokens = curriculum_of(grown).tokens
+    tokens = grown.curriculum.tokens
     assert len(tokens) > 20
     before = int(tokens[3])
     by_token = engine.trial(steps=int(tokens[-1]), batch=1, context=1, **{**fields, "warmup": before})

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from harness.config import Screen
-from harness.corpus import load_corpus
-from harness.curriculum import curriculum_of
-from harness.loss import cross_entropy
-from harness.outcome import NON_FINITE, TRAINED, judge
-from harness.screening import CRITERIA, Scores
-from harness.sites import KEPT_EVENTS, Site
-from harness.stored import read_packs
+from harness.config.limits import KEPT_EVENTS
+from harness.data.corpus import load_corpus
+from harness.data.screening import CRITERIA, Scores
+from harness.objectives.loss import cross_entropy
+from harness.storage.stored import read_packs
+from harness.training.outcome import NON_FINITE, TRAINED, judge
+from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens, Repetition
 from tests.harness import conftest
 from tests.harness.test_promises import Change, fill_first
@@ -304,7 +304,7 @@ def test_a_sequence_is_scored_whole_while_sequences_grow(engine):
         for step in range(8):
             _, expected = plain.what_trains(plain.batches(step), step)
             batch, weights = grown.what_trains(grown.batches(step), step)
-            pieces = int(curriculum_of(grown.planned[0]).pieces[step])
+            pieces = int(grown.planned[0].curriculum.pieces[step])
             assert batch.shape[:2] == weights.shape == (2, 4 * pieces)
             assert torch.equal(weights, expected.repeat_interleave(pieces, 1))
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from harness.config import Screen
-from harness.outcome import NON_FINITE
-from harness.sites import Site
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens
 from injectors.value import Value
 from tests.harness import conftest

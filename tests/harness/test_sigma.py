@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.parameters import Leaf
-from harness.sigma import reparametrised
-from harness.tensors import Kind
+from harness.model.layers import Leaf
+from harness.model.sigma import reparametrised
+from harness.model.tensors import Kind
 from tests.harness.variants import roughen, with_fields
 
 

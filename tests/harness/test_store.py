@@ -14,8 +14,8 @@ import xarray as xr
 import zarr
 
 from harness.config import Optim, Trial
-from harness.store import ENDS, SIGNALS, PackStore, open_store
-from harness.stored import (
+from harness.storage.store import ENDS, SIGNALS, PackStore, open_store
+from harness.storage.stored import (
     FORMAT_VERSION,
     STORE,
     DamagedStore,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.zarr_files import strict_json
+from harness.storage.zarr_files import strict_json
 
 
 def test_what_json_has_no_word_for(tmp_path: Path) -> None:

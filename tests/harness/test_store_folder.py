@@ -11,9 +11,9 @@ import pytest
 import zarr
 
 from harness.config import ConfigError
-from harness.results_folder import MARKER
-from harness.store import open_store
-from harness.stored import FORMAT_VERSION, STORE, complete_trials, read_packs
+from harness.storage.results_folder import MARKER
+from harness.storage.store import open_store
+from harness.storage.stored import FORMAT_VERSION, STORE, complete_trials, read_packs
 from tests.harness.test_store import tree
 
 

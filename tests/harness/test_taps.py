@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.config import Model
-from harness.taps import Taps, tap_shapes
+from harness.model.taps import Taps, tap_shapes
 from tests.harness.variants import VARIANTS, with_fields
 
 SHAPES = {

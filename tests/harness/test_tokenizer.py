@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-import harness.tokenizer
-from harness.corpus import load_corpus
-from harness.tokenizer import encode_bpe
+import harness.data.tokenizer
+from harness.data.corpus import load_corpus
+from harness.data.tokenizer import encode_bpe
 from tests.harness.texts import CONTEXT, bpe, documents, prose, text, write_prose
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 @pytest.mark.parametrize("piece", [1_000_000, 50])
 def test_bpe_decodes_to_the_documents(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(harness.tokenizer, "PIECE", piece)
+    monkeypatch.setattr(harness.data.tokenizer, "PIECE", piece)
     folder = write_prose(tmp_path / "text")
     corpus = load_corpus(bpe(folder), CONTEXT, tmp_path / "cache")
     plain = load_corpus(text(folder, validation=0.2), CONTEXT)
@@ -54,7 +54,7 @@ def forbid_training(monkeypatch):
     def fail(*arguments):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(harness.tokenizer, "_train", fail)
+    monkeypatch.setattr(harness.data.tokenizer, "_train", fail)
 
 
 def test_cache_is_used_again_wherever_the_text_lies(tmp_path, monkeypatch):
@@ -136,13 +136,13 @@ def test_two_processes_build_at_once(tmp_path):
     cache, folder = tmp_path / "cache", write_prose(tmp_path / "text", count=120)
     code = (
         "import sys; from pathlib import Path\n"
-        "from harness.config import Data; from harness.corpus import load_corpus\n"
+        "from harness.config import Data; from harness.data.corpus import load_corpus\n"
         "data = Data(source='text', path=sys.argv[1], tokenizer='bpe', vocabulary=2000, validation=0.2)\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "print(load_corpus(data, 16, Path(sys.argv[2])).fingerprint)\n"
     )
     command = [sys.executable, "-W", "error", "-c", code, str(folder), str(cache)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(harness.tokenizer.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(harness.data.tokenizer.__file__).parents[1])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, env=environment, **pipes) for _ in range(2)]
     for process in processes:

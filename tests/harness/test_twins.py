@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from harness.config import NO_FAULT
-from harness.outcome import NON_FINITE
-from harness.pack_sizes import smallest_pack
-from harness.sites import Site
-from harness.twins import Twins
+from harness.training.outcome import NON_FINITE
+from harness.training.pack_sizes import smallest_pack
+from harness.training.sites import Site
+from harness.training.twins import Twins
 from injectors.batch import RandomTokens
 from injectors.ranks import StaleGradient
 from injectors.value import Value

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.batches import Batches
-from harness.pack import Pack
+from harness.data.batches import Batches
+from harness.training.pack import Pack
 from injectors.value import Value
 
 STEPS = 6

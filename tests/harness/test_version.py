@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.version import PROJECT, commit, provenance, version
+from harness.basics.version import PROJECT, commit, provenance, version
 
 COMMITTER = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org"]
 

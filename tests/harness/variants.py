@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.pack import Pack
+from harness.training.pack import Pack
 
 # Fields of `model`; a tuple holds a value for each trial, in turn.
 VARIANTS: dict[str, dict[str, Any]] = {

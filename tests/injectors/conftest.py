@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from harness.config import Fault, Trial
-from harness.sites import Event, Injector, Visit
+from harness.training.sites import Event, Injector, Visit
 from injectors.value import SITES
-from sweeps.__main__ import register
-from sweeps.arguments import config_loader
-from sweeps.grid import Composer
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.grid import Composer
 from tests.harness import conftest as engine_module
 
 START, STEPS = 4, 8

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from harness.config import Fault, Trial
-from harness.pack import Pack
-from harness.sites import AT_TAPS, Event, Injector, Site, Visit
+from harness.training.pack import Pack
+from harness.training.sites import AT_TAPS, Event, Injector, Site, Visit
 from injectors.fault import FaultContext, InjectableFault, Places
 
 START, STEPS = 4, 8

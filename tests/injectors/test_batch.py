@@ -12,7 +12,7 @@ import torch
 from scipy.stats import binom
 
 from harness.config import ConfigError
-from harness.sites import Site, Visit
+from harness.training.sites import Site, Visit
 from injectors.batch import DuplicatedBatch, LongDocument, RandomTokens, RareTokens, Repetition
 from injectors.fault import places_of
 from tests.injectors.conftest import composer

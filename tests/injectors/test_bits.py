@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.formats import FORMATS, round_to
+from harness.model.formats import FORMATS, round_to
 from injectors.bits import OPERATIONS, change_bits, raw_bits, same_bits
 from tests import number_formats as oracle
 from tests.number_formats import BITS, SMALL, TORCH, assert_same_words, random_words, rich_words, tensor_of, words_of

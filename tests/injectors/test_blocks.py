@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.contradictions import check_trial
-from harness.sites import Event, Site, Visit
+from harness.training.contradictions import check_trial
+from harness.training.sites import Event, Site, Visit
 from injectors.fault import places_of
 from injectors.value import Value
 from injectors.value_strike import Target, ValueStrike

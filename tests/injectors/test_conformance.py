@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from harness.config import NO_FAULT
-from harness.loop import train
-from harness.outcome import NON_FINITE
-from harness.sites import Agenda
+from harness.training.loop import train
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Agenda
 from injectors.replay import Replay, record_of
 from injectors.value import SITES
 from tests.injectors.conftest import SHAPE, START, STEPS, Named, cases, fault, train_told

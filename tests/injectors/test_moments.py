@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.optimizers import OPTIMIZERS
-from harness.sites import Site
+from harness.optim.optimizers import OPTIMIZERS
+from harness.training.sites import Site
 from injectors.fault import places_of
 from injectors.ranks import MissedUpdate
 from injectors.value import Value

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from harness.sites import Site
+from harness.training.sites import Site
 from injectors.value import Value
 from tests.injectors.spies import START, differing, trial, watch
 

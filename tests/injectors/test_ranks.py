@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.outcome import NON_FINITE
-from harness.sites import Site, Visit
+from harness.training.outcome import NON_FINITE
+from harness.training.sites import Site, Visit
 from injectors.fault import places_of
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.value import Value

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import binom
 
 from harness.config import ConfigError
-from harness.sites import Site
+from harness.training.sites import Site
 from injectors.fault import places_of
 from injectors.realistic import RealisticSDC
 from tests.injectors.conftest import composer

@@ -16,7 +16,7 @@ import pytest
 import xarray as xr
 
 from harness.config import ConfigError
-from harness.stored import read_packs
+from harness.storage.stored import read_packs
 from injectors.fault import places_of
 from injectors.replay import Replay, ReplayError, record_of
 from tests.injectors.conftest import engine_module, train_told

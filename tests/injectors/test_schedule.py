@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from harness.config import ConfigError
-from harness.schedules import learning_rate
-from harness.sites import Site
+from harness.optim.schedules import learning_rate
+from harness.training.sites import Site
 from injectors.fault import places_of
 from injectors.schedule import ScheduleOffset, WarmupSkipped
 from tests.injectors.conftest import composer

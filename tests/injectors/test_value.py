@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from harness.config import Model
-from harness.sites import KEPT_EVENTS, Site
-from harness.taps import tap_shapes
+from harness.config.limits import KEPT_EVENTS
+from harness.model.taps import tap_shapes
+from harness.training.sites import Site
 from injectors.value import Value
 from tests.injectors.spies import START, STEPS, differing, row, trial, watch, watch_each, words
 from tests.plain_gpt import PlainGPT, copy_weights, tensors

@@ -16,7 +16,7 @@ import torch
 from scipy.stats import binom, chi2, norm
 
 from harness.config import ConfigError
-from harness.sites import Site
+from harness.training.sites import Site
 from injectors.fault import places_of
 from injectors.value import MODELS, Value
 from tests.injectors.conftest import composer

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.results_folder import ResultsPath
-from sweeps import slurm as sweeps_slurm
-from sweeps.submitted import submitted
+from harness.storage.results_folder import ResultsPath
+from sweeps.slurm import executor as sweeps_slurm
+from sweeps.slurm.submitted import submitted
 from tests.slurm.conftest import GRID, LAUNCH, arrays, eventually, slurm, sweep
 from tests.slurm.test_submitting import put_on_path
 from tests.sweeps.conftest import call, tree

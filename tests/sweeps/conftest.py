@@ -30,13 +30,13 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from analysis.open_sweep import open_sweep
+from analysis.reading.open_sweep import open_sweep
 from harness.config import Trial
-from sweeps import local, progress
-from sweeps.__main__ import main, register
-from sweeps.arguments import config_loader, expand
-from sweeps.grid import Composer
-from sweeps.job import corpus_of
+from sweeps.commands.sweep import main, register
+from sweeps.compose.arguments import config_loader, expand
+from sweeps.compose.grid import Composer
+from sweeps.running import local, progress
+from sweeps.running.job import corpus_of
 from tests.sweeps.forks import Forked
 from tests.sweeps.traps import RIGGED
 

@@ -192,5 +192,5 @@ if __name__ == "__main__":
     sys.path[:0] = asked["path"]
     _stand_by()
     sys.argv[1:] = asked["arguments"]
-    importlib.import_module("sweeps.local").available_cores = lambda: 1  # as in `call`
+    importlib.import_module("sweeps.running.local").available_cores = lambda: 1  # as in `call`
     runpy.run_module("sweeps", run_name="__main__", alter_sys=True)

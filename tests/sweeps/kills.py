@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis import open_sweep
-from harness.stored import read_packs
-from sweeps.claims import LOCKS
-from sweeps.job import CHECKPOINTS, ERRORS, PROGRESS
+from harness.storage.stored import read_packs
+from sweeps.running.claims import LOCKS
+from sweeps.running.job import CHECKPOINTS, ERRORS, PROGRESS
 from tests.sweeps.conftest import REPOSITORY, differing, results
 
 GRID = [

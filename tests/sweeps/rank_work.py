@@ -7,7 +7,7 @@ import signal
 
 import torch
 
-from harness.distributed import Group
+from harness.training.distributed import Group
 
 
 def fails(group: Group, rank: int) -> None:

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from harness.config import ConfigError
-from sweeps.arguments import check_command_line
-from sweeps.overrides import MOST_JOBS, check_jobs
+from sweeps.compose.arguments import check_command_line
+from sweeps.compose.overrides import MOST_JOBS, check_jobs
 
 AXES = ["model.width=8,16,24,32", "seed=range(1000)", "train.batch=range(1,100)"]
 
@@ -133,7 +133,7 @@ def test_a_launcher_that_is_no_name(command: ModuleType, empty: Path, group: str
 
 
 def test_as_many_jobs_as_are_allowed(command: ModuleType) -> None:
-    from sweeps.arguments import axes_of
+    from sweeps.compose.arguments import axes_of
 
     axes = axes_of({}, [f"seed=range({MOST_JOBS // 2})", "model.width=16,32", "optim.lr=0.1"], command.loader())
     check_jobs(axes)

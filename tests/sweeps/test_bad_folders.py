@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from harness.store import open_store
-from harness.stored import FORMAT_VERSION
+from harness.storage.store import open_store
+from harness.storage.stored import FORMAT_VERSION
 
 # --- data --------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from harness.store import open_store
+from harness.storage.store import open_store
 
 NAMES = "names that stability-harness list shows"
 FAULTS = "rank_noise, rare_tokens, realistic_sdc"

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from harness.config import ConfigError, Model, Trial, field_types
-from harness.optimizers import OPTIMIZERS
-from harness.recipe import LARGEST_SEED
+from harness.config.limits import LARGEST_SEED
+from harness.optim.optimizers import OPTIMIZERS
 from injectors import fault_types
 from injectors.value import Value
-from sweeps import settings
-from sweeps.campaign import Campaign, check_samples
-from sweeps.limits import check_block, check_disk, check_processes
-from sweeps.overrides import trial_fields
-from sweeps.planner import PackPlan, Plan, make_plan, pack_bytes, pack_seconds, wall_seconds
+from sweeps.compose import settings
+from sweeps.compose.overrides import trial_fields
+from sweeps.planning.campaign import Campaign, check_samples
+from sweeps.planning.limits import check_block, check_disk, check_processes
+from sweeps.planning.planner import PackPlan, Plan, make_plan, pack_bytes, pack_seconds, wall_seconds
 
 DEADLINE = 60  # seconds, for what takes a hundredth of one
 NUMBERS = ["0", "-1", "1", "1000000", *(str(2**n) for n in (31, 53, 63, 64)), str(2**63 - 1), str(10**30)]

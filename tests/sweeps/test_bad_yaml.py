@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sweeps.arguments import check_command_line
+from sweeps.compose.arguments import check_command_line
 
 GLOBAL = "# @package _global_\n"
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(

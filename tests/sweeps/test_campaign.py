@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.open_sweep import fault_events
+from analysis.reading.open_sweep import fault_events
 from harness.config import Model, trial_from_dict
-from harness.scaling import tensor_table
-from harness.store import open_store
-from harness.stored import read_packs
-from harness.taps import tap_shapes
+from harness.model.scaling import tensor_table
+from harness.model.taps import tap_shapes
+from harness.storage.store import open_store
+from harness.storage.stored import read_packs
 from injectors import fault_types
-from sweeps.job import Finished, Job, train_pack_safely
-from sweeps.planner import PackPlan
+from sweeps.planning.planner import PackPlan
+from sweeps.running.job import Finished, Job, train_pack_safely
 from tests.sweeps.traps import recorded
 
 TENSORS = ("weight", "reduced_gradient", "moment_1", "moment_2", "update", "gradient", "clipped_gradient")

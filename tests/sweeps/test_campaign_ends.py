@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 from scipy.stats import binomtest
 
-from analysis.open_sweep import open_sweep
-from analysis.outcomes import OUTCOMES, outcomes_and_notes
-from harness.stored import read_packs
+from analysis.measures.outcomes import OUTCOMES, outcomes_and_notes
+from analysis.reading.open_sweep import open_sweep
+from harness.storage.stored import read_packs
 from tests.sweeps.test_campaign import FLIPS, by_site, drawn, stored, sweep
 from tests.sweeps.traps import STOPPING, is_spotless, recorded
 

@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from injectors import fault_types
-from sweeps.arguments import FOLDER
-from sweeps.catalogue import HEADINGS, Entry, entries, said_in
+from sweeps.commands.catalogue import HEADINGS, Entry, entries, said_in
+from sweeps.compose.arguments import FOLDER
 
 
 def listed(text: str) -> dict[str, dict[str, str]]:

@@ -9,12 +9,12 @@ from types import ModuleType
 
 import pytest
 
-from harness.results_folder import ResultsPath
-from harness.store import open_store
-from harness.stored import read_packs
-from sweeps.claims import claimed, claims_on, lock_of
-from sweeps.job import Elsewhere, Finished, Job, finished, train_pack
-from sweeps.planner import PackPlan, make_plan, without
+from harness.storage.results_folder import ResultsPath
+from harness.storage.store import open_store
+from harness.storage.stored import read_packs
+from sweeps.planning.planner import PackPlan, make_plan, without
+from sweeps.running.claims import claimed, claims_on, lock_of
+from sweeps.running.job import Elsewhere, Finished, Job, finished, train_pack
 
 COMMON = ("optim.lr=1e-2,1e-1", "fault=none,weight_bit,rare_tokens", "fault.start=20", "train.steps=40")
 GRIDS = ("seed=range(0,4)", "seed=range(1,5)", "seed=range(2,6)", "seed=5,3,1,0")

@@ -11,9 +11,9 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from analysis.open_sweep import open_sweep
+from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError, Trial
-from sweeps.arguments import FOLDER, expand
+from sweeps.compose.arguments import FOLDER, expand
 
 COUNT = len({path.stem for path in (FOLDER / "mitigation").glob("*.yaml")} - {"none"})
 STUDIES = sorted({path.stem for path in (FOLDER / "study").glob("*.yaml")} - {"grid"})

@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from harness.version import commit, version
-from sweeps import completion
-from sweeps.command import COMMANDS, run
+from harness.basics.version import commit, version
+from sweeps.commands import completion
+from sweeps.commands.console import COMMANDS, run
 
 BIN = Path(sys.executable).parent
 SECONDS = 60.0  # for what takes about three
@@ -142,17 +142,19 @@ def test_version_is_our_own(command: ModuleType, capsys: pytest.CaptureFixture[s
     ],
 )
 def test_what_is_completed(line: str, found: list[str]) -> None:
-    assert completion.completed(f"stability-harness {line}") == found
+    assert completion.completed(f"stability-harness {line}", COMMANDS) == found
 
 
 def test_bash_is_given_what_stands_behind_the_last_break() -> None:
-    assert completion.completed("stability-harness sweep mitigation=none,qk_fc", " \n=:") == ["none,qk_fc_norm"]
+    assert completion.completed("stability-harness sweep mitigation=none,qk_fc", COMMANDS, " \n=:") == [
+        "none,qk_fc_norm"
+    ]
 
 
 def test_a_users_own_files_are_completed(command: ModuleType, empty: Path) -> None:
     command.write_yaml(empty / "mine", "mitigation/own.yaml", "optim: {beta2: 0.9}")
     line = "stability-harness sweep --config-dir=mine mitigation=ow"
-    assert completion.completed(line) == ["mitigation=own"]
+    assert completion.completed(line, COMMANDS) == ["mitigation=own"]
 
 
 def test_in_a_real_bash(empty: Path) -> None:

@@ -11,13 +11,13 @@ from types import ModuleType
 
 import pytest
 
-from harness.store import open_store
-from harness.stored import complete_trials
+from harness.storage.store import open_store
+from harness.storage.stored import complete_trials
 from sweeps import current_folder
-from sweeps.job import Job
-from sweeps.planner import make_plan
-from sweeps.settings import SlurmOptions
-from sweeps.slurm import SlurmExecutor
+from sweeps.compose.settings import SlurmOptions
+from sweeps.planning.planner import make_plan
+from sweeps.running.job import Job
+from sweeps.slurm.executor import SlurmExecutor
 from tests.installed import run, run_all
 
 BIN = Path(sys.executable).parent
@@ -137,10 +137,10 @@ def test_a_clone_that_is_not_installed_runs_where_it_stands(tmp_path: Path) -> N
     [
         (["python", "-m", "sweeps", "plan=true"], ["-m", "plan=true"], True),
         (["python", "-u", "-msweeps"], ["-m"], True),
-        (["python", "-m", "sweeps.coordinate_check", "x.png"], ["-m", "x.png"], True),
+        (["python", "-m", "sweeps.commands.coordinate_check", "x.png"], ["-m", "x.png"], True),
         (["python", "-m", "mine", "sweeps"], ["-m", "sweeps"], False),
         (["python", "mine.py"], ["mine.py"], False),
-        (["python", "-m", "sweeps"], ["/site-packages/sweeps/__main__.py"], False),
+        (["python", "-m", "sweeps"], ["/site-packages/sweeps/commands/sweep.py"], False),
     ],
 )
 def test_only_a_command_of_ours_touches_the_path(

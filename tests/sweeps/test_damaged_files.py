@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 
 import analysis.__main__
-from analysis.searches import JOURNAL
-from sweeps.claims import LOCKS
-from sweeps.job import ERRORS, PLAN, PROGRESS
+from analysis.reading.searches import JOURNAL
+from sweeps.running.claims import LOCKS
+from sweeps.running.job import ERRORS, PLAN, PROGRESS
 
 SEARCH = ("search=max_stable_lr", "optim.lr=interval(1e-3,1e-1)", "search.trials=2")
 DEEP = b"[" * 100_000

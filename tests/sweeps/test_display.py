@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 from harness.config import Trial
-from harness.store import open_store
-from sweeps import local, progress, progress_files
-from sweeps.job import Finished, Job, record_failure
-from sweeps.local import LocalExecutor
-from sweeps.planner import make_plan, pack_bytes
+from harness.storage.store import open_store
+from sweeps.planning.planner import make_plan, pack_bytes
+from sweeps.running import local, progress, progress_files
+from sweeps.running.job import Finished, Job, record_failure
+from sweeps.running.local import LocalExecutor
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
 

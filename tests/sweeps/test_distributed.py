@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from analysis import fault_events
-from harness.checkpoint import Checkpoints, Stopped
-from harness.store import open_store
-from harness.stored import read_packs
-from sweeps.job import Finished, Job, train_pack
-from sweeps.local import LocalExecutor
-from sweeps.planner import PackPlan, make_plan
-from sweeps.processes import RankFailed, RankKilled, ranks, share_of_threads
+from harness.storage.checkpoint import Checkpoints, Stopped
+from harness.storage.store import open_store
+from harness.storage.stored import read_packs
+from sweeps.planning.planner import PackPlan, make_plan
+from sweeps.running.job import Finished, Job, train_pack
+from sweeps.running.local import LocalExecutor
+from sweeps.running.processes import RankFailed, RankKilled, ranks, share_of_threads
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
 from tests.sweeps.forks import Forked
@@ -148,7 +148,8 @@ def others(group: int | None = None, parent: int | None = None) -> list[int]:
             words, fields = (folder / "cmdline").read_bytes(), (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"sweeps.processes" in words and fields[0] != "Z" and (int(fields[1]) == parent or int(fields[2]) == group):
+        is_ours = int(fields[1]) == parent or int(fields[2]) == group
+        if b"sweeps.running.processes" in words and fields[0] != "Z" and is_ours:
             found.append(int(folder.name))
     return sorted(found)
 

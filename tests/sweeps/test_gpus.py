@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sweeps.local import LocalExecutor, gpus_of, visible_gpus, worker_pool
+from sweeps.running.local import LocalExecutor, gpus_of, visible_gpus, worker_pool
 
 
 @pytest.mark.parametrize(

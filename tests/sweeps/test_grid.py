@@ -19,7 +19,7 @@ from harness.config import CORE, NO_FAULT, ConfigError, Model, Optim, Trial, sec
 from injectors import fault_types
 from injectors.batch import RareTokens
 from injectors.value import Value
-from sweeps.arguments import FOLDER, expand
+from sweeps.compose.arguments import FOLDER, expand
 
 
 def weight_bit(**fields: Any) -> Value:
@@ -256,8 +256,8 @@ STRUCK = Trial(
 def test_ids_are_pinned() -> None:
     """A trial's id names its results, so it may change only when a field is added, removed or gets a new default.
 
-    After such a change, put the new ids here, and raise FORMAT_VERSION in harness/stored.py if old results can no
-    longer be told from new ones.
+    After such a change, put the new ids here, and raise FORMAT_VERSION in harness/storage/stored.py if old results can
+    no longer be told from new ones.
     """
     message = "ids have changed: stored results are no longer found; see this test's docstring"
     assert (Trial().id, STRUCK.id, STRUCK.golden.id) == ("a30c1764d2fbc436", "c37e2af79cf14100", "96f069bbcd570b45"), (
@@ -266,8 +266,14 @@ def test_ids_are_pinned() -> None:
 
 
 def test_ids_are_the_same_in_another_process(command: ModuleType) -> None:
-    code = "from sweeps.arguments import config_loader as l; from sweeps.__main__ import register; register()\n"
-    code += "from sweeps.grid import Composer; print(Composer(l(), 'grid').trial(['model.width=96', 'seed=3']).id)"
+    lines = (
+        "from sweeps.compose.arguments import config_loader",
+        "from sweeps.commands.sweep import register",
+        "from sweeps.compose.grid import Composer",
+        "register()",
+        "print(Composer(config_loader(), 'grid').trial(['model.width=96', 'seed=3']).id)",
+    )
+    code = "\n".join(lines)
     environment = {"PYTHONPATH": str(command.REPOSITORY), "PYTHONHASHSEED": "12345"}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert ended.stdout.strip() == command.only("model.width=96", "seed=3").id

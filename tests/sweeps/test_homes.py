@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from analysis.open_sweep import open_sweep
-from sweeps.homes import quoted, with_homes
+from analysis.reading.open_sweep import open_sweep
+from sweeps.compose.homes import quoted, with_homes
 
 
 @pytest.fixture

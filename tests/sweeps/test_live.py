@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from analysis import open_sweep
-from analysis.report import write_report
+from analysis.reports.report import write_report
 from harness.config import ConfigError
 
 STEPS, BLOCK = 500, 25  # seconds a pack

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.checkpoint import Checkpoints
 from harness.config import Trial
-from harness.outcome import NON_FINITE, TRAINED
-from harness.results_folder import ResultsPath
-from harness.sites import Site
-from sweeps.__main__ import register
-from sweeps.arguments import config_loader
-from sweeps.grid import Composer
+from harness.storage.checkpoint import Checkpoints
+from harness.storage.results_folder import ResultsPath
+from harness.training.outcome import NON_FINITE, TRAINED
+from harness.training.sites import Site
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.grid import Composer
 from tests.harness import conftest as engine
 from tests.harness.test_promises import Change
 

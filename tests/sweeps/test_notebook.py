@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 import sweeps
-from sweeps import local
+from sweeps.running import local
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +165,7 @@ def test_packs_that_fail(command: ModuleType, empty: Path, monkeypatch: pytest.M
     """The others are trained, and can be opened."""
     line = command.tiny("seed=range(8)")
     whole = sweeps.run(line, out="whole", progress=False)
-    from sweeps import local as executor
+    from sweeps.running import local as executor
 
     train, calls = executor.train_pack_safely, []
 
@@ -181,7 +181,7 @@ def test_packs_that_fail(command: ModuleType, empty: Path, monkeypatch: pytest.M
     assert list(failed.value.packs.values()) == ["RuntimeError: out of luck"]
     import analysis
 
-    assert int(analysis.open_sweep(failed.value.out).complete.sum()) == 4
+    assert int(analysis.reading.open_sweep(failed.value.out).complete.sum()) == 4
     monkeypatch.undo()
     monkeypatch.chdir(empty)
     assert len(sweeps.run(line, out="out", progress=False).trial) == len(whole.trial)
@@ -223,7 +223,7 @@ def test_a_folder_that_is_moved_meanwhile(command: ModuleType, empty: Path, monk
 
 def test_importing_it_loads_nothing(empty: Path) -> None:
     code = "import sys, sweeps; print('torch' in sys.modules, 'hydra' in sys.modules)\n"
-    code += "from sweeps.job import Job; print(sweeps.run.__name__, callable(sweeps.run))"
+    code += "from sweeps.running.job import Job; print(sweeps.run.__name__, callable(sweeps.run))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=empty)
     assert (done.stdout, done.stderr) == ("False False\nrun True\n", "")
     with pytest.raises(AttributeError, match="'sweeps' has no attribute 'nonsense'"):

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 
 from analysis.__main__ import main
-from harness.results_folder import MARKER
-from harness.stored import STORE
-from sweeps.job import CHECKPOINTS, ERRORS, PLAN, PROGRESS
+from harness.storage.results_folder import MARKER
+from harness.storage.stored import STORE
+from sweeps.running.job import CHECKPOINTS, ERRORS, PLAN, PROGRESS
 
 GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=3")
 MORE = ("seed=range(3)", *GRID[1:])

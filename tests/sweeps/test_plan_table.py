@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from harness.basics.printing import Terminal
 from harness.config import Model, Optim, Trial
-from harness.printing import Terminal
-from sweeps.plan_table import print_plan
-from sweeps.planner import PackPlan, Plan, make_plan
+from sweeps.planning.plan_table import print_plan
+from sweeps.planning.planner import PackPlan, Plan, make_plan
 
 SCREEN, WIDE = 30, 200  # lines, letters
 

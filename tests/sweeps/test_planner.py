@@ -17,11 +17,10 @@ import pytest
 import torch
 
 from harness.config import Model, Optim, Train, Trial
-from harness.pack_sizes import rows_at_once
+from harness.training.pack_sizes import rows_at_once
 from injectors.batch import RareTokens
 from injectors.value import Value
-from sweeps.local import SHARE_OF_MEMORY
-from sweeps.planner import (
+from sweeps.planning.planner import (
     MOST_FORKS,
     PackPlan,
     Plan,
@@ -32,7 +31,8 @@ from sweeps.planner import (
     trials_that_fit,
     wall_seconds,
 )
-from sweeps.slurm import SlurmExecutor
+from sweeps.running.local import SHARE_OF_MEMORY
+from sweeps.slurm.executor import SlurmExecutor
 
 SEEDS = range(60)
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial
-from harness.gpt2 import check_gpt2, gpt2_of, gpt2_tensors
-from harness.loop import train
-from harness.pack import Pack
-from harness.sites import Agenda
-from harness.tensors import feedforward_size
-from sweeps.catalogue import entries
-from sweeps.grid import Composer
-from sweeps.job import corpus_of
+from harness.model.gpt2 import check_gpt2, gpt2_of, gpt2_tensors
+from harness.model.tensors import feedforward_size
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda
+from sweeps.commands.catalogue import entries
+from sweeps.compose.grid import Composer
+from sweeps.running.job import corpus_of
 from tests.sweeps.conftest import call, loader, only, results, trials
 
 STEPS = 20

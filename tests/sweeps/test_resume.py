@@ -15,13 +15,13 @@ from types import ModuleType
 
 import pytest
 
-from harness.pack import Pack
-from harness.results_folder import FolderLost, ResultsPath
-from harness.store import open_store
-from harness.stored import read_packs
-from sweeps.claims import lock_of
-from sweeps.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
-from sweeps.planner import PackPlan, make_plan
+from harness.storage.results_folder import FolderLost, ResultsPath
+from harness.storage.store import open_store
+from harness.storage.stored import read_packs
+from harness.training.pack import Pack
+from sweeps.planning.planner import PackPlan, make_plan
+from sweeps.running.claims import lock_of
+from sweeps.running.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
 from tests.sweeps import kills
 from tests.sweeps.forks import Forked
@@ -122,7 +122,7 @@ def test_where_something_is_lost_it_begins_anew(job: Job, steps_trained: list[in
 
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     kill(job, 7)
-    before, restore = job.checkpoints.latest, "harness.loop.restore"
+    before, restore = job.checkpoints.latest, "harness.training.loop.restore"
     with monkeypatch.context() as patch:
         patch.setattr(restore, lambda *parts: 1 / 0)
         assert isinstance(train_pack_safely(job), Failed)

@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from analysis.open_sweep import fault_events
+from analysis.reading.open_sweep import fault_events
 from tests.sweeps.traps import is_spotless, recorded
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs

@@ -15,12 +15,12 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from analysis.open_sweep import open_sweep
-from analysis.searches import front, read_searches
-from analysis.stability_edge import edge_table
-from harness.results_folder import ResultsPath
-from harness.store import open_store
-from harness.stored import read_packs
+from analysis.figures.stability_edge import edge_table
+from analysis.reading.open_sweep import open_sweep
+from analysis.reading.searches import front, read_searches
+from harness.storage.results_folder import ResultsPath
+from harness.storage.store import open_store
+from harness.storage.stored import read_packs
 from sweeps.search.edge import bracket, next_rate
 from sweeps.search.space import geometric
 from sweeps.search.studies import DUPLICATE, Studies, journal

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from sweeps.claims import LOCKS
-from sweeps.job import ERRORS, PROGRESS
-from sweeps.status import status_of
+from sweeps.commands.status import status_of
+from sweeps.running.claims import LOCKS
+from sweeps.running.job import ERRORS, PROGRESS
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from types import ModuleType
 
 import pytest
 
-from sweeps import launch
-from sweeps.job import ERRORS
-from sweeps.status import status_of
+from sweeps.commands.status import status_of
+from sweeps.running import launch
+from sweeps.running.job import ERRORS
 from tests.sweeps.forks import Forked
 from tests.sweeps.traps import STOPPING, TRAPS, goes_on, recorded
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from harness.config import ConfigError
-from harness.results_folder import ResultsPath
-from sweeps.job import Job
-from sweeps.planner import make_plan
-from sweeps.squeue import Queued, name_of
-from sweeps.submitted import running_jobs, submitted, submitting, write_down_all
+from harness.storage.results_folder import ResultsPath
+from sweeps.planning.planner import make_plan
+from sweeps.running.job import Job
+from sweeps.slurm.squeue import Queued, name_of
+from sweeps.slurm.submitted import running_jobs, submitted, submitting, write_down_all
 
 TOKEN = "0123456789ab"
 OTHER = "f" * 16  # a pack that the store does not have

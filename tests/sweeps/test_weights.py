@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import analysis
+from harness.basics.printing import Terminal
 from harness.config import ConfigError
-from harness.pack import Pack
-from harness.printing import Terminal
-from sweeps.job import corpus_of
-from sweeps.verify import verify
+from harness.training.pack import Pack
+from sweeps.commands.verify import verify
+from sweeps.running.job import corpus_of
 from tests.sweeps.conftest import call, refused, results, tree, trials
 
 SMALL = ["model.width=16", "model.depth=1", "model.head_dim=8", "model.context=16", "train.steps=6", "train.batch=2"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from harness.stored import read_packs
-from sweeps.job import ERRORS, PROGRESS
+from harness.storage.stored import read_packs
+from sweeps.running.job import ERRORS, PROGRESS
 
 TRAPS = ("seed=range(3)", "fault=rigged", "fault.switch=switch", "pack.size=2", "out=out")  # 3 packs of golden and trap
 STOPPING = "stopping once checkpoints are saved; again to stop at once\n"
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config import PER_TRIAL, anything, number
-from harness.sites import Site
+from harness.training.sites import Site
 from injectors.fault import InjectableFault, Strike
 
 

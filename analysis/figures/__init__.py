@@ -1,0 +1,1 @@
+"""From numbers to pictures, and to the words that stand on them."""

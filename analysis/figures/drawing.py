@@ -1,0 +1,67 @@
+"""What all figures share: how a drawing is handed on, its style, its colours, and how numbers become words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
+
+MARKERS = "osD^vPX*<>"
+PICTURES = (".png", ".svg", ".pdf")  # kinds of files that are written; others need TeX, or lack transparency
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and a sentence on what it shows; or no figure, and the reason why the sweep has none."""
+
+    figure: Figure | None
+    caption: str
+
+    def __post_init__(self) -> None:
+        if self.figure is not None:
+            _as_text(self.figure)
+
+
+def _as_text(figure: Figure) -> None:
+    """Have no text of a figure taken for mathematics or for TeX but the numbers along its axes.
+
+    What stands in a figure comes from a store, where a name may be anything.
+    """
+    numbers: set[Text] = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            for formatter, ticks in (
+                (axis.get_major_formatter(), axis.get_major_ticks()),
+                (axis.get_minor_formatter(), axis.get_minor_ticks()),
+            ):
+                if isinstance(formatter, LogFormatter):  # it writes powers of ten
+                    numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in numbers)
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The look of every figure, for as long as the block lasts: global settings stay as they were."""
+    with matplotlib.rc_context():
+        sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
+        # A name may be anything, and TeX would even run it. `Drawing` has numbers along axes taken for formulas again.
+        matplotlib.rcParams |= {"text.parse_math": False, "text.usetex": False}
+        yield
+
+
+def palette(series: Sequence[str]) -> dict[str, Any]:
+    """A colour for each of the series, which colour-blind readers can tell apart if there are at most ten."""
+    return dict(zip(series, sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)), strict=True))
+
+
+def short(value: Any) -> str:
+    """A value of the config as a label."""
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

@@ -1,0 +1,233 @@
+"""The heat map of mitigations: what each of them makes better or worse than the recipe without one, and by how much."""
+
+from __future__ import annotations
+
+import textwrap
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import matplotlib
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.textpath import TextPath
+
+from analysis.figures.drawing import Drawing, short, style
+from analysis.figures.mitigation_words import NOTHING, coverage, value_words
+from analysis.measures.mitigations import BASELINE, UNLIKE_PACKS, Comparison, Metric
+from harness.basics.printing import count
+
+# Red is worse, blue better; colour-blind readers can tell them apart (ColorBrewer). Darker ends would hide the numbers.
+COLOURS = ListedColormap(colormaps["RdBu"](np.linspace(0.07, 0.93, 257)))
+PALE = 0.3  # of its colour has a cell whose change may be none
+TYPICAL = 0.75  # quantile of the changes that has the full colour; a single outlier would leave no colour to the others
+RATIOS = (1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 30, 100, 1000, 10_000)
+# Inches: a cell, a row, between two metrics, the narrowest metric; heading, places, legend, margin; a heading's letter.
+CELL, ROW, GAP, NARROWEST = 0.6, 0.235, 0.14, 1.15
+HEADING, PLACE, LEGEND, MARGIN, LETTER = 1.2, 0.25, 1.05, 0.15, 0.075
+MOST_PLACES, MOST_NAMES = 6, 150  # columns of a metric, and rows, of a map that can be read and saved
+WIDEST, SMALLEST = 2.8, 8.0  # inches: of a name that is not cut short; a figure in which the legend has room
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of one metric: where they begin, how wide each is, and the change of full colour, if any changed."""
+
+    name: str
+    metric: Metric
+    left: float
+    cell: float
+    full: float | None
+
+
+def mitigation_map(comparison: Comparison) -> Drawing:
+    """A row a mitigation, the baseline on top; a column a metric and width; the numbers are the values.
+
+    Colour is the change against the baseline in the same column, from worse (red) over none (white) to better (blue).
+    The change that has the full colour is written over each metric: three quarters of the changes that the intervals
+    tell from none are not larger. A cell is pale and its number grey where the interval includes no change or there is
+    no interval; where it excludes it, the number is bold. What was not measured is a dash on grey. Of more than 6
+    columns a metric 6 are drawn, evenly spaced in their order, and of more than 150 mitigations the first.
+    """
+    if comparison.table.empty:
+        return Drawing(None, comparison.reason.replace("No comparison", "No figure", 1))
+    caption = _caption(comparison)
+    comparison, left_out = _thinned(comparison)
+    table, places = comparison.table, _places(comparison)
+    names = list(table["mitigation"].unique())
+    (corner, *labels), widths = zip(*map(_shortened, [", ".join(comparison.axes[1:]), *names]), strict=True)
+    left = max(1.0, MARGIN + 0.08 + max(widths))
+    columns = _columns(comparison, left, len(places))
+    top = HEADING + (PLACE if len(comparison.axes) == 2 else 0.1 + max(map(_width, places)))
+    right = columns[-1].left + columns[-1].cell * len(places) + MARGIN
+    width, height = max(right, SMALLEST), top + ROW * len(names) + LEGEND
+    with style():
+        figure = Figure(figsize=(width, height))
+        panel = figure.add_axes((0, 0, 1, 1))
+        panel.set(xlim=(0, width), ylim=(height, 0))  # inches from the top left
+        panel.set_axis_off()
+        panel.text(width / 2, 0.2, "Mitigations against the recipe without one", ha="center", va="center", size=12)
+        panel.text(left - 0.08, top - 0.06, corner, ha="right", va="bottom", size=9)
+        for number, label in enumerate(labels):
+            text = panel.text(left - 0.08, top + ROW * (number + 0.5), label, ha="right", va="center", size=9)
+            text.set_fontweight("bold" if label == BASELINE else "normal")
+        for own in columns:
+            _draw_heading(panel, own, places, top)
+            _draw_cells(panel, comparison, own, top)
+        _draw_legend(figure, width, height)
+    return Drawing(figure, caption + left_out)
+
+
+def _width(label: str) -> float:
+    """Inches that a label takes at most: letters on whole pixels stand further apart than the outlines say."""
+    with matplotlib.rc_context({"text.parse_math": False}):
+        return 1.06 * TextPath((0, 0), label, size=9).get_extents().width / 72
+
+
+def _shortened(name: str) -> tuple[str, float]:
+    """As much of a name as has room, and how many inches that takes."""
+    label, width = name, _width(name)
+    if width > WIDEST:
+        letters = bisect_left(range(len(name)), True, key=lambda letters: _width(f"{name[:letters]}…") > WIDEST) - 1
+        label = f"{name[:letters]}…"
+        width = _width(label)
+    return label, width
+
+
+def _thinned(comparison: Comparison) -> tuple[Comparison, str]:
+    """What has room in a map, and the words for the caption on what that leaves out."""
+    table, words = comparison.table, []
+    names, number = table["mitigation"].unique(), comparison.place
+    total = int(number.max()) + 1
+    if total > MOST_PLACES:
+        table = table[number.isin(np.linspace(0, total - 1, MOST_PLACES).round())]
+        words.append(f"{MOST_PLACES} of {total} combinations of {', '.join(comparison.axes[1:])}, evenly spaced")
+    if len(names) > MOST_NAMES:
+        table = table[table["mitigation"].isin(names[:MOST_NAMES])]
+        words.append(f"the first {MOST_NAMES} of {len(names)} rows")
+    table = table.reset_index(drop=True)
+    return replace(comparison, table=table), f" Drawn are {' and '.join(words)}; the table has all." if words else ""
+
+
+def _places(comparison: Comparison) -> list[str]:
+    """What names the columns of a metric, in their order: the width, and what else the sweep varies."""
+    axes = comparison.axes[1:]
+    heads = comparison.table[axes].drop_duplicates().sort_values(axes)
+    return [", ".join(map(short, values)) for values in heads.itertuples(index=False)]
+
+
+def _columns(comparison: Comparison, left: float, places: int) -> list[Columns]:
+    found = []
+    for name, metric in comparison.metrics.items():
+        if metric.is_in_map:
+            cell = max(CELL, NARROWEST / places)
+            found.append(Columns(name, metric, left, cell, full_colour(comparison, name)))
+            left += places * cell + GAP
+    return found
+
+
+def full_colour(comparison: Comparison, name: str) -> float | None:
+    """The change of a metric that has the full colour: a difference of 1, 2 or 5 times a power of ten, or a ratio."""
+    gain = comparison.gain(name).abs()
+    is_known = np.isfinite(gain) & (gain > 0)
+    is_told = is_known & comparison.is_told(name)
+    sizes = gain[is_told if is_told.any() else is_known]
+    if sizes.empty:
+        return None
+    typical = float(sizes.quantile(TYPICAL)) * (1 - 1e-9)
+    if comparison.metrics[name].is_ratio:
+        return next((ratio for ratio in RATIOS if np.log(ratio) >= typical), RATIOS[-1])
+    power = 10.0 ** np.floor(np.log10(typical))
+    return float(f"{next(step * power for step in (1, 2, 5, 10) if step * power >= typical):g}")
+
+
+def _draw_heading(panel: Axes, own: Columns, places: list[str], top: float) -> None:
+    width = own.cell * len(places)
+    middle = own.left + width / 2
+    words = textwrap.wrap(own.metric.label, int(width / LETTER))
+    words += [f"[{own.metric.units}]"] if own.metric.units else []
+    look: dict = {"ha": "center", "va": "bottom"}
+    panel.text(middle, HEADING - 0.23, "\n".join(words), size=9, weight="bold", linespacing=1.15, **look)
+    if own.full is not None:
+        full = f"x or / {own.full:g}" if own.metric.is_ratio else f"± {own.full:g}"
+        panel.text(middle, HEADING - 0.05, f"full at {full}", size=8, color="0.35", **look)
+    for number, place in enumerate(places):
+        x = own.left + own.cell * (number + 0.5)
+        panel.text(x, top - 0.06, place, rotation=90 if "," in place else 0, size=9, **look)
+
+
+def _draw_cells(panel: Axes, comparison: Comparison, own: Columns, top: float) -> None:
+    table = comparison.table
+    told, gain = comparison.is_told(own.name), comparison.gain(own.name)
+    column = comparison.place
+    line = table["mitigation"].map({name: number for number, name in enumerate(table["mitigation"].unique())})
+    for index, row in table.iterrows():
+        x, y = own.left + own.cell * column[index], top + ROW * line[index]
+        words, is_baseline = value_words(row, own.name), row["mitigation"] == BASELINE
+        colour = _colour(gain[index], own, told[index])
+        look: dict = {"facecolor": colour, "edgecolor": "0.8", "linewidth": 0.5}
+        if words == NOTHING:
+            look = {"facecolor": "0.92", "edgecolor": "0.7", "hatch": "////", "linewidth": 0}
+        elif is_baseline:
+            look |= {"edgecolor": "0.3", "linewidth": 1, "zorder": 2}
+        panel.add_patch(Rectangle((x, y), own.cell, ROW, **look))
+        is_dark = words != NOTHING and np.dot(colour, (0.299, 0.587, 0.114)) < 0.5
+        weight = "bold" if told[index] or is_baseline else "normal"
+        middle = x + own.cell / 2, y + ROW / 2
+        text = panel.text(*middle, words, ha="center", va="center", size=8, zorder=3, weight=weight)
+        text.set_color("white" if is_dark else "0.1" if told[index] or is_baseline else "0.35")
+
+
+def _colour(gain: float, own: Columns, is_told: bool) -> np.ndarray:
+    """RGB of a change; white where there is none."""
+    if np.isnan(gain) or gain == 0 or own.full is None:
+        return np.ones(3)
+    full = np.log(own.full) if own.metric.is_ratio else own.full
+    colour = np.array(COLOURS(0.5 + 0.5 * float(np.clip(gain / full, -1, 1))))[:3]
+    return colour if is_told else 1 - PALE * (1 - colour)
+
+
+def _draw_legend(figure: Figure, width: float, height: float) -> None:
+    """A colour bar at the left, and beside it what else cells can look like."""
+    panel = figure.add_axes((2 * MARGIN / width, 0.55 / height, 2.6 / width, 0.16 / height))
+    bar = figure.colorbar(ScalarMappable(cmap=COLOURS), cax=panel, orientation="horizontal")
+    bar.set_ticks([0, 0.5, 1], labels=["worse", "no change", "better"])
+    bar.ax.tick_params(labelsize=9, length=0)
+    worse, better = 1 - PALE * (1 - COLOURS([0.0, 1.0])[:, :3])
+    pale = Patch(facecolor=better, edgecolor=worse, linewidth=3)
+    missing = Patch(facecolor="0.92", edgecolor="0.7", hatch="////", linewidth=0)
+    looks = {
+        "pale, grey number: the interval includes no change, or there is none": pale,
+        "bold: the interval excludes no change": Patch(facecolor="none", edgecolor="none"),
+        "not measured": missing,
+    }
+    place = (MARGIN + 3.4) / width, 0.1 / height
+    figure.legend(looks.values(), looks, loc="lower left", bbox_to_anchor=place, frameon=False, fontsize=9)
+
+
+def _caption(comparison: Comparison) -> str:
+    others = count(comparison.table["mitigation"].nunique() - 1, "mitigation")
+    words = [
+        f"{others} and the baseline, which is the recipe without one, on the same seeds, rates and faults. Numbers are "
+        "the values, colours the change against the baseline in the same column: blue is better, red worse, and full "
+        "where the change is as large as written over the column.",
+        coverage(comparison),
+    ]
+    notes = {
+        "stable_rate": "Largest stable rate: ≥ where some seed is stable at every swept rate, < where none is at any, "
+        "≈ where some are at none.",
+        "deviation": "∞: became non-finite.",
+        "recovery": ">: not recovered by the end of the run.",
+        "step_time": "Step time: ≈ where other mitigations train in the same packs and share their time. "
+        f"Less than x or / {UNLIKE_PACKS:g} is not told: so much packs of unlike sizes may differ.",
+    }
+    return " ".join([*words, *(text for name, text in notes.items() if name in comparison.metrics)])
+
+
+# File name -> how to draw it from a comparison of mitigations.
+MITIGATION_FIGURES: dict[str, Callable[[Comparison], Drawing]] = {"mitigation_map": mitigation_map}

@@ -1,0 +1,181 @@
+"""A comparison of mitigations in words: what stands in a cell, the table of the report, and a few sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures.drawing import short
+from analysis.measures.mitigations import BASELINE, Comparison, Metric
+from analysis.reading.acted import MARK
+from harness.basics.printing import count
+
+BOUNDS = {">=": "≥", "<": "<", "~": "≈", "": ""}
+DIGITS = {"final_loss": 3, "common_loss": 3, "sensitivity": 2, "uncapped": 2}
+DIGITS |= {"deviation": 2, "recovery": 0, "step_time": 2}
+MOST_NAMED = 3  # mitigations in a sentence
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the report's table has in a cell: a value with its interval, the change with its own, and what it means."""
+
+    value: str
+    change: str = ""
+    verdict: str = ""  # "better" or "worse", if the interval excludes no change
+
+
+def value_words(row: pd.Series, name: str) -> str:
+    """The value of a metric in a row of `Comparison.table`: a number with its bound, ∞, "> 50" steps, or a dash.
+
+    Behind it a † where the mitigation did not act as named in the trials that the value is taken from.
+    """
+    value = row[name]
+    if np.isnan(value):
+        return NOTHING
+    mark = MARK.strip() if row[f"{name}_idle"] else ""
+    if name.startswith("recovery") and np.isinf(value):
+        return f">{row['watched']:.0f}{mark}"
+    return BOUNDS[row.get(f"{name}_bound", "")] + _number(value, name) + mark
+
+
+def _number(value: float, name: str) -> str:
+    if np.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if name == "stable_rate" or abs(value) >= 1000:
+        return _two_digits(value)
+    # Recovery times are whole steps, but the median of two may lie between them.
+    digits = DIGITS[name.split(".")[0]] + (name.startswith("recovery") and not float(value).is_integer())
+    is_tiny = 0 < abs(value) < 0.5 * 10**-digits
+    return f"{value:.0e}" if is_tiny else f"{value:.{digits}f}"
+
+
+def _two_digits(value: float) -> str:
+    """To two digits, and with an exponent only where that is shorter."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
+def _interval(row: pd.Series, name: str, of: str) -> str:
+    low, high = row[f"{of}_low"], row[f"{of}_high"]
+    return "" if np.isnan(low) else f" [{_number(low, name)}, {_number(high, name)}]"
+
+
+def _change(row: pd.Series, name: str, metric: Metric) -> str:
+    change = row[f"{name}_change"]
+    if np.isnan(change):
+        return ""
+    shown = f"x{_two_digits(change)}" if metric.is_ratio else ("+" if change > 0 else "") + _number(change, name)
+    return shown + _interval(row, name, f"{name}_change")
+
+
+def _cell(row: pd.Series, name: str, metric: Metric, is_told: bool, gain: float) -> Cell:
+    value = value_words(row, name)
+    if value != NOTHING:
+        value += _interval(row, name, name)
+    if name == "final_loss" and not np.isnan(row["best_rate"]):
+        value += f" at {short(row['best_rate'])}"
+    fault = name.partition(".")[2]
+    if name.startswith("recovery.") and row[f"recovered.{fault}_trials"]:
+        share = [round(100 * row[f"recovered.{fault}{end}"]) for end in ("", "_low", "_high")]
+        value += f"; back: {share[0]}% [{share[1]}, {share[2]}] of {row[f'recovered.{fault}_trials']}"
+    change = "" if name == "step_time" else _change(row, name, metric)
+    verdict = ("better" if gain > 0 else "worse") if is_told else ""
+    return Cell(value, change, verdict)
+
+
+def table_rows(comparison: Comparison) -> dict[str, list]:
+    """Heading and rows for the page: `names`, the axes as text, and `cells`, a `Cell` a metric."""
+    metrics = comparison.metrics
+    told = {name: comparison.is_told(name) for name in metrics}
+    gains = {name: comparison.gain(name) for name in metrics}
+    heading = [*comparison.axes, *(f"{m.label} [{m.units}]" if m.units else m.label for m in metrics.values())]
+    rows = []
+    for index, row in comparison.table.iterrows():
+        names = [short(row[axis]) for axis in comparison.axes]
+        cells = [_cell(row, name, metric, told[name][index], gains[name][index]) for name, metric in metrics.items()]
+        rows.append({"names": names, "cells": cells})
+    return {"heading": heading, "rows": rows}
+
+
+# --- sentences ---------------------------------------------------------------------------------------------------
+
+
+def mitigation_findings(comparison: Comparison) -> list[str]:
+    """Which mitigations moved the largest stable rate and the worst deviation at the largest width; how sure it is."""
+    if comparison.table.empty:
+        return []
+    widest = comparison.table[comparison.place == comparison.place.max()]
+    place = ", ".join(f"{axis} {short(widest[axis].iloc[0])}" for axis in comparison.axes[1:])
+    is_baseline = widest["mitigation"] == BASELINE
+    lines = []
+    if "stable_rate" in comparison.metrics:
+        words = f"Largest stable learning rate at {place}: {_moved(comparison, 'stable_rate', widest[~is_baseline])}."
+        if (widest.loc[is_baseline, "stable_rate_bound"] == ">=").any():
+            words += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
+        lines.append(words)
+    if "deviation" in comparison.metrics:
+        words = _moved(comparison, "deviation", widest[~is_baseline])
+        lines.append(f"Worst deviation over the faults at {place}: {words}.")
+    return [*lines, _certainty(comparison)]
+
+
+def _moved(comparison: Comparison, metric: str, rows: pd.DataFrame) -> str:
+    """The mitigations of `rows` whose change can be told, the largest first; of a higher rate with its price."""
+    if not rows[f"{metric}_change_low"].notna().any():
+        is_one = rows[f"{metric}_seeds"].max() == 1
+        return "nothing can be told " + ("from one seed" if is_one else "from these trials")
+    told, gain = comparison.is_told(metric)[rows.index], comparison.gain(metric)[rows.index]
+    verbs = ("lowered", "raised") if comparison.metrics[metric].less_is_better else ("raised", "lowered")
+    parts = []
+    for verb, size in zip(verbs, (gain, -gain), strict=True):
+        order = size[told & (size > 0)].sort_values(ascending=False, kind="stable").index
+        if len(order):
+            has_price = metric == "stable_rate" and size is gain
+            named = [_named(comparison, metric, rows.loc[index], has_price) for index in order[:MOST_NAMED]]
+            named += [f"{len(order) - MOST_NAMED} more"] if len(order) > MOST_NAMED else []
+            parts.append(f"{verb} by {'; '.join(named)}")
+    if not parts:
+        return f"no difference to the baseline can be told for any of {count(len(rows), 'mitigation')}"
+    rest = int((~told).sum())
+    parts += [f"no difference can be told for {count(rest, 'other')}"] if rest else []
+    return ". ".join([parts[0], *(part[0].upper() + part[1:] for part in parts[1:])])
+
+
+def _named(comparison: Comparison, metric: str, row: pd.Series, has_price: bool) -> str:
+    """A mitigation with its change, and what it costs."""
+    words = f"{row['mitigation']} {_change(row, metric, comparison.metrics[metric])}"
+    prices = [f"final loss {_change(row, 'final_loss', comparison.metrics['final_loss'])}"] if has_price else []
+    if has_price and not np.isnan(row.get("step_time", np.nan)):
+        prices.append(f"step time x{value_words(row, 'step_time')}")
+    return f"{words} ({', '.join(prices)})" if prices else words
+
+
+def _certainty(comparison: Comparison) -> str:
+    told = sum(int(comparison.is_told(name).sum()) for name in comparison.metrics)
+    total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
+    words = f"{told} of {count(total, 'comparison')} with the baseline have an interval that excludes no change. "
+    return (words if total else "") + coverage(comparison)
+
+
+def coverage(comparison: Comparison) -> str:
+    """What 95% intervals over so few seeds say, and what they do not, and what a † is; "" without a comparison."""
+    if comparison.table.empty:
+        return ""
+    seeds = int(comparison.table["final_loss_seeds"].max())
+    is_marked = any(comparison.table[f"{name}_idle"].any() for name in comparison.metrics)
+    mark = (
+        f" {MARK.strip()} behind a number: the mitigation did not act as named in the trials that it is taken from."
+        if is_marked
+        else ""
+    )
+    if seeds < 2:
+        return f"One seed, so there are no intervals, and no difference can be told.{mark}"
+    often = {2: ", which miss the truth half of the time", 3: ", which miss the truth a quarter of the time"}
+    return (
+        f"Intervals are 95%: of means Student's t over {seeds} seeds and the held-out text, of medians and of losses "
+        f"that are infinite bootstraps over seeds{often.get(seeds, '')}. Some exclude no change by chance, and all "
+        f"share the baseline's runs: look for what agrees across widths.{mark}"
+    )

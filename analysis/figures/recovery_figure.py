@@ -1,0 +1,180 @@
+"""How long a fault is felt, against how long Adam's second moment remembers it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.figures.drawing import MARKERS, Drawing, palette, short, style
+from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
+from analysis.measures.statistics import median_interval, studied, wilson_interval
+from harness.basics.printing import count
+
+SPREAD = 0.7  # of the distance between two values of beta2, over which the lines' points are spread
+LINEAR_BELOW = 1  # step; the axis is logarithmic above, and 0 is on it
+MOST_DOTS = 20  # trials of a line at one value of beta2 that can be told apart
+HEADROOM = 2  # times the longest watch: where what lies beyond the run is marked
+# The measures of recovery, by the coordinate of `analysis.measures.outcomes` that holds the steps: what the loss is
+# back in.
+MEASURES = {
+    "visible_steps": "in its golden range",
+    "settling_steps": f"within {SETTLED_NAT} nat of golden",
+    "recovery_steps": "inside the clean envelope",
+}
+
+
+def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
+    """Recovery time against beta2, and below it the share that did not recover: a column a clipping, a line a fault.
+
+    By three measures, one under the other. Until the loss, and the gradient norm, are back in their golden range for
+    good (`visible_steps`): what somebody who watches the run would call recovered. Until the loss is level with golden
+    (`settling_steps`): what the fault cost is made up for. And until it is back inside the clean envelope
+    (`recovery_steps`): nothing is left of the fault but rounding.
+
+    Times are medians with bootstrap intervals. A trial that had not recovered when its run ended counts as longer than
+    all others, which is right for a median, and is drawn at the steps for which it was watched. Shares have Wilson
+    intervals.
+    """
+    table = recovery_table(sweep)
+    if table["beta2"].nunique() < 2:
+        values = count(table["beta2"].nunique(), "value")
+        return Drawing(None, f"No figure: the judged faults that changed something have {values} of beta2, not two.")
+    clips = sorted(table["clip"].unique(), key=lambda clip: (np.isfinite(clip), -clip))
+    faults, betas = sorted(table["fault"].unique()), sorted(table["beta2"].unique())
+    has_dots = table.groupby(["measure", "clip", "fault", "beta2"]).size().max() <= MOST_DOTS
+    with style():
+        figure = Figure(figsize=(4.6 * len(clips) + 1.6, 5 * len(MEASURES) + 1.2), layout="constrained")
+        ratios = [2, 1] * len(MEASURES)
+        panels = figure.subplots(2 * len(MEASURES), len(clips), squeeze=False, sharex=True, height_ratios=ratios)
+        top = HEADROOM * table["watched"].max()
+        for number, (measure, back) in enumerate(MEASURES.items()):
+            pair = panels[2 * number : 2 * number + 2]
+            _draw_measure(pair, table[table["measure"] == measure], clips, faults, betas, top, has_dots)
+            pair[0, 0].set_ylabel(f"until the loss is back\n{back}\n[steps since the strike]")
+            pair[1, 0].set_ylabel("not back\n[% of trials]")
+        for column, clip in enumerate(clips):
+            panels[0, column].set_title("no clipping" if np.isinf(clip) else f"clipped at {short(clip)}")
+            panels[-1, column].set_xlabel("Adam's beta2")
+        panels[0, 0].set_xticks(range(len(betas)), [short(value) for value in betas])
+        panels[0, 0].set_xlim(-0.5, len(betas) - 0.5)
+        figure.align_ylabels()
+        _legend(figure, faults, table, has_dots)
+        figure.suptitle("Recovery time against beta2")
+    total = int((table["measure"] == "recovery_steps").sum())
+    lost = {measure: int((~table["recovered"] & (table["measure"] == measure)).sum()) for measure in MEASURES}
+    caption = (
+        f"Steps from the strike of {count(total, 'fault')} that changed something: in the upper third until loss and "
+        "gradient norm were in their golden range for good (0 if they never left it), in the middle until it was "
+        f"level with golden for good (at most {SETTLED_NAT} nat/token above on average over {SETTLED_WINDOW} steps), "
+        "in the lower third until it was inside the clean envelope for good (0 if masked), which is much tighter. "
+        "Medians over seeds and whatever else the sweep varies, with 95% percentile bootstrap intervals. Not back in "
+        f"the range by the end of the run: {count(lost['visible_steps'], 'trial')}; not level: "
+        f"{lost['settling_steps']}; not inside the envelope: {lost['recovery_steps']}. In the medians "
+        "they count as longer than all others, so a median or an interval may lie beyond the run. Below the times: "
+        "their share, with 95% Wilson intervals."
+    )
+    return Drawing(figure, caption)
+
+
+def recovery_table(sweep: xr.Dataset) -> pd.DataFrame:
+    """One row a judged fault that changed something and `measure`, which is one of `MEASURES`.
+
+    Columns: `measure`, `fault`, `beta2`, `clip` (infinite for none), `recovery` in steps (infinite if it did not
+    recover), whether it `recovered`, and the steps for which it was `watched` since the strike. A fault that is judged
+    without a finished golden twin has a row for `recovery_steps` alone, since there was nothing to come back to.
+    """
+    faulty = studied(sweep)
+    names = ("fault", "clip", *MEASURES)
+    table = pd.DataFrame({name: faulty[name].values for name in names})
+    # What does not vary is no coordinate: one value stands for it.
+    table["beta2"] = faulty["beta2"].values if "beta2" in faulty.coords else 0.0
+    table["clip"] = table["clip"].fillna(np.inf)
+    start = faulty["fault_start"].values if "fault_start" in faulty.coords else 0
+    table["watched"] = faulty["steps"].values - np.nan_to_num(start)
+    table["has_range"] = faulty["visibility"].values != ""
+    table = table[faulty["fault_outcome"].isin(OUTCOMES).values & ~faulty["idle"].values]
+    kept = ["fault", "beta2", "clip", "watched", "has_range"]
+    long = table.melt(kept, list(MEASURES), var_name="measure", value_name="recovery")
+    long["recovered"] = long["recovery"].notna()
+    long["recovery"] = long["recovery"].fillna(np.inf)
+    return long[long["has_range"] | (long["measure"] == "recovery_steps")].drop(columns="has_range")
+
+
+def _draw_measure(
+    panels: np.ndarray,
+    table: pd.DataFrame,
+    clips: Sequence[float],
+    faults: Sequence[str],
+    betas: Sequence[float],
+    top: float,
+    has_dots: bool,
+) -> None:
+    """Times, and below them shares, of one measure, in panels [2, clips]; what lies beyond the run is at `top`."""
+    for (upper, lower), clip in zip(panels.T, clips, strict=True):
+        own = table[table["clip"] == clip]
+        for position, fault in enumerate(faults):
+            offset = SPREAD * ((position + 0.5) / len(faults) - 0.5)
+            look = {"color": palette(faults)[fault], "marker": MARKERS[position % len(MARKERS)]}
+            if has_dots:
+                _draw_trials(upper, own[own["fault"] == fault], betas, offset, look["color"])
+            _draw_medians(upper, own[own["fault"] == fault], betas, offset, top, look)
+            _draw_shares(lower, own[own["fault"] == fault], betas, offset, look)
+        upper.set_yscale("symlog", linthresh=LINEAR_BELOW)
+        upper.set_ylim(-0.4, 1.5 * top)
+        lower.set_ylim(-4, 104)
+        for panel in (upper, lower):
+            panel.tick_params(labelleft=clip == clips[0])
+
+
+def _draw_trials(panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, colour: Any) -> None:
+    x, back = table["beta2"].map(betas.index) + offset, table["recovered"]
+    panel.scatter(x[back], table["recovery"][back], s=12, color=colour, alpha=0.5, linewidth=0)
+    panel.scatter(x[~back], table["watched"][~back], s=34, marker="^", facecolor="none", edgecolor=colour, zorder=3)
+
+
+def _draw_medians(
+    panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, top: float, look: dict[str, Any]
+) -> None:
+    times = [table.loc[table["beta2"] == value, "recovery"].to_numpy() for value in betas]
+    median, low, high = np.array([median_interval(own) for own in times]).T
+    # NaN, so that the line is not drawn across a median that is beyond the run.
+    known, places = np.where(np.isfinite(median), median, np.nan), np.arange(len(betas)) + offset
+    reach = np.nan_to_num([known - low, np.minimum(high, 2 * top) - known])
+    panel.errorbar(places, known, reach, **look, markersize=6, capsize=3, linewidth=1.5)
+    beyond = places[np.isinf(median)]
+    panel.scatter(beyond, np.full(len(beyond), top), s=60, marker="^", color=look["color"], zorder=3)
+
+
+def _draw_shares(panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, look: dict[str, Any]) -> None:
+    counts = table.groupby("beta2")["recovered"].agg(["size", "sum"])
+    counts = counts.reindex([value for value in betas if value in counts.index])
+    lost, total = (counts["size"] - counts["sum"]).to_numpy(), counts["size"].to_numpy()
+    low, high = wilson_interval(lost, total)
+    reach = 100 * np.array([lost / total - low, high - lost / total]).clip(min=0)
+    places = np.array([betas.index(value) for value in counts.index]) + offset
+    panel.errorbar(places, 100 * lost / total, reach, **look, markersize=6, capsize=3, linewidth=1.5)
+
+
+def _legend(figure: Figure, faults: Sequence[str], table: pd.DataFrame, has_dots: bool) -> None:
+    handles = [
+        Line2D([], [], color=palette(faults)[fault], marker=MARKERS[position % len(MARKERS)], label=fault)
+        for position, fault in enumerate(faults)
+    ]
+    has_lost = not table["recovered"].all()
+    symbols: dict[str, tuple[dict[str, Any], bool]] = {
+        "one trial": ({"marker": "."}, has_dots),
+        "trial not recovered by its end": ({"marker": "^", "markerfacecolor": "none"}, has_dots and has_lost),
+        "median beyond the run": ({"marker": "^", "markersize": 8}, has_lost),
+    }
+    for label, (look, is_there) in symbols.items():
+        if is_there:
+            handles.append(Line2D([], [], color="0.4", linestyle="none", label=label))
+            handles[-1].set(**look)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)

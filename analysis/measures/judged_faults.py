@@ -1,0 +1,35 @@
+"""The faults of a campaign as a table: where each struck, and what became of it. All pictures of a campaign read it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.measures.outcomes import OUTCOMES
+from analysis.measures.statistics import studied
+
+# From harmless to worst; they differ in lightness too.
+COLOURS = dict(zip(OUTCOMES, ["#9dc3e6", "#4da88f", "#f0c75e", "#dd7442", "#6a2135"], strict=True))
+NEVER_FIRED = "never fired"
+
+
+def site_labels(faulty: xr.Dataset) -> np.ndarray:
+    """The site that each trial's fault struck, [trial]; if it never fired, that of its config, else "never fired"."""
+    struck = faulty["struck_site"].values
+    planned = faulty["fault_site"].values if "fault_site" in faulty.coords else np.full(len(struck), "")
+    return np.select([struck != "", planned != ""], [struck, planned], NEVER_FIRED)
+
+
+def fault_table(sweep: xr.Dataset) -> pd.DataFrame:
+    """One row a judged fault: its `trial`, the `site`, `tensor` and `bit` that it struck, in which number `format`, its
+    `outcome` and `deviation_max`, and the steps at which it began (`start`) and its trial ended (`steps`).
+    """
+    faulty = studied(sweep)
+    names = {"struck_tensor": "tensor", "struck_bit": "bit", "fault_outcome": "outcome"}
+    same = ("trial", "steps", "deviation_max")
+    table = pd.DataFrame({names.get(old, old): faulty[old].values for old in (*same, *names)})
+    table["format"] = faulty["fault_format"].values if "fault_format" in faulty.coords else "fp32"
+    table["start"] = faulty["fault_start"].values if "fault_start" in faulty.coords else 0
+    table["site"] = site_labels(faulty)
+    return table[table["outcome"].isin(OUTCOMES)].reset_index(drop=True)

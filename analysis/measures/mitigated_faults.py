@@ -1,0 +1,74 @@
+"""What the same faults do with each mitigation: how far they drive the loss from golden, and for how long they show."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.measures.envelope import LAST_BIT
+from analysis.measures.outcomes import NON_FINITE, OUTCOMES, outcomes_and_notes
+from analysis.reading.twins import Trials, blocks, deviations, twin_curves
+from harness.config import NO_FAULT
+
+BATCH = "batch"  # the site of faults that change what is read, and not the model
+
+
+def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:
+    """One row a fault's name, `place`, `mitigation` and `who` (a seed): `deviation`, `recovery`, `watched`, `trials`.
+
+    `table` describes the trials of `sweep`, in its order: their `place`, `mitigation`, `who`, and whether they are
+    `wanted`. Of those the faulty ones count that are finished, are judged (`analysis.measures.outcomes`) and changed
+    something.
+
+    - `deviation`: the largest loss_t(faulty) - loss_t(golden) over the steps since the strike at which both read the
+      same batch: the loss of a poisoned batch says nothing about the model. At least 0; infinite if the trial became
+      non-finite, unlike its twin; NaN if there is no such step.
+    - `recovery`: steps until the loss is level with golden (`settling_steps`); infinite if it was not by the end.
+    - `watched`: steps from the strike to the end of the run.
+
+    Of several trials these are the medians. `recovered` of `trials` trials recovered.
+    """
+    fault, complete = sweep["fault"].values, sweep["complete"].values
+    position = pd.Index(sweep["trial"].values).get_indexer(sweep["golden"].values)
+    is_wanted = table["wanted"].to_numpy() & complete & ~np.isin(fault, (NO_FAULT.name, LAST_BIT)) & (position >= 0)
+    rows = np.flatnonzero(is_wanted)
+    kept = np.union1d(rows, position[rows])
+    # The envelope plays no part in what is taken from the outcomes, so the notes on it are of no interest.
+    judged, _ = outcomes_and_notes(sweep.isel(trial=kept))
+    place = np.searchsorted(kept, rows)
+    word = judged["fault_outcome"].values[place]
+    recovery = judged["settling_steps"].values[place]
+    found = table.iloc[rows][["place", "mitigation", "who"]].assign(
+        fault=fault[rows],
+        deviation=np.where(word == NON_FINITE, np.inf, largest_deviation(judged)[place]),
+        recovery=np.where(np.isnan(recovery), np.inf, recovery),
+        recovered=~np.isnan(recovery),
+        watched=_watched(judged)[place],
+    )
+    found = found[np.isin(word, OUTCOMES) & ~judged["idle"].values[place]]
+    by = found.groupby(["fault", "place", "mitigation", "who"])
+    medians = by[["deviation", "recovery"]].median()
+    counts = by.agg(watched=("watched", "max"), recovered=("recovered", "sum"), trials=("recovered", "size"))
+    return medians.join(counts).reset_index()
+
+
+def _watched(sweep: xr.Dataset) -> np.ndarray:
+    trials = Trials.of(sweep)
+    return trials.steps - trials.begin
+
+
+def largest_deviation(sweep: xr.Dataset) -> np.ndarray:
+    """[trial], NaN for trials without a finished twin and where no step counts."""
+    trials = Trials.of(sweep)
+    is_poisoned = sweep["struck_site"].values == BATCH
+    duration = sweep["fault_duration"].values if "fault_duration" in sweep.coords else np.full(len(is_poisoned), np.nan)
+    # A fault without a duration is permanent: of a poisoned one no step is left.
+    end = np.where(np.isnan(duration), trials.steps, trials.begin + np.nan_to_num(duration)).astype(int)
+    begin = np.where(is_poisoned, end, trials.begin)
+    largest = np.full(len(begin), np.nan)
+    for block in blocks(sweep["loss"], np.flatnonzero(trials.has_twin)):
+        found = deviations(*twin_curves(sweep["loss"], block, trials.golden[block]), begin[block])
+        has_any = ~np.isnan(found).all(axis=1)
+        largest[block] = np.where(has_any, np.where(np.isnan(found), 0.0, found).max(axis=1, initial=0.0), np.nan)
+    return largest

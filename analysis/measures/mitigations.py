@@ -1,0 +1,335 @@
+"""Mitigations against the recipe without one: on the same seeds, rates, widths and faults, by written rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.measures.metrics import rate_grid, seed_numbers, swept_axes, trial_table
+from analysis.measures.mitigated_faults import felt_faults
+from analysis.measures.paired import Estimate, largest_median, mean, paired
+from analysis.measures.rates import RateGrid, segment_losses
+from analysis.measures.statistics import wilson_interval
+from analysis.measures.step_times import StepTimes, step_times
+from analysis.reading.acted import BASELINE, never_acted
+from harness.config import NO_FAULT
+
+STABLE = "trained"  # the harness's word for a run that neither diverged nor became non-finite
+FAULT_METRICS = ("deviation", "recovery")
+UNLIKE_PACKS = 1.25  # by so much the time of a trial-step may differ between packs of unlike sizes: docs/benchmarks.md
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is named, whether less of it is better, and what a change of it is: a ratio or a difference.
+
+    A ratio between 1 / `band` and `band` may have other reasons, and is not told from no change.
+    """
+
+    label: str
+    units: str
+    less_is_better: bool = True
+    is_ratio: bool = False
+    is_in_map: bool = True
+    band: float = 1.0
+
+    @property
+    def neutral(self) -> tuple[float, float]:
+        """From and to which change there is none that could be told."""
+        return (1 / self.band, self.band) if self.is_ratio else (0.0, 0.0)
+
+
+METRICS = {
+    "final_loss": Metric("final loss", "nat/token"),
+    "common_loss": Metric("final loss at the baseline's rate", "nat/token", is_in_map=False),
+    "stable_rate": Metric("largest stable rate", "", less_is_better=False, is_ratio=True),
+    "sensitivity": Metric("LR sensitivity", "nat/token"),
+    "uncapped": Metric("LR sensitivity, not capped", "nat/token", is_in_map=False),
+    "deviation": Metric("worst deviation", "nat/token"),
+    "recovery": Metric("slowest recovery", "steps"),
+    "step_time": Metric("step time", "x baseline", is_ratio=True, band=UNLIKE_PACKS),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found: its table, the columns that name a row (mitigation, width and others), and its metrics.
+
+    Without anything to compare the table is empty and `reason` says why.
+    """
+
+    table: pd.DataFrame
+    axes: list[str]
+    metrics: dict[str, Metric]
+    reason: str = ""
+
+    @property
+    def place(self) -> pd.Series:
+        """The number of each row's width and other axes beside the mitigation, from 0 on, the largest width last."""
+        return self.table.groupby(self.axes[1:], dropna=False).ngroup()
+
+    def is_told(self, metric: str) -> pd.Series:
+        """For which rows the interval of the change excludes no change, and every one in the metric's band."""
+        smallest, largest = self.metrics[metric].neutral
+        return (self.table[f"{metric}_change_low"] > largest) | (self.table[f"{metric}_change_high"] < smallest)
+
+    def gain(self, metric: str) -> pd.Series:
+        """The change, turned so that more is better: a difference, or the logarithm of a ratio."""
+        kind, change = self.metrics[metric], self.table[f"{metric}_change"]
+        with np.errstate(divide="ignore"):
+            size = np.log(change) if kind.is_ratio else change
+        return -size if kind.less_is_better else size
+
+
+def compare(sweep: xr.Dataset) -> Comparison:
+    """Every mitigation of `sweep`, as `analysis.reading.open_sweep` gives it, against the baseline `mitigation=none`.
+
+    One row a mitigation, width and whatever else the sweep varies beside rates, seeds and faults: the baseline first,
+    then the mitigations that raise the largest stable rate most, then those that lower the final loss most. Only
+    finished trials count. The metrics:
+
+    - `final_loss` (nat/token): mean over seeds of the final validation loss without a fault, at the swept rate at which
+      this mean is lowest for the mitigation at that width (`best_rate`; of equal ones the smallest). A run that became
+      non-finite counts as infinite. The rate is chosen on the same seeds, which flatters all mitigations alike.
+    - `common_loss` (nat/token): the same at the rate that is best for the baseline at that width (`common_rate`).
+    - `stable_rate`: per seed, the largest swept rate such that the run at it and at every smaller one was healthy by
+      the harness's own criterion (`outcome` is "trained": finite, and it ended with at least half of what it had
+      learned; `harness/training/outcome.py`); geometric mean over seeds. `stable_rate_bound` is ">=" if some seed is
+      stable at every swept rate, so that the value is a lower bound; "<" if none is stable at any, and the value is
+      then the smallest rate; "~" if some are not stable at any, which count as one step of the grid below the
+      smallest. A seed that is beyond the same end of the grid with and without the mitigation counts as no change.
+    - `sensitivity` (nat/token): LR sensitivity, as in `analysis.measures.metrics.lr_sensitivity`; `uncapped`: not
+      capped at the loss at initialisation.
+    - `deviation` (nat/token): at the common rate, the largest over faults of the median over seeds of the largest
+      deviation from the golden twin (`analysis.measures.mitigated_faults`). `deviation.FAULT` is that of one fault.
+    - `recovery` (steps): at the common rate, the largest over faults of the median over seeds of the steps from the
+      strike until the loss was level with golden for good: at most 0.1 nat/token above, averaged over 10 steps
+      (`settling_steps` of `analysis.measures.outcomes`).
+      A trial that was not back when its run ended counts as longer than all others, so an infinite median is one beyond
+      the run. `recovery.FAULT` is that of one fault; `recovered.FAULT` is the share of trials that were back, with its
+      Wilson interval and the number of `trials`; `watched` is for how many steps at most they were watched.
+    - `step_time`: median time of a step of a trial without a fault, as a ratio to the baseline's at the same width;
+      `step_seconds` is the time itself. A pack is one measurement: the interval is over packs and needs two.
+      `step_time_bound` is "~" if its packs hold other mitigations too, which share their time with it. Packs of all
+      mitigations train in turns, but whatever else the machine did meanwhile is in their times, and packs of unlike
+      sizes differ by up to a quarter, so that less than that is not told. `tests/benchmarks/mitigations.py` compares
+      like with like.
+
+    `idle_parts` names the parts of the mitigation that acted in none of its trials of the row, with and without faults
+    (`analysis/reading/acted.py`): what such a row shows is not what the mitigation does. METRIC_idle names those that
+    acted in none of the trials that the metric is taken from: those at `best_rate`, those with a fault, ...
+
+    Faults that changed nothing and faults without a finite golden run are left out; several trials of a seed that
+    differ only in their fault's fields count with their median. A seed that lacks a rate or a fault of its group is
+    left out of that metric; METRIC_seeds is the number of those that are left.
+
+    Columns for each METRIC: METRIC, METRIC_low, METRIC_high, METRIC_seeds, and METRIC_change, METRIC_change_low,
+    METRIC_change_high: the difference to the baseline (mitigation - baseline), or the ratio for `stable_rate` and
+    `step_time`. Both are of the seeds that both have, in pairs, and losses of the same windows of the held-out text.
+    Intervals are 95%, and NaN for one seed. Those of means (losses, sensitivity, stable rate) are for other seeds and
+    for other text (`analysis.measures.statistics.mean_interval`); those of medians and of losses of which some are
+    infinite are percentile bootstraps over seeds, too narrow for few (`analysis.measures.statistics.bootstrap`). What
+    the sweep has not measured has no columns: with one rate the stable rate and the sensitivity, without faults
+    theirs. Changes are NaN where the baseline has no trials.
+    """
+    table, axes = _table(sweep)
+    clean = table[(table["fault"] == NO_FAULT.name) & table["complete"] & (table["lr"] > 0)]
+    if reason := _reason(clean["mitigation"].unique()):
+        return Comparison(pd.DataFrame(columns=axes), axes, {}, reason)
+    times, final = step_times(sweep, clean), segment_losses(sweep, table["validation"])
+    groups = {key: Group.of(own, axes, final, times.get(key)) for key, own in clean.groupby(["place", "mitigation"])}
+    rates = {place: group.grid.best_rate for (place, name), group in groups.items() if name == BASELINE}
+    felt = felt_faults(sweep, table.assign(wanted=table["lr"] == table["place"].map(rates)))
+    for key, own in felt.groupby(["place", "mitigation"]):
+        groups[key] = replace(groups[key], faults=own)
+    metrics = _measured(sorted(felt["fault"].unique()), clean["lr"].nunique() > 1, bool(times))
+    rows = [_row(group, groups.get((place, BASELINE)), metrics) for (place, _), group in groups.items()]
+    return _sorted(Comparison(_with_idle(pd.DataFrame(rows), table, axes, metrics), axes, metrics))
+
+
+def _with_idle(
+    found: pd.DataFrame, table: pd.DataFrame, axes: list[str], metrics: Mapping[str, Metric]
+) -> pd.DataFrame:
+    """The rows of a comparison with `idle_parts` and METRIC_idle, "" for none."""
+    own = table.merge(found[[*axes, "best_rate", "common_rate"]], on=axes)
+    is_clean, is_common = own["fault"] == NO_FAULT.name, own["lr"] == own["common_rate"]
+    behind = {"": own["complete"], "final_loss": is_clean & (own["lr"] == own["best_rate"])}
+    behind["common_loss"] = is_clean & is_common
+    for name in FAULT_METRICS:
+        behind[name] = ~is_clean & is_common
+    idle: dict[str, pd.Series] = {}
+    for name in ("", *metrics):
+        kind, _, fault = name.partition(".")
+        is_behind = behind.get(kind, is_clean) & ((own["fault"] == fault) if fault else True)
+        columns = {"idle_parts": f"{name}_idle" if name else "idle_parts"}
+        parts = never_acted(own[is_behind], axes[1:]).rename(columns=columns)
+        idle |= found[axes].merge(parts, on=axes, how="left")[[*columns.values()]].fillna("").to_dict("series")
+    return found.assign(**idle)
+
+
+def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
+    """`trial_table` with more columns, and the axes of the comparison.
+
+    `row` is the trial's number; `place` a number for each width and other axes beside the mitigation; `who` one for
+    each set of seeds; `validation` the final validation loss, infinite for a finished trial that has none.
+    """
+    table = trial_table(sweep)
+    axes = swept_axes(table[table["fault"] == NO_FAULT.name], ("mitigation", "width"))
+    table["row"] = np.arange(len(table))
+    table["place"] = table.groupby(axes[1:], dropna=False).ngroup()
+    table["who"] = seed_numbers(table)
+    table["validation"] = table["final_validation_loss"].where(table["nonfinite_step"].isna()).fillna(np.inf)
+    return table, axes
+
+
+def _reason(mitigations: np.ndarray) -> str:
+    if not len(mitigations):
+        return "No comparison: no trial without a fault is finished."
+    if len(mitigations) == 1:
+        return f"No comparison: the finished trials have one mitigation, {mitigations[0]}."
+    if BASELINE not in mitigations:
+        return f"No comparison: the baseline, mitigation={BASELINE}, is not among the finished trials."
+    return ""
+
+
+def _measured(faults: list[str], has_rates: bool, has_times: bool) -> dict[str, Metric]:
+    left_out = {"stable_rate", "sensitivity", "uncapped"} if not has_rates else set()
+    left_out |= set(FAULT_METRICS) if not faults else set()
+    left_out |= {"step_time"} if not has_times else set()
+    found = {name: metric for name, metric in METRICS.items() if name not in left_out}
+    for name in FAULT_METRICS:
+        for fault in faults:
+            found[f"{name}.{fault}"] = replace(METRICS[name], label=f"{name}, {fault}", is_in_map=False)
+    return found
+
+
+def _sorted(comparison: Comparison) -> Comparison:
+    """The baseline first, then by what was gained on average over widths, then by name; widths rising."""
+    names = comparison.table["mitigation"]
+    order = pd.DataFrame({"mitigation": names.unique()}).set_index("mitigation")
+    order["other"] = order.index != BASELINE
+    for metric in ("stable_rate", "final_loss"):
+        if metric in comparison.metrics:
+            # Rounded, so that equal gains are equal.
+            order[metric] = -comparison.gain(metric).round(9).groupby(names).mean().fillna(np.inf)
+    order = order.reset_index().sort_values([*order.columns, "mitigation"]).reset_index(drop=True)
+    rank = pd.Series(order.index, index=order["mitigation"])
+    table = comparison.table.assign(rank=names.map(rank)).sort_values(["rank", *comparison.axes[1:]])
+    return replace(comparison, table=table.drop(columns="rank").reset_index(drop=True))
+
+
+# --- one row -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """The finished trials of one mitigation and place. Frames [seed, rate] hold those without a fault, and no NaN."""
+
+    names: dict[str, Any]
+    grid: RateGrid
+    stable: pd.DataFrame  # 1 or 0
+    times: StepTimes | None
+    faults: pd.DataFrame | None = None  # what `felt_faults` has of them
+
+    @classmethod
+    def of(cls, own: pd.DataFrame, axes: list[str], final: np.ndarray, times: StepTimes | None) -> Group:
+        values = own.assign(stable=(own["outcome"] == STABLE).astype(float))
+        stable = values.groupby(["who", "lr"])["stable"].mean().unstack("lr").dropna()
+        return cls(own[axes].iloc[0].to_dict(), rate_grid(own, final), stable, times)
+
+    @property
+    def has_rates(self) -> bool:
+        return self.stable.shape[1] > 1
+
+    @property
+    def stable_rates(self) -> np.ndarray:
+        """Per seed, the number of swept rates, from the smallest on, up to which every run was stable: [seed]."""
+        return np.cumprod(self.stable.to_numpy() == 1, axis=1).sum(axis=1)
+
+    @property
+    def stable_bound(self) -> str:
+        """The sign before the geometric mean of stable rates, if some lie beyond the swept ones."""
+        is_below, is_above = self.stable_rates == 0, self.stable_rates == self.stable.shape[1]
+        if not len(is_below) or not self.has_rates:
+            return ""
+        return "<" if is_below.all() else "~" if is_below.any() else ">=" if is_above.any() else ""
+
+    @property
+    def log_stable_rate(self) -> pd.DataFrame:
+        """[seed, 1]; a seed that is stable at no rate counts as one step of the grid below the smallest."""
+        rates = np.log(self.stable.columns.to_numpy(dtype=float))
+        grid = np.array([2 * rates[0] - rates[1], *rates])
+        return pd.DataFrame({"rate": grid[self.stable_rates]}, index=self.stable.index)
+
+    @cached_property
+    def fault_values(self) -> dict[str, pd.DataFrame]:
+        """`deviation` and `recovery`: [seed, fault]."""
+        if self.faults is None:
+            return {name: pd.DataFrame() for name in FAULT_METRICS}
+        values = self.faults.pivot(index="who", columns="fault", values=list(FAULT_METRICS))
+        return {name: values[name] for name in FAULT_METRICS}
+
+
+def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> dict[str, Any]:
+    """What `compare` has of one mitigation and place. Of the baseline itself there is no change."""
+    base = None if group is baseline else baseline
+    common = baseline.grid.best_rate if baseline else np.nan
+    row = group.names | {"best_rate": group.grid.best_rate, "common_rate": common}
+    estimates = _clean_estimates(group, base, common) | _fault_estimates(group, base)
+    if group.times and baseline and baseline.times:
+        estimates["step_time"] = group.times.relative_to(baseline.times) if base else Estimate(1.0)
+    for name in metrics:
+        row |= estimates.get(name, Estimate()).columns(name)
+    if "stable_rate" in metrics:
+        row["stable_rate_bound"] = group.stable_bound
+    if "step_time" in metrics:
+        row["step_seconds"] = group.times.seconds if group.times else np.nan
+        row["step_time_bound"] = "~" if group.times and group.times.is_shared else ""
+    return row | _recovered(group, [name.partition(".")[2] for name in metrics if name.startswith("recovery.")])
+
+
+def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[str, Estimate]:
+    base_losses = base.grid.at(common) if base else None
+    found = {
+        "final_loss": paired(group.grid.at(group.grid.best_rate), base_losses, mean),
+        "common_loss": paired(group.grid.at(common), base_losses, mean),
+    }
+    if group.has_rates:
+        other = base if base and base.has_rates else None
+        rate = paired(group.log_stable_rate, other.log_stable_rate if other else None, mean).exponential()
+        if group.stable_bound == "<":
+            rate = replace(rate, value=float(group.stable.columns[0]), low=np.nan, high=np.nan)
+        found["stable_rate"] = rate
+        for name, is_capped in {"sensitivity": True, "uncapped": False}.items():
+            own, theirs = (each.grid.sensitivity(is_capped) if each else None for each in (group, other))
+            found[name] = paired(own, theirs, mean)
+    return found
+
+
+def _fault_estimates(group: Group, base: Group | None) -> dict[str, Estimate]:
+    found = {}
+    for name in FAULT_METRICS:
+        own, other = group.fault_values[name], base.fault_values[name] if base else None
+        found[name] = paired(own, other, largest_median)
+        for fault in own:
+            alone = other[[fault]] if other is not None and fault in other else None
+            found[f"{name}.{fault}"] = paired(own[[fault]], alone, largest_median)
+    return found
+
+
+def _recovered(group: Group, faults: list[str]) -> dict[str, Any]:
+    """For how many steps faulty trials were watched, and of each fault the share that recovered."""
+    own = group.faults
+    row: dict[str, Any] = {"watched": np.nan if own is None else own["watched"].max()} if faults else {}
+    for fault in faults:
+        recovered, trials = (0, 0) if own is None else own.loc[own["fault"] == fault, ["recovered", "trials"]].sum()
+        low, high = wilson_interval(recovered, trials)
+        share, name = recovered / trials if trials else np.nan, f"recovered.{fault}"
+        row |= {name: share, f"{name}_low": float(low), f"{name}_high": float(high), f"{name}_trials": int(trials)}
+    return row

@@ -1,0 +1,67 @@
+"""How long a step takes with a mitigation, against how long without."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.measures.paired import Estimate
+from analysis.measures.statistics import CONFIDENCE, RESAMPLES
+from analysis.reading.twins import blocks
+
+SIGNAL = "step_seconds"
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Median time of a step in each pack of a group, in seconds, and whether a pack holds other mitigations too."""
+
+    packs: np.ndarray
+    is_shared: bool
+
+    @property
+    def seconds(self) -> float:
+        return float(np.median(self.packs)) if len(self.packs) else np.nan
+
+    def relative_to(self, base: StepTimes | None) -> Estimate:
+        """The ratio to `base`, as value and as change. The interval draws the packs of both: NaN for one pack."""
+        if base is None or not len(self.packs) or not len(base.packs):
+            return Estimate()
+        ratio, low, high = self.seconds / base.seconds, np.nan, np.nan
+        if min(len(self.packs), len(base.packs)) > 1:
+            rng = np.random.default_rng(0)
+            own, other = (
+                np.median(rng.choice(packs, (RESAMPLES, len(packs))), axis=1) for packs in (self.packs, base.packs)
+            )
+            tail = (1 - CONFIDENCE) / 2
+            low, high = map(float, np.quantile(own / other, [tail, 1 - tail]))
+        return Estimate(ratio, low, high, ratio, low, high)
+
+
+def step_times(sweep: xr.Dataset, clean: pd.DataFrame) -> dict[tuple[int, str], StepTimes]:
+    """By `place` and `mitigation` of the trials in `clean`, which has `row` (their number in `sweep`) and `pack` too.
+
+    Empty for results that have no times, such as those of older versions. Reads `step_seconds` a block at a time.
+    """
+    if SIGNAL not in sweep:
+        return {}
+    clean = clean.sort_values("row")
+    seconds = np.full(len(clean), np.nan)
+    begin = 0
+    for block in blocks(sweep[SIGNAL], clean["row"].to_numpy()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a trial of which no step was timed
+            seconds[begin : begin + len(block)] = np.nanmedian(sweep[SIGNAL].isel(trial=block).values, axis=1)
+        begin += len(block)
+    pack = sweep["pack"].values
+    mitigations = pd.Series(sweep["mitigation"].values).groupby(pack).nunique()
+    timed = clean.assign(seconds=seconds).dropna(subset=["seconds"])
+    found = {}
+    for key, own in timed.groupby(["place", "mitigation"]):
+        each = own.groupby("pack")["seconds"].median()
+        found[key] = StepTimes(each.to_numpy(), bool((mitigations[each.index] > 1).any()))
+    return found

@@ -1,0 +1,362 @@
+"""A sweep's results as one lazy dataset, trial by step by layer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.reading.acted import Acting, acting, own_axes
+from analysis.reading.finals import FINALS
+from analysis.reading.stored_variables import stored_variables
+from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
+from harness.storage.store import ENDS, SIGNALS
+from harness.storage.stored import PackInfo, read_packs, read_store
+
+ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
+RESULTS: tuple[str, ...] = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes")
+RESULTS += ("changes", "pack", "acted", "idle_parts")
+STRUCK = ("struck_site", "struck_tensor", "struck_bit", "struck_zero")
+TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "fault", *SIGNALS, *ENDS, *FINALS}
+OWN_NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
+IN_STEPS = {"steps", "fault_start", "fault_duration", "fault_period", "warmup", "validate_every"}
+IN_STEPS |= {"nonfinite_step", "masked_step"}
+SEVERAL = "several"
+UNFINISHED = "unfinished"
+ADDRESS = ("site", "tensor", "index", "bit", "mask", "step", "rank")
+EVENT_COLUMNS = ("trial", "pack", *ADDRESS, "before", "after", "changed", "was_zero")
+
+
+def open_sweep(out: Path | str) -> xr.Dataset:
+    """The sweep in folder `out`, finished or not, as a dataset that reads its values when they are needed.
+
+    Dims are `trial` (all packs, in the order they were begun), `step`, `layer` and `segment` (equal parts of the
+    held-out text); a trial with fewer than the longest or deepest is padded with NaN. Along `trial` lies a coordinate
+    for each field of the config that varies in this sweep, under its short name (`lr`, `beta2`; `data_seed` where a
+    part before it in the config has that name already; a fault's always begin with it: `fault_bit`, `fault_value`),
+    with its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `fault_kind`. What a trial does
+    not have, such as the bit of a trial without a fault, is NaN or "".
+
+    `final_loss`, `final_validation_loss` and its standard error [trial] are those of each trial's own last steps,
+    whatever the longest trial has; `initial_validation_loss` is that before the first (`analysis/reading/finals.py`).
+
+    Also there: `golden` (the twin's trial id), `outcome` ("unfinished" until the pack is complete), `complete`,
+    `nonfinite_step`, `masked_step` (the step after which a faulty trial was again its twin, bit for bit; both NaN where
+    there is none), `strikes` and `changes` (how often the fault struck, and how often that changed something; 0 until
+    the pack is complete), `struck_site`, `struck_tensor` and `struck_bit` (the address in the fault's events; "several"
+    or NaN if they differ, "" or NaN if it never fired), `struck_zero` (the share of the struck elements that were zero
+    in the fault's number format before), `acted` and `idle_parts` (whether the mitigation acted in the trial,
+    and which parts of it did not: `analysis/reading/acted.py`), and `pack`. A trial in several packs is taken from the
+    complete one, else from the newest.
+
+    Raises harness.config.trial.ConfigError, a ValueError, if `out` holds no store or one of another format.
+    """
+    with _uncollected():
+        attributes, packs = read_store(Path(out))
+        return _dataset(attributes, list(packs))
+
+
+def fault_events(out: Path | str) -> pd.DataFrame:
+    """What each fault of the sweep in `out` did, one row an event: the trial's id, its pack, and the event's fields.
+
+    Columns are at least site, tensor, index, bit, mask, step, rank, before, after and changed; `before` and `after` are
+    floats where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty trial without a
+    row never fired; of one that struck often the store keeps the first events alone, and the coordinate `strikes` of
+    `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep` does.
+    """
+    return _events(list(read_packs(Path(out))))
+
+
+def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
+    """`open_sweep` and `fault_events` of the same moment of a sweep that may go on, for one read of each file."""
+    with _uncollected():
+        attributes, packs = read_store(Path(out))
+        known = list(packs)
+        return _dataset(attributes, known), _events(known)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection in the block: JSON makes very many objects, none of which is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
+    packs = sorted(packs, key=lambda pack: (pack.attributes["created"], pack.id))
+    rows = _kept_rows(packs)
+    coordinates = _coordinates(packs, rows)
+    variables = stored_variables(packs, rows)
+    sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
+    for dim in ("step", "layer", "segment"):
+        coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
+    provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
+    return _with_finals(xr.Dataset(variables, coordinates, {**attributes, **provenance}))
+
+
+def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
+    """The sweep with the losses at which its trials ended, each taken when it is asked for."""
+    found = {}
+    for name, (long_name, final) in FINALS.items():
+        values = dask.delayed(lambda final=final: final(sweep).values, name=f"{name}-{uuid.uuid4().hex}")()
+        lazy = dask.array.from_delayed(values, (sweep.sizes["trial"],), np.float64)
+        found[name] = xr.Variable("trial", lazy, {"units": "nat/token", "long_name": long_name})
+    return sweep.assign(found)
+
+
+def _events(packs: Sequence[PackInfo]) -> pd.DataFrame:
+    events = []
+    for number, row in _kept_rows(packs):
+        pack = packs[number]
+        if pack.complete:
+            owner = {"trial": pack.attributes["ids"][row], "pack": pack.id}
+            events += [{**owner, **_with_numbers(event)} for event in pack.attributes["faults"][row]]
+    columns = list(dict.fromkeys([*EVENT_COLUMNS, *(name for event in events for name in event)]))
+    return pd.DataFrame(events, columns=columns)
+
+
+def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:
+    """The event with numbers for those that are stored as text, since JSON has no word for NaN and infinity."""
+    return event | {name: _number(event[name]) for name in ("before", "after") if name in event}
+
+
+def _number(text: Any) -> Any:
+    try:
+        # A digest could be all digits, but no number is as long.
+        return float(text) if isinstance(text, str) and len(text) < 32 else text
+    except ValueError:
+        return text
+
+
+def _distinct(values: Any) -> str:
+    """The different ones of some JSON values, as the text of a JSON list: a netCDF file's attrs know no dicts."""
+    return json.dumps([json.loads(text) for text in dict.fromkeys(json.dumps(v, sort_keys=True) for v in values)])
+
+
+# --- which trials, and what is known of each ---------------------------------------------------------------------
+
+
+def _kept_rows(packs: Sequence[PackInfo]) -> list[tuple[int, int]]:
+    """(number of the pack, row in it) of every trial, each once."""
+    best: dict[str, tuple[tuple[bool, str, str], int, int]] = {}
+    for number, pack in enumerate(packs):
+        rank = (pack.complete, pack.attributes["created"], pack.id)
+        for row, trial in enumerate(pack.attributes["ids"]):
+            if trial not in best or best[trial][0] < rank:
+                best[trial] = (rank, number, row)
+    return sorted((number, row) for _, number, row in best.values())
+
+
+def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
+    owners = [(packs[number], packs[number].attributes, row) for number, row in rows]
+    events = [a["faults"][row] if p.complete else [] for p, a, row in owners]
+    fixed: dict[str, tuple[list[Any], type, str]] = {
+        "trial": ([a["ids"][row] for _, a, row in owners], str, "trial id"),
+        "golden": ([a["golden"][row] for _, a, row in owners], str, "trial id of the golden twin"),
+        "outcome": (_results(owners, "outcome", UNFINISHED), str, "outcome"),
+        "complete": ([p.complete for p, _, _ in owners], bool, "whether the trial's pack is finished"),
+        "nonfinite_step": (_results(owners, "nonfinite_step", None), float, "first step with a non-finite value"),
+        "masked_step": (
+            _results(owners, "masked_step", None),
+            float,
+            "step after which it was its twin again",
+        ),
+        "strikes": (_results(owners, "strikes", 0), int, "number of the fault's strikes"),
+        "changes": (_results(owners, "changes", 0), int, "number of strikes that changed something"),
+        "struck_site": ([_common(own, "site", "", SEVERAL) for own in events], str, "site that the fault struck"),
+        "struck_tensor": ([_common(own, "tensor", "", SEVERAL) for own in events], str, "tensor that the fault struck"),
+        "struck_bit": ([_common(own, "bit", None, None) for own in events], float, "bit that the fault struck"),
+        "struck_zero": (
+            [_share_of_zeros(own) for own in events],
+            float,
+            "share of the struck elements that were zero in the fault's format",
+        ),
+        "pack": ([p.id for p, _, _ in owners], str, "group in the store"),
+    }
+    coordinates = {
+        name: xr.Variable("trial", np.array(values, dtype=kind), {"long_name": text} | _units(name, kind))
+        for name, (values, kind, text) in fixed.items()
+    }
+    steps = [p.arrays["loss"]["shape"][1] for p, _, _ in owners]
+    config = _config_coordinates([a["trials"][row] for _, a, row in owners], steps)
+    return coordinates | config | _acted(config, [_acting(*owner) for owner in owners])
+
+
+def _acting(pack: PackInfo, attributes: dict[str, Any], row: int) -> Acting | None:
+    """None where it is not known: of an unfinished pack, and of one of an older format."""
+    if not pack.complete or "acts" not in attributes:
+        return None
+    return Acting(*(attributes[name][row] for name in ("acts", "idle", "digest")))
+
+
+def _acted(config: Mapping[str, xr.Variable], found: Sequence[Acting | None]) -> dict[str, xr.Variable]:
+    trials = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(found)))
+    acted, idle = acting(trials, own_axes(trials), found)
+    return {
+        "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
+        "idle_parts": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
+    }
+
+
+def part_acts(out: Path | str) -> pd.DataFrame:
+    """How often each part of the recipes in `out` acted, one row a finished trial and part that acts now and then.
+
+    Columns: `trial` (its id), `part` (the key that switches it on, such as `optim.clip`), `steps` (at how many steps it
+    changed something) and `idle` (why it could not act, "" if it could). A part that could not act and is not counted
+    has NaN steps. Raises as `open_sweep` does.
+    """
+    packs = list(read_packs(Path(out)))
+    rows = []
+    for number, row in _kept_rows(packs):
+        attributes = packs[number].attributes
+        if (found := _acting(packs[number], attributes, row)) is not None:
+            for part in dict.fromkeys([*found.acts, *found.idle]):
+                rows.append((attributes["ids"][row], part, found.acts.get(part, np.nan), found.idle.get(part, "")))
+    return pd.DataFrame(rows, columns=["trial", "part", "steps", "idle"])
+
+
+def _results(owners: Sequence[tuple[PackInfo, dict[str, Any], int]], name: str, missing: Any) -> list[Any]:
+    """What `PackStore.finish` left of each trial, and `missing` where the pack is not finished."""
+    return [attributes[name][row] if pack.complete else missing for pack, attributes, row in owners]
+
+
+def _common(events: Sequence[Mapping[str, Any]], field: str, none: Any, several: Any) -> Any:
+    """The one value that all events have in a field, or a word for there being none or several."""
+    found = {event.get(field) for event in events}
+    return none if not found else found.pop() if len(found) == 1 else several
+
+
+def _share_of_zeros(events: Sequence[Mapping[str, Any]]) -> float:
+    """Of the recorded elements of which it is known; NaN without any."""
+    known = [event["was_zero"] for event in events if event.get("was_zero") is not None]
+    return sum(known) / len(known) if known else np.nan
+
+
+def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict[str, xr.Variable]:
+    """A coordinate for each field that varies, and for those that every reader expects; `steps` are those trained."""
+    columns = {**_columns(trials), "train.steps": _column(steps)}
+    paths = list(dict.fromkeys([*_described(), *columns]))
+    names = short_names(paths)
+    found = {}
+    for path in paths:
+        column = columns.get(path)
+        if column is None:
+            column = _column([None] * len(trials))
+        if path in ALWAYS or len(pd.unique(column)) > 1:
+            attributes = {"path": path, "long_name": _described().get(path, path.split(".")[-1].replace("_", " "))}
+            kind = float if column.dtype.kind in "if" else str
+            found[names[path]] = xr.Variable("trial", column, attributes | _units(names[path], kind))
+    return found
+
+
+def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Path -> the field's value in each trial [trial]. Trials share most sections: each different one is read once."""
+    left_out = _left_out()
+    names = dict.fromkeys([*left_out, *(name for trial in trials for name in trial)])
+    which = {name: np.full(len(trials), -1) for name in names}
+    numbers: dict[str, dict[str, int]] = {name: {} for name in names}
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    paths = {path: name for name, defaults in left_out.items() for path in defaults}
+    for number, trial in enumerate(trials):
+        for name, value in trial.items():
+            text = repr(value)
+            if text not in numbers[name]:
+                numbers[name][text] = len(parts[name])
+                parts[name].append(_flat(name, value))
+                _check_numbers(parts[name][-1])
+                paths |= dict.fromkeys(parts[name][-1], name)
+            which[name][number] = numbers[name][text]
+    for name, own in which.items():
+        if (own < 0).any():
+            parts[name].append(left_out.get(name, {}))  # number -1 is the last
+    return {path: _column([own.get(path) for own in parts[name]])[which[name]] for path, name in paths.items()}
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Path -> name: its last part; `part_name` for a fault's field, and where a path before it has that name, or a
+    variable.
+    """
+    names = {path: name for path, name in OWN_NAMES.items() if path in paths or path == "fault.name"}
+    for path in paths:
+        part, _, last = path.rpartition(".")
+        is_taken = part == "fault" or last in TAKEN or last in names.values()
+        names.setdefault(path, path.replace(".", "_") if is_taken else last)
+    return names
+
+
+@functools.cache
+def _described() -> dict[str, str]:
+    """Path -> what the field is, for all fields that do not belong to one injector, the trial's own first."""
+    parts = {"": Trial, **sections(), "fault": Fault}
+    found = {"recipe": "recipe", "mitigation": "mitigation", "fault.name": "fault", "fault.kind": "class of the fault"}
+    for part, cls in parts.items():
+        for field in dataclasses.fields(cls):
+            if "help" in field.metadata:
+                found[f"{part}.{field.name}" if part else field.name] = field.metadata["help"]
+    found["train.steps"] = "optimizer steps of the run"
+    return found
+
+
+@functools.cache
+def _left_out() -> dict[str, dict[str, Any]]:
+    """Section -> its fields, of those that a stored trial leaves out where they are at their defaults."""
+    return {name: _flat(name, vars(cls())) for name, cls in sections().items() if name not in CORE}
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    """Path -> value of a section, or of a field that belongs to none. No fault has none of its fields but the name."""
+    if not isinstance(value, dict):
+        return {name: value}
+    if name == "fault" and value["name"] == NO_FAULT.name:
+        return {"fault.name": NO_FAULT.name}
+    return {f"{name}.{field}": item for field, item in value.items()}
+
+
+@functools.cache
+def _numbers() -> frozenset[str]:
+    """The paths of the fields that are numbers, of all that do not belong to one injector."""
+    parts = {"": Trial, **sections(), "fault": Fault}
+    known = (
+        (f"{part}.{name}".lstrip("."), kind) for part, cls in parts.items() for name, kind in field_types(cls).items()
+    )
+    return frozenset(path for path, (kind, _) in known if kind in (int, float))
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a stored value that is no number where figures and tables reckon with one."""
+    for path, value in values.items():
+        if path in _numbers() and not isinstance(value, int | float | None):
+            words = f"a stored trial has {path}={value!r:.60}"
+            raise ConfigError(f"{words}, which is no number; allowed: a store as a sweep has written it")
+
+
+def _column(values: Sequence[Any]) -> np.ndarray:
+    """One array for values of a field; None is NaN among numbers and "" among words."""
+    present = [value for value in values if value is not None]
+    if any(not isinstance(value, (bool, int, float)) for value in present):
+        texts = ("" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values)
+        return np.array([text.replace("\0", r"\x00") for text in texts], dtype=str)  # numpy drops zeros at the end
+    if len(present) == len(values) and len({type(value) for value in present}) == 1:
+        return np.array(values)
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def _units(name: str, kind: type) -> dict[str, str]:
+    return {"units": "step" if name in IN_STEPS else "1"} if kind in (int, float) else {}

@@ -1,0 +1,94 @@
+"""The signals of a sweep, one array each over all packs, whose values are read when they are needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import dask.array
+import numpy as np
+import xarray as xr
+
+from harness.storage.store import ENDS, SIGNALS
+from harness.storage.stored import PackInfo, read_signal
+
+CHUNK_BYTES = 2 * 2**20
+
+
+def stored_variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
+    """Every signal of the trials, by name; `rows`: (number of the pack, row in it) of each, pack by pack."""
+    owned: dict[int, list[int]] = {}
+    for number, row in rows:
+        owned.setdefault(number, []).append(row)
+    # Without the attributes, the largest part of what was read.
+    kept = [_slim(packs[number]) for number in owned]
+    descriptions: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+        name: (signal.dims, {"units": signal.units, "long_name": signal.long_name})
+        for name, signal in (SIGNALS | ENDS).items()
+    }
+    sizes = {"trial": len(rows), "step": 0, "layer": 0, "segment": 0}
+    for pack in kept:
+        for name, array in pack.arrays.items():
+            descriptions.setdefault(name, (tuple(array["dimension_names"]), array["attributes"]))
+            for dim, size in zip(array["dimension_names"], array["shape"], strict=True):
+                sizes[dim] = sizes[dim] if dim == "trial" else max(sizes[dim], size)
+    variables = {}
+    for name, (dims, attributes) in descriptions.items():
+        shape = tuple(sizes[dim] for dim in dims)
+        values = StoredVariable(name, shape, kept, [np.array(own) for own in owned.values()])
+        lazy = dask.array.from_array(values, chunks=values.chunks(), name=False, meta=np.empty((0,) * len(dims), "f4"))
+        variables[name] = xr.Variable(dims, lazy, attributes)
+    return variables
+
+
+def _slim(pack: PackInfo) -> PackInfo:
+    return dataclasses.replace(pack, attributes={name: pack.attributes[name] for name in ("complete", "steps_done")})
+
+
+class StoredVariable:
+    """One signal of all packs as one array [trials, steps(, layers)], of which only what is asked for is read."""
+
+    dtype = np.dtype("float32")
+
+    def __init__(self, name: str, shape: tuple[int, ...], packs: Sequence[PackInfo], rows: Sequence[np.ndarray]):
+        """`rows` holds, for each pack, which of its trials are wanted."""
+        self.name, self.shape, self.packs, self.rows = name, shape, packs, rows
+        self.ndim = len(shape)
+        self.ends = np.cumsum([len(own) for own in rows], dtype=int)
+
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Dask's chunks: whole packs and all steps, many packs in one where they are small."""
+        row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        lengths = [0]
+        for own in self.rows:
+            if lengths[-1] and (lengths[-1] + len(own)) * row_bytes > CHUNK_BYTES:
+                lengths.append(0)
+            lengths[-1] += len(own)
+        return tuple(lengths), *((size,) for size in self.shape[1:])
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        """Integers, slices and lists, each along its own axis."""
+        key = key if isinstance(key, tuple) else (key,)
+        key += (slice(None),) * (self.ndim - len(key))
+        wanted = [np.arange(size)[part] for size, part in zip(self.shape, key, strict=True)]
+        trials = np.atleast_1d(wanted[0])
+        spans = [slice(int(np.min(w)), int(np.max(w)) + 1) if np.size(w) else slice(0, 0) for w in wanted[1:]]
+        values = np.full((len(trials), *(span.stop - span.start for span in spans)), np.nan, self.dtype)
+        owners = np.searchsorted(self.ends, trials, side="right")
+        for number in np.unique(owners):
+            own = owners == number
+            first = self.ends[number] - len(self.rows[number])
+            part = self._read(self.packs[number], self.rows[number][trials[own] - first], spans)
+            inside = tuple(slice(0, size) for size in part.shape[1:])
+            values[(own, *inside)] = part
+        for axis in range(self.ndim - 1, 0, -1):
+            values = np.take(values, wanted[axis] - spans[axis - 1].start, axis)
+        return values[0] if np.ndim(wanted[0]) == 0 else values
+
+    def _read(self, pack: PackInfo, rows: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
+        if self.name not in pack.arrays:
+            return np.empty((len(rows), *(0 for _ in spans)), self.dtype)
+        # A slice that ends beyond the pack's own steps or layers gives what there is, as in numpy.
+        steps, *layers = spans
+        return read_signal(pack, self.name, steps.start, steps.stop)[rows][(slice(None), slice(None), *layers)]

@@ -1,0 +1,46 @@
+"""What trials have learned: their last weights, where a sweep had `keep=weights`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from harness.config import ConfigError, Trial, sections
+from harness.model.gpt2 import gpt2_of
+from harness.storage.last_weights import read_weights
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+
+def load_weights(out: Path | str, trial: Any) -> dict[str, Tensor]:
+    """The last weights of a trial of the sweep in `out`, by name: `blocks.0.attention.query` [out, in], ...
+
+    `trial` is its id, as the coordinate `trial` of `open_sweep` has it. They are float32, and float64 with
+    train.precision=fp64. A trial that became non-finite has the weights with which it stood still.
+
+    Raises harness.config.trial.ConfigError, a ValueError, if `out` has none of that trial, or damaged ones.
+    """
+    return read_weights(Path(out), str(getattr(trial, "values", trial)))[1]
+
+
+def to_gpt2(out: Path | str, trial: Any) -> GPT2LMHeadModel:
+    """The trained trial as a GPT-2 of `transformers`, which computes the same logits: for its generation, or others'
+    evaluation. `save_pretrained` writes it for them.
+
+    Raises harness.config.trial.ConfigError, a ValueError, as `load_weights` does, and for a structure that is no GPT-2
+    (rotary positions, a gate, QK-norm ...), by key; ImportError where `transformers` is not installed
+    (`pip install stability-harness[transformers]`).
+    """
+    name = str(getattr(trial, "values", trial))
+    config, tensors = read_weights(Path(out), name)
+    try:
+        parts = {part: cls(**config[part]) for part, cls in sections().items() if part in config}
+        return gpt2_of(Trial.of(parts), tensors)
+    except (ConfigError, ImportError):
+        raise
+    except Exception as error:  # whatever transformers makes of numbers that are none
+        reason = f"are not those of its configuration ({type(error).__name__}: {str(error)!r:.100})"
+        raise ConfigError(f"out={out}: the weights of trial {name} {reason}; allowed: as a sweep writes them") from None

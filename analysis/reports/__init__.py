@@ -1,0 +1,1 @@
+"""Pages of figures and tables: of a sweep, and of a campaign."""

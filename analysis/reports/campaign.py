@@ -1,0 +1,124 @@
+"""What a campaign of faults found: a table by site, its figures, and a page of both."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
+from analysis.figures.labels import labelled_sweep
+from analysis.measures.judged_faults import site_labels
+from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes_and_notes
+from analysis.measures.statistics import rates, studied, wilson_interval
+from analysis.reading.open_sweep import UNFINISHED, open_sweep
+from analysis.reports.report import Picture, save_figures, template, with_losses
+from harness.basics.printing import count
+from harness.config import ConfigError
+from harness.storage.results_folder import ResultsPath
+
+ALL = "all sites"
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Where the page is, and what it says: a table of words, remarks on the data, and figures with their captions."""
+
+    html: Path
+    table: pd.DataFrame
+    notes: list[str]
+    pictures: list[Picture]
+
+
+def write_campaign(out: Path | str) -> Campaign:
+    """Write the figures to `out`/figures/*.png and `out`/campaign.html from the results in `out`, finished or not.
+
+    Raises ConfigError, a ValueError, if `out` holds no results or none of its trials has a fault to study, and OSError
+    if it cannot be written to.
+    """
+    out = Path(out)
+    sweep = labelled_sweep(open_sweep(out))
+    folder = ResultsPath.open(out)
+    if not studied(sweep).sizes["trial"]:
+        raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
+    judged, said = outcomes_and_notes(with_losses(sweep))
+    table = site_table(judged)
+    notes = [*_remarks(table), *said]
+    pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, out)
+    words = in_words(table)
+    page = template("campaign").render(
+        study=sweep.attrs["study"],
+        notes=notes,
+        table={"heading": list(words.columns), "rows": words.to_numpy().tolist()},
+        pictures=pictures,
+        corpora=json.loads(sweep.attrs["corpus"]),
+        environments=json.loads(sweep.attrs["environment"]),
+    )
+    html = folder / "campaign.html"
+    html.write(page.encode())
+    return Campaign(out / html.name, words, notes, pictures)
+
+
+def site_table(judged: xr.Dataset) -> pd.DataFrame:
+    """One row a site and one of all: what became of the faults of a sweep with `analysis.measures.outcomes`.
+
+    Columns: site; `trials`, the judged ones; for each outcome NAME its count, and as `NAME_low` and `NAME_high` the 95%
+    Wilson interval of its share; the same for `silent`, of the `watched` trials, which are those with a golden twin;
+    `zeros`, those that struck a number that was zero in the fault's format, of the `known_zeros` of which that is
+    known; how many are `idle`, `unfinished` or `unjudged`.
+    """
+    faulty = studied(judged)
+    faulty = faulty.assign_coords(site_of_fault=("trial", site_labels(faulty)))
+    by_site = rates(faulty, by=["site_of_fault"]).rename(columns={"site_of_fault": "site"})
+    long = pd.concat([by_site, rates(faulty).assign(site=ALL)])
+    rows = []
+    for site, group in long.groupby("site", sort=False):
+        own = faulty if site == ALL else faulty.isel(trial=np.flatnonzero(faulty["site_of_fault"].values == site))
+        row: dict[str, Any] = {"site": site, "trials": int(group["trials"].iloc[0])}
+        for rate in group.itertuples():
+            row |= {rate.outcome: rate.count, f"{rate.outcome}_low": rate.low, f"{rate.outcome}_high": rate.high}
+        silent = int((own["visibility"] == SILENT).sum())
+        watched = silent + int((own["visibility"] == VISIBLE).sum())
+        low, high = wilson_interval(silent, watched)
+        row |= {"silent": silent, "silent_low": float(low), "silent_high": float(high), "watched": watched}
+        words = own["fault_outcome"].values
+        zeros = own["struck_zero"].values
+        row |= {"zeros": float((zeros[~np.isnan(zeros)] > 0).sum()), "known_zeros": int((~np.isnan(zeros)).sum())}
+        row |= {"idle": int(own["idle"].sum()), UNFINISHED: int((words == UNFINISHED).sum())}
+        rows.append(row | {UNJUDGED: int((words == UNJUDGED).sum())})
+    return pd.DataFrame(rows)
+
+
+def in_words(table: pd.DataFrame) -> pd.DataFrame:
+    """`site_table` as it is printed: counts, and shares with their intervals in percent."""
+    words = pd.DataFrame({"site": table["site"], "N": table["trials"]})
+    for name in (*OUTCOMES, SILENT):
+        totals = table["watched" if name == SILENT else "trials"]
+        words[name] = [
+            _share(*values)
+            for values in zip(table[name], totals, table[f"{name}_low"], table[f"{name}_high"], strict=True)
+        ]
+    zeros = [
+        f"{zeros / known:.0%} of {known}" if known else "-"
+        for zeros, known in zip(table["zeros"], table["known_zeros"], strict=True)
+    ]
+    return words.assign(zeros=zeros, idle=table["idle"])
+
+
+def _share(number: int, total: int, low: float, high: float) -> str:
+    return f"{number} = {number / total:.0%} [{100 * low:.0f}, {100 * high:.0f}]" if total else "-"
+
+
+def _remarks(table: pd.DataFrame) -> list[str]:
+    whole = table[table["site"] == ALL].iloc[0]
+    remarks = {
+        UNFINISHED: "unfinished, and not counted",
+        UNJUDGED: "without a golden run to judge by, and not counted",
+        "idle": "idle: never fired, or wrote what was there",
+    }
+    return [f"{count(int(whole[name]), 'fault')} {text}." for name, text in remarks.items() if whole[name]]

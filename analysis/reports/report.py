@@ -1,0 +1,316 @@
+"""The report of a sweep: figures, tables and a few sentences, in one HTML file that needs nothing beside it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.figures.drawing import Drawing
+from analysis.figures.labels import labelled
+from analysis.figures.mitigation_map import MITIGATION_FIGURES
+from analysis.figures.mitigation_words import coverage, mitigation_findings, table_rows
+from analysis.figures.search_figures import SEARCH_FIGURES
+from analysis.figures.sweep_figures import FIGURES
+from analysis.measures import metrics
+from analysis.measures.mitigations import UNLIKE_PACKS, compare
+from analysis.reading.acted import idle_note
+from analysis.reading.open_sweep import UNFINISHED, open_with_events
+from analysis.reading.searches import read_searches
+from harness.basics.printing import printable
+from harness.storage.results_folder import ResultsPath
+
+DOTS_PER_INCH = 110
+MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
+KEPT_IN_MEMORY = 2**28  # bytes of losses
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where the report is, and what it says in words."""
+
+    html: Path
+    figures: list[Path]
+    findings: list[str]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure as a file and as text for the page; both None where the caption says why there is none."""
+
+    name: str
+    caption: str
+    path: Path | None = None
+    base64: str | None = None
+
+
+def write_report(out: Path | str) -> Report:
+    """Write `out`/figures/*.png and `out`/report.html from the results in `out`, finished or not.
+
+    Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
+    """
+    out = Path(out)
+    ds, events = labelled(*open_with_events(out))
+    folder = ResultsPath.open(out)
+    ds = with_losses(ds)
+    compared = compare(ds)
+    sensitivity, faults = metrics.lr_sensitivity(ds), fault_table(ds)
+    found = findings(ds, sensitivity, faults) + mitigation_findings(compared)
+    figures = {name: draw(ds, events) for name, draw in FIGURES.items()}
+    figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
+    if searches := read_searches(out):
+        figures |= {name: draw(searches) for name, draw in SEARCH_FIGURES.items()}
+    pictures = save_figures(figures, out)
+    page = template("report").render(
+        study=ds.attrs["study"],
+        findings=found,
+        counts=outcome_counts(ds["outcome"].values),
+        trials=ds.sizes["trial"],
+        packs=len(np.unique(ds["pack"].values)),
+        pictures=[picture for picture in pictures if picture.name in FIGURES],
+        search_pictures=[picture for picture in pictures if picture.name in SEARCH_FIGURES],
+        has_mitigations=len(np.unique(ds["mitigation"].values)) > 1,
+        mitigations=table_rows(compared),
+        certainty=coverage(compared),
+        idle=idle_note(ds),
+        unlike_packs=UNLIKE_PACKS,
+        mitigation_pictures=[picture for picture in pictures if picture.name in MITIGATION_FIGURES],
+        sensitivity=_sensitivity_rows(sensitivity),
+        faults=_fault_rows(faults),
+        corpora=json.loads(ds.attrs["corpus"]),
+        environments=json.loads(ds.attrs["environment"]),
+    )
+    html = folder / "report.html"
+    html.write(page.encode())
+    return Report(out / html.name, [picture.path for picture in pictures if picture.path], found)
+
+
+def with_losses(sweep: xr.Dataset) -> xr.Dataset:
+    """`sweep` with its losses in memory, since every figure and table reads them: those of steps up to 256 MiB."""
+    kept = [name for name in metrics.READ if name != "loss" or sweep[name].nbytes <= KEPT_IN_MEMORY]
+    return sweep.assign({name: sweep[name].compute() for name in kept})
+
+
+def template(name: str) -> jinja2.Template:
+    """The page `name`, into which text is put as text, whatever it holds."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    return environment.get_template(f"{name}.html.j2")
+
+
+def save_figures(drawings: Mapping[str, Drawing], out: Path) -> list[Picture]:
+    """Save each to `out`/figures; one that the sweep has no longer is removed, so that none is out of date."""
+    folder = ResultsPath.open(out) / "figures"
+    folder.make_folder()
+    pictures = []
+    for name, drawing in drawings.items():
+        file = folder / f"{name}.png"
+        if drawing.figure is None:
+            file.unlink()
+            pictures.append(Picture(name, drawing.caption))
+        else:
+            drawn = io.BytesIO()
+            drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
+            content = drawn.getvalue()
+            file.write(content)
+            shown = base64.b64encode(content).decode()
+            pictures.append(Picture(name, drawing.caption, out / "figures" / file.name, shown))
+    return pictures
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+def outcome_counts(outcomes: np.ndarray) -> dict[str, int]:
+    """Outcome -> number of trials, the most frequent first."""
+    counts = pd.Series(outcomes, dtype=object).value_counts()
+    return {str(name): int(count) for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))}
+
+
+def fault_table(ds: xr.Dataset) -> pd.DataFrame:
+    """One row a fault and mitigation: what the faults did, counted over their finished trials.
+
+    Columns: fault, mitigation, `trials` (all of them), `outcomes` (outcome -> trials, unfinished ones too), and of the
+    finished trials the number of `strikes`, and how many `changed` a value, fired `without_effect` (every strike wrote
+    what was there) and `never_fired`; `with_twin`, those whose golden twin is finished too, of which `moved` have
+    another loss than the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest
+    loss_t(faulty) - loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
+    """
+    faulty = ds[["fault"]].isel(trial=np.flatnonzero(ds["fault"].values != "none"))
+    names = ("trial", "fault", "mitigation", "outcome", "complete", "strikes", "changes")
+    trials = pd.DataFrame({name: faulty[name].values for name in names})
+    deviations = metrics.deviation_table(ds).set_index("trial")
+    columns = ["fault", "mitigation", "trials", "outcomes", "strikes", "changed", "without_effect", "never_fired"]
+    columns += ["with_twin", "moved", "lost"]
+    rows = []
+    for (fault, mitigation), group in trials.groupby(["fault", "mitigation"], sort=True):
+        finished = group[group["complete"]]
+        own = deviations.reindex(finished["trial"]).dropna(subset=["size"])
+        worst = own["worst_deviation"].dropna()
+        has_fired, has_changed = finished["strikes"] > 0, finished["changes"] > 0
+        values = [fault, mitigation, len(group), outcome_counts(group["outcome"].to_numpy()), finished["strikes"].sum()]
+        values += [has_changed.sum(), (has_fired & ~has_changed).sum(), (~has_fired).sum()]
+        values += [len(own), (own["size"] > 0).sum(), np.isinf(own["size"]).sum()]
+        worst_trial = worst.idxmax() if len(worst) else ""
+        rows.append([*values, worst.max() if len(worst) else np.nan, worst_trial])
+    return pd.DataFrame(rows, columns=[*columns, "worst_deviation", "worst_trial"])
+
+
+def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+    axes = metrics.group_axes(table)
+    heading = [*axes, "LR sensitivity [nat/token]", "95% interval", "not capped", "seeds", "rates", "best rate"]
+    heading += ["best loss [nat/token]"]
+    rows = []
+    for _, row in table.iterrows():
+        interval = "none: one seed" if np.isnan(row["low"]) else f"{row['low']:.3f} to {row['high']:.3f}"
+        is_defined = not np.isnan(row["sensitivity"])
+        numbers = [f"{row['sensitivity']:.3f}", interval] if is_defined else ["not defined", ""]
+        numbers.append(f"{row['uncapped']:.3f}" if np.isfinite(row["uncapped"]) else "a run was lost" * is_defined)
+        rates = f"{row['rates']}: {row['lowest_rate']:g} to {row['highest_rate']:g}"
+        best = [f"{row['best_rate']:g}", f"{row['best_loss']:.3f}"] if is_defined else ["", ""]
+        rows.append([*(row[axis] for axis in axes), *numbers, row["seeds"], rates, *best])
+    return {"heading": heading, "rows": rows}
+
+
+def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
+    heading = ["fault", "mitigation", "trials", "outcomes", "strikes", "changed a value", "fired without effect"]
+    heading += ["never fired", "loss differs from golden", "non-finite, golden finite", "worst deviation [nat/token]"]
+    rows = []
+    for row in table.itertuples():
+        shares = ", ".join(f"{name} {count / row.trials:.0%}" for name, count in row.outcomes.items())
+        size = f"{row.worst_deviation:+.3f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.3g}"
+        worst = "" if np.isnan(row.worst_deviation) else f"{size} (trial {row.worst_trial})"
+        counts = [row.strikes, row.changed, row.without_effect, row.never_fired, f"{row.moved} of {row.with_twin}"]
+        rows.append([row.fault, row.mitigation, row.trials, shares, *counts, row.lost, worst])
+    return {"heading": heading, "rows": rows}
+
+
+# --- what was found, in words ------------------------------------------------------------------------------------
+
+
+def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) -> list[str]:
+    """A few sentences on a sweep: how its trials ended, what each mitigation did to LR sensitivity, what faults did.
+
+    `sensitivity` is its `metrics.lr_sensitivity`, `faults` its `fault_table`.
+    """
+    counts = ", ".join(f"{count} {name}" for name, count in outcome_counts(ds["outcome"].values).items())
+    lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
+    lines += [note] if (note := idle_note(ds)) else []
+    if ds.sizes["trial"]:
+        lines += _clean_lines(ds) + _sensitivity_lines(sensitivity) + _fault_lines(faults)
+    return lines
+
+
+def _clean_lines(ds: xr.Dataset) -> list[str]:
+    """How the trials without a fault ended, for each mitigation, if they did not all end alike."""
+    clean = metrics.clean_trials(ds[["fault"]])
+    table = pd.DataFrame({name: clean[name].values for name in ("mitigation", "outcome")})
+    table = table[table["outcome"] != UNFINISHED]
+    if table["outcome"].nunique() < 2:
+        return []
+    words = []
+    for mitigation, group in table.groupby("mitigation", sort=True):
+        shares = outcome_counts(group["outcome"].to_numpy())
+        words.append(f"{mitigation}: {', '.join(f'{count} {name}' for name, count in shares.items())}")
+    if len(words) > MOST_MITIGATIONS:
+        return []
+    return [f"Without a fault, by mitigation: {'; '.join(words)}."]
+
+
+def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
+    axes = metrics.group_axes(table)
+    table = table[table["sensitivity"].notna()]
+    if table.empty:
+        return ["LR sensitivity needs two learning rates or more, finished without a fault."]
+    widest = table[table["width"] == table["width"].max()]
+    others = [axis for axis in axes if axis != "mitigation"]
+    lines: list[str] = []
+    if widest["mitigation"].nunique() > MOST_MITIGATIONS:
+        return [_sensitivity_range(widest, others)]
+    for mitigation, group in widest[widest["mitigation"] != "none"].groupby("mitigation", sort=True):
+        pairs = group.merge(widest[widest["mitigation"] == "none"], on=others, suffixes=("", "_without"))
+        lines += [_comparison(mitigation, pair, others) for _, pair in pairs.head(1).iterrows()]
+    if not lines:
+        rows = [row for _, row in widest.iterrows()]
+        lines = [f"{row['mitigation']}: LR sensitivity {_place(row, others)} {_value(row)}." for row in rows]
+    return lines
+
+
+def _sensitivity_range(widest: pd.DataFrame, others: list[str]) -> str:
+    """The lowest and the highest of many mitigations, and the recipe without one."""
+    rows = widest.sort_values("sensitivity", kind="stable")
+    named = {f"lowest with {rows['mitigation'].iloc[0]}": rows.iloc[0]}
+    named |= {f"highest with {rows['mitigation'].iloc[-1]}": rows.iloc[-1]}
+    plain = rows[rows["mitigation"] == "none"]
+    named |= {"without any": plain.iloc[0]} if len(plain) else {}
+    words = "; ".join(f"{name} {_place(row, others)} {_value(row)}" for name, row in named.items())
+    return f"LR sensitivity of {widest['mitigation'].nunique()} mitigations: {words}."
+
+
+def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:
+    without = pair[["sensitivity_without", "low_without", "high_without"]]
+    without.index = ["sensitivity", "low", "high"]
+    text = f"{mitigation}: LR sensitivity {_place(pair, others)} {_value(pair)} against {_value(without)} without"
+    is_same_range = all(pair[name] == pair[f"{name}_without"] for name in ("lowest_rate", "highest_rate", "rates"))
+    if not is_same_range:
+        return f"{text}; their learning rates differ, so the two cannot be compared."
+    if np.isnan(pair["low"]) or np.isnan(without["low"]):
+        return f"{text}; one seed, so no interval."
+    is_apart = pair["high"] < without["low"] or pair["low"] > without["high"]
+    return f"{text}{'' if is_apart else '; the intervals overlap'}."
+
+
+def _place(row: pd.Series, axes: list[str]) -> str:
+    return "at " + ", ".join(f"{axis} {row[axis]}" for axis in axes)
+
+
+def _value(row: pd.Series) -> str:
+    interval = "" if np.isnan(row["low"]) else f" [{row['low']:.2f}, {row['high']:.2f}]"
+    return f"{row['sensitivity']:.2f}{interval}"
+
+
+def _fault_lines(table: pd.DataFrame) -> list[str]:
+    """A sentence a fault and mitigation, or, if there are many mitigations, a fault."""
+    if table["mitigation"].nunique() <= MOST_MITIGATIONS:
+        return [_fault_line(row, f"mitigation {row.mitigation}") for row in table.itertuples()]
+    lines = []
+    for _, group in table.groupby("fault", sort=True):
+        total = group.iloc[0].copy()
+        for name in ("trials", "strikes", "without_effect", "never_fired", "with_twin", "moved", "lost"):
+            total[name] = group[name].sum()
+        total["outcomes"] = {UNFINISHED: sum(outcomes.get(UNFINISHED, 0) for outcomes in group["outcomes"])}
+        worst = group.sort_values("worst_deviation", kind="stable", na_position="first").iloc[-1]
+        total[["worst_deviation", "worst_trial"]] = worst[["worst_deviation", "worst_trial"]]
+        lines.append(_fault_line(total, f"{len(group)} mitigations"))
+    return lines
+
+
+def _fault_line(row: Any, mitigation: str) -> str:
+    parts = [f"{row.moved} of {row.with_twin} trials moved away from their golden twin"]
+    if not np.isnan(row.worst_deviation):
+        size = f"{row.worst_deviation:+.2f}" if row.worst_deviation < 1e6 else f"{row.worst_deviation:+.2g}"
+        parts.append(f"the worst by {size} nat/token (trial {row.worst_trial})")
+    others = {
+        "became non-finite, unlike the twin": row.lost,
+        "never fired": row.never_fired,
+        "fired without effect": row.without_effect,
+        "unfinished": row.outcomes.get(UNFINISHED, 0),
+    }
+    parts += [f"{number} {words}" for words, number in others.items() if number]
+    return f"Fault {row.fault}, {mitigation}: {'; '.join(parts)}."

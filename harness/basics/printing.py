@@ -1,0 +1,93 @@
+"""Where text leaves the program: whatever it holds, a line stays a line, and a terminal obeys none of it.
+
+Names, traces and descriptions come from results folders and configuration folders, which may be a stranger's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+LONGEST_LABEL = 64  # characters of a name in a figure or a table
+_KEPT = 55  # of a longer one, before the eight that tell it from others
+
+
+def printable(text: str) -> str:
+    r"""`text` on one line, with an escape such as \x1b or \u202e for each character that is not to be seen as itself.
+
+    These are controls, line breaks, changes of direction, zero-width characters, and halves of surrogate pairs.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def label(text: str) -> str:
+    """`printable`, and short enough for a figure or a table: equal texts stay equal, and different ones different."""
+    words = printable(text)
+    if len(words) <= LONGEST_LABEL:
+        return words
+    return f"{words[:_KEPT]}~{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    """`text` with escapes for what the encoding of a stream lacks."""
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def say(*lines: str, file: TextIO | None = None) -> None:
+    """Print each of these as one line, to standard output if no other file is given."""
+    file = file or sys.stdout
+    for line in lines:
+        print(_encodable(printable(line), file.encoding), file=file)
+
+
+def warn_in_one_line() -> None:
+    """From now on a warning is one line on standard error, without the place in the code."""
+
+    def formatted(message: Warning | str, *place: Any, **others: Any) -> str:
+        return f"warning: {printable(str(message))}\n"
+
+    warnings.formatwarning = formatted
+
+
+class Terminal(Console):
+    """Rich's console for text that is nothing but text: neither markup nor emoji, and each string is one line."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, highlight=False, emoji=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's, with each string on one line."""
+        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich's: what moves the cursor comes from rich alone, and text has nothing of the kind in it."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(self._shown(segment.text), segment.style)
+
+    def _shown(self, text: str) -> str:
+        return "\n".join(_encodable(printable(line), self.encoding) for line in text.split("\n"))
+
+
+def count(number: int, noun: str) -> str:
+    """`1 pack`, `2 packs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """`90 s`, `12 min`, `3.5 h`."""
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,398 @@
+"""The sections of the recipe, in which every default is visible: model, optimizer, schedule, training, screening, data.
+
+The defaults are the recipe of Wortsman et al. 2023 (arXiv 2309.14322, section 2) without its two remedies, QK-norm and
+z-loss, which are mitigations here; sizes and rate are small ones. Other published recipes are in sweeps/conf/recipe/.
+Each field says whether it is *per-trial*, *structural* or *switched* (harness/config/fields.py), and what values it
+allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.config.fields import PER_TRIAL, STRUCTURAL, SWITCHED, anything, choice, number
+from harness.config.limits import (
+    DEEPEST,
+    LARGEST_BATCH,
+    LARGEST_SCALE,
+    LARGEST_SEED,
+    LONGEST_CONTEXT,
+    LONGEST_EXPLICIT,
+    MOST_GROWING,
+    MOST_STEPS,
+    MOST_TOKENS,
+    STEEPEST,
+    WIDEST,
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A GPT decoder: pre-LN blocks, rotary positions, no biases, untied head."""
+
+    # Shape
+    width: int = number(STRUCTURAL, 64, "width d of the residual stream", low=1, high=WIDEST)
+    depth: int = number(STRUCTURAL, 2, "number of blocks", low=1, high=DEEPEST)
+    head_dim: int = number(STRUCTURAL, 16, "size of one attention head; divides the width", low=1, high=WIDEST)
+    context: int = number(STRUCTURAL, 64, "tokens in one sequence", low=1, high=LONGEST_CONTEXT)
+    feedforward: int | None = number(
+        STRUCTURAL, None, "hidden size of the feed-forward part; null: expansion x width", low=1, high=4 * WIDEST
+    )
+    expansion: float | None = number(
+        STRUCTURAL,
+        None,
+        "hidden size of the feed-forward part over the width; null: 4, and 8/3 with a gate, for as many weights",
+        above=0,
+        high=64,
+    )
+    activation: str = choice(
+        STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.model.activations:ACTIVATIONS"
+    )
+    swiglu_clamp: float | None = number(
+        SWITCHED, None, "bound of SwiGLU's gate from above and of its linear part on both sides; null: none", above=0
+    )
+    positions: str = choice(STRUCTURAL, "rotary", "how positions enter", "rotary", "learned")
+    rotary_base: float = number(
+        STRUCTURAL, 10000.0, "base of the angles' frequencies, for positions rotary", low=1, high=1e12
+    )
+    biases: bool = anything(STRUCTURAL, False, "learned summands of linear layers inside blocks and of LayerNorms")
+    tied_head: bool = anything(STRUCTURAL, False, "the head's weights are those of the embedding")
+    dropout: float | None = number(
+        SWITCHED,
+        None,
+        "share that is dropped in training of the embedding, attention's shares and what branches add; null: none",
+        low=0,
+        below=1,
+    )
+
+    # Norms and the residual stream
+    placement: str = choice(
+        STRUCTURAL, "pre", "where norms stand in the residual stream", table="harness.model.placements:PLACEMENTS"
+    )
+    mix: float = number(
+        STRUCTURAL, 0.25, "share of the blocks, the first ones, that are post-LN, for placement mix", low=0, high=1
+    )
+    branch_steps: int | None = number(
+        PER_TRIAL,
+        None,
+        "steps over which branches grow to full size, for placement branchnorm; null: as branch_share says",
+        low=1,
+    )
+    branch_share: float = number(
+        PER_TRIAL, 0.25, "share of train.steps over which branches grow, where branch_steps is null", above=0, high=1
+    )
+    norm: str = choice(STRUCTURAL, "layer", "LayerNorm or RMSNorm", table="harness.model.norms:NORMS")
+    norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every norm", above=0)
+    attention_norm: bool = anything(STRUCTURAL, True, "the norm in front of attention, where the placement has one")
+    feedforward_norm: bool = anything(
+        STRUCTURAL, True, "the norm in front of the feed-forward part, where the placement has one"
+    )
+    qkv_norm: bool = anything(STRUCTURAL, False, "a norm on each of the outputs query, key and value, before heads")
+    projection_norm: bool = anything(STRUCTURAL, False, "a norm on the output of attention's projection")
+    up_norm: bool = anything(STRUCTURAL, False, "a norm on the output of the first feed-forward matrix")
+    down_norm: bool = anything(STRUCTURAL, False, "a norm on the output of the second feed-forward matrix")
+    embedding_norm: bool = anything(STRUCTURAL, False, "a norm on the embedding")
+    layer_scale: float | None = number(
+        SWITCHED, None, "first value of a learned gain on each feature of each branch; null: no gain", above=0
+    )
+
+    # Attention
+    attention: str = choice(
+        STRUCTURAL,
+        "auto",
+        "explicit: taps reach the scores; fused: torch's fused kernel; auto: explicit up to context 256",
+        "auto",
+        "explicit",
+        "fused",
+    )
+    qk_norm: bool = anything(STRUCTURAL, False, "a norm on each head's queries and keys")
+    qk_norm_shared: bool = anything(STRUCTURAL, True, "one gain for the qk_norm of all heads of a block")
+    qk_norm_over: str = choice(
+        STRUCTURAL, "head", "what a qk_norm is taken over: each head, or all of them together", "head", "heads"
+    )
+    attention_temperature: float | None = number(
+        SWITCHED, None, "factor on attention logits (soft temperature); null: none", above=0
+    )
+    attention_cap: float | None = number(
+        SWITCHED, None, "bound c of attention logits, as c tanh(x / c); null: none", above=0
+    )
+    soft_clip_high: float | None = number(
+        SWITCHED, None, "zeta of the clipped softmax, clip((zeta - gamma) p + gamma, 0, 1); null: plain softmax", low=1
+    )
+    soft_clip_low: float = number(PER_TRIAL, -0.03, "gamma of the clipped softmax", high=0)
+    qk_clip: float | None = number(
+        SWITCHED, None, "largest attention logit of a head before its query and key weights shrink; null: any", above=0
+    )
+
+    # Output
+    output_cap: float | None = number(SWITCHED, None, "bound c of output logits, as c tanh(x / c); null: none", above=0)
+
+    # Initialisation and parametrisation
+    init: str = choice(STRUCTURAL, "standard", "sizes of the initial weights", table="harness.model.scaling:INITS")
+    init_std: float = number(STRUCTURAL, 0.02, "size of initial weights, for init normal and gpt2", above=0)
+    embedding_scale: str = choice(
+        STRUCTURAL, "none", "factor on the embedding; sqrt_width: sqrt(width)", "none", "sqrt_width"
+    )
+    sigma_reparam: bool = anything(
+        STRUCTURAL, False, "hidden matrices divided by their spectral norm and times a learned number"
+    )
+    parametrization: str = choice(
+        STRUCTURAL, "standard", "how sizes scale with width and depth", "standard", "mup", "completep"
+    )
+    base_width: int = number(
+        STRUCTURAL, 64, "width at which muP equals the standard parametrisation", low=1, high=WIDEST
+    )
+    base_head_dim: int | None = number(
+        STRUCTURAL, None, "head size at which muP equals the standard one; null: this model's", low=1, high=WIDEST
+    )
+    base_depth: int = number(STRUCTURAL, 2, "depth at which CompleteP equals muP", low=1, high=DEEPEST)
+    depth_exponent: float = number(
+        STRUCTURAL, 1.0, "alpha of CompleteP: branches shrink as depth^-alpha", low=0.5, high=1
+    )
+    mup_decay: str = choice(
+        STRUCTURAL,
+        "coupled",
+        "weight decay of muP and CompleteP; coupled: rate x decay is the same at every width; plain: decay is",
+        "coupled",
+        "plain",
+    )
+    mup_epsilon: str = choice(
+        STRUCTURAL,
+        "blocks",
+        "where muP and CompleteP divide the optimizer's epsilon by the width; gradients: as gradients shrink",
+        "blocks",
+        "gradients",
+        "everywhere",
+        "none",
+    )
+    zero_head: bool = anything(STRUCTURAL, False, "the head starts at zero")
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
+    )
+
+    @property
+    def reads_scores(self) -> bool:
+        """Whether the model itself works on attention's scores or shares, which a fused kernel never shows."""
+        return any(value is not None for value in (self.attention_cap, self.soft_clip_high, self.dropout))
+
+    @property
+    def explicit_attention(self) -> bool:
+        """Whether scores are an ordinary tensor: a property of the shape, not of what is attached or of the device."""
+        if self.attention == "auto":
+            return self.context <= LONGEST_EXPLICIT or self.reads_scores
+        return self.attention == "explicit"
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer, what all of them share, and clipping of gradients and updates."""
+
+    name: str = choice(STRUCTURAL, "adamw", "the optimizer", table="harness.optim.optimizers:OPTIMIZERS")
+    lr: float = number(PER_TRIAL, 3e-3, "peak learning rate", low=0)
+    beta1: float = number(PER_TRIAL, 0.9, "decay of the first moment; sgd and lars: momentum", low=0, below=1)
+    beta2: float = number(PER_TRIAL, 0.95, "decay of the second moment; lion: of the momentum", low=0, below=1)
+    eps: float = number(PER_TRIAL, 1e-8, "added to the root of the second moment", above=0)
+    weight_decay: float = number(PER_TRIAL, 1e-4, "decoupled weight decay of matrices", low=0)
+    decay_embedding: bool = anything(
+        STRUCTURAL, True, "weight decay of embeddings too, and not of other matrices alone"
+    )
+    decay_follows: str = choice(
+        PER_TRIAL,
+        "schedule",
+        "what weight decay is multiplied by; schedule: the rate over its peak, so that it does not depend on lr",
+        "rate",
+        "schedule",
+    )
+    clip: float | None = number(PER_TRIAL, 1.0, "largest global gradient norm; null: no clipping", above=0)
+    clip_value: float | None = number(SWITCHED, None, "largest size of a gradient's element; null: any", above=0)
+    clip_tensor: float | None = number(SWITCHED, None, "largest gradient norm of each tensor; null: any", above=0)
+    clip_update: float | None = number(
+        SWITCHED, None, "largest root mean square of a tensor's update, before the rate; null: any", above=0
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then decay to `final_rate` at the last step; growth of sequences and batches."""
+
+    warmup: int | None = number(PER_TRIAL, None, "steps of linear warm-up; null: as warmup_share says", low=0)
+    warmup_share: float = number(
+        PER_TRIAL, 0.05, "share of train.steps that the warm-up takes, where warmup is null", low=0, high=1
+    )
+    decay: str = choice(PER_TRIAL, "cosine", "shape after warm-up", table="harness.optim.schedules:SHAPES")
+    final: float | None = number(
+        PER_TRIAL, None, "share of the peak rate at the end of the decay; null: as final_rate says", low=0, high=1
+    )
+    final_rate: float = number(
+        PER_TRIAL, 1e-5, "learning rate at the end of the decay, at most the peak, where final is null", low=0
+    )
+    cooldown: float = number(
+        PER_TRIAL, 0.2, "share of the run in which the rate falls, for decay wsd and wsd_linear", above=0, high=1
+    )
+    cycles: int = number(PER_TRIAL, 4, "cosine cycles after warm-up, for decay restarts", low=1, high=MOST_STEPS)
+    sequence_start: int | None = number(
+        STRUCTURAL,
+        None,
+        "tokens in a sequence at step 0, which grow to model.context; null: all from the start",
+        low=1,
+        high=LONGEST_CONTEXT,
+    )
+    sequence_steps: int = number(STRUCTURAL, 50, "steps over which sequences grow", low=1, high=MOST_GROWING)
+    sequence_mode: str = choice(
+        STRUCTURAL,
+        "truncate",
+        "truncate: each sequence is cut, and the run takes more steps for as many tokens; reshape: cut into several",
+        "truncate",
+        "reshape",
+    )
+    batch_start: int | None = number(
+        STRUCTURAL,
+        None,
+        "sequences in a batch at step 0, which grow to train.batch; null: all from the start",
+        low=1,
+        high=LARGEST_BATCH,
+    )
+    batch_steps: int = number(STRUCTURAL, 50, "steps over which batches grow", low=1, high=MOST_GROWING)
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, on how much, in what precision."""
+
+    steps: int = number(
+        STRUCTURAL,
+        200,
+        "optimizer steps with whole batches; where batches or sequences grow, more steps for as many tokens",
+        low=1,
+        high=MOST_STEPS,
+    )
+    batch: int = number(STRUCTURAL, 8, "sequences in a batch", low=1, high=LARGEST_BATCH)
+    z_loss: float = number(
+        PER_TRIAL, 0.0, "coefficient of log^2 Z of the output logits in what is differentiated, not in the loss", low=0
+    )
+    precision: str = choice(
+        STRUCTURAL,
+        "fp32",
+        "format of matrix products; bf16 and fp16 keep float32 weights, and a CPU emulates them; "
+        "fp8: bf16 with emulated fp8 operands of linear layers; fp64: reference runs",
+        "fp32",
+        "bf16",
+        "fp16",
+        "fp8",
+        "fp64",
+    )
+    norms: str = choice(
+        STRUCTURAL, "fp32", "format of what norms read and leave; products: that of matrix products", "fp32", "products"
+    )
+    softmax: str = choice(
+        STRUCTURAL,
+        "fp32",
+        "format of attention's softmax; products: each of its steps is rounded to that of matrix products",
+        "fp32",
+        "products",
+    )
+    loss_scaling: str = choice(
+        PER_TRIAL,
+        "none",
+        "factor on the loss before the backward pass; dynamic: torch.amp.GradScaler's, which halves and doubles it",
+        "none",
+        "static",
+        "dynamic",
+    )
+    loss_scale: float = number(
+        PER_TRIAL, 65536.0, "the factor; where loss_scaling is dynamic, the first one", above=0, high=LARGEST_SCALE
+    )
+    loss_scale_growth: int = number(
+        PER_TRIAL, 2000, "steps in a row without overflow that double a dynamic scale", low=1, high=LARGEST_SEED
+    )
+    ranks: int = number(STRUCTURAL, 1, "simulated data-parallel ranks; divides the batch", low=1, high=LARGEST_BATCH)
+    micro_batches: int = number(
+        STRUCTURAL,
+        1,
+        "equal parts of the batch, or of each rank's share of it, that pass one after the other; gradients are added "
+        "in float32",
+        low=1,
+        high=LARGEST_BATCH,
+    )
+    reduction: str = choice(
+        STRUCTURAL, "sequential", "order in which gradients of ranks are added", "sequential", "reversed", "pairwise"
+    )
+    accumulation: str = choice(
+        STRUCTURAL, "fp32", "format of the running sum over ranks", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"
+    )
+    checkpointing: bool = anything(
+        STRUCTURAL,
+        False,
+        "activations inside a block are computed again in the backward pass and not kept; a fault strikes them in the "
+        "forward pass alone, and what is computed again is without it, as after a transient fault",
+    )
+    validate_every: int = number(STRUCTURAL, 50, "steps between validations; the last step always validates", low=1)
+    validate_tokens: int = number(
+        STRUCTURAL,
+        65536,
+        "held-out tokens of the last validation, the same for every trial; more than there are: all",
+        low=1,
+        high=MOST_TOKENS,
+    )
+    validate_between: int = number(
+        STRUCTURAL,
+        2048,
+        "held-out tokens of the other validations, and of the one before the first step",
+        low=1,
+        high=MOST_TOKENS,
+    )
+
+    @property
+    def parts(self) -> int:
+        """Equal parts of a batch that pass one after the other: micro-batches of all ranks."""
+        return self.ranks * self.micro_batches
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a trial that pass through the model together."""
+        return self.batch // self.parts
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Sequences of a batch that are dropped before they train, because their tokens are not those of the corpus."""
+
+    rarity: float | None = number(
+        SWITCHED, None, "largest mean of -log p(token) in the corpus, nat/token; null: any", above=0
+    )
+    repetition: float | None = number(
+        SWITCHED,
+        None,
+        "largest share of tokens that repeat an earlier pair of the sequence; null: any",
+        above=0,
+        high=1,
+    )
+    entropy: float | None = number(
+        SWITCHED, None, "smallest entropy of the sequence's own tokens, nat; null: any", above=0
+    )
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the tokens come from."""
+
+    source: str = choice(
+        STRUCTURAL,
+        "stdlib",
+        "stdlib: Python's own source; text: your files; tokens: uint16 shards; zipf: synthetic",
+        "stdlib",
+        "text",
+        "tokens",
+        "zipf",
+    )
+    path: str | None = anything(STRUCTURAL, None, "file or folder, for source text and tokens")
+    tokenizer: str = choice(STRUCTURAL, "bytes", "how text becomes tokens", "bytes", "bpe")
+    vocabulary: int = number(
+        STRUCTURAL, 256, "size of the vocabulary, for tokenizer bpe and source zipf and tokens", low=2, high=65536
+    )
+    exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0, high=STEEPEST)
+    length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000, high=MOST_TOKENS)
+    validation: float = number(STRUCTURAL, 0.1, "share of the text that is held out", above=0, below=1)
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of the order of batches; null: the trial's seed", low=0, high=LARGEST_SEED
+    )

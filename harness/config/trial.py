@@ -1,0 +1,149 @@
+"""The configuration of one trial: the sections of the recipe (harness/config/recipe.py), a fault, a mitigation's name,
+a seed.
+
+Optimizers, clippers and other parts that have hyperparameters of their own bring a section along (`sections`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+from harness.basics import plugins
+from harness.config.curriculum import Curriculum, curriculum
+from harness.config.fields import PER_TRIAL, number, structure
+from harness.config.limits import LARGEST_SEED
+from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What every fault has. Each injector adds its own fields in a subclass; this one alone is no fault at all."""
+
+    kind: str = "none"
+    name: str = "none"  # the option `fault=name` that was chosen; several may share a kind
+    start: int = number(PER_TRIAL, 0, "step of the (first) strike", low=0)
+    duration: int | None = number(
+        PER_TRIAL, 1, "steps from the first strike to the last; null: permanent, to the end of the run", low=1
+    )
+    period: int = number(PER_TRIAL, 1, "steps from one strike to the next within the duration", low=1)
+    seed: int | None = number(
+        PER_TRIAL, None, "seed of whatever the fault draws; null: the trial's seed", low=0, high=LARGEST_SEED
+    )
+
+
+NO_FAULT = Fault()
+IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
+WITH_OPTIONS = ("optimizers", "clippers")  # kinds of parts (harness/basics/plugins.py) that may have a section
+CORE: dict[str, type] = {
+    "model": Model,
+    "optim": Optim,
+    "schedule": Schedule,
+    "train": Train,
+    "screen": Screen,
+    "data": Data,
+}
+
+
+@cache
+def sections() -> Mapping[str, type]:
+    """Every section of a trial but its fault: those above, and those that optimizers, clippers, ... bring along.
+
+    A module of a part (harness/basics/plugins.py) that defines a dataclass `Options` adds a section of its name.
+    """
+    found = dict(CORE)
+    for kind in WITH_OPTIONS:
+        found |= {name: own.Options for name, own in plugins.modules(kind).items() if hasattr(own, "Options")}
+    return found
+
+
+@cache
+def _defaults() -> Mapping[str, Any]:
+    return {name: cls() for name, cls in sections().items()}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run. Its id is a hash of everything below, so equal configurations are the same trial.
+
+    `extras` are sections that optimizers and clippers bring along, by name, those at their defaults left out: a new
+    one does not change the id of a trial that knows nothing of it.
+    """
+
+    model: Model = Model()
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    train: Train = Train()
+    screen: Screen = Screen()
+    data: Data = Data()
+    fault: Fault = NO_FAULT
+    recipe: str = "plain"  # by name: what the mitigation is a difference to
+    mitigation: str = "none"
+    seed: int = number(PER_TRIAL, 0, "seed of everything that has no seed of its own", low=0, high=LARGEST_SEED)
+    extras: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any], **others: Any) -> Trial:
+        """The trial with these sections, by name; `others` are fault, recipe, mitigation and seed."""
+        core = {name: values for name, values in parts.items() if name in CORE}
+        extras = sorted((name, values) for name, values in parts.items() if name not in CORE)
+        return cls(**core, **others, extras=tuple((k, v) for k, v in extras if v != _defaults()[k]))
+
+    def section(self, name: str) -> Any:
+        """One section by its name, also of those that optimizers and clippers bring along."""
+        return getattr(self, name) if name in CORE else dict(self.extras).get(name, _defaults()[name])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, as they are stored with the results."""
+        parts = {name: dict(vars(getattr(self, name))) for name in (*CORE, "fault")}
+        extras = {name: dict(vars(values)) for name, values in self.extras}
+        return {**parts, **extras, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}
+
+    @cached_property
+    def id(self) -> str:
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def golden(self) -> Trial:
+        """The golden twin: the same trial without the fault."""
+        return self if self.fault == NO_FAULT else dataclasses.replace(self, fault=NO_FAULT)
+
+    @cached_property
+    def structure(self) -> tuple:
+        """What the trials of a pack have in common: trials with equal structure can share one."""
+        return tuple((name, structure(self.section(name))) for name in sections())
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run: more than train.steps where sequences or batches grow, for as many tokens."""
+        if self.schedule.sequence_start is None and self.schedule.batch_start is None:
+            return self.train.steps
+        return self.curriculum.steps
+
+    @property
+    def curriculum(self) -> Curriculum:
+        """The sizes of every step; all trials of one structure share them."""
+        growth = self.schedule
+        sequences = (self.train.batch, growth.batch_start, growth.batch_steps, self.train.parts)
+        lengths = (self.model.context, growth.sequence_start, growth.sequence_steps, growth.sequence_mode == "reshape")
+        return curriculum(self.train.steps, sequences, lengths)
+
+    @property
+    def seeds(self) -> dict[str, int]:
+        """The three seeds in force: initial weights, data order, fault."""
+        own = {"init": self.model.seed, "data": self.data.seed, "fault": self.fault.seed}
+        return {name: self.seed if seed is None else seed for name, seed in own.items()}
+
+
+def trial_from_dict(values: Mapping[str, Any], fault_types: Mapping[str, type[Fault]]) -> Trial:
+    """The inverse of `Trial.to_dict`; `fault_types` maps a fault's kind to its dataclass."""
+    parts = {name: cls(**values[name]) for name, cls in sections().items() if name in values}
+    fault = fault_types[values["fault"]["kind"]](**values["fault"])
+    names = {name: values[name] for name in ("recipe", "mitigation") if name in values}
+    return Trial.of(parts, fault=fault, **names, seed=values["seed"])

@@ -1,0 +1,77 @@
+"""The files that data are read from, and the one line for those that cannot serve."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, NoReturn, TypeVar
+
+from harness.basics.memory import in_units, main_memory
+from harness.config import ConfigError, Data
+from harness.data.tokenizer import Tokens
+
+BYTES_PER_TOKEN = 4  # the tokens, and a copy for batches
+
+Piece = TypeVar("Piece", bytes, Tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts(Generic[Piece]):
+    """The pieces that make up each part, and how many files were left out because they repeat another."""
+
+    train: list[Piece]
+    validation: list[Piece]
+    repeated: int
+
+
+def size_of(pieces: Sequence[bytes] | Sequence[Tokens]) -> int:
+    """Bytes or tokens of all pieces together."""
+    return sum(len(piece) for piece in pieces)
+
+
+def refuse(data: Data, reason: str, allowed: str) -> NoReturn:
+    """Raise the ConfigError for data that cannot serve, by the key that says which they are."""
+    keys = {"stdlib": f"data.source={data.source}", "zipf": f"data.length={data.length}"}
+    raise ConfigError(f"{keys.get(data.source, f'data.path={data.path}')}: {reason}; allowed: {allowed}")
+
+
+def check_memory(data: Data, needed: int) -> None:
+    """Raise ConfigError for more than this machine's memory can hold: a process that asks for it would be killed."""
+    if needed > (memory := main_memory()):
+        reason = f"takes about {in_units(needed)} of memory"
+        refuse(data, reason, f"at most the {in_units(memory)} of this machine: less data")
+
+
+def path_of(data: Data) -> Path:
+    """The file or folder of `data.path`, where `~` is the user's own. Raises ConfigError for anything else."""
+    path = Path(os.path.expanduser(data.path or ""))  # Path's own raises an error where there is no such user
+    reason = "no such file or folder"
+    try:
+        mode = os.stat(path).st_mode if data.path else 0
+        if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+            return path
+        reason = "neither a file nor a folder" if mode else reason
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except ValueError as error:
+        reason = f"no name of a file ({error})"
+    refuse(data, reason, f"a file or a folder, for data.source={data.source}")
+
+
+def walk(folder: Path, skip: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
+    """(name under the folder, path) of the files that are not hidden, nor in folders `skip`, in order of the names."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
+    found = []
+    for root, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in ("__pycache__", *skip)]
+        found += [Path(root, name) for name in files if not name.startswith(".")]
+    named = [(path.relative_to(folder).as_posix(), path) for path in found]
+    return ((name, path) for name, path in sorted(named) if path.is_file())

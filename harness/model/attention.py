@@ -1,0 +1,217 @@
+"""Causal self-attention, trial first.
+
+Shapes: R trials, B sequences of T tokens, H heads of D features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from harness.model.caps import for_each_trial, soft_cap
+from harness.model.precision import Precision
+from harness.model.products import CACHE_LINE, differentiable_product, product, start_alike
+from harness.model.taps import Taps
+
+
+class _SplitHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, context: int, heads: int) -> tuple[Tensor, ...]:
+        ctx.shape = qkv.shape
+        parts = qkv.view(len(qkv), -1, context, 3, heads, qkv.shape[-1] // (3 * heads)).permute(3, 0, 1, 4, 2, 5)
+        return tuple(part.clone(memory_format=torch.contiguous_format) for part in parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        trials, batch, heads, context, head_dim = gradients[0].shape
+        dqkv = gradients[0].new_empty(trials, batch, context, 3, heads, head_dim)
+        for target, gradient in zip(dqkv.permute(3, 0, 1, 4, 2, 5), gradients, strict=True):
+            target.copy_(gradient)
+        return dqkv.view(ctx.shape), None, None
+
+
+def split_heads(qkv_RxNx3D: Tensor, context: int, heads: int) -> tuple[Tensor, ...]:
+    """Query, key and value, [R, B, H, T, D/H] each, of N = B x T tokens."""
+    return _SplitHeads.apply(qkv_RxNx3D, context, heads)
+
+
+@lru_cache(maxsize=8)
+def _rotation(context: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[T, D/2] complex: neighbouring features turn by position / base^(2i/D) (Su et al. 2021, eq. 15)."""
+    frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angle = torch.outer(torch.arange(context, dtype=torch.float64), frequency)
+    kind = torch.complex128 if dtype == torch.float64 else torch.complex64
+    return torch.polar(torch.ones_like(angle), angle).to(device, kind)
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pairs: Tensor, rotation: Tensor) -> Tensor:
+        ctx.rotation = rotation
+        return _turn(pairs, rotation)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        return _turn(dy, ctx.rotation.conj().resolve_conj()), None
+
+
+def _turn(pairs: Tensor, rotation: Tensor) -> Tensor:
+    if pairs.device.type != "cpu" or torch.get_num_threads() == 1:
+        return pairs * rotation
+    # A CPU rounds complex products at the end of a thread's share differently, so each trial is shared out on its own.
+    turned = torch.empty(pairs.shape, dtype=pairs.dtype)
+    for source, target in zip(pairs, turned, strict=True):
+        torch.mul(source, rotation, out=target)
+    return turned
+
+
+def rotate(x_RxBxHxTxD: Tensor, base: float, dtype: torch.dtype) -> Tensor:
+    """Rotary positions: feature pairs (2i, 2i + 1) of each head turn with the position, computed in `dtype`."""
+    pairs = torch.view_as_complex(x_RxBxHxTxD.to(dtype).unflatten(-1, (-1, 2)))
+    turned = _Turn.apply(pairs, _rotation(*x_RxBxHxTxD.shape[-2:], base, dtype, x_RxBxHxTxD.device))
+    return torch.view_as_real(turned).flatten(-2).to(x_RxBxHxTxD.dtype)
+
+
+@lru_cache(maxsize=8)
+def _causal_mask(context: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full((context, context), -math.inf, dtype=dtype, device=device).triu_(1)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is done to attention logits and shares, a strength for each trial, [R, 1, 1, 1, 1]; None: nothing.
+
+    Logits are multiplied by `temperature` (soft temperature), then become c tanh(x / c) of the `cap` c (Gemma 2, arXiv
+    2408.00118; both in Rybakov et al. 2024, arXiv 2410.16682). Shares p become clip((zeta - gamma) p + gamma, 0, 1),
+    with `clip` = (zeta, gamma) (Bondarenko et al. 2023, arXiv 2306.12929, equation 4): since gamma <= 0, masked
+    positions stay at 0. Last, `drop` takes some of them away.
+    """
+
+    temperature: Tensor | None = None
+    cap: Tensor | None = None
+    clip: tuple[Tensor, Tensor] | None = None
+    drop: Callable[[Tensor], Tensor] | None = None
+
+
+UNLIMITED = Limits()
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, precision: Precision, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(q, k)
+        ctx.scale, ctx.precision = scale, precision
+        scores = precision(product(q, k.mT, scale))
+        return scores if mask is None else scores.add_(mask)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dscores: Tensor) -> Any:
+        q, k = ctx.saved_tensors
+        dscores = ctx.precision(dscores)
+        return product(dscores, k, ctx.scale), product(dscores.mT, q, ctx.scale), None, None, None
+
+
+class _RoundedSoftmax(torch.autograd.Function):
+    """The softmax of someone who never leaves the format of matrix products: each step of it is rounded.
+
+    Micikevicius et al. 2017 (arXiv 1710.03740, section 3.3) ask for its arithmetic in float32 instead.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, precision: Precision) -> Tensor:
+        below = precision(scores - scores.amax(-1, keepdim=True))
+        powers = precision(for_each_trial(torch.exp, below))
+        shares = precision(powers / precision(powers.sum(-1, keepdim=True)))
+        ctx.save_for_backward(shares)
+        ctx.precision = precision
+        return shares
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dshares: Tensor) -> Any:
+        (shares,), precision = ctx.saved_tensors, ctx.precision
+        mean = precision(precision(dshares * shares).sum(-1, keepdim=True))
+        return precision(shares * precision(dshares - mean)), None
+
+
+def _softmax(scores_RxBxHxTxT: Tensor, precision: Precision) -> Tensor:
+    """Each query's shares of its keys, in at least float32, as torch.autocast has them, or in half precision."""
+    if precision.softmax:
+        return _RoundedSoftmax.apply(scores_RxBxHxTxT, precision)
+    return torch.softmax(scores_RxBxHxTxT, -1, dtype=torch.promote_types(scores_RxBxHxTxT.dtype, torch.float32))
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """torch's own causal attention of [R, B, H, T, D]."""
+    shape = q.shape
+    q, k, v = (_in_whole_lines(x) for x in (q, k, v))
+    mixed = F.scaled_dot_product_attention(
+        q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal=True, scale=scale
+    )
+    mixed = mixed.view(q.shape)
+    return mixed if q.shape == shape else mixed[:, : shape[1]]
+
+
+def _in_whole_lines(x_RxBxHxTxD: Tensor) -> Tensor:
+    """With as many more sequences of zeros that every trial's part starts alike, see harness/model/products.py."""
+    if x_RxBxHxTxD.device.type != "cpu" or start_alike(x_RxBxHxTxD):
+        return x_RxBxHxTxD
+    sequence = math.prod(x_RxBxHxTxD.shape[2:]) * x_RxBxHxTxD.element_size()
+    extra = -x_RxBxHxTxD.shape[1] % (CACHE_LINE // math.gcd(CACHE_LINE, sequence))
+    return F.pad(x_RxBxHxTxD, (0, 0, 0, 0, 0, 0, 0, extra))
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    explicit: bool,
+    precision: Precision,
+    tap: Taps,
+    name: str,
+    limits: Limits = UNLIMITED,
+) -> Tensor:
+    """softmax(scale q k^T + causal mask) v within `limits`, its products in `precision`.
+
+    q, k, v: [R, B, H, T, D]. Returns [R, B, T, H, D]. The tap `<name>.scores` sees what the softmax reads,
+    [R, B, H, T, T], masked entries at -inf; with the fused kernel it sees a copy that it cannot change, one sequence of
+    the batch after the other, because all of them would not fit. That kernel has no room for `cap`, `clip` and
+    `drop`, and takes its softmax in float32.
+    """
+    scores_name, context = f"{name}.scores", q.shape[-2]
+    if limits.temperature is not None:
+        q = q * limits.temperature.to(q.dtype)
+    q, k, v = precision(q), precision(k), precision(v)
+    if not explicit:
+        if scores_name in tap:
+            mask = _causal_mask(context, q.dtype, q.device)
+            with torch.no_grad():
+                for one_q, one_k in zip(q.split(1, dim=1), k.split(1, dim=1), strict=True):
+                    tap(scores_name, precision(product(one_q, one_k.mT, scale)).add_(mask))
+        return precision(_fused(q, k, v, scale)).transpose(2, 3)
+    mask = _causal_mask(context, q.dtype, q.device)
+    if limits.cap is None:
+        scores = _Scores.apply(q, k, scale, precision, mask)
+    else:  # before the mask: the cap of -inf is a number
+        scores = precision(soft_cap(_Scores.apply(q, k, scale, precision, None), limits.cap)) + mask
+    if scores_name in tap:
+        scores = precision(tap(scores_name, scores))
+    shares = _softmax(scores, precision)
+    if limits.clip is not None:
+        zeta, gamma = limits.clip
+        shares = torch.clamp(shares * (zeta - gamma) + gamma, 0.0, 1.0)
+    if limits.drop is not None:
+        shares = limits.drop(shares)
+    return precision(differentiable_product(precision(shares), v)).transpose(2, 3)

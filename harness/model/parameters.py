@@ -1,0 +1,161 @@
+"""The weights of a pack, flat: one [R, P] array, trial first, with a named view for each tensor.
+
+Flat, because clipping, the optimizer, norms, snapshots, forks and bit flips are then a line each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.model.products import CACHE_LINE
+from harness.model.scaling import TensorRow
+
+ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/model/products.py
+SMALL_DRAW = 4096  # elements; the 2048 draws that are kept take 32 MiB at most
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring columns of the flat array that share their multipliers."""
+
+    start: int
+    stop: int
+    learning_rate: float
+    decay: float
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor stands in the flat array."""
+
+    rows: tuple[TensorRow, ...]
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        found, end = {}, 0
+        for row in self.rows:
+            start = end if row.stacked else _aligned(end)
+            found[row.name], end = start, start + row.size
+        return found
+
+    @cached_property
+    def by_name(self) -> dict[str, TensorRow]:
+        return {row.name: row for row in self.rows}
+
+    @cached_property
+    def size(self) -> int:
+        """P: all elements of one trial, with the padding between tensors (which is zero and stays zero)."""
+        last = self.rows[-1]
+        return _aligned(self.offsets[last.name] + last.size)
+
+    @cached_property
+    def elements(self) -> int:
+        """The parameters of one trial, without the padding."""
+        return sum(row.size for row in self.rows)
+
+    @cached_property
+    def spans(self) -> tuple[Segment, ...]:
+        """Each tensor's columns on their own, without the padding, in the order of `rows`."""
+        starts = (self.offsets[row.name] for row in self.rows)
+        return tuple(
+            Segment(start, start + row.size, row.learning_rate, row.decay, row.epsilon)
+            for start, row in zip(starts, self.rows, strict=True)
+        )
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """All columns, in as few pieces as share their multipliers."""
+        found: list[Segment] = []
+        ends = [*(span.start for span in self.spans[1:]), self.size]
+        for span, stop in zip(self.spans, ends, strict=True):
+            segment = dataclasses.replace(span, stop=stop)
+            if found and dataclasses.replace(found[-1], start=span.start, stop=stop) == segment:
+                found[-1] = dataclasses.replace(found[-1], stop=stop)
+            else:
+                found.append(segment)
+        return tuple(found)
+
+    def view(self, flat: Tensor, first: str, last: str | None = None) -> Tensor:
+        """The tensor `first` of every trial, [R, *shape]; up to `last`: their matrices stacked along dim 1.
+
+        `flat` is any [R, P] array: weights, gradients, a moment.
+        """
+        row, end = self.by_name[first], self.by_name[last or first]
+        start, stop = self.offsets[first], self.offsets[end.name] + end.size
+        shape = (-1, *row.shape[1:]) if last else row.shape
+        return flat[:, start:stop].view(flat.shape[0], *shape)
+
+
+@dataclass(frozen=True)
+class Views(Mapping[str, Tensor]):
+    """One trial's tensors by name, each made when it is asked for; `flats` are arrays [1, P] by what precedes names."""
+
+    layout: Layout
+    flats: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        start, colon, tensor = name.rpartition(":")
+        return self.layout.view(self.flats[start + colon], tensor)[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return (prefix + name for prefix in self.flats for name in self.layout.by_name)
+
+    def __len__(self) -> int:
+        return len(self.flats) * len(self.layout.by_name)
+
+
+def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Initial weights [R, P]: normal with the table's mean and std, cut at two standard deviations where it says so.
+
+    A tensor's values depend on (the seed or field of the trial, its name, its shape) alone: not on the pack, the device
+    or other tensors.
+    """
+    flat = torch.zeros(len(trials), layout.size)
+    seeds = [trial.seeds["init"] for trial in trials]
+    for row in layout.rows:
+        view = layout.view(flat, row.name)
+        if row.std == 0:
+            means = [row.mean if row.field is None else getattr(trial.model, row.field) for trial in trials]
+            view.copy_(torch.tensor(means).view(-1, *[1] * len(row.shape)))
+            continue
+        drawn: dict[int, int] = {}  # the row that has a seed's values: learning rates are often compared on equal ones
+        for r, seed in enumerate(seeds):
+            if drawn.setdefault(seed, r) < r:
+                view[r] = view[drawn[seed]]
+            elif row.size <= SMALL_DRAW:
+                view[r] = small_draw(seed, row.name, row.shape, row.is_cut)
+            else:
+                _draw(view[r], seed, row.name, row.is_cut)
+        view.mul_(row.std / TRUNCATED_STD if row.is_cut else row.std).add_(row.mean)
+    return flat.to(device, dtype)
+
+
+def _draw(values: Tensor, seed: int, name: str, is_cut: bool) -> Tensor:
+    """Fill with the standard normal values of a seed and a tensor's name, cut at +-2 or not."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    if not is_cut:
+        return values.normal_(generator=generator)
+    return torch.nn.init.trunc_normal_(values, std=1.0, a=-2.0, b=2.0, generator=generator)
+
+
+@lru_cache(maxsize=2048)
+def small_draw(seed: int, name: str, shape: tuple[int, ...], is_cut: bool = True) -> Tensor:
+    """The same, kept for later packs, which often share seeds: to draw a small tensor costs some steps of training."""
+    return _draw(torch.empty(shape), seed, name, is_cut)
+
+
+TRUNCATED_STD = 0.8796256610342398  # standard deviation of a standard normal cut at +-2

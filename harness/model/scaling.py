@@ -1,0 +1,355 @@
+"""Sizes: one table with a row for each tensor, and what the model multiplies by on the way forward.
+
+How sizes follow width and depth is `model.parametrization`, how the weights start is `model.init`: a new init is a
+function and its entry in INITS. m stands for width / base_width, m_L for depth / base_depth, N for depth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from harness.config import Model, Trial
+from harness.model.activations import ACTIVATIONS
+from harness.model.tensors import Kind, ModelTensor, model_tensors
+
+IN_BLOCKS = (Kind.HIDDEN, Kind.RESIDUAL)  # matrices of which both sides grow with the width
+ONES, ZEROS = (Kind.GAIN, Kind.FINAL_GAIN, Kind.LAYER_SCALE, Kind.SCALE), (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS)
+STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without noise
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor's row of the table: it starts at `mean`, plus noise of size `std`; the others multiply what the
+    configuration says for all of them. `forward` is what the model multiplies the tensor's output by. Where `field`
+    names a field of the model, the tensor starts at the trial's value of it, and not at `mean`. Where it `is_cut`, the
+    noise is normal within two of its deviations, and else without a bound.
+    """
+
+    tensor: ModelTensor
+    std: float
+    mean: float = 0.0
+    learning_rate: float = 1.0
+    forward: float = 1.0
+    decay: float = 1.0
+    epsilon: float = 1.0
+    field: str | None = None
+    is_cut: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
+
+    @property
+    def stacked(self) -> bool:
+        return self.tensor.stacked
+
+    @property
+    def size(self) -> int:
+        return self.tensor.size
+
+
+def tensor_table(model: Model, vocabulary: int, rule: str = "adam", decay_embedding: bool = True) -> list[TensorRow]:
+    """Every tensor of the model, in the order in which the optimizer wants them.
+
+    `rule` says what the size of an optimizer's update follows: "adam" nothing, because it is normalised element by
+    element; "sgd" the gradient; "relative" the root mean square (RMS) of the weights; "relative_sgd" that of matrices
+    and embeddings, and for vectors the gradient.
+
+    Standard: one learning rate for all (Wortsman et al. 2023, arXiv 2309.14322, section 2).
+    muP (Yang et al. 2022, arXiv 2203.03466, table 8): the standard parametrisation at the base width, bit for bit, and
+    sizes that change from there so that no activation's change grows with the width (`learning_rate`). Weight decay and
+    epsilon follow, as `model.mup_decay` and `model.mup_epsilon` say.
+    CompleteP (Dey et al. 2025, arXiv 2505.01618, table 1): muP, and branches shrink as m_L^-depth_exponent.
+    """
+    matrices, _, vectors = rule.partition("_")
+    rows = [
+        _row(model, tensor, vectors if vectors and tensor.kind in STARTS else matrices)
+        for tensor in model_tensors(model, vocabulary)
+    ]
+    if decay_embedding:
+        return rows
+    return [replace(row, decay=0.0) if row.tensor.kind == Kind.EMBEDDING else row for row in rows]
+
+
+def _row(model: Model, tensor: ModelTensor, rule: str) -> TensorRow:
+    rate, forward = learning_rate(model, tensor, rule), forward_multiplier(model, tensor)
+    if tensor.kind in STARTS:
+        own = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
+        return TensorRow(tensor, 0.0, STARTS[tensor.kind], rate, forward, 0.0, epsilon(model, tensor), own)
+    std, decay = initial_std(model, tensor), weight_decay(model, tensor, rule)
+    is_cut = model.init not in UNCUT_INITS
+    return TensorRow(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor), is_cut=is_cut)
+
+
+# --- how the weights start ---------------------------------------------------------------------------------------
+
+Init = Callable[[Model, ModelTensor], float]
+
+
+def standard(model: Model, matrix: ModelTensor) -> float:
+    """1/sqrt(fan_in); embeddings and head 1/sqrt(width), for muP that of the base width (Wortsman et al. 2023)."""
+    if matrix.kind in IN_BLOCKS:
+        return 1 / math.sqrt(matrix.shape[1])
+    return 1 / math.sqrt(model.width if model.parametrization == "standard" else model.base_width)
+
+
+def small(model: Model, matrix: ModelTensor) -> float:
+    """sqrt(2 / (5 width)) inside the blocks: Xavier's size of the feed-forward matrices (Nguyen & Salazar 2019,
+    arXiv 1910.05895, section 2.2). Embeddings and head stay as they are.
+    """
+    return math.sqrt(2 / (5 * model.width)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
+
+
+def xavier(model: Model, matrix: ModelTensor) -> float:
+    """sqrt(2 / (fan_in + fan_out)) inside the blocks (Glorot & Bengio 2010): what DeepNorm multiplies by beta (Wang
+    et al. 2022, arXiv 2203.00555, figure 2). Embeddings and head stay as they are.
+    """
+    return math.sqrt(2 / sum(matrix.shape)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
+
+
+def scaled_residual(model: Model, matrix: ModelTensor) -> float:
+    """The last matrix of each of the 2N branches times 1/sqrt(2N) (GPT-2, Radford et al. 2019, section 2.3)."""
+    return standard(model, matrix) * _branch_share(model, matrix)
+
+
+def small_scaled(model: Model, matrix: ModelTensor) -> float:
+    """Both, and embeddings and head as small: sqrt(2 / 5) of their size, so that an embedding that is multiplied by
+    sqrt(width) starts at sqrt(2 / 5) (Takase et al. 2023, arXiv 2312.16903, section 4).
+    """
+    size = small(model, matrix) if matrix.kind in IN_BLOCKS else math.sqrt(2 / 5) * standard(model, matrix)
+    return size * _branch_share(model, matrix)
+
+
+def _branch_share(model: Model, matrix: ModelTensor) -> float:
+    return 1 / math.sqrt(2 * model.depth) if matrix.kind == Kind.RESIDUAL else 1.0
+
+
+def zero_residual(model: Model, matrix: ModelTensor) -> float:
+    """The last matrix of each branch starts at zero, so that every block starts as the identity."""
+    return 0.0 if matrix.kind == Kind.RESIDUAL else standard(model, matrix)
+
+
+def fixup(model: Model, matrix: ModelTensor) -> float:
+    """Zhang et al. 2019 (arXiv 1901.09321, section 3.2): the last matrix of each branch and the head start at zero, the
+    others of a branch of k matrices are multiplied by L^(-1/(2k - 2)), with L = 2N branches.
+
+    k is 4 for attention, as Mesh TensorFlow counts and the paper's authors say, 2 for a feed-forward part, 3 with a
+    gate.
+    """
+    if matrix.kind in (Kind.RESIDUAL, Kind.HEAD):
+        return 0.0
+    if matrix.kind != Kind.HIDDEN:
+        return standard(model, matrix)
+    k = 4 if ".attention." in matrix.name else 3 if ACTIVATIONS[model.activation].gated else 2
+    return standard(model, matrix) * (2 * model.depth) ** (-1 / (2 * k - 2))
+
+
+def normal(model: Model, matrix: ModelTensor) -> float:
+    """`init_std` everywhere, of a normal distribution that is not cut: OLMo 2 (2025, arXiv 2501.00656, section 3.2).
+
+    For muP matrices inside the blocks shrink from there, as the others' sizes do.
+    """
+    is_smaller = matrix.kind in IN_BLOCKS and model.parametrization != "standard"
+    return model.init_std * (math.sqrt(model.base_width / model.width) if is_smaller else 1.0)
+
+
+def gpt2(model: Model, matrix: ModelTensor) -> float:
+    """The same, the last matrix of each of the 2N branches times 1/sqrt(2N): GPT-2 (Radford et al. 2019, section 2.3,
+    whose code starts the positions at 0.01) as nanoGPT and transformers have it.
+    """
+    return normal(model, matrix) * _branch_share(model, matrix)
+
+
+INITS: Mapping[str, Init] = {
+    "standard": standard,
+    "small": small,
+    "xavier": xavier,
+    "scaled_residual": scaled_residual,
+    "small_scaled": small_scaled,
+    "zero_residual": zero_residual,
+    "fixup": fixup,
+    "normal": normal,
+    "gpt2": gpt2,
+}
+UNCUT_INITS = ("normal", "gpt2")
+ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which nothing can be relative
+DEPTH_INITS = ("scaled_residual", "small_scaled", "fixup", "gpt2")  # which say how branches shrink with depth
+
+
+def initial_std(model: Model, matrix: ModelTensor) -> float:
+    """Standard deviation of an embedding or matrix at the start: that of `model.init`, and what else has a say in it.
+
+    DeepNorm multiplies it by its beta. `model.zero_head` is microsoft/mup's `readout_zero_init`: under muP random
+    logits shrink as 1/sqrt(m) beside what training adds to them, and a head that starts at zero has none.
+    """
+    if matrix.kind == Kind.HEAD and model.zero_head:
+        return 0.0
+    std = INITS[model.init](model, matrix)
+    has_beta = matrix.kind in IN_BLOCKS and not matrix.name.endswith((".query", ".key"))
+    return std * deepnorm_beta(model) if has_beta else std
+
+
+def deepnorm_beta(model: Model) -> float:
+    """What DeepNorm multiplies value, projection and feed-forward matrices by at the start; 1 for other placements.
+
+    (8N)^(-1/4) for a decoder alone (Wang et al. 2022, arXiv 2203.00555); GLM-130B takes (2N)^(-1/2) (Zeng et al. 2022,
+    arXiv 2210.02414, section 2.1).
+    """
+    match model.placement:
+        case "deepnorm":
+            return (8 * model.depth) ** -0.25
+        case "deepnorm_glm":
+            return (2 * model.depth) ** -0.5
+    return 1.0
+
+
+# --- how fast they learn -----------------------------------------------------------------------------------------
+
+
+def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
+    """What the learning rate of a tensor is multiplied by.
+
+    Width. A step must change what a tensor gives by as much at every width. A matrix inside a block sums over its
+    inputs, of which there are m times as many, and a step is aligned with them: its elements may change by 1/m. An
+    embedding or a gain does not sum, and the head's sum is multiplied by 1/m already: their elements change by as much
+    as at the base width. What rate that takes depends on the rule:
+
+    - adam: elements change by the rate itself, so it is 1/m and 1 (table 8).
+    - sgd: elements change by the rate times the gradient, which is 1/m everywhere because the logits are multiplied by
+      1/m: so it is 1 and m (table 8). A gain that heads share adds up the gradients of m heads of one size, so it has
+      only the growth of its own length, as in microsoft/mup.
+    - relative: elements change by the rate times the RMS of the tensor, which is 1/sqrt(m) for a matrix inside a block
+      and 1 for the others: so it is 1/sqrt(m) and 1.
+
+    Depth, CompleteP alone, with alpha = depth_exponent. The changes of m_L times as many branches add up, each
+    multiplied by m_L^-alpha: elements inside a block may change by m_L^(alpha - 1). That is the rate of adam, and of
+    relative, because the weights' size does not depend on depth. With sgd the gradient inside a branch is multiplied by
+    m_L^-alpha too, which leaves m_L^(2 alpha - 1). At alpha 1/2 these are the rates of depth-muP (Yang et al. 2023,
+    arXiv 2310.02244).
+    """
+    if model.parametrization == "standard":
+        return 1.0
+    m = model.width / model.base_width
+    is_matrix = tensor.kind in IN_BLOCKS
+    width = {
+        "adam": 1 / m if is_matrix else 1.0,
+        "sgd": 1.0 if is_matrix else _growth(model, tensor),
+        "relative": 1 / math.sqrt(m) if is_matrix else 1.0,
+    }[rule]
+    if not _in_branch(tensor):
+        return width
+    gradient = branch_multiplier(model) if rule == "sgd" else 1.0
+    return width * _branch_change(model) / gradient
+
+
+def idle(trial: Trial) -> Iterator[tuple[str, str]]:
+    """(key, why) of a parametrisation that is the standard one, because the model has its base sizes."""
+    model = trial.model
+    sizes = {"width": model.base_width, "head_dim": model.base_head_dim or model.head_dim}
+    if model.parametrization == "completep":
+        sizes["depth"] = model.base_depth
+    if model.parametrization != "standard" and all(getattr(model, name) == base for name, base in sizes.items()):
+        given = ", ".join(f"model.base_{name}={base}" for name, base in sizes.items())
+        words = f"model.parametrization={model.parametrization}: is the standard one at its base sizes, {given}"
+        yield "model.parametrization", words
+
+
+def _growth(model: Model, vector: ModelTensor) -> float:
+    """How much longer a vector, or a row of vectors, is than at the base width."""
+    if vector.size == 1:
+        return 1.0
+    of_qk = (".query_norm", ".key_norm", ".query_norm_bias", ".key_norm_bias")
+    if vector.name.endswith(of_qk) and model.qk_norm_shared and model.qk_norm_over == "head":
+        return model.head_dim / (model.base_head_dim or model.head_dim)
+    return model.width / model.base_width
+
+
+def _in_branch(tensor: ModelTensor) -> bool:
+    return tensor.name.startswith("blocks.")
+
+
+def _depth(model: Model) -> float:
+    """m_L, where depth is scaled."""
+    return model.depth / model.base_depth if model.parametrization == "completep" else 1.0
+
+
+def _branch_change(model: Model) -> float:
+    """By how much elements inside a block may change, m_L^(alpha - 1)."""
+    return _depth(model) ** (model.depth_exponent - 1)
+
+
+def weight_decay(model: Model, tensor: ModelTensor, rule: str) -> float:
+    """What weight decay is multiplied by where it follows the learning rate: a step takes off rate x decay of a weight.
+
+    `model.mup_decay`. coupled: rate x decay is the same at every width, and m_L^(alpha - 1) inside a block; for adam
+    that is m for a matrix there, and with sgd 1/m for embedding and head (Dey et al. 2025, table 1; microsoft/mup).
+    plain: as it is (microsoft/mup with `decoupled_wd`; the muP of EleutherAI/nanoGPT-mup).
+    """
+    if model.parametrization == "standard" or model.mup_decay == "plain":
+        return 1.0
+    return (_branch_change(model) if _in_branch(tensor) else 1.0) / learning_rate(model, tensor, rule)
+
+
+def epsilon(model: Model, tensor: ModelTensor) -> float:
+    """What an optimizer's epsilon is multiplied by, where it is added to the size of a gradient's elements.
+
+    `model.mup_epsilon`, of Dey et al. 2025. blocks: 1/m and m_L^-alpha inside a block, and outside as it is (table 1).
+    gradients: 1/m outside too, as the gradients there shrink (equation 40). everywhere: 1/m and m_L^-alpha for all (the
+    authors' code, EleutherAI/nanoGPT-mup). none: as it is (Yang et al. 2022; microsoft/mup).
+    """
+    if model.parametrization == "standard" or model.mup_epsilon == "none":
+        return 1.0
+    width, depth = model.base_width / model.width, branch_multiplier(model)
+    if _in_branch(tensor) or model.mup_epsilon == "everywhere":
+        return width * depth
+    return width if model.mup_epsilon == "gradients" else 1.0
+
+
+# --- on the way forward ------------------------------------------------------------------------------------------
+
+
+def forward_multiplier(model: Model, tensor: ModelTensor) -> float:
+    """What the model multiplies by behind the tensor: behind embedding, branch or head."""
+    match tensor.kind:
+        case Kind.EMBEDDING:
+            return embedding_multiplier(model)
+        case Kind.RESIDUAL:
+            return branch_multiplier(model)
+        case Kind.HEAD:
+            return output_multiplier(model)
+    return 1.0
+
+
+def embedding_multiplier(model: Model) -> float:
+    """What the embedding is multiplied by: 1, or sqrt(width) (Takase et al. 2023, arXiv 2312.16903, section 4).
+
+    Its elements, 1/sqrt(width) at the start, are then 1, and sqrt(2 / 5) where they start as that paper's. For muP,
+    whose embedding keeps its size, that is the base width's.
+    """
+    if model.embedding_scale == "none":
+        return 1.0
+    return math.sqrt(model.width if model.parametrization == "standard" else model.base_width)
+
+
+def branch_multiplier(model: Model) -> float:
+    """What a branch is multiplied by before it is added to the residual stream: 1, or for CompleteP m_L^-alpha."""
+    return _depth(model) ** -model.depth_exponent
+
+
+def attention_multiplier(model: Model) -> float:
+    """What query-key products are multiplied by: 1/sqrt(head_dim), or for muP sqrt(base_head_dim)/head_dim."""
+    base = model.base_head_dim or model.head_dim
+    if model.parametrization == "standard" or base == model.head_dim:
+        return 1 / math.sqrt(model.head_dim)
+    return math.sqrt(base) / model.head_dim
+
+
+def output_multiplier(model: Model) -> float:
+    """What the head's output is multiplied by: 1, or for muP base_width/width."""
+    return 1.0 if model.parametrization == "standard" else model.base_width / model.width

@@ -1,0 +1,100 @@
+"""Gradient norms and clipping, per trial."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.model.parameters import Layout
+
+CPU_COLUMNS = 65_536  # a piece of that many is summed at once; never a function of R
+SAFE = (1e-12, 1e15)  # a float32 norm in this range has neither overflowed nor lost anything that counts
+EPSILON = 1e-6  # what torch, ZClip and AdaGC add to a norm before they divide by it
+
+
+def global_norm(gradients_RxP: Tensor) -> Tensor:
+    """L2 norm over each trial's gradients, [R], float64; finite exactly if every element is.
+
+    The squares of float32 overflow at 2e19, so a norm that is not well inside the range is taken again in float64. On
+    a CPU that is seldom needed, and each trial's norm is chosen by itself; elsewhere looking would cost more.
+    """
+    if gradients_RxP.device.type != "cpu":
+        return torch.linalg.vector_norm(gradients_RxP, dim=1, dtype=torch.float64)
+    pieces = gradients_RxP.split(CPU_COLUMNS, dim=1)
+    norm = _joined([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
+    for row in _unsafe(norm).nonzero().flatten().tolist():
+        norm[row] = _exact_norm(gradients_RxP[row])
+    return norm
+
+
+def tensor_norms(gradients_RxP: Tensor, layout: Layout) -> Tensor:
+    """L2 norm of each tensor of each trial, [R, tensors], float64, as `global_norm` takes it."""
+    tensors = [gradients_RxP[:, span.start : span.stop] for span in layout.spans]
+    if gradients_RxP.device.type != "cpu":
+        return torch.stack([global_norm(tensor) for tensor in tensors], dim=1)
+    norms = torch.stack([_quick_norm(tensor) for tensor in tensors], dim=1).double()
+    for row, number in _unsafe(norms).nonzero().tolist():
+        norms[row, number] = _exact_norm(tensors[number][row])
+    return norms
+
+
+def _quick_norm(gradients_Rxn: Tensor) -> Tensor:
+    """As `global_norm` on a CPU, without a look at the range."""
+    if gradients_Rxn.shape[1] <= CPU_COLUMNS:
+        return torch.linalg.vector_norm(gradients_Rxn, dim=1)
+    return _joined([torch.linalg.vector_norm(piece, dim=1) for piece in gradients_Rxn.split(CPU_COLUMNS, dim=1)])
+
+
+def _exact_norm(gradients_n: Tensor) -> Tensor:
+    """Of one trial, so that how it is summed does not depend on how many there are; piece by piece, to copy little."""
+    return _joined([torch.linalg.vector_norm(piece.double()) for piece in gradients_n.split(CPU_COLUMNS)])
+
+
+def _unsafe(norm: Tensor) -> Tensor:
+    return ~((norm > SAFE[0]) & (norm < SAFE[1]))
+
+
+def _joined(norms: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(norms), dim=0, dtype=torch.float64)
+
+
+def clipping_factor(norm: Tensor, limit: Tensor) -> Tensor:
+    """min(1, limit / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_; NaN for a norm of NaN, and 1 for no limit.
+
+    An infinite norm gives 0, which leaves what is infinite NaN.
+    """
+    return torch.where(torch.isinf(limit), 1.0, (limit / (norm + EPSILON)).clamp_(max=1.0))
+
+
+def scale_trials(gradients_RxP: Tensor, factor_R: Tensor, padding: Tensor) -> None:
+    """Multiply each trial's gradients in place. The columns of `padding`, between tensors, stay zero whatever it is.
+
+    On a CPU only trials whose factor is not one are passed over.
+    """
+    factor_R = factor_R.to(gradients_RxP.dtype)
+    if gradients_RxP.device.type != "cpu":
+        gradients_RxP.mul_(factor_R[:, None]).index_fill_(1, padding, 0.0)
+        return
+    for row in (factor_R != 1).nonzero().flatten().tolist():
+        gradients_RxP[row].mul_(factor_R[row]).index_fill_(0, padding, 0.0)
+
+
+def scale_tensors(gradients_RxP: Tensor, factors: Tensor, layout: Layout) -> None:
+    """Multiply each tensor of each trial in place by its own factor, [R, tensors].
+
+    On a CPU only tensors for which some factor is not one are passed over.
+    """
+    factors, numbers = factors.to(gradients_RxP.dtype), list(range(len(layout.spans)))
+    if gradients_RxP.device.type == "cpu":
+        numbers = (factors != 1).any(0).nonzero().flatten().tolist()
+    for number in numbers:
+        span = layout.spans[number]
+        gradients_RxP[:, span.start : span.stop].mul_(factors[:, number, None])
+
+
+def padding_of(layout: Layout) -> Tensor:
+    """The columns of the flat array that stand between tensors and belong to none, int64."""
+    free = torch.ones(layout.size, dtype=torch.bool)
+    for span in layout.spans:
+        free[span.start : span.stop] = False
+    return free.nonzero().flatten()

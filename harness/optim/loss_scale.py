@@ -1,0 +1,73 @@
+"""Loss scaling, per trial: what half precision would lose of small gradients is lifted into its range.
+
+The arithmetic of torch.amp.GradScaler (Micikevicius et al. 2017, arXiv 1710.03740, section 3.2). The loss is multiplied
+by the scale before the backward pass, and gradients by its reciprocal after the mean over ranks. A dynamic scale is
+halved when a gradient is not finite, which costs the trial that step, and doubled after so many clean steps in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from harness.config import SMALLEST_SCALE, Trial
+from harness.model.state import State
+
+BACKOFF, GROWTH = 0.5, 2.0
+
+
+class LossScale:
+    """Each row's scale, [R], and its clean steps since the scale changed last, [R]; `bind` says which trials they are.
+
+    A trial without loss scaling has a scale of 1, by which multiplying changes no bit. All stays on the device.
+    """
+
+    def __init__(self, trials: Sequence[Trial], dtype: torch.dtype, device: torch.device, state: State):
+        scales = [1.0 if t.train.loss_scaling == "none" else t.train.loss_scale for t in trials]
+        self._scale = state.add("loss_scale", torch.tensor(scales, dtype=dtype, device=device))
+        clean = torch.zeros(len(trials), dtype=torch.int64, device=device)
+        self._clean = state.add("steps_without_overflow", clean)
+
+    @property
+    def scale(self) -> Tensor:
+        return self._scale.used
+
+    @property
+    def clean(self) -> Tensor:
+        return self._clean.used
+
+    def bind(self, trials: Sequence[Trial]) -> None:
+        """Work on the rows in use from now on, which are these trials."""
+        self._kinds = [trial.train.loss_scaling for trial in trials]
+        self.is_on, self.is_dynamic = any(kind != "none" for kind in self._kinds), "dynamic" in self._kinds
+        self.dynamic = torch.tensor([kind == "dynamic" for kind in self._kinds], device=self.scale.device)
+        self._growth = torch.tensor([trial.train.loss_scale_growth for trial in trials], device=self.scale.device)
+
+    def shown(self, row: int) -> Mapping[str, Tensor]:
+        """The scale of one trial, for the site of that name; nothing where the trial has none."""
+        return {} if self._kinds[row] == "none" else {"loss_scale": self.scale[row]}
+
+    def unscale(self, gradients_RxP: Tensor) -> None:
+        """Divide each trial's gradients by its scale, in place; what is not finite stays so."""
+        if self.is_on:
+            gradients_RxP.mul_(self.scale.double().reciprocal().to(gradients_RxP.dtype)[:, None])
+
+    def adapt(self, finite: Tensor, active: Tensor) -> Tensor:
+        """Halve or double the dynamic scales, from whether each trial's gradients are `finite`, [R].
+
+        Only `active` trials change. Returns the trials that can go on, [R]: their gradients are finite, or their scale
+        is dynamic and, halved, neither below `SMALLEST_SCALE` nor itself not finite.
+        """
+        if not self.is_dynamic:
+            return finite
+        changing = self.dynamic & active
+        clean = self.clean + 1
+        full, doubled = clean >= self._growth, self.scale * GROWTH
+        grown = torch.where(full & torch.isfinite(doubled), doubled, self.scale)
+        scale = torch.where(finite, grown, self.scale * BACKOFF)
+        self.clean.copy_(torch.where(changing, torch.where(finite & ~full, clean, 0), self.clean))
+        self.scale.copy_(torch.where(changing, scale, self.scale))
+        usable = torch.isfinite(scale) & (scale.abs() >= SMALLEST_SCALE)
+        return finite | (self.dynamic & usable)

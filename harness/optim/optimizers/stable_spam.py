@@ -1,0 +1,112 @@
+"""Stable-SPAM: Adam on gradients whose spikes and norms are held to what they have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.config.fields import PER_TRIAL, anything, number, steps_of
+from harness.optim.optimizers.adamw import ADAM, adam_direction, corrections, falls_short, moments
+from harness.optim.optimizers.base import Numbers, Optimizer, Piece, norm
+from harness.optim.optimizers.spam import forget
+
+
+@dataclass(frozen=True)
+class Options:
+    """`stable_spam.*`, with the defaults of the authors' code, but for the interval, which there is 1000 steps."""
+
+    gamma1: float = number(PER_TRIAL, 0.7, "decay of the mean of a tensor's gradient norms", low=0, below=1)
+    gamma2: float = number(PER_TRIAL, 0.9, "decay of the mean of their squares", low=0, below=1)
+    gamma3: float = number(PER_TRIAL, 0.999, "decay of the mean of a gradient's largest element", low=0, below=1)
+    interval: int | None = number(
+        PER_TRIAL,
+        None,
+        "steps from one reset of the moments to the next; null: as interval_share says (the authors: 1000)",
+        low=2,
+    )
+    interval_share: float = number(
+        PER_TRIAL, 0.4, "share of train.steps between resets, where interval is null", above=0, high=1
+    )
+    reset_count: bool = anything(
+        PER_TRIAL, True, "a reset also starts the step count anew by which Adam corrects its moments"
+    )
+
+
+class StableSpam(Optimizer):
+    """Huang et al. 2025 (arXiv 2502.17055), algorithm 1, as in the authors' code (StableSPAM).
+
+    For each tensor: elements above the moving average T of the largest, max|g|, are multiplied by T / max|g| (AdaClip);
+    the gradient is then scaled to the norm m / (sqrt(v) + eps), m and v being moving averages of its norm and of the
+    square (AdaGN); Adam follows. At every `interval`-th step its two moments start at zero. All averages are corrected
+    for having started at zero. The code corrects those of AdaClip and AdaGN by the count that a reset starts anew,
+    though they remember more, which lets everything through after it; here, as in pytorch-optimizer, by all steps. At a
+    reset the code also takes the step that is under way with the old moments, corrected as if they were of the first
+    step, and what starts at zero is used from the next step on, as if it were the second; here the step of the reset is
+    the first one of the new moments. Its cosine on beta1, off by default, is left out.
+    """
+
+    slots = ("moment_1", "moment_2")
+    tensor_slots = dict.fromkeys(("largest_gradient", "gradient_norm", "squared_gradient_norm"), lambda row: 1)
+    per_tensor = True
+    parts = ("stable_spam.interval",)
+    hyperparameters = {
+        **ADAM,
+        "gamma1": lambda trial: trial.section("stable_spam").gamma1,
+        "gamma2": lambda trial: trial.section("stable_spam").gamma2,
+        "gamma3": lambda trial: trial.section("stable_spam").gamma3,
+        "interval": lambda trial: interval_of(trial),
+        "resets_count": lambda trial: trial.section("stable_spam").reset_count,
+    }
+
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        if (interval := interval_of(trial)) >= trial.steps:
+            yield "stable_spam.interval", f"stable_spam.interval={interval}: nothing is reset in {trial.steps} steps"
+
+    def numbers(self, h: Numbers) -> Numbers:
+        since = torch.remainder(h["count"], h["interval"])
+        was_reset = h["count"] >= h["interval"]
+        count = torch.where(was_reset & (h["resets_count"] > 0), since + 1, h["count"])
+        averages = {f"share{i}": falls_short(h[f"gamma{i}"], h["count"]) for i in (1, 2, 3)}
+        rests = {f"rest_gamma{i}": 1 - h[f"gamma{i}"] for i in (1, 2, 3)}
+        return {**corrections(h, count), **averages, **rests, "resets": was_reset & (since == 0)}
+
+    def update(self, piece: Piece, h: Numbers) -> Tensor:
+        forget(piece, h["resets"])
+        self.mark("stable_spam.interval", piece.rows, h["resets"])
+        gradients = self._held(piece, h)
+        return adam_direction(piece, h, *moments(piece, h, gradients))
+
+    def _held(self, piece: Piece, h: Numbers) -> Tensor:
+        """The gradient [r, n] after AdaClip and AdaGN."""
+        sizes = piece.gradients.abs()
+        largest = sizes.amax(1, keepdim=True)
+        limit = _average(piece.slots["largest_gradient"], largest, h, 3)
+        # Not torch.where, which on a CPU takes several times as long.
+        spikes = sizes.gt_(limit).mul_(piece.gradients)
+        gradients = (piece.gradients - spikes).add_(spikes.mul_(_quotient(limit, largest)))
+        size = norm(gradients)
+        mean = _average(piece.slots["gradient_norm"], size, h, 1)
+        root = _average(piece.slots["squared_gradient_norm"], size * size, h, 2).sqrt()
+        wanted = mean / (root + h["eps"] * piece.segment.epsilon)
+        return gradients.mul_(_quotient(wanted, size))
+
+
+def interval_of(trial: Trial) -> int:
+    """Steps from one reset to the next."""
+    own = trial.section("stable_spam")
+    return steps_of(own.interval, own.interval_share, trial.train.steps, low=2)
+
+
+def _quotient(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, and 1 where y is zero: then there is nothing to scale."""
+    return torch.where(y == 0, 1.0, x / y)
+
+
+def _average(slot: Tensor, values: Tensor, h: Numbers, number: int) -> Tensor:
+    """Take values [r, 1] into the moving average of gamma `number`, and return it corrected for its start at zero."""
+    return slot.mul_(h[f"gamma{number}"]).add_(values * h[f"rest_gamma{number}"]) / h[f"share{number}"]

@@ -1,0 +1,91 @@
+"""The last weights of trials: what `keep=weights` leaves in a results folder.
+
+    <out>/weights/<trial>.safetensors   the tensors by name (harness/model/tensors.py), without the trial's axis
+    <out>/weights/<trial>.json          the trial's configuration, and the SHA-256 of the other file
+
+A trial that became non-finite leaves the weights with which it stood still; one that was masked, or that never came to
+its fault, those of its golden twin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from harness.config import ConfigError, Trial
+from harness.storage.records import Missing, Unreadable, read_record
+from harness.storage.results_folder import ResultsPath
+
+FOLDER, TENSORS, REST = "weights", ".safetensors", ".json"
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What stands beside a trial's tensors."""
+
+    trial: Mapping[str, Any]
+    sha256: str
+
+
+def write_weights(folder: ResultsPath, trial: Trial, tensors: Mapping[str, Tensor]) -> None:
+    """Keep a trial's tensors; what was there of it is replaced. Raises OSError."""
+    place = folder / FOLDER
+    place.make_folder()
+    for entry in place.entries():
+        if entry.name.startswith(f".{trial.id}."):  # only one process trains a trial, so nobody is writing it
+            entry.unlink()
+    with (place / f"{trial.id}{TENSORS}").whole_file(is_synced=False) as path:
+        save_file({name: values.detach().cpu().contiguous() for name, values in tensors.items()}, path)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    (place / f"{trial.id}{REST}").write(json.dumps({"trial": trial.to_dict(), "sha256": digest}).encode())
+
+
+def has_weights(out: Path, trial: str) -> bool:
+    """Whether a trial's weights are there, whole or not."""
+    return (ResultsPath.at(out) / FOLDER / f"{trial}{REST}").exists()
+
+
+def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """The configuration of the trial with that id, and its tensors by name.
+
+    Raises ConfigError where there are none, or damaged ones.
+    """
+    allowed = "the id of a trial of a sweep with keep=weights"
+    if not _ID.fullmatch(trial):
+        raise ConfigError(f"trial={trial!r:.40}: not an id; allowed: {allowed}")
+    place = ResultsPath.at(out) / FOLDER
+    file = place / f"{trial}{TENSORS}"
+    try:
+        about = read_record((place / f"{trial}{REST}").path, About)
+        with os.fdopen(file.descriptor(os.O_RDONLY), "rb") as handle:
+            if hashlib.file_digest(handle, "sha256").hexdigest() != about.sha256:
+                raise ConfigError(f"{file}: is damaged (its checksum is another); allowed: as a sweep has written it")
+        return about.trial, load_file(file.path)
+    except (Missing, FileNotFoundError):
+        raise ConfigError(f"out={out}: holds no weights of trial {trial}; allowed: {allowed}") from None
+    except (OSError, Unreadable, SafetensorError) as error:
+        raise ConfigError(f"{file}: cannot be read ({error}); allowed: as a sweep has written it") from None
+
+
+def damaged_weights(out: Path) -> list[str]:
+    """What is wrong with the weights in `out`, a line for each trial."""
+    found = []
+    for entry in (ResultsPath.at(out) / FOLDER).entries():
+        if entry.name.endswith(REST) and not entry.name.startswith("."):
+            try:
+                read_weights(out, entry.stem)
+            except ConfigError as error:
+                found.append(str(error))
+    return found

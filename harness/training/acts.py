@@ -1,0 +1,82 @@
+"""What of a recipe acts now and then, at how many steps it did, and what cannot act in a run of this size.
+
+A part is named by the key that switches it on, such as `optim.clip` or `spam.interval`. Which parts there are, and the
+rule by which one cannot act, stands beside the code of each: `parts` and `idle` of clippers, optimizers and the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.data import curriculum
+from harness.data.screening import CRITERIA
+from harness.model import placements, precision, scaling
+from harness.model.gpt import SWIGLU_CLAMP
+from harness.optim import schedules
+from harness.optim.clippers import CLIPPERS
+from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.optimizers.base import CLIP_UPDATE
+from harness.optim.qk_clip import QKClip
+from harness.training.twins import Twins
+
+
+def parts_of(trial: Trial) -> list[str]:
+    """The parts of a trial's recipe that act at some steps and not at others."""
+    found = [cls.part for cls in CLIPPERS if cls.part and cls.is_on(trial)]
+    found += OPTIMIZERS[trial.optim.name].parts
+    found += [CLIP_UPDATE] if trial.optim.clip_update is not None else []
+    found += [QKClip.part] if QKClip.is_on(trial) else []
+    found += [SWIGLU_CLAMP] if trial.model.swiglu_clamp is not None else []
+    return found + [f"screen.{name}" for name in CRITERIA if getattr(trial.screen, name) is not None]
+
+
+def idle_parts(trial: Trial) -> dict[str, str]:
+    """What cannot act in this trial as it is named: its key, and why, in words with the number that it would take."""
+    rules = [cls.idle for cls in CLIPPERS if cls.is_on(trial)]
+    rules += [OPTIMIZERS[trial.optim.name].idle]
+    rules += [part.idle for part in (curriculum, placements, precision, scaling, schedules)]
+    return {key: words for rule in rules for key, words in rule(trial)}
+
+
+class Acts:
+    """Counts, for each trial as planned, the steps at which each part of the recipe changed something."""
+
+    def __init__(self, trials: Sequence[Trial], device: torch.device):
+        self._parts = [parts_of(trial) for trial in trials]
+        names = dict.fromkeys(name for own in self._parts for name in own)
+        self._counts = {name: torch.zeros(len(trials), dtype=torch.int64, device=device) for name in names}
+        self._index = torch.arange(len(trials), device=device)
+
+    def bind(self, index_R: Tensor) -> None:
+        """Count for these rows from now on: their trials' numbers as planned."""
+        self._index = index_R
+
+    def count(self, part: str, acted_R: Tensor) -> None:
+        """The part changed something in these rows at this step."""
+        if part in self._counts:
+            self._counts[part].index_add_(0, self._index, acted_R.to(torch.int64))
+
+    def fork(self, planned: int, leader: int) -> None:
+        """A trial that gets a row of its own has had what its twin had."""
+        for counts in self._counts.values():
+            counts[planned] = counts[leader]
+
+    def state(self) -> dict[str, Tensor]:
+        """All counts, [trials] each."""
+        return dict(self._counts)
+
+    def restore(self, counts: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` has given."""
+        for name, own in self._counts.items():
+            own.copy_(counts[name])
+
+    def found(self, twins: Twins, last_step: int) -> list[dict[str, int]]:
+        """Part -> at how many steps it acted, of each trial; here the host waits for the device."""
+        counts = {name: own.cpu().numpy().copy() for name, own in self._counts.items()}
+        for own in counts.values():
+            twins.fill_at(last_step, own)
+        return [{name: int(counts[name][number]) for name in own} for number, own in enumerate(self._parts)]

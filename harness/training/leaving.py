@@ -1,0 +1,28 @@
+"""Rows that go: whose last weights they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import Tensor
+
+from harness.training.pack import Pack
+
+Leave = Callable[[int, Mapping[str, Tensor]], None]  # is given a planned trial's number and tensors by name
+
+
+def hand_over(pack: Pack, rows: Iterable[int], nonfinite: Mapping[int, int], leave: Leave) -> None:
+    """Give `leave` the weights of rows that are about to go: those of their trials, and of all whose twin they serve.
+
+    `nonfinite` holds the trials that froze in a row of their own, which have left already if that is gone.
+    """
+    twins = pack.twins
+    for row in rows:
+        own, tensors = pack.rows[row], pack.tensors(pack.weights, row)
+        if own in twins.masked:
+            continue  # its twin's are handed over for it
+        leave(own, tensors)
+        for number, leader in enumerate(twins.leader):
+            is_without_row = number not in pack.rows and number not in nonfinite
+            if leader == own and (number in twins.masked or is_without_row):
+                leave(number, tensors)

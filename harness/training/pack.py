@@ -1,0 +1,386 @@
+"""A pack: R trials of one structure, trained together; axis 0 of every tensor is the trial."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.config import Trial
+from harness.data import curriculum
+from harness.data.batches import Batches
+from harness.data.corpus import Corpus
+from harness.data.screening import Screening
+from harness.model.gpt import GPT
+from harness.model.parameters import Layout, Views, new_weights
+from harness.model.precision import FORMATS, precision_of
+from harness.model.scaling import tensor_table
+from harness.model.sigma import SingularVectors
+from harness.model.state import State
+from harness.objectives.loss import cross_entropy
+from harness.optim.clippers import CLIPPERS
+from harness.optim.clipping import global_norm
+from harness.optim.loss_scale import LossScale
+from harness.optim.optimizers import OPTIMIZERS, Norms
+from harness.optim.qk_clip import QKClip
+from harness.optim.schedules import learning_rates
+from harness.training.acts import Acts
+from harness.training.distributed import Group, ProcessMean
+from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
+from harness.training.ranks import RankMean
+from harness.training.twins import Twins
+
+NOTHING = nullcontext()
+
+
+class Pack:
+    """The whole state of R rows, each of them a trial in training.
+
+    `planned` numbers the trials as they were given; `rows[i]` is the planned number of row i. Rows come when a fault
+    begins (`fork`), and go when a trial is done (`keep`). `begins` holds for each trial the step from which it needs a
+    row of its own, beside its golden twin; without it all have one from the start.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        corpus: Corpus,
+        device: torch.device,
+        begins: Sequence[int | None] | None = None,
+    ):
+        structures = {trial.structure for trial in trials}
+        if len(structures) != 1:
+            raise ValueError(f"a pack needs trials of one structure, got {len(structures)}")
+        first = trials[0]
+        self.planned, self.steps, self.device = tuple(trials), first.steps, device
+        self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
+        self.rows = self.twins.beginning(0)
+        here = [trials[number] for number in self.rows]
+        self.dtype, _ = FORMATS[first.train.precision]
+        optimizer = OPTIMIZERS[first.optim.name]
+        rule, decays = optimizer.rule_of(first), first.optim.decay_embedding
+        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays)))
+        weights = new_weights(self.layout, here, self.dtype, device)
+        self.rows_state = State(len(trials))
+        self._weights = self.rows_state.add("weights", weights)
+        self._gradients = self.rows_state.add("gradients", torch.zeros_like(weights), scratch=True)
+        self._active = self.rows_state.add("active", torch.ones(len(here), dtype=torch.bool, device=device))
+        precision = precision_of(first.train, device)
+        vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
+        self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors)
+        self._noticed: dict[str, Tensor] = {}
+        mine = weakref.proxy(self)  # a model that kept the pack alive would keep all its arrays
+        self.model.notice = lambda part, acted_r: mine._notice(part, acted_r)
+        self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
+        self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
+        self.qk_clip: QKClip | None = None
+        if QKClip.is_on(first):
+            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps, lambda: mine.part)
+        wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
+        self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
+        data_seeds = [t.seeds["data"] for t in trials]
+        self.batches = Batches(corpus, data_seeds, first.train.batch, first.model.context, device)
+        self.curriculum = first.curriculum
+        self.screening = Screening(trials, corpus, device)
+        self.acts = Acts(trials, device)
+        self._learning_rates = learning_rates(trials, self.dtype).to(device)
+        sequences = first.train.sequences
+        self._at_once = rows_at_once(first.model, sequences, device)
+        self._windows_at_once = max(sequences, windows_at_once(first.model, corpus.vocabulary, device))
+        self.ranks: RankMean = RankMean(first.train.ranks, first.train.reduction, first.train.accumulation)
+        self._bind()
+
+    def spread_over(self, group: Group) -> None:
+        """Take one rank from now on, as the other processes of the group take the others."""
+        self.ranks = ProcessMean(self.ranks.order, self.ranks.format, group)
+
+    def _bind(self) -> None:
+        """Let every part work on the rows that are there now."""
+        self._row_of = {planned: row for row, planned in enumerate(self.rows)}
+        self.index = torch.tensor(self.rows, device=self.device)
+        self._parts = self._cut()
+        trials = [self.planned[number] for number in self.rows]
+        self.model.bind(trials, self._parts, self.weights, self.gradients)
+        self.part = self._parts[0]
+        self.optimizer.bind(trials)
+        self.loss_scale.bind(trials)
+        for clipper in self.clippers:
+            clipper.bind(trials)
+        if self.qk_clip:
+            self.qk_clip.bind(trials)
+        first = [self._first_to_repair(trial) for trial in trials]
+        self._clipper_repairs, self._optimizer_may = (
+            torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
+        )
+        z_loss = torch.tensor([trial.train.z_loss for trial in trials], dtype=self.dtype, device=self.device)
+        self._z_loss = z_loss if any(trial.train.z_loss for trial in trials) else None
+        self.batches.select(self.rows)
+        self.screening.bind(trials, self.rows)
+        self.acts.bind(self.index)
+
+    def _first_to_repair(self, trial: Trial) -> str | None:
+        """Who can make a finite step of an infinite gradient: what acts on it first decides, because 0 * inf is NaN.
+
+        With dynamic loss scaling it costs the step before anything acts on it, as in torch.amp.GradScaler.
+        """
+        if trial.train.loss_scaling == "dynamic":
+            return None
+        acting = [clipper.repairs_infinity for clipper in self.clippers if clipper.is_on(trial)]
+        return ("clipper" if acting[0] else None) if acting else "optimizer"
+
+    def _cut(self) -> list[slice]:
+        """Rows that pass through the model together: parts of about the size that is fastest, none too small."""
+        rows, least = len(self.rows), smallest_pack(self.device)
+        count = max(1, min(round(rows / max(self._at_once, least)), rows // least))
+        ends = [rows * i // count for i in range(count + 1)]
+        return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+
+    @property
+    def weights(self) -> Tensor:
+        """[R, P]."""
+        return self._weights.used
+
+    @property
+    def gradients(self) -> Tensor:
+        """[R, P]."""
+        return self._gradients.used
+
+    @property
+    def active(self) -> Tensor:
+        """Trials that are not frozen, [R]."""
+        return self._active.used
+
+    @active.setter
+    def active(self, active_R: Tensor) -> None:
+        self._active.used.copy_(active_R)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row_of(self, planned: int) -> int | None:
+        """Where the trial stands now, or None if it has no row or is frozen."""
+        row = self._row_of.get(planned)
+        return row if row is not None and bool(self.active[row]) else None
+
+    def learning_rate(self, step: int) -> Tensor:
+        """The scheduled rate of each row, [R]; the caller's own copy."""
+        return self._learning_rates[step][self.index]
+
+    def tensors(self, flat: Tensor, row: int) -> Mapping[str, Tensor]:
+        """Views of one trial's tensors in a flat array, by name."""
+        return Views(self.layout, {"": flat[row : row + 1]})
+
+    def slot(self, name: str, row: int) -> Mapping[str, Tensor]:
+        """Views of one trial's tensors in an array that the optimizer keeps, by name."""
+        return self.tensors(self.optimizer.slot(name), row)
+
+    def state(self, row: int) -> Mapping[str, Tensor]:
+        """Views of one trial's weights by name, and of what its optimizer keeps, as `moment_1:name`."""
+        flats = {"": self.weights, **{f"{name}:": self.optimizer.slot(name) for name in self.optimizer.slots}}
+        return Views(self.layout, {prefix: flat[row : row + 1] for prefix, flat in flats.items()})
+
+    def what_trains(self, batch_RxBxT1: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        """A batch of the loader as it trains at this step: screened, and cut to its sizes, [R, b, t+1].
+
+        With it comes the weight of each sequence, [R, b]; None: all count alike.
+        """
+        batch = curriculum.loaded(self.curriculum, batch_RxBxT1, step)
+        batch, weights = self.screening(batch, step, self.active)
+        for name, dropped in self.screening.beyond.items():
+            self.acts.count(f"screen.{name}", dropped & self.active)
+        if weights is not None:
+            weights = curriculum.share_out(self.curriculum, weights.to(self.dtype), step)
+        return curriculum.cut(self.curriculum, batch, step), weights
+
+    def begin(self, step: int) -> None:
+        """Be ready for the forward passes of this step, validation included, with the weights as they are now."""
+        self._noticed.clear()
+        self.model.begin(step, self.active)
+
+    def loss(self, batch_RxBxT1: Tensor, weights_RxB: Tensor | None = None) -> Tensor:
+        """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
+        logits, targets = self.model(batch_RxBxT1[:, :, :-1]), batch_RxBxT1[:, :, 1:]
+        weights = None if weights_RxB is None else weights_RxB[:, :, None].expand_as(targets).flatten(1)
+        z_loss = None if self._z_loss is None else self._z_loss[self.part]
+        return cross_entropy(logits, targets.flatten(1), z_loss, weights)
+
+    def learn(
+        self,
+        batch_RxBxT1: Tensor,
+        weights_RxB: Tensor | None = None,
+        struck: AbstractContextManager[None] = NOTHING,
+        rank: int = 0,
+    ) -> Tensor:
+        """Fill `gradients` with those of the scaled loss, and return the mean loss of each row, unscaled, [R].
+
+        Micro-batch by micro-batch, where there are several: their gradients are added in the precision of the state,
+        and divided by their number. `struck` is entered for the first of them. The batch is that of the `rank`.
+        """
+        count, first = self.planned[0].train.micro_batches, rank * batch_RxBxT1.shape[1]
+        self.model.first_sequence = first
+        if count == 1:
+            with struck:
+                return self._learn(batch_RxBxT1, weights_RxB)
+        weights = [None] * count if weights_RxB is None else weights_RxB.chunk(count, dim=1)
+        losses, total = [], torch.zeros_like(self.gradients)
+        for number, (batch, own) in enumerate(zip(batch_RxBxT1.chunk(count, dim=1), weights, strict=True)):
+            self.model.first_sequence = first + number * batch.shape[1]
+            with struck if number == 0 else NOTHING:
+                losses.append(self._learn(batch, own))
+            total += self.gradients
+        self.gradients.copy_(total.div_(count))
+        return torch.stack(losses).mean(0)
+
+    def _learn(self, batch_RxBxT1: Tensor, weights_RxB: Tensor | None) -> Tensor:
+        losses = []
+        for rows in self._each_part():
+            loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows])
+            if self.loss_scale.is_on:
+                loss.backward(self.loss_scale.scale[rows])
+            else:
+                loss.sum().backward()
+            losses.append(loss.detach())
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
+
+    def can_step(self, norm_R: Tensor) -> Tensor:
+        """Whether gradients of that global norm leave finite weights, [R]: infinite ones do where they are repaired."""
+        repaired = self._clipper_repairs | (self._optimizer_may & self.optimizer.repairs())
+        return torch.isfinite(norm_R) | (torch.isinf(norm_R) & repaired)
+
+    def clip(self, norm_R: Tensor, stepping_R: Tensor) -> None:
+        """Clip the gradients of the trials that step; `norm_R` is their global norm as they are."""
+        for number, clipper in enumerate(self.clippers):
+            is_changed = number > 0 and clipper.needs_norm
+            norm = global_norm(self.gradients) if is_changed else norm_R
+            self.acts.count(clipper.part, clipper.clip(self.gradients, norm, stepping_R))
+
+    def step(self, rate_R: Tensor, stepping_R: Tensor, measure: bool) -> Norms | None:
+        """One step of the trials that step, from gradients that are clipped, with all that is done to weights in it."""
+        norms = self.optimizer.step(rate_R, stepping_R, measure)
+        for part, acted in self._noticed.items():  # of the ranks, each of which has its own sequences
+            self.acts.count(part, (self.ranks.largest(acted.float()) > 0) & stepping_R)
+        for part, acted in self.optimizer.acted.items():
+            self.acts.count(part, acted & stepping_R)
+        if self.qk_clip:
+            self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
+        return norms
+
+    def _notice(self, part: str, acted_r: Tensor) -> None:
+        """Something acted in a forward pass of these rows of the selected part."""
+        if part not in self._noticed:
+            self._noticed[part] = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        self._noticed[part][self.part] |= acted_r
+
+    def validation_losses(self, tokens: int) -> Tensor:
+        """Mean loss in each segment of the held-out text (`Batches.held_out`), [R, S], float64.
+
+        The windows are the same for every trial and every time.
+        """
+        starts = self.batches.held_out(tokens)
+        pieces = starts.flatten().split(self._windows_at_once)
+        own = self.ranks.own_share(len(pieces))
+        with torch.no_grad(), self.model.taps.muted():
+            parts = [
+                torch.stack([self._window_losses(rows, self.batches.validation(pieces[i])) for i in own])
+                for rows in self._each_part()
+            ]
+        losses = self.ranks.joined(torch.cat(parts, dim=1), len(pieces)).transpose(0, 1).flatten(1)
+        return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
+
+    def _window_losses(self, rows: slice, windows_NxT1: Tensor) -> Tensor:
+        """Loss of each window under each row of the selected part, [r, N], filled up with NaN to the usual N."""
+        inputs, targets = (
+            x.expand(rows.stop - rows.start, -1, -1) for x in (windows_NxT1[:, :-1], windows_NxT1[:, 1:])
+        )
+        logits = self.model(inputs).unflatten(1, inputs.shape[1:]).flatten(0, 1)
+        losses = cross_entropy(logits, targets.flatten(0, 1)).double().unflatten(0, inputs.shape[:2])
+        return F.pad(losses, (0, self._windows_at_once - len(windows_NxT1)), value=torch.nan)
+
+    def _each_part(self) -> Iterator[slice]:
+        """Select one part of the rows after the other; `part` says which it is."""
+        for number, part in enumerate(self._parts):
+            self.model.select(number)
+            self.part = part
+            yield part
+
+    # --- rows that come and go ---------------------------------------------------------------------------------------
+
+    def fork(self, step: int) -> None:
+        """Give a row to each trial whose fault begins at this step: a copy of its twin's."""
+        new = []
+        for planned in self.twins.beginning(step):
+            leader = self.twins.leader[planned]
+            if planned not in self._row_of and leader is not None and (row := self.row_of(leader)) is not None:
+                new.append((planned, row))
+                self.acts.fork(planned, leader)
+        if new:
+            self._arrange([*zip(self.rows, range(len(self)), strict=True), *new])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, given in their order."""
+        self._arrange([(self.rows[row], row) for row in rows])
+
+    def _arrange(self, sources: Sequence[tuple[int, int]]) -> None:
+        """Rows are now these trials, each with the state of a row as they were: (planned, row)."""
+        self.rows = [planned for planned, _ in sources]
+        rows = [row for _, row in sources]
+        self.rows_state.arrange(rows)
+        self._bind()
+
+    def find_masked(self, step: int, over: Sequence[int | None], loss_R: Tensor) -> None:
+        """Note the trials whose fault is over (`over`: its last step) and whose state is that of their twin again.
+
+        States are compared only where the loss of this step is equal: a state that differs nearly always shows there.
+        """
+        pairs = []
+        for row, planned in enumerate(self.rows):
+            last, leader = over[planned], self.twins.leader[planned]
+            if last is not None and last <= step and leader in self._row_of and planned not in self.twins.masked:
+                pairs.append((row, self._row_of[leader], planned))
+        if not pairs:
+            return
+        equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
+        for is_equal, (row, leader, planned) in zip(equal.tolist(), pairs, strict=True):
+            if is_equal and self._same_state(row, leader):
+                self.twins.masked[planned] = step
+
+    def _same_state(self, left: int, right: int) -> bool:
+        return bool(self.active[left]) and bool(self.active[right]) and self.rows_state.equal(left, right)
+
+    def snapshot(self, copy: bool = True) -> Snapshot:
+        """Everything that training changes, to `restore`; not `copy`: arrays that change with the next step."""
+        values = {name: values.clone() if copy else values for name, values in self.rows_state}
+        self.screening.collect()
+        dropped = tuple(tuple(own) for own in self.screening.records)
+        acts = {name: counts.clone() if copy else counts for name, counts in self.acts.state().items()}
+        return Snapshot(tuple(self.rows), tuple(self.twins.begins), dict(self.twins.masked), dropped, values, acts)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of this pack, or of another one of the same trials."""
+        self._arrange([(planned, 0) for planned in snapshot.rows])
+        self.twins.begins, self.twins.masked = list(snapshot.begins), dict(snapshot.masked)
+        self.screening.restore(snapshot.dropped)
+        self.acts.restore(snapshot.acts)
+        for name, now in self.rows_state:
+            now.copy_(snapshot.values[name])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a pack between two steps: whose its rows are, what `Twins` and `Screening` know, arrays [R, ...].
+
+    `acts` are the counts of `Acts`.
+    """
+
+    rows: tuple[int, ...]
+    begins: tuple[float, ...]
+    masked: dict[int, int]
+    dropped: tuple[tuple[dict[str, Any], ...], ...]
+    values: dict[str, Tensor]
+    acts: dict[str, Tensor]

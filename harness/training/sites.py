@@ -1,0 +1,198 @@
+"""Where faults can strike: the named sites of one training step, and the agenda of what is due at them.
+
+The loop knows only this file. An injector is shown the tensors of one trial at one site, never the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from harness.config.limits import KEPT_EVENTS
+
+
+class Site(StrEnum):
+    """A point of the step, in the order of the loop; a visit shows the tensors that are named here."""
+
+    LEARNING_RATE = "learning_rate"  # {"learning_rate": []}
+    BATCH = "batch"  # {"batch": [B, T + 1] token ids}, as loaded: before sequences are dropped, and batches cut
+    WEIGHT = "weight"  # each tensor of the model, before it is read
+    ACTIVATION = "activation"  # {tap: one activation}, when it is computed; of one rank's part of the batch
+    LOSS_SCALE = "loss_scale"  # {"loss_scale": []}, before the backward pass
+    ACTIVATION_GRADIENT = "activation_gradient"  # {tap: the loss's gradient there}, when it is computed
+    GRADIENT = "gradient"  # each tensor's gradient on one data-parallel rank, before the mean over ranks
+    REDUCED_GRADIENT = "reduced_gradient"  # each tensor's gradient, after the mean and before clipping
+    CLIPPED_GRADIENT = "clipped_gradient"  # each tensor's gradient, after clipping
+    MOMENT_1 = "moment_1"  # Adam's first moment of each tensor, before the optimizer step
+    MOMENT_2 = "moment_2"  # Adam's second moment of each tensor, before the optimizer step
+    BEFORE_UPDATE = "before_update"  # weights by name, moments as `moment_1:name`; to look at, not to change
+    UPDATE = "update"  # the same right after the optimizer step
+
+
+AT_TAPS = (Site.ACTIVATION, Site.ACTIVATION_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One trial at one site of one step: `tensors` may be changed in place. `rank` is 0 where there are no ranks."""
+
+    site: Site
+    step: int
+    tensors: Mapping[str, Tensor]
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one strike did: the address, and the value there before and after.
+
+    `before` and `after` are decimal for numbers, with the raw bits beside them in hexadecimal; for a whole tensor or
+    batch they are SHA-256 digests of its bytes, and `index` is None. `mask` holds the bits that were to change, in
+    hexadecimal, in the number format of the fault; `bit` is its number if it is a single one. `was_zero` says whether
+    the number was zero in that format before; None where that is not asked.
+    """
+
+    site: str
+    tensor: str
+    index: tuple[int, ...] | None
+    bit: int | None
+    step: int
+    before: str
+    after: str
+    bits_before: str | None
+    bits_after: str | None
+    changed: bool
+    rank: int = 0
+    mask: str | None = None
+    was_zero: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "index": list(self.index) if self.index is not None else None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Event:
+        return cls(**{**values, "index": None if values["index"] is None else tuple(values["index"])})
+
+
+class Injector(Protocol):
+    """One trial's fault, ready to strike."""
+
+    @property
+    def calls(self) -> Collection[tuple[Site, int]]:
+        """Where and when it wants to be visited: to strike, or to look at what it will need for a strike."""
+        ...
+
+    @property
+    def taps(self) -> Collection[str]:
+        """The activations that it wants to see, for calls at the sites of AT_TAPS."""
+        ...
+
+    @property
+    def permanent(self) -> bool:
+        """Whether it strikes again at a step to which its trial has been rolled back."""
+        ...
+
+    @property
+    def memory(self) -> Mapping[str, Any]:
+        """What it has seen that a later step needs, by name: tensors, and what JSON holds. Part of a checkpoint."""
+        ...
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on with this memory."""
+        ...
+
+    def visit(self, visit: Visit) -> list[Event]:
+        """Change the trial's tensors in place, and say what was done. No events: nothing was struck."""
+        ...
+
+
+class Agenda:
+    """Which trial's injector is due where and when; asked at every site of every step, so it is one dict look-up."""
+
+    def __init__(self, injectors: Sequence[Injector | None]):
+        self.injectors = list(injectors)
+        self.events: list[list[Event]] = [[] for _ in injectors]
+        self.strikes = [0 for _ in injectors]
+        self.changes = [0 for _ in injectors]
+        self.first: list[int | None] = [None for _ in injectors]  # step of the first call
+        self.last: list[int | None] = [None for _ in injectors]
+        self._due: dict[tuple[Site, int], list[int]] = {}
+        self._reached = [0 for _ in injectors]
+        for trial, injector in enumerate(injectors):
+            calls = injector.calls if injector is not None else ()
+            for site, step in calls:
+                self._due.setdefault((site, step), []).append(trial)
+            if calls:
+                self.first[trial] = min(step for _, step in calls)
+                self.last[trial] = max(step for _, step in calls)
+
+    def due(self, site: Site, step: int) -> Sequence[int]:
+        """The trials (numbers in the pack as planned) that are visited here and now."""
+        found = self._due.get((site, step))
+        return [trial for trial in found if step >= self._reached[trial]] if found else ()
+
+    def taps(self, trial: int) -> Collection[str]:
+        """The activations that a trial's injector wants to see."""
+        injector = self.injectors[trial]
+        return injector.taps if injector is not None else ()
+
+    def visit(self, trial: int, visit: Visit) -> None:
+        """Let one trial's injector strike, and keep its events."""
+        self.note(trial, self.strike(trial, visit))
+
+    def strike(self, trial: int, visit: Visit) -> list[Event]:
+        """Let one trial's injector strike. Returns its events, for `note`."""
+        injector = self.injectors[trial]
+        assert injector is not None
+        return injector.visit(visit)
+
+    def memory(self, trial: int) -> dict[str, Any]:
+        """What one trial's injector has seen that a later step needs."""
+        injector = self.injectors[trial]
+        return dict(injector.memory) if injector is not None else {}
+
+    def recall(self, trial: int, memory: Mapping[str, Any]) -> None:
+        """Let one trial's injector go on with this memory."""
+        injector = self.injectors[trial]
+        if injector is not None:
+            injector.recall(memory)
+
+    def note(self, trial: int, events: Sequence[Event]) -> None:
+        """Keep what one trial's injector has done."""
+        self.strikes[trial] += len(events)
+        self.changes[trial] += sum(event.changed for event in events)
+        self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What has happened so far, to `restore`: tensors by name, and the rest as JSON has it."""
+        memories = [self.memory(trial) for trial in range(len(self.injectors))]
+        tensors = {
+            f"{trial}.{name}": value
+            for trial, memory in enumerate(memories)
+            for name, value in memory.items()
+            if isinstance(value, Tensor)
+        }
+        rest = [{name: v for name, v in memory.items() if not isinstance(v, Tensor)} for memory in memories]
+        events = [[event.to_dict() for event in own] for own in self.events]
+        counts = {"strikes": self.strikes, "changes": self.changes, "reached": self._reached}
+        return tensors, {"events": events, "memories": rest, **counts}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Go on from what `state` has given."""
+        self.events = [[Event.from_dict(event) for event in own] for own in values["events"]]
+        self.strikes, self.changes = list(values["strikes"]), list(values["changes"])
+        self._reached = list(values["reached"])
+        for trial, memory in enumerate(values["memories"]):
+            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.partition(".")[0] == str(trial)}
+            self.recall(trial, {**memory, **own})
+
+    def roll_back(self, trial: int, reached: int) -> None:
+        """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""
+        injector = self.injectors[trial]
+        if injector is not None and not injector.permanent:
+            self._reached[trial] = max(self._reached[trial], reached)

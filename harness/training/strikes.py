@@ -1,0 +1,105 @@
+"""Shows the injectors that are due the rows of their trials, at every site of the loop.
+
+Where ranks are processes, what acts on all of them after the mean, or before the batch is cut, is done alike in each.
+A strike at a tap is its rank's alone, and the others are told what it did. A strike at a rank's gradient is done by
+all, because an injector may look at several ranks; each hands in its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from harness.training.pack import Pack
+from harness.training.sites import AT_TAPS, Agenda, Event, Site, Visit
+
+Tensors = Callable[[int], Mapping[str, Tensor]]  # row -> tensors by name
+Told = tuple[int, list[Event], dict[str, Any]]  # a trial, what its injector did, and, for others, what that remembers
+
+
+class Strikes:
+    """Nothing due: a look-up in a dictionary. Something due: the host waits for the device."""
+
+    def __init__(self, pack: Pack, agenda: Agenda):
+        self.pack, self.agenda = pack, agenda
+        self._struck: list[tuple[int, list[Event]]] = []  # at taps, since the pass began
+
+    def __call__(self, site: Site, step: int, tensors: Tensors) -> None:
+        """Let the injectors that are due at this site strike."""
+        for planned, row in self._due(site, step):
+            self.agenda.visit(planned, Visit(site, step, tensors(row)))
+
+    def _due(self, site: Site, step: int) -> list[tuple[int, int]]:
+        """The trials that are visited here and now, and their rows."""
+        rows = ((planned, self.pack.row_of(planned)) for planned in self.agenda.due(site, step))
+        return [(planned, row) for planned, row in rows if row is not None]
+
+    def at_gradient(self, step: int, rank: int) -> None:
+        """The same for a rank's gradients, right after its backward pass."""
+        if due := self._due(Site.GRADIENT, step):
+            planned, rows = zip(*due, strict=True)
+            for each, flat, places in self.pack.ranks.at_gradient(rank, self.pack.gradients, rows):
+                for number, place in zip(planned, places, strict=True):
+                    self.agenda.visit(number, Visit(Site.GRADIENT, step, self.pack.tensors(flat, place), each))
+
+    @contextmanager
+    def at_taps(self, step: int, rank: int) -> Iterator[None]:
+        """For one forward and backward pass: the same for activations and their gradients."""
+        due = [(site, planned, row) for site in AT_TAPS for planned, row in self._due(site, step)]
+        detach = []
+        for site, planned, row in due:
+            for name in self.agenda.taps(planned):
+                strike = partial(self._strike, site, planned, row, step, rank)
+                # First, so that telemetry reads what the model goes on with.
+                detach.append(self.pack.model.taps.attach(name, strike, first=True))
+        try:
+            yield
+        finally:
+            for undo in detach:
+                undo()
+        if due:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Keep what this process's ranks, and those of others, have done at taps."""
+        has_others = self.pack.ranks.processes > 1
+        struck = [(planned, events) for planned, events in self._struck if events]
+        own: list[Told] = [
+            (planned, events, self.agenda.memory(planned) if has_others else {}) for planned, events in struck
+        ]
+        self._struck.clear()
+        for planned, events, memory in self.pack.ranks.told(own):
+            self.agenda.note(planned, events)
+            if has_others:
+                self.agenda.recall(planned, memory)
+
+    def _strike(self, site: Site, planned: int, row: int, step: int, rank: int, name: str, x: Tensor) -> None:
+        part = self.pack.part
+        if not part.start <= row < part.stop:
+            return
+        row -= part.start
+        if site == Site.ACTIVATION:
+            # In place and out of autograd's sight, as a fault of the memory is: the gradient passes straight through.
+            self._visit(planned, Visit(site, step, {name: x.data[row]}, rank))
+            return
+
+        def change(gradient: Tensor) -> Tensor:
+            # Other branches of the graph may be given the same array. Not so at the logits, where the backward pass
+            # begins and memory is at its peak: their gradient comes from the loss alone.
+            changed = gradient if name == "logits" else gradient.clone()
+            self._visit(planned, Visit(site, step, {name: changed[row]}, rank))
+            return changed
+
+        x.register_hook(change)
+
+    def _visit(self, planned: int, visit: Visit) -> None:
+        self._struck.append((planned, self.agenda.strike(planned, visit)))
+
+
+def one(name: str, values_R: Tensor) -> Tensors:
+    """A single tensor [R, ...] under a name."""
+    return lambda row: {name: values_R[row]}

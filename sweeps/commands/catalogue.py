@@ -1,0 +1,125 @@
+"""What the options of `recipe`, `mitigation` and `fault` are: one line each, with the paper."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.basics.printing import printable
+from harness.config import ConfigError
+from injectors import fault_types
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.choices import NONE
+from sweeps.compose.folders import FOLDER, check_folder, named
+from sweeps.compose.yaml_files import text_of
+
+HEADINGS = {
+    "recipe": "Recipes: recipe=NAME, which studies and mitigations change",
+    "mitigation": "Mitigations: mitigation=NAME, or several at once: mitigation=NAME+NAME",
+    "fault": "Faults: fault=NAME",
+}
+_REFERENCE = re.compile(
+    r"(?:[Cc]f\. )?(?:"
+    r"arXiv[: ]\d{4}\.\d{4,5}"
+    r"|doi[: ]10\.\d{4,9}/[^\s,;]*[^\s,;.)]"
+    r"|[A-Z][\w'-]+(?: et al\.| (?:and|&) [A-Z][\w'-]+)?,? (?:19|20)\d\d\b)"
+)
+_PACKAGE = re.compile(r"#\s*@\w")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An option and what is said of it; `file` is where, None for a kind of fault that is a class of `injectors`."""
+
+    group: str
+    name: str
+    text: str
+    file: Path | None
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """What it names as its source: arXiv numbers, DOIs, authors with a year."""
+        return tuple(_REFERENCE.findall(self.text))
+
+
+def entries(group: str, folder: Path | None = None) -> list[Entry]:
+    """Every option of `recipe`, `mitigation` or `fault`, by name; those of a user's own `folder` come before ours."""
+    folders = [path for path in (folder, FOLDER) if path]
+    found = []
+    for name in sorted(config_loader(folder).get_group_options(group)):
+        files = [path / group / f"{name}.yaml" for path in folders]
+        file = next((path for path in files if path.is_file()), None)
+        found.append(Entry(group, name, _said_of_kind(name) if file is None else said_in(file), file))
+    return found
+
+
+def said_in(file: Path) -> str:
+    """The comment at the head of a YAML file, as one line; the line that says its package is none."""
+    found: list[str] = []
+    for line in text_of(file).splitlines():
+        words = line.strip()
+        if not words.startswith("#"):
+            if words or found:
+                break
+        elif not _PACKAGE.match(words):
+            found.append(words.lstrip("#").strip())
+    return printable(" ".join(filter(None, found))) or f"(no comment at the head of {file})"
+
+
+def _said_of_kind(kind: str) -> str:
+    """The first line of what its class says, and the references of the rest."""
+    if kind == NONE:
+        return "No fault: the golden run."
+    first, *rest = (inspect.getdoc(fault_types()[kind]) or f"(no words on the kind {kind})").splitlines()
+    if _REFERENCE.search(first) or not (sources := _REFERENCE.findall("\n".join(rest))):
+        return first
+    return f"{first.removesuffix('.')} ({', '.join(sources).replace('Cf.', 'cf.')})."
+
+
+def print_catalogue(folder: Path | None, console: Console) -> None:
+    """All of them: in columns on a terminal, else a line each however long it is."""
+    listed = {group: entries(group, folder) for group in HEADINGS}
+    widest = max(len(entry.name) for found in listed.values() for entry in found)
+    for place, (group, found) in enumerate(listed.items()):
+        if place:
+            console.print()
+        console.print(HEADINGS[group], soft_wrap=not console.is_terminal)
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(min_width=widest, no_wrap=True)
+        table.add_column(overflow="fold")
+        for entry in found:
+            if console.is_terminal:
+                table.add_row(Text(entry.name), Text(entry.text))
+            else:
+                console.print(f"{entry.name.ljust(widest)}  {entry.text}", soft_wrap=True)
+        if console.is_terminal:
+            console.print(table)
+
+
+def is_list(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for the catalogue."""
+    return any(text == "--list" or text.startswith("--list=") for text in arguments)
+
+
+def folder_beside_list(arguments: Sequence[str]) -> Path | None:
+    """The --config-dir beside --list. Raises ConfigError for anything else beside it, or a folder that is none."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    try:
+        options, others = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{' '.join(arguments)}: {error.message}; allowed: --list, --config-dir DIR") from None
+    if others:
+        raise ConfigError(*(f"{text}: not beside --list; allowed: --config-dir DIR" for text in others))
+    folder = named(options.config_dir)
+    check_folder(folder)
+    return folder

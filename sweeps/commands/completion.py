@@ -1,0 +1,95 @@
+"""Completion in a shell: commands, their options, and for `sweep` what Hydra completes: groups, their options, keys."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Sequence
+
+from harness.basics.command_line import PROGRAM
+
+SHELLS = ("bash", "zsh", "fish")
+SCRIPTS = {
+    "bash": f"""_stability_harness() {{
+    local IFS=$'\\n'
+    COMPREPLY=($("$1" completion bash --breaks "$COMP_WORDBREAKS" --line "${{COMP_LINE:0:COMP_POINT}}" 2>/dev/null))
+}}
+complete -o nospace -o default -F _stability_harness {PROGRAM}
+""",
+    "zsh": f"""#compdef {PROGRAM}
+_stability_harness() {{
+    local -a found
+    found=(${{(f)"$("${{words[1]}}" completion zsh --line "${{(j: :)words[1,CURRENT]}}" 2>/dev/null)"}})
+    if (( $#found )); then compadd -Q -S '' -- $found; else _files; fi
+}}
+compdef _stability_harness {PROGRAM}
+""",
+    # fish adds the space itself.
+    "fish": f"""function _stability_harness
+    set --local line (commandline --cut-at-cursor --current-process | string collect)
+    {PROGRAM} completion fish --line $line 2>/dev/null | string trim --right
+end
+complete --command {PROGRAM} --arguments '(_stability_harness)'
+""",
+}
+
+
+def completed(line: str, commands: Collection[str], breaks: str = "") -> list[str]:
+    """What the last word of a command line may become; without what stands before the last of `breaks` in it."""
+    try:
+        *words, word = _words(line)
+        found = sorted(text for text in _candidates(words[1:], word, commands) if text.startswith(word))
+    except Exception:  # a shell shows what is printed here in the middle of the line that is being typed
+        return []
+    begun = max((word.rfind(mark) for mark in breaks), default=-1) + 1
+    return [text[begun:] for text in found]
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line as a shell reads them, the last one being typed: it may be empty, or have an open quote."""
+    for end in ("", "'", '"'):
+        try:
+            words = shlex.split(line + end)
+        except ValueError:
+            continue
+        return [*words, ""] if not end and line[-1:].isspace() else words
+    return [""]
+
+
+def _candidates(words: Sequence[str], word: str, commands: Collection[str]) -> list[str]:
+    """`words` stand between the program and the word that is being typed."""
+    if not words:
+        return [f"{name} " for name in (*commands, "--help", "--version")]
+    name, *rest = words
+    if word.startswith("-") and name != "sweep":
+        return ["--help "]
+    if name == "sweep":
+        return _of_sweep(rest, word)
+    if name == "figure" and not rest:
+        from analysis.__main__ import figure_names
+
+        return [f"{figure} " for figure in figure_names()]
+    if name == "completion" and not rest:
+        return [f"{shell} " for shell in SHELLS]
+    return []  # files, which the shell completes
+
+
+def _of_sweep(words: Sequence[str], word: str) -> list[str]:
+    """Hydra's own completion; and that of the last of several values, such as `mitigation=none,qk_norm+z`."""
+    if word.startswith("-"):
+        return ["--cfg ", "--config-dir=", "--help ", "--info ", "--list ", "--multirun ", "--version "]
+    from hydra.plugins.completion_plugin import DefaultCompletionPlugin
+
+    from sweeps.commands.sweep import register
+    from sweeps.compose.arguments import CONFIG_NAME, config_loader, folder_of
+
+    register()
+    key, equals, values = word.partition("=")
+    begun = max(values.rfind(","), values.rfind("+")) + 1
+    # Of what stands before, only these change which keys there are; several of their values share them.
+    chosen = dict(
+        text.split("=", 1) for text in words if text.startswith(("fault=", "recipe=", "study=", "search=", "hydra/"))
+    )
+    given = [f"{group}={value.rpartition(',')[2]}" for group, value in chosen.items()]
+    completion = DefaultCompletionPlugin(config_loader(folder_of(words)))
+    found = completion._query(CONFIG_NAME, " ".join(["--multirun", *given, f"{key}{equals}{values[begun:]}"]))
+    return [f"{key}={values[:begun]}{text.partition('=')[2]}" for text in found] if begun else found

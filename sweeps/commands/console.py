@@ -1,0 +1,150 @@
+"""`stability-harness COMMAND ...`: what the package installs. Each command loads what it needs and no more."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.basics.command_line import PROGRAM, Parser
+from harness.basics.printing import say, warn_in_one_line
+from harness.basics.version import version_line
+from harness.config import ConfigError
+from harness.storage.results_folder import FolderLost
+from sweeps import current_folder
+
+
+@dataclass(frozen=True)
+class Command:
+    """What it does, in a line of the help; and how, given its arguments. Returns the exit status."""
+
+    help: str
+    run: Callable[[list[str]], int | None]
+
+
+def main() -> int:
+    """The console command. Returns the exit status."""
+    current_folder.leave()
+    return run(sys.argv[1:])
+
+
+def run(arguments: Sequence[str]) -> int:
+    """What the words after `stability-harness` ask for. Returns the exit status: 2 with a line on what is wrong."""
+    name, *rest = arguments or ("",)
+    warn_in_one_line()
+    try:
+        if name in ("-h", "--help"):
+            print(_help())
+            return 0
+        if name == "--version":
+            print(version_line())
+            return 0
+        if name not in COMMANDS:
+            said = f"{name}: no such command" if name else "no command given"
+            raise ConfigError(f"{PROGRAM}: {said}; allowed: {', '.join(COMMANDS)}, --help, --version")
+        status = COMMANDS[name].run(rest) or 0
+        sys.stdout.flush()
+        return status
+    except ConfigError as error:
+        say(*(f"error: {reason}" for reason in error.reasons), file=sys.stderr)
+        return 2
+    except FolderLost as error:
+        say(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _help() -> str:
+    lines = [f"usage: {PROGRAM} COMMAND ...", "", "Faults, mitigations and training stability of small GPTs.", ""]
+    lines += [f"  {name:<18}{command.help}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", f"{PROGRAM} COMMAND --help says more; --version names the version."])
+
+
+def _parser(name: str) -> Parser:
+    return Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
+
+
+def _sweep(arguments: list[str]) -> None:
+    from sweeps.commands.sweep import main
+
+    sys.argv = [PROGRAM, *arguments]  # where Hydra reads it
+    main()
+
+
+def _on_folder(name: str) -> Callable[[list[str]], int | None]:
+    """A command whose only argument is the folder of a sweep."""
+
+    def run(arguments: list[str]) -> int | None:
+        parser = _parser(name)
+        parser.add_argument("out", metavar="OUT", help="results folder of a sweep")
+        out = Path(parser.parse_args(arguments).out.removeprefix("out="))
+        from harness.basics.printing import Terminal
+        from sweeps.commands import status
+
+        return status.ACTS[name](out, Terminal())
+
+    return run
+
+
+def _list(arguments: list[str]) -> None:
+    parser = _parser("list")
+    parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="of your own mitigations and faults")
+    folder = parser.parse_args(arguments).config_dir
+    from harness.basics.printing import Terminal
+    from sweeps.commands.catalogue import print_catalogue
+    from sweeps.commands.sweep import register
+    from sweeps.compose.folders import check_folder
+
+    register()
+    check_folder(folder)
+    print_catalogue(folder, Terminal())
+
+
+def _analysis(name: str) -> Callable[[list[str]], int]:
+    def run(arguments: list[str]) -> int:
+        from analysis.__main__ import main
+
+        return main([name, *arguments], PROGRAM)
+
+    return run
+
+
+def _coordinate_check(arguments: list[str]) -> None:
+    from sweeps.commands.coordinate_check import main
+
+    main(arguments, f"{PROGRAM} coordinate-check")
+
+
+def _completion(arguments: list[str]) -> None:
+    from sweeps.commands import completion
+
+    parser = _parser("completion")
+    parser.add_argument("shell", choices=completion.SCRIPTS, help=f'in a shell: eval "$({PROGRAM} completion bash)"')
+    parser.add_argument("--line", help="print what may come at the end of this line")
+    parser.add_argument("--breaks", default="", help="characters that end a word for the shell")
+    options = parser.parse_args(arguments)
+    if options.line is None:
+        print(completion.SCRIPTS[options.shell], end="")
+    else:
+        print(*completion.completed(options.line, COMMANDS, options.breaks), sep="\n")
+
+
+COMMANDS = {
+    "sweep": Command("train a grid, a study or a search: KEY=VALUE[,VALUE...]", _sweep),
+    "status": Command("what is done, runs, waits, has failed or was lost", _on_folder("status")),
+    "cancel": Command("take a sweep's jobs out of Slurm's queue", _on_folder("cancel")),
+    "list": Command("every mitigation and fault with one line and its paper", _list),
+    "verify": Command("whether every file of a store is there as it was written", _on_folder("verify")),
+    "report": Command("write figures and a page of a sweep, and say what was found", _analysis("report")),
+    "campaign": Command("say what the faults of a sweep did, with figures and a page", _analysis("campaign")),
+    "figure": Command("write one figure of a sweep to a file", _analysis("figure")),
+    "coordinate-check": Command("whether every size changes equally in its first steps", _coordinate_check),
+    "completion": Command("a script that completes these commands in bash, zsh or fish", _completion),
+}

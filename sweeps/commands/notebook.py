@@ -1,0 +1,152 @@
+"""`sweeps.run`: a sweep from Python, such as in a notebook.
+
+It is the command `stability-harness sweep` with exceptions in place of exit statuses. What it sets for its time in
+Hydra, torch and the signals of this process is afterwards as it was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch
+import xarray as xr
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from omegaconf.basecontainer import BaseContainer
+
+from analysis.reading.open_sweep import open_sweep
+from harness.basics.printing import Terminal, count
+from harness.config import ConfigError, Problems
+from sweeps.commands.status import status_of
+from sweeps.commands.sweep import explained, fill, sweep
+
+_one_at_a_time = threading.Lock()
+
+
+class SweepFailed(RuntimeError):
+    """Packs have failed; the results of the others are stored in `out`. `packs`: the error of each, by its name."""
+
+    def __init__(self, out: Path, packs: dict[str, str]):
+        reasons = "; ".join(f"{pack}: {reason}" for pack, reason in packs.items())
+        super().__init__(f"{count(len(packs), 'pack')} failed ({reasons}); traces in {out / 'errors'}")
+        self.out, self.packs = out, packs
+
+
+def run(
+    overrides: Sequence[str] = (),
+    *,
+    study: str | None = None,
+    out: str | Path | None = None,
+    config_dir: str | Path | None = None,
+    progress: bool = True,
+) -> xr.Dataset:
+    """Train what the command `sweep` would with the same words, and open the results.
+
+    `overrides` are `KEY=VALUE[,VALUE...]` as on the command line, without a shell's quotes. `study` and `out` are the
+    keys of these names, for a path that needs no quotes either, and `config_dir` is --config-dir. Trials that `out` has
+    already are not trained again. Without `progress` nothing is printed. A second call in another thread waits.
+
+    Raises ConfigError for wrong input, before anything is written; SweepFailed once the rest is trained, if packs have
+    failed; FolderLost if `out` was moved or removed meanwhile; KeyboardInterrupt after Ctrl-C, from which the same call
+    goes on.
+    """
+    arguments = _arguments(overrides, study, out, config_dir)
+    console = Terminal(quiet=not progress)
+    with _one_at_a_time, _left_as_it_was(), explained(arguments):
+        status, settings = sweep(arguments, console)
+    if status == 128 + signal.SIGTERM:
+        signal.raise_signal(signal.SIGTERM)  # what this process does then is not ours to say
+    if status >= 128:
+        raise KeyboardInterrupt
+    if status:
+        raise SweepFailed(settings.out, status_of(settings.out).failed)
+    return open_sweep(settings.out)
+
+
+def _arguments(
+    overrides: Sequence[str], study: str | None, out: str | Path | None, folder: str | Path | None
+) -> list[str]:
+    """The words of the command line. Raises ConfigError for those that ask it something else than to train."""
+    problems = Problems()
+    texts = [overrides] if isinstance(overrides, str) else list(overrides)
+    with problems.collect():
+        if isinstance(overrides, str):
+            raise ConfigError(f"overrides={overrides!r}: one string; allowed: a list of them")
+    for text in texts:
+        with problems.collect():
+            if not isinstance(text, str) or text.startswith("-"):
+                raise ConfigError(f"overrides: {text!r}: not an override; allowed: 'KEY=VALUE', and config_dir=DIR")
+            if text.replace(" ", "").lower() in ("plan=true", "plan=1", "plan=yes", "plan=on"):
+                raise ConfigError(f"{text}: trains nothing that could be opened; allowed: leave it out")
+    problems.check()
+    words = [*texts, *([f"study={study}"] if study is not None else [])]
+    if out is not None:
+        words.append("out='{}'".format(str(out).replace("'", r"\'")))
+    return [*words, *([f"--config-dir={folder}"] if folder is not None else [])]
+
+
+@contextlib.contextmanager
+def _left_as_it_was() -> Iterator[None]:
+    """A sweep as in a process of its own; what it sets there is afterwards as the rest of a notebook has it."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(_restore, os.environ, dict(os.environ))
+        stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
+        stack.enter_context(_own_hydra())
+        stack.enter_context(_own_torch())
+        yield
+
+
+def _restore(values: MutableMapping[str, Any], before: Mapping[str, Any]) -> None:
+    for name in set(values) - set(before):
+        del values[name]
+    values.update(before)
+
+
+@contextlib.contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Of the configurations that are known to Hydra, its own and ours."""
+    Plugins.instance()  # which puts some there once, for whoever comes later
+    store, resolvers = ConfigStore.instance(), dict(BaseContainer._resolvers)
+    before = dict(vars(store))
+    store.repo = {name: copy.copy(node) for name, node in store.repo.items() if name.startswith(("hydra", "_"))}
+    for name in ("launcher", "sweeper"):
+        store.repo["hydra"] |= {name: dict(store.repo["hydra"].get(name, {}))}
+    fill(store)
+    try:
+        yield
+    finally:
+        _restore(vars(store), before)
+        _restore(BaseContainer._resolvers, resolvers)
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+@contextlib.contextmanager
+def _own_torch() -> Iterator[None]:
+    """What decides the bits of a pack that is trained in this process."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    deterministic = _deterministic()
+    matmul = torch.backends.cuda.matmul
+    names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    products = {name: getattr(matmul, name) for name in names}
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        if _deterministic() != deterministic:  # to set it takes half a second
+            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        for name, value in products.items():
+            setattr(matmul, name, value)

@@ -1,0 +1,169 @@
+"""`stability-harness status OUT` and `cancel OUT`: how far a sweep is that nobody waits for, and its end."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.basics.printing import count
+from harness.config import ConfigError
+from harness.storage.records import Missing, Unreadable, read_bytes, read_record
+from harness.storage.results_folder import ResultsPath
+from harness.storage.stored import complete_trials, read_packs, read_root
+from sweeps.commands.verify import verify
+from sweeps.running.claims import LOCK, LOCKS, lock_of
+from sweeps.running.job import ERRORS, PLAN, PROGRESS
+from sweeps.running.locks import is_locked
+from sweeps.running.progress_files import read_progress
+from sweeps.slurm.squeue import own_and_others, scancel, user_name, with_numbers
+from sweeps.slurm.submitted import submitted
+
+MOST_LINES = 20  # failed or lost packs that are listed
+MOST_PLAN, MOST_TRACE = 2**26, 2**20  # bytes that are read
+MOST_LETTERS = 300  # of an error
+
+
+@dataclass
+class Status:
+    """The trials of the last command that trained, and what is known of the packs of the folder."""
+
+    asked: set[str] = field(default_factory=set)
+    complete: set[str] = field(default_factory=set)
+    running: dict[str, str] = field(default_factory=dict)  # pack -> how far it is
+    queued: dict[str, str] = field(default_factory=dict)  # pack -> its Slurm job
+    failed: dict[str, str] = field(default_factory=dict)  # pack -> the last line of its trace
+    stopped: dict[str, str] = field(default_factory=dict)  # pack -> how far its checkpoint is
+    lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
+    damaged: list[Unreadable] = field(default_factory=list)  # files that say nothing
+
+    def forget(self, pack: str) -> None:
+        """Whatever its process has left, it is in Slurm's queue."""
+        self.stopped.pop(pack, None)
+        self.lost.pop(pack, None)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """plan.json: the ids of the trials that the last command asked for."""
+
+    trials: tuple[str, ...]
+
+
+def status_of(out: Path) -> Status:
+    """What the folder of a sweep says, and Slurm's queue if packs were submitted.
+
+    Raises ConfigError if there is no store, or if Slurm is needed and does not answer.
+    """
+    read_root(out)
+    found = Status(complete=complete_trials(out))
+    found.asked = _asked(out, found)
+    slurm = submitted(out)
+    found.damaged += slurm.damaged
+    found.failed = {file.stem: _last_line(file) for file in sorted((out / ERRORS).glob("*.txt"))}
+    progress, damaged = read_progress(out / PROGRESS)
+    found.damaged += damaged.values()
+    for pack, values in progress.items():
+        words = f"step {values.steps} of {values.of}, {count(values.trials, 'trial')}"
+        is_running = is_locked(lock_of(ResultsPath.at(out), pack))
+        (found.running if is_running else found.stopped if values.is_stopped else found.lost)[pack] = words
+    for pack, job in slurm.packs.items():
+        if pack not in found.running:
+            found.forget(pack)
+            if job.state == "RUNNING":
+                found.running[pack] = f"Slurm job {job.number}, starting"
+            else:
+                found.queued[pack] = f"Slurm job {job.number}, {job.words}"
+    for job in slurm.unnamed:
+        found.queued[f"Slurm job {job.number}"] = f"{job.words}; what it trains cannot be read"
+    for pack in [pack for pack in found.lost if pack in found.failed]:
+        del found.lost[pack]
+    return found
+
+
+def _asked(out: Path, found: Status) -> set[str]:
+    """What the last command that trained asked for; if that cannot be known, what the store holds."""
+    try:
+        return set(read_record(out / PLAN, Asked, MOST_PLAN).trials)
+    except Missing:  # an older store
+        pass
+    except Unreadable as error:
+        found.damaged.append(error)
+    return {trial for pack in read_packs(out) for trial in pack.attributes["ids"]}
+
+
+def _last_line(trace: Path) -> str:
+    """Of the trace of a pack that crashed: the error."""
+    try:
+        text = read_bytes(trace, MOST_TRACE, is_cut=True).decode(errors="replace")
+    except Unreadable as error:
+        return f"its trace {error.reason}"
+    head, _, _ = text.partition("\n\ntrials of this pack:")
+    last = next((line.strip() for line in reversed(head.splitlines()) if line.strip()), "no trace")
+    return textwrap.shorten(last, MOST_LETTERS, placeholder=" ...")
+
+
+def print_status(out: Path, console: Console) -> int:
+    """The counts, and a line for each pack that runs, waits, has failed or was lost. Returns the exit status, 0."""
+    found = status_of(out)
+    done = len(found.asked & found.complete)
+    console.print(f"{out}: {done} of {count(len(found.asked), 'trial')} done", soft_wrap=True)
+    for name in ("running", "queued", "stopped", "failed", "lost"):
+        packs = getattr(found, name)
+        console.print(f"{name}: {count(len(packs), 'pack')}")
+        for pack, words in list(packs.items())[:MOST_LINES]:
+            console.print(f"  {pack}  {words}", soft_wrap=True)
+        if len(packs) > MOST_LINES:
+            console.print(f"  and {len(packs) - MOST_LINES} more")
+    _print_damaged(found.damaged, console)
+    if found.failed or found.lost or (done < len(found.asked) and not found.running and not found.queued):
+        console.print("the same command as before trains what is not done")
+    return 0
+
+
+def _print_damaged(damaged: Sequence[Unreadable], console: Console) -> None:
+    for error in damaged[:MOST_LINES]:
+        console.print(f"left out: {error}", soft_wrap=True)
+    if len(damaged) > MOST_LINES:
+        console.print(f"  and {len(damaged) - MOST_LINES} more")
+
+
+def cancel(out: Path, console: Console) -> int:
+    """Take this folder's jobs out of Slurm's queue; what was trained stays. Raises as `status_of` does.
+
+    The exit status is 1 if some stay there: another user's, or those of a folder that this one is a copy of.
+    """
+    read_root(out)
+    noted = submitted(out)  # where a sweep was killed while it submitted, sbatch has ended then
+    own, others = own_and_others(out)
+    if own and (refusal := scancel(own)):
+        raise ConfigError(f"cancel {out}: scancel failed: {refusal}; allowed: a running Slurm")
+    console.print(f"cancelled {count(len(own), 'Slurm job')}; the same command as before goes on from here")
+    _print_damaged(noted.damaged, console)
+    doubted = noted.numbers - {job.number for job in (*own, *others)}
+    strangers = [job for job in with_numbers(doubted) if job.number in doubted]
+    for job in others[:MOST_LINES]:
+        owner = f"{user_name(job.user)} for {str(job.out)!r}"
+        console.print(f"Slurm job {job.number} of {owner} is not this folder's: left alone", soft_wrap=True)
+    for job in strangers[:MOST_LINES]:
+        owner = f"{user_name(job.user)}, {job.name!r:.60},"
+        console.print(f"Slurm job {job.number} of {owner} is not this sweep's: left alone", soft_wrap=True)
+    held = [file for file in (ResultsPath.at(out) / LOCKS).entries() if file.name.endswith(LOCK) and is_locked(file)]
+    if held and not own:
+        console.print(f"{count(len(held), 'pack')} in training by a command on a machine: Ctrl-C there ends it")
+    return 1 if others else 0
+
+
+def run(arguments: list[str], console: Console) -> int:
+    """`status OUT`, `cancel OUT` or `verify OUT`; the exit status. Raises ConfigError for anything else."""
+    name, *folders = arguments
+    if len(folders) != 1:
+        raise ConfigError(f"{' '.join(arguments)}: allowed: {name} and the folder of one sweep")
+    out = Path(folders[0].removeprefix("out="))
+    return ACTS[name](out, console)
+
+
+ACTS: dict[str, Callable[[Path, Console], int]] = {"status": print_status, "cancel": cancel, "verify": verify}

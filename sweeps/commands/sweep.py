@@ -1,0 +1,137 @@
+"""`stability-harness sweep`, or `python -m sweeps`: the only Hydra application of the project."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import hydra
+import yaml
+from hydra._internal.callbacks import Callbacks
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log, setup_globals
+from hydra.errors import HydraException
+from hydra.types import HydraContext
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.basics.printing import Terminal, say, warn_in_one_line
+from harness.basics.version import version_line
+from harness.config import ConfigError
+from harness.storage.results_folder import FolderLost
+from sweeps.commands import status
+from sweeps.commands.answers import answer
+from sweeps.commands.catalogue import folder_beside_list, is_list, print_catalogue
+from sweeps.compose.arguments import CONFIG_NAME, check_command_line, explain, is_question
+from sweeps.compose.folders import FOLDER
+from sweeps.compose.grid import fault_schemas, schema
+from sweeps.compose.homes import with_homes
+from sweeps.compose.settings import GridOptions, LocalOptions, Run, SlurmOptions
+
+MOST_REASONS = 20
+
+
+@cache
+def register() -> None:
+    """Put the dataclasses' defaults where Hydra composes from; once is enough for a process."""
+    fill(ConfigStore.instance())
+
+
+def fill(store: ConfigStore) -> None:
+    """Put the dataclasses' defaults into what Hydra composes from."""
+    # Hydra copies it, schemas and all, with every configuration that it composes, and writes into no copy.
+    vars(store)["__deepcopy__"] = lambda memo: store
+    store.store(name="schema", node=schema())
+    for kind, node in fault_schemas().items():
+        store.store(group="fault", name=kind, node=node)
+    store.store(group="hydra/sweeper", name="grid", node=GridOptions)
+    store.store(group="hydra/launcher", name="local", node=LocalOptions)
+    store.store(group="hydra/launcher", name="slurm", node=SlurmOptions)
+
+
+@hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=CONFIG_NAME)
+def application(config: DictConfig) -> None:
+    """Never reached by our launchers, which train packs and not single jobs."""
+    raise ConfigError("hydra.mode=RUN: every call is a sweep; allowed: MULTIRUN")
+
+
+def main() -> None:
+    """Run a sweep. Wrong input is a line each on standard error, and exit status 2."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # otherwise Hydra prints and exits itself
+    warn_in_one_line()
+    register()
+    arguments = sys.argv[1:]
+    try:
+        if "--version" in arguments:  # Hydra would name its own
+            print(version_line())
+            return
+        if arguments and arguments[0] in status.ACTS:
+            if failed := status.run(arguments, Terminal()):
+                sys.exit(failed)
+            return
+        arguments = with_homes(arguments)
+        if is_list(arguments):
+            print_catalogue(folder_beside_list(arguments), Terminal())
+            return
+        with explained(arguments):
+            if is_question(arguments):
+                answer(arguments)
+            else:
+                sys.exit(sweep(arguments)[0])
+    except ConfigError as error:
+        refuse(error)
+    except FolderLost as error:
+        say(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def explained(arguments: Sequence[str]) -> Iterator[None]:
+    """Raises ConfigError for what Hydra, the YAML files of a command line and the disk object to."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise explain(error, arguments) from error
+    except OSError as error:  # a full disk, or a right that is missing: nothing that the code could help
+        where = error.filename or next((text for text in arguments if text.startswith("out=")), "this command")
+        reason = error.strerror or str(error)
+        allowed = "a disk with room, and files that you may read and write"
+        raise ConfigError(f"{where}: {reason}; allowed: {allowed}") from error
+
+
+def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, Run]:
+    """What Hydra does with --multirun, without composing the same configuration twice more.
+
+    Returns the exit status and what was run; `console` is told of it. Raises ConfigError.
+    """
+    setup_globals()
+    config, loader = check_command_line(with_homes(arguments))
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    callbacks = Callbacks(config)
+    callbacks.on_multirun_start(config=config, config_name=CONFIG_NAME)
+    context = HydraContext(config_loader=loader, callbacks=callbacks)
+    sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=application, config=config)
+    launcher: Any = sweeper.launcher
+    launcher.console = console or launcher.console
+    return sweeper.sweep(list(config.hydra.overrides.task))
+
+
+def refuse(error: ConfigError) -> None:
+    """Say what is wrong, and leave with status 2."""
+    for reason in error.reasons[:MOST_REASONS]:
+        say(f"error: {reason}", file=sys.stderr)
+    if len(error.reasons) > MOST_REASONS:
+        say(f"error: and {len(error.reasons) - MOST_REASONS} more like these", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

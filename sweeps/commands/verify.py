@@ -1,0 +1,56 @@
+"""Whether every file of a store, and every file of weights, is there as it was written."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.basics.printing import count
+from harness.storage.last_weights import damaged_weights
+from harness.storage.results_folder import ResultsPath
+from harness.storage.stored import CHECKSUM, STORE, DamagedStore, PackInfo, checksum_of, damage, pack_of, read_root
+from harness.storage.zarr_files import METADATA
+
+
+def verify(out: Path, console: Console) -> int:
+    """Read all of a store and say what is damaged, a line for each file. Returns the exit status: 1 if anything is.
+
+    Raises ConfigError if there is no store.
+    """
+    read_root(out)
+    packs = chunks = begun = damaged = 0
+    for place in (ResultsPath.at(out) / STORE).entries():
+        if place.name.startswith(".") or place.name == METADATA:
+            continue
+        found: list[str] = []
+        try:
+            pack = pack_of(place)
+            found = wrong_in(pack)
+            packs, begun = packs + 1, begun + (not pack.complete)
+            chunks += len(pack.arrays) * math.ceil(pack.attributes["steps_done"] / pack.block)
+        except FileNotFoundError:
+            found = [f"{place / METADATA}: is missing"]
+        except DamagedStore as error:
+            found = [str(error)]
+        for line in found:
+            console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
+        damaged += len(found)
+    weights = damaged_weights(out)
+    for line in weights:
+        console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
+    damaged += len(weights)
+    unfinished = f" ({begun} not finished)" if begun else ""
+    words = f"{out}: {count(packs, 'pack')}{unfinished}, {count(chunks, 'chunk')}"
+    verdict = f"{count(damaged, 'damaged file')}" if damaged else "every file is as it was written"
+    console.print(f"{words}: {verdict}", highlight=False, soft_wrap=True)
+    return 1 if damaged else 0
+
+
+def wrong_in(pack: PackInfo) -> list[str]:
+    """What is wrong with a pack whose metadata can be read, a line for each file."""
+    found = [words for _, words in damage(pack)]
+    if pack.complete and pack.attributes.get(CHECKSUM) != checksum_of(pack.attributes):
+        found.append(f"{pack.place / METADATA}: is damaged (its checksum is another)")
+    return found

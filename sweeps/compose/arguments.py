@@ -1,0 +1,291 @@
+"""The command line and the axes of a study, checked before Hydra acts on any of them."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.override_parser.types import OverrideType
+from hydra.errors import MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from harness.basics.printing import printable
+from harness.config import ConfigError, Problems
+from sweeps.compose import settings
+from sweeps.compose.choices import unknown_option
+from sweeps.compose.folders import FOLDER, LAUNCHERS, OPTIONS, check_folder, launch_of, named
+from sweeps.compose.overrides import (
+    RUN_KEYS,
+    Axis,
+    as_sweep,
+    axis_of,
+    check_jobs,
+    known_keys,
+    parse,
+    quoted_out,
+    unknown_key,
+)
+from sweeps.compose.yaml_files import has_control, not_yaml
+
+CONFIG_NAME = "config"
+OF_HYDRA = (
+    "hydra/launcher",
+    "hydra/sweeper",
+    "hydra.mode",
+)  # what does something on a command line, and hydra.launcher.*
+INSTEAD = {"hydra.run.": "out=DIR", "hydra.sweep.": "out=DIR", "hydra.sweeper.params.": "the key itself, KEY=VALUES"}
+SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
+
+
+def is_hydras(text: str) -> bool:
+    return text.lstrip("+~").startswith(("hydra.", "hydra/"))
+
+
+def _hydras_key(text: str) -> str:
+    override = parse(text)
+    key = override.get_key_element().lstrip("+~")
+    if override.type is OverrideType.DEL or override.package is not None:
+        raise ConfigError(f"{text}: keys cannot be removed or moved; allowed: key=value")
+    if key not in OF_HYDRA and not key.startswith("hydra.launcher."):
+        allowed = next((instead for start, instead in INSTEAD.items() if key.startswith(start)), "")
+        allowed = f"{allowed}; of hydra.*" if allowed else "of hydra.*"
+        raise ConfigError(f"{text}: has no effect here; allowed: {allowed}: hydra/launcher, hydra.launcher.*")
+    if override.is_sweep_override():
+        raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
+    value = override.value()
+    if "/" in key and not (isinstance(value, str) and re.fullmatch(r"[\w-]+", value)):
+        raise ConfigError(f"{text}: not a name; allowed: one name")
+    return key
+
+
+def check_arguments(arguments: Sequence[str], loader: ConfigLoader) -> None:
+    """Raises ConfigError with everything that is wrong with the overrides of the command line, taken one by one."""
+    problems = Problems()
+    given: dict[str, list[str]] = {}
+    for text in arguments:
+        with problems.collect():
+            key = _hydras_key(text) if is_hydras(text) else axis_of(text, loader).key
+            given.setdefault(key, []).append(text)
+    for key, texts in given.items():
+        with problems.collect():
+            if len(texts) > 1:
+                raise ConfigError(f"{' '.join(texts)}: {key} is given {len(texts)} times; allowed: once")
+    problems.check()
+
+
+def axes_of(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader) -> list[Axis]:
+    """The study's axes and the command line's, whose keys replace those of the study. Raises ConfigError."""
+    axes: dict[str, Axis] = {}
+    problems = Problems()
+    for name in params:
+        with problems.collect():
+            if name in RUN_KEYS or name in ("study", "search"):
+                beside = "belongs to the run, not to hydra.sweeper.params; allowed there: what can be swept"
+                raise ConfigError(f"{name}={params[name]}: {beside}")
+    for text in (*(f"{key}={_as_text(value)}" for key, value in params.items()), *arguments):
+        with problems.collect():
+            axis = axis_of(text, loader)
+            axes[axis.key] = axis
+    problems.check()
+    return list(axes.values())
+
+
+def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
+    """Every combination of the values of `axes_of`, as overrides, the last axis running fastest. Raises ConfigError."""
+    axes, problems = axes_of(params, arguments, loader), Problems()
+    with problems.collect():
+        check_jobs(axes)
+    for axis in axes:
+        with problems.collect():
+            if axis.interval:
+                reason = "an interval has no grid; allowed: values with commas, range(), or a search=NAME"
+                raise ConfigError(f"{axis.text}: {reason}")
+    problems.check()
+    return [list(job) for job in itertools.product(*(axis.overrides for axis in axes))]
+
+
+def _as_text(value: Any) -> str:
+    return "null" if value is None else str(value).strip()
+
+
+# --- the whole command line --------------------------------------------------------------------------------------
+
+
+def options_of(arguments: Sequence[str]) -> argparse.Namespace:
+    """The flags and overrides of a command line, as Hydra takes them apart. Raises ConfigError, and prints nothing."""
+    problems, parser = Problems(), get_args_parser()
+    for text in arguments:
+        if has_control(text):
+            reason = "control characters, or bytes that are no UTF-8; allowed: printable text"
+            problems.reasons[f"{printable(text)}: {reason}"] = None
+    problems.check()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; allowed: KEY=VALUE, --config-dir DIR, -m, --help, --list, --cfg, --info")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser.parse_args(list(arguments))
+
+
+def is_question(arguments: Sequence[str]) -> bool:
+    """Whether Hydra is to answer something, and not to run. Raises ConfigError for flags that there are not."""
+    options = options_of(arguments)
+    return bool(options.help or options.hydra_help or options.cfg or options.info or options.shell_completion)
+
+
+def folder_of(arguments: Sequence[str]) -> Path | None:
+    """The user's own folder that a command line names."""
+    return named(options_of(arguments).config_dir)
+
+
+def search_path(folder: Path | None = None) -> ConfigSearchPath:
+    """Where Hydra finds files: what it brings itself, our configuration, and after it a user's folder."""
+    path = create_config_search_path(f"checked://{FOLDER}")
+    if folder:
+        path.prepend("command-line", f"checked://{folder.absolute()}", SearchPathQuery(provider="schema"))
+    return path
+
+
+def config_loader(folder: Path | None = None) -> ConfigLoader:
+    """The loader that Hydra itself makes, of `search_path`."""
+    return ConfigLoaderImpl(search_path(folder))
+
+
+def check_flags(options: argparse.Namespace, *others: str) -> None:
+    """Raises ConfigError for flags that belong to other programs of Hydra's, and for those named in `others`."""
+    problems = Problems()
+    for name in ("config_name", "config_path", "experimental_rerun", "run", *others):
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            problems.reasons[f"{flag}={getattr(options, name)}: not for sweeps; allowed: --config-dir, -m"] = None
+    problems.check()
+
+
+def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, ConfigLoader]:
+    """What Hydra makes of a command line, and its loader.
+
+    Raises ConfigError with everything that is wrong, before Hydra acts on it.
+    """
+    options, folder, problems = options_of(arguments), folder_of(arguments), Problems()
+    with problems.collect():
+        check_flags(options, "resolve")
+    with problems.collect():
+        check_folder(folder)
+    problems.check()
+    loader = config_loader(folder)
+    overrides = checked_overrides(options.overrides, loader, folder)
+    config = loader.load_configuration(CONFIG_NAME, [*map(as_sweep, overrides)], run_mode=RunMode.MULTIRUN)
+    check_composed(config)
+    return config, loader
+
+
+def checked_overrides(given: Sequence[str], loader: ConfigLoader, folder: Path | None) -> list[str]:
+    """The overrides of a command line, and before them what its study says to the launcher.
+
+    Raises ConfigError with everything that is wrong with them, taken one by one.
+    """
+    overrides = [quoted_out(text) for text in given]
+    check_arguments(overrides, loader)
+    values = {parse(text).get_key_element().lstrip("+"): parse(text).value() for text in overrides}
+    launcher, options = launch_of(str(values.get("study", "grid")), folder and folder.absolute())
+    chosen = str(values.get("hydra/launcher", launcher or "local"))
+    from_study = [] if "hydra/launcher" in values or launcher is None else [f"hydra/launcher={launcher}"]
+    for name in OPTIONS.get(chosen, ()):
+        if name in options and f"hydra.launcher.{name}" not in values:
+            value = options[name]
+            word = "null" if value is None else f'"{value}"' if isinstance(value, str) else str(value)
+            from_study.append(f"hydra.launcher.{name}={word}")
+    return [*from_study, *overrides]
+
+
+# --- what Hydra made of it -------------------------------------------------------------------------------------
+
+
+def check_composed(config: DictConfig) -> None:
+    """Refuse a configuration that would have Hydra call anything but our sweeper and launchers.
+
+    Hydra imports and calls what a `_target_` names, and what its logging sections name, before any plugin runs.
+    Raises ConfigError.
+    """
+    problems = Problems()
+    hydra, choices = config.hydra, config.hydra.runtime.choices
+    values = OmegaConf.to_container(config, resolve=False)
+    with problems.collect():
+        if choices["hydra/launcher"] not in LAUNCHERS:
+            name = choices["hydra/launcher"]
+            raise ConfigError(f"hydra/launcher={name}: trains no packs; allowed: {', '.join(LAUNCHERS)}")
+        _check_target("hydra.launcher", hydra.launcher, LAUNCHERS[choices["hydra/launcher"]])
+    with problems.collect():
+        if choices["hydra/sweeper"] != "grid":
+            raise ConfigError(f"hydra/sweeper={choices['hydra/sweeper']}: plans no packs; allowed: grid")
+        _check_target("hydra.sweeper", hydra.sweeper, settings.GridOptions)
+    with problems.collect():
+        if hydra.mode is not None and hydra.mode.name != "MULTIRUN":
+            raise ConfigError(f"hydra.mode={hydra.mode.name}: every call is a sweep; allowed: MULTIRUN")
+    for name in ("hydra_logging", "job_logging"):
+        with problems.collect():
+            if values["hydra"][name] != SILENT_LOGGING:  # type: ignore[call-overload, index]
+                raise ConfigError(f"hydra.{name}: not the silent one of this program; allowed: leave it out")
+    for key, value in _targets(values):
+        with problems.collect():
+            if key not in ("hydra.launcher._target_", "hydra.sweeper._target_"):
+                raise ConfigError(f"{key}={value}: would be imported and called; allowed: no _target_")
+    problems.check()
+
+
+def _check_target(key: str, node: DictConfig, options: type) -> None:
+    expected = vars(options())["_target_"]
+    if node.get("_target_") != expected:
+        raise ConfigError(f"{key}._target_={node.get('_target_')}: would be imported and called; allowed: {expected}")
+
+
+def _targets(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(tree, list):
+        tree = dict(enumerate(tree))
+    if not isinstance(tree, dict):
+        return []
+    here = [(f"{prefix}{key}", value) for key, value in tree.items() if key == "_target_"]
+    return here + [found for key, value in tree.items() for found in _targets(value, f"{prefix}{key}.")]
+
+
+_NO_KEY = re.compile(r"Could not override '([^']+)'")
+_BAD_VALUE = re.compile(r"^\s*full_key: (\S+)", re.MULTILINE)
+
+
+def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:
+    """What Hydra refused, as one line that names key, value and what is allowed, as far as it can be known."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return unknown_option(group, name, [*LAUNCHERS] if group == "hydra/launcher" else error.options)
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    given = {key: value for key, _, value in (text.partition("=") for text in arguments)}
+    launcher = LAUNCHERS.get(given.get("hydra/launcher", "local"), settings.LocalOptions)
+    options = [f"hydra.launcher.{name}" for name in vars(launcher()) if name != "_target_"]
+    for found in map(_NO_KEY.search, map(str, chain)):
+        if found:
+            key = found[1]
+            known = (
+                options if key.startswith("hydra.launcher.") else [*known_keys(), "hydra.launcher", "hydra/launcher"]
+            )
+            return unknown_key(key, given.get(key, ""), known)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return not_yaml(error.problem_mark.name, error)
+    for problem in reversed(chain):
+        if found := _BAD_VALUE.search(str(problem)):
+            key, reason = found[1], " ".join(str(problem)[: found.start()].split())
+            value = f"={given[key]}" if key in given else ""
+            wanted = str(launcher.__annotations__.get(key.rpartition(".")[2], "see --hydra-help"))
+            return ConfigError(f"{key}{value}: {reason}; allowed: {wanted}")
+    return ConfigError(" ".join(str(error).split()) or type(error).__name__)

@@ -1,0 +1,324 @@
+"""What a file of a study, a mitigation or a fault may say. Every such file is read here, on every way to Hydra.
+
+Hydra imports, calls, opens and truncates what its own configuration names, so none of that comes from a file: of
+`hydra.*` a study has the sweeper's params, and plain options of a launcher, which are handed on as if they stood on the
+command line. What is left for Hydra to compose is a tree of plain values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.plugins.config_source import ConfigSource
+
+from harness.config import ConfigError, Problems, sections, shown
+from injectors import fault_types
+from sweeps.compose import settings
+from sweeps.compose.yaml_files import LARGEST, has_control, text_of, tree_of
+
+FOLDER = Path(__file__).parents[1] / "conf"
+GROUPS = ("study", "recipe", "mitigation", "fault")
+PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
+TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
+LAUNCHERS = {"local": settings.LocalOptions, "slurm": settings.SlurmOptions}
+RUN_CODE = ("setup", "extra")  # shell lines of a job, and any option of sbatch, some of which are commands
+OPTIONS = {
+    launcher: tuple(name for name in vars(cls()) if name not in (*RUN_CODE, "_target_"))
+    for launcher, cls in LAUNCHERS.items()
+}
+OF_HYDRA = (
+    "may not come from a file; allowed of hydra.* in a study: sweeper.params, and of launcher: "
+    f"{', '.join(name for names in OPTIONS.values() for name in names)}"
+)
+BESIDE = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
+WANTED = "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/ or faults in fault/"
+MOST_SHOWN = 200  # letters of a value, in an error
+MOST_BASES = 10
+_NAME = re.compile(r"[^/@:${}\[\]\s][^/@:${}\[\]]*")
+_WORD = re.compile(r"[\w.,:+@%=&|*()\[\]-]+", re.ASCII)  # of an option, which becomes a line of a job's script
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file says: `fields` and `defaults` are for Hydra, the rest is for us."""
+
+    fields: Mapping[str, Any]
+    defaults: Sequence[Any] = ()
+    base: str | None = None  # the file of the same group that it builds on
+    launcher: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of any launcher
+
+    @property
+    def composed(self) -> dict[str, Any]:
+        """As Hydra takes it."""
+        return {"defaults": list(self.defaults), **self.fields} if self.defaults else dict(self.fields)
+
+
+def read(folder: Path, group: str, name: str) -> Content:
+    """The file of an option of one of `GROUPS`. Raises ConfigError with all that it may not say."""
+    file, where, problems = folder / group / f"{name}.yaml", f"{group}={name}", Problems()
+    text = text_of(file)
+    _check_package(where, group, text)
+    tree = tree_of(file, text)
+    defaults, hydra = tree.pop("defaults", None), tree.pop("hydra", None)
+    for path, value in leaves(tree, where):
+        with problems.collect():
+            _check_leaf(where, path, value)
+    for part, cls in settings.PARTS.items():
+        if not isinstance(tree.get(part, {}), dict):
+            keys = ", ".join(f"{part}.{key}" for key in vars(cls()))
+            problems.reasons[f"{where}: {part}={_short(tree[part])}: a section, and no key; allowed: {keys}"] = None
+    content = Content(tree)
+    with problems.collect():
+        content = _with_defaults(content, where, group, [] if defaults is None else defaults)
+    with problems.collect():
+        content = _with_hydra(content, where, group, {} if hydra is None else hydra)
+    problems.check()
+    return content
+
+
+def leaves(tree: Any, where: str, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of a tree, those within lists too, each with the keys that lead to it.
+
+    Raises ConfigError for a key that is no word.
+    """
+    if not isinstance(tree, dict | list) or not tree:
+        yield path, tree
+        return
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if not isinstance(key, str) and isinstance(tree, dict):
+            reason = f"the key is a {type(key).__name__}; allowed: words (in quotes, where YAML takes them for others)"
+            raise ConfigError(f"{where}: {'.'.join((*path, str(key)))}: {reason}")
+        yield from leaves(value, where, (*path, str(key)))
+
+
+def _check_package(where: str, group: str, text: str) -> None:
+    """Raises ConfigError for a header that would put what a file says at another place than that of its group."""
+    allowed = "no such line" if PACKAGES[group] is None else f"# @package {PACKAGES[group]}"
+    try:
+        header = ConfigSource._get_header_dict(text[:512])
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}; allowed: {allowed}") from None
+    for key, value in header.items():
+        if key != "package" or value not in (None, PACKAGES[group]):
+            raise ConfigError(f"{where}: @{key} {value}: a {group} has its own place; allowed: {allowed}")
+
+
+def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
+    """Raises ConfigError for a value that is none by itself, or whose key is one of Hydra's."""
+    key = ".".join(path)
+    given = f"{where}: {key}={_short(value)}"
+    if "_target_" in key.split("."):
+        raise ConfigError(f"{given}: would be imported and called; allowed: no _target_")
+    if key.split(".")[0] == "hydra":
+        raise ConfigError(f"{where}: {path[0]}: {OF_HYDRA}")
+    if isinstance(value, str):
+        if "${" in value:
+            raise ConfigError(f"{given}: an interpolation; allowed: a value")
+        if has_control(value.strip()):
+            raise ConfigError(f"{given}: control characters; allowed: printable text")
+        if value in ("", "???"):
+            raise ConfigError(f"{given}: no value; allowed: a value, or null")
+    elif type(value) is int and abs(value) > LARGEST:
+        raise ConfigError(f"{given}: beyond 64 bits; allowed: {-LARGEST} to {LARGEST}")
+    elif value == {} and path and list(path) not in _sections():
+        raise ConfigError(f"{given}: no value; allowed: a value, or null")
+    elif value != {} and not isinstance(value, bool | int | float | None):
+        raise ConfigError(f"{given}: wrong type ({type(value).__name__}); allowed: one number or word")
+
+
+@cache
+def _sections() -> list[list[str]]:
+    """The keys that have others below them, of which a file may say nothing."""
+    return [[name] for name in (*sections(), *settings.PARTS)]
+
+
+def _short(value: Any) -> str:
+    if type(value) is int and abs(value) > LARGEST:
+        return hex(value) if value.bit_length() < 100 else f"(an integer of {value.bit_length()} bits)"
+    text = shown(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+# --- what a file says to Hydra -----------------------------------------------------------------------------------
+
+
+def _with_defaults(content: Content, where: str, group: str, defaults: Any) -> Content:
+    """The content, with what its defaults list says. Raises ConfigError."""
+    if group in ("recipe", "mitigation") and defaults:
+        raise ConfigError(f"{where}: defaults: a {group} stands alone; allowed: fields of the trial")
+    if not isinstance(defaults, list):
+        raise ConfigError(f"{where}: defaults: a {type(defaults).__name__}; allowed: a list")
+    kept: list[Any] = []
+    base = launcher = None
+    for entry in defaults:
+        if entry == "_self_":
+            kept.append(entry)
+        elif isinstance(entry, str) and _NAME.fullmatch(entry) and base is None:
+            base = entry
+            kept.append(entry)
+        elif group == "study" and isinstance(entry, dict) and len(entry) == 1:
+            ((key, name),) = entry.items()
+            launcher = _launcher(where, str(key), name)
+        else:
+            allowed = f"_self_, and the name of one other {group}"
+            raise ConfigError(f"{where}: defaults: {_short(entry)}: may not come from a file; allowed: {allowed}")
+    return replace(content, defaults=kept, base=base, launcher=launcher)
+
+
+def _launcher(where: str, key: str, name: Any) -> str:
+    """The launcher that an entry of a study's defaults chooses. Raises ConfigError for any other entry."""
+    group = key.removeprefix("override").strip().removeprefix("/")
+    given = f"{where}: {group}={_short(name)}"
+    if group in ("recipe", "mitigation", "fault"):
+        raise ConfigError(f"{given}: {BESIDE}")
+    if key != "override /hydra/launcher":
+        allowed = "override /hydra/launcher: NAME, _self_, and the name of one other study"
+        raise ConfigError(f"{where}: defaults: {key}: {_short(name)}: may not come from a file; allowed: {allowed}")
+    if name not in [*LAUNCHERS]:
+        raise ConfigError(f"{given}: unknown hydra/launcher; allowed: {', '.join(LAUNCHERS)}")
+    return str(name)
+
+
+def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content:
+    """The content, with the axes and the launcher's options of a study. Raises ConfigError for the rest of `hydra`."""
+    problems = Problems()
+    params: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    for path, value in leaves(hydra, where, ("hydra",)):
+        with problems.collect():
+            match path[1:]:
+                case ("sweeper", "params", name) if group == "study":
+                    _check_leaf(f"{where}: hydra.sweeper.params", (name,), value)
+                    params[name] = value
+                case ("launcher", name, *_) if group == "study":
+                    options[name] = _option(where, name, hydra["launcher"][name])
+                case () | ("sweeper",) | ("sweeper", "params") | ("launcher",) if value is None or value == {}:
+                    pass
+                case ("sweeper", "params", name, *_) if group == "study":
+                    reason = "several values in brackets; allowed: one word, with commas between the values"
+                    raise ConfigError(f"{where}: hydra.sweeper.params.{name}: {reason}")
+                case _:
+                    given = f"{path[0]}={_short(value)}" if len(path) == 1 else ".".join(path[:2])
+                    raise ConfigError(f"{where}: {given}: {OF_HYDRA}")
+    problems.check()
+    fields = {**content.fields, "hydra": {"sweeper": {"params": params}}} if params else content.fields
+    return replace(content, fields=fields, options=options)
+
+
+# --- what a study says to its launcher ---------------------------------------------------------------------------
+
+
+def _option(where: str, name: str, value: Any) -> Any:
+    """A launcher's option, as a study may give it. Raises ConfigError."""
+    given = f"{where}: hydra.launcher.{name}={_short(value)}"
+    if name in RUN_CODE:
+        reason = "may run any command in a job, so it does not come from a file"
+        raise ConfigError(f"{given}: {reason}; allowed: on the command line")
+    kinds = {name: cls.__annotations__[name] for launcher, cls in LAUNCHERS.items() for name in OPTIONS[launcher]}
+    if name == "_target_":
+        raise ConfigError(f"{given}: would be imported and called; allowed: no _target_")
+    if name not in kinds:
+        raise ConfigError(f"{given}: unknown key; allowed: {', '.join(kinds)}")
+    if value is None and "None" in kinds[name]:
+        return None
+    is_whole = type(value) is int and 0 <= value <= LARGEST
+    if name == "workers" and (is_whole or value == "auto"):
+        return value
+    if kinds[name].startswith("int") and not is_whole:
+        raise ConfigError(f"{given}: wrong type ({type(value).__name__}); allowed: an integer")
+    if not is_whole and not (isinstance(value, str) and _WORD.fullmatch(value)):
+        raise ConfigError(f"{given}: not a plain word; allowed: letters, digits and . , : + @ % = & | * ( ) [ ] _ -")
+    return value if kinds[name].startswith("int") else str(value)
+
+
+def launch_of(name: str, folder: Path | None) -> tuple[str | None, dict[str, Any]]:
+    """The launcher that a study, or one that it builds on, chooses, and the options that it gives to any.
+
+    Raises ConfigError for a file that says what it may not, and for studies that build on each other.
+    """
+    launcher: str | None = None
+    options: dict[str, Any] = {}
+    for content in chain("study", name, folder):
+        launcher = launcher or content.launcher
+        options = {**content.options, **options}
+    return launcher, options
+
+
+def chain(group: str, name: str, folder: Path | None) -> list[Content]:
+    """A file and those that it builds on, as far as they are files. Raises ConfigError if that never ends."""
+    found: dict[str, Content] = {}
+    base: str | None = name
+    while base is not None:
+        place = next((path for path in (FOLDER, folder) if path and (path / group / f"{base}.yaml").is_file()), None)
+        if place is None:
+            break  # a kind of fault, or Hydra will say that there is none
+        if base in found or len(found) == MOST_BASES:
+            names = " -> ".join((*found, base))
+            raise ConfigError(f"{group}={name}: builds on {names}; allowed: at most {MOST_BASES}, and not on itself")
+        found[base] = read(place, group, base)
+        base = found[base].base
+    return list(found.values())
+
+
+# --- the folder --------------------------------------------------------------------------------------------------
+
+
+def named(folder: str | None) -> Path | None:
+    """The value of --config-dir as a path. Raises ConfigError if it is empty, which is no name for this folder here."""
+    if folder == "":
+        reason = "empty, as where a shell's variable is not set"
+        raise ConfigError(f"--config-dir=: {reason}; allowed: {WANTED}")
+    return None if folder is None else Path(folder)
+
+
+def check_folder(folder: Path | None) -> None:
+    """Raises ConfigError for a --config-dir that is none, or has what would stand in for this program's own files."""
+    if folder is None:
+        return
+    problems, given = Problems(), f"--config-dir={_short(str(folder))}"
+    if wrong := _why_none(folder):
+        raise ConfigError(f"{given}: {wrong}; allowed: {WANTED}")
+    for name in TAKEN:
+        if os.path.lexists(folder / name):
+            reason = f"its {name} would take the place of this program's own"
+            problems.reasons[f"{given}: {reason}; allowed: {WANTED}"] = None
+    for group in GROUPS:
+        with problems.collect():
+            ours = {*stems(FOLDER / group), *(fault_types() if group == "fault" else ())}
+            for name in stems(folder / group):
+                reason = f"there is a {group} of that name already" if name in ours else ""
+                reason = "control characters in its name" if has_control(name) else reason
+                if reason:
+                    problems.reasons[f"{given}: {group}/{name}.yaml: {reason}; allowed: another name"] = None
+    problems.check()
+
+
+def _why_none(folder: Path) -> str | None:
+    """Why a path is no folder that can be searched; None if it is one."""
+    if has_control(str(folder)) or "${" in str(folder):
+        return "control characters or ${ in its name"
+    try:
+        return None if stat.S_ISDIR(folder.stat().st_mode) else "no folder"
+    except (FileNotFoundError, NotADirectoryError):
+        return "no such folder"
+    except OSError as error:
+        return (error.strerror or "cannot be read").lower()
+
+
+def stems(folder: Path) -> list[str]:
+    """The names of the YAML files in a folder, if there is one. Raises ConfigError if it cannot be read."""
+    try:
+        return sorted(name.removesuffix(".yaml") for name in os.listdir(folder) if name.endswith(".yaml"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        reason = (error.strerror or "cannot be read").lower()
+        raise ConfigError(f"{folder}: {reason}; allowed: a folder that can be read") from None

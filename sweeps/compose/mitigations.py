@@ -1,0 +1,125 @@
+"""Mitigations: named differences to the recipe, read from their files, alone or several joined by `+`.
+
+A recipe's file is read as a mitigation's is: fields of the trial, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import OmegaConf
+
+from harness.config import ConfigError, Problems, checked, shown
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.choices import parts_of
+from sweeps.compose.overrides import assignment, combination, trial_fields, unknown_key
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """The fields that a choice of `mitigation` sets, by key. Equal combinations have one name, whatever their order."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+@dataclass
+class Mitigations:
+    """Every mitigation that a sweep chooses, each read once."""
+
+    loader: ConfigLoader
+    _read: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    _chosen: dict[Any, Mitigation] = field(default_factory=dict)
+
+    @cached_property
+    def _options(self) -> list[str]:
+        return self.loader.get_group_options("mitigation")
+
+    def choose(self, name: Any) -> Mitigation:
+        """The union of the differences of all parts of `name`.
+
+        Raises ConfigError with everything that is wrong with the name, the files, or the parts with each other.
+        """
+        if name not in self._chosen:
+            parts = parts_of(name, self._options)
+            differences: dict[str, Mapping[str, Any]] = {}
+            problems = Problems()
+            for part in parts:
+                with problems.collect():
+                    differences[part] = self.difference("mitigation", part)
+            problems.check()
+            self._chosen[name] = Mitigation("+".join(parts), _union(name, differences))
+        return self._chosen[name]
+
+    def difference(self, group: str, name: str) -> Mapping[str, Any]:
+        """The fields that one file of a `group`, mitigations or recipes, sets. Raises ConfigError."""
+        if (group, name) not in self._read:
+            file = self.loader.repository.load_config(f"{group}/{name}")  # type: ignore[attr-defined]
+            found, problems = {}, Problems()
+            values = OmegaConf.to_container(file.config)
+            with told_of(f"{group}={name}"):
+                if file.defaults_list:
+                    raise ConfigError(f"defaults: a {group} stands alone; allowed: fields of the trial")
+                for key, value in flat(values if isinstance(values, dict) else {"": values}).items():
+                    with problems.collect():
+                        if key not in trial_fields():
+                            raise unknown_key(key, value, trial_fields())
+                        found[key] = checked(key, *trial_fields()[key], value)
+                problems.check()
+            self._read[group, name] = found
+        return self._read[group, name]
+
+
+def in_parts(overrides: Sequence[str], folder: Path | None) -> list[str]:
+    """Overrides of a question to Hydra, each combination of mitigations as the list that Hydra composes.
+
+    Raises ConfigError for a combination that cannot be had.
+    """
+    found = list(overrides)
+    for place, text in enumerate(overrides):
+        if combination(text) is not None:
+            chosen = Mitigations(config_loader(folder)).choose(assignment(text)[1])
+            names = ",".join(f"'{part}'" for part in chosen.name.split("+"))
+            found[place] = f"mitigation=[{names}]"
+    return found
+
+
+def _union(name: str, differences: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """All fields of several mitigations. Raises ConfigError for a field on which they disagree."""
+    found: dict[str, dict[str, Any]] = {}
+    for part, difference in differences.items():
+        for key, value in difference.items():
+            found.setdefault(key, {})[part] = value
+    problems = Problems()
+    for key, values in found.items():
+        if any(value != next(iter(values.values())) for value in values.values()):
+            words = ", ".join(f"{shown(value)} in {part}" for part, value in values.items())
+            problems.reasons[f"mitigation={name}: {key} is {words}; allowed: parts that agree on it"] = None
+    problems.check()
+    return {key: next(iter(values.values())) for key, values in found.items()}
+
+
+def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of a nested mapping, by their keys joined with dots."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+@contextmanager
+def told_of(where: str) -> Iterator[None]:
+    """Say of each reason where its key stands."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*(f"{where}: {reason}" for reason in error.reasons)) from None

@@ -1,0 +1,301 @@
+"""One override of the command line or of a study: its key, its value or values, checked."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache, lru_cache
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    IntervalSweep,
+    Override,
+    OverrideType,
+    Quote,
+    QuotedString,
+    RangeSweep,
+    ValueType,
+)
+from hydra.errors import HydraException
+
+from harness.basics.printing import printable
+from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, field_types, sections
+from injectors import fault_types
+from sweeps.compose import settings
+from sweeps.compose.choices import listed, parts_of, unknown_option
+from sweeps.compose.homes import quoted
+from sweeps.compose.yaml_files import LARGEST, has_control
+
+GROUPS = ("study", "search", "recipe", "mitigation", "fault")
+RUN_KEYS = frozenset(settings.keys())
+MOST_JOBS = 100_000  # of a grid, and values of a key; a plan of so many takes a minute
+MOST_LETTERS = 20_000  # of an override
+MOST_DEPTH = 20  # of its brackets
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+
+
+@cache
+def trial_fields() -> dict[str, tuple[type, str]]:
+    """key -> (dataclass, field), for every key of a trial but those of its fault."""
+    found = {f"{part}.{name}": (cls, name) for part, cls in sections().items() for name in field_types(cls)}
+    return {**found, "seed": (Trial, "seed")}
+
+
+@cache
+def fault_fields() -> dict[str, tuple[type, ...]]:
+    """key -> the kinds of fault that have this field."""
+    found: dict[str, tuple[type, ...]] = {}
+    kinds: Mapping[str, type] = fault_types()
+    for kind, cls in kinds.items():
+        for name in field_types(cls) if kind != "none" else ():
+            if name not in IDENTITY:
+                found[f"fault.{name}"] = (*found.get(f"fault.{name}", ()), cls)
+    return found
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Every key that the command line may have, `hydra.*` apart."""
+    return tuple(sorted({*trial_fields(), *fault_fields(), *RUN_KEYS, *GROUPS}))
+
+
+def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> ConfigError:
+    known = list(known)
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    section = f"{key.split('.')[0]}."
+    near = [k for k in known if k.startswith(section)] or sorted({k.split(".")[0] for k in known})
+    return ConfigError(f"{key}={value}: unknown key{where}; {hint}allowed: {', '.join(near)}")
+
+
+# --- one override ------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=100_000)
+def parse(text: str) -> Override:
+    """Raises ConfigError for what is no override."""
+    _check_form(text)
+    try:
+        return OverridesParser.create().parse_override(quoted(text))
+    except (ValueError, ArithmeticError):
+        raise ConfigError(
+            f"{_start(text)}: not an override (a number of too many digits); allowed: key=value"
+        ) from None
+    except HydraException as error:
+        reason = str(error).split("\n")[0].removeprefix(f"Error parsing override '{text}'").strip()
+        raise ConfigError(f"{text}: not an override{f' ({reason})' if reason else ''}; allowed: key=value") from None
+
+
+def _check_form(text: str) -> None:
+    """Raises ConfigError for what would keep the grammar busy for long."""
+    if len(text) > MOST_LETTERS:
+        raise ConfigError(f"{_start(text)}: {len(text):,} letters; allowed: at most {MOST_LETTERS:,}")
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MOST_DEPTH:
+        raise ConfigError(f"{_start(text)}: brackets nested {deepest} deep; allowed: at most {MOST_DEPTH}")
+    if has_control(text):
+        raise ConfigError(f"{printable(_start(text))}: control characters; allowed: printable text")
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def quoted_out(text: str) -> str:
+    """`out=DIR` in the quotes that Hydra wants, where it would take the folder for something else, or not at all.
+
+    What Hydra takes for null, for several values or for quoted already, stays as it is.
+    """
+    key, _, word = text.partition("=")
+    if key != "out" or not word or "${" in word or has_control(word) or len(word) > MOST_LETTERS:
+        return text
+    with contextlib.suppress(ConfigError):
+        override = parse(text)
+        if override.is_sweep_override() or isinstance(override.value(), str | list | dict | None):
+            return text
+    return f"out={QuotedString(word, Quote.double).with_quotes()}"
+
+
+@lru_cache(maxsize=100_000)
+def assignment(text: str) -> tuple[str, Any]:
+    """The key and the value of an override that is no sweep. A trial's value is checked and has the field's type.
+
+    Raises ConfigError.
+    """
+    key, _, word = text.partition("=")
+    # The grammar takes a millisecond, which is long for the thousands of integers of a range.
+    value = int(word) if _NUMBER.fullmatch(word) else parse(text).value()
+    return key, check_value(key, value)
+
+
+def check_value(key: str, value: Any) -> Any:
+    """`value` as the key wants it. Raises ConfigError for a key that is none, or a value that it does not take."""
+    if value == "" and key not in GROUPS and _takes_words(key):
+        reason = "empty, as where a shell's variable is not set"
+        raise ConfigError(f"{key}=: {reason}; allowed: a word, or leave {key} out for its default")
+    checked_value = _checked_value(key, value)
+    if type(checked_value) is int and abs(checked_value) > LARGEST:
+        raise ConfigError(f"{key}={value}: out of range; allowed: {-LARGEST} to {LARGEST}")
+    return checked_value
+
+
+def _takes_words(key: str) -> bool:
+    """Whether an empty word would pass for a value of the key."""
+    classes = [trial_fields()[key]] if key in trial_fields() else []
+    classes += [(cls, key.partition(".")[2]) for cls in fault_fields().get(key, ())]
+    return key == "search.size" or any(field_types(cls)[name][0] is str for cls, name in classes)
+
+
+def _checked_value(key: str, value: Any) -> Any:
+    if key in trial_fields():
+        return checked(key, *trial_fields()[key], value)
+    if key in RUN_KEYS:
+        return settings.check_key(key, value)
+    if key in fault_fields():
+        _, name = key.split(".")
+        problems = [Problems() for _ in fault_fields()[key]]
+        for cls, problem in zip(fault_fields()[key], problems, strict=True):
+            with problem.collect():
+                checked(key, cls, name, value)
+        if all(problem.reasons for problem in problems):
+            problems[0].check()
+        return value
+    if key in GROUPS:
+        return value
+    raise unknown_key(key, value, known_keys())
+
+
+@dataclass(frozen=True)
+class Interval:
+    """All numbers from `low` to `high`, which a search may try; on a logarithmic scale if `is_log`."""
+
+    low: float
+    high: float
+    is_log: bool
+
+
+def _interval(override: Override) -> Interval:
+    """Raises ConfigError for an interval that is empty, or that has other tags than `log`."""
+    sweep, text = override.value(), override.input_line
+    assert isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None
+    if override.get_key_element() in GROUPS:
+        raise ConfigError(f"{text}: names have no interval; allowed: values with commas, or glob()")
+    if not sweep.start < sweep.end:
+        raise ConfigError(f"{text}: an empty interval; allowed: interval(low, high) with low < high")
+    if sweep.tags - {"log"}:
+        raise ConfigError(f"{text}: unknown tag {', '.join(sorted(sweep.tags - {'log'}))}; allowed: log")
+    is_log = "log" in sweep.tags
+    if is_log and sweep.start <= 0:
+        raise ConfigError(f"{text}: no logarithm at {sweep.start:g}; allowed: tag(log, interval(...)) above 0")
+    return Interval(sweep.start, sweep.end, is_log)
+
+
+def _words(override: Override, loader: ConfigLoader) -> list[str]:
+    """The values of an override, one or many, each as its own text; the two ends of an interval."""
+    text = f"{override.input_line}"
+    key = override.get_key_element()
+    if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
+        if key not in GROUPS:
+            raise ConfigError(
+                f"{text}: a glob needs names to match; allowed: values, or glob() for recipe, mitigation, fault"
+            )
+        (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
+        found = list(matched.sweep_string_iterator())
+        if not found:
+            raise ConfigError(f"{text}: matches nothing; allowed: {listed(loader.get_group_options(key))}")
+        return found
+    if override.is_interval_sweep():
+        interval = _interval(override)
+        return [f"{end:.12g}" for end in (interval.low, interval.high)]
+    if override.is_range_sweep():
+        _check_range(override)
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator())
+    return [override.get_value_element_as_str()]
+
+
+def _check_range(override: Override) -> None:
+    """Raises ConfigError for a range that does not end, or has more values than a grid may have jobs."""
+    sweep, text = override.value(), f"{override.input_line}"
+    assert isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None
+    start, stop, step = (Decimal(number) for number in (sweep.start, sweep.stop, sweep.step))
+    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
+        raise ConfigError(f"{text}: no such range; allowed: range(start, stop, step) of finite numbers, step not 0")
+    values = (stop - start) / step
+    if values > MOST_JOBS:
+        raise ConfigError(f"{text}: {values:,.0f} values; allowed: at most {MOST_JOBS:,}")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key and its values, each as text; or all of an interval, and its two ends as text."""
+
+    key: str
+    words: tuple[str, ...]
+    interval: Interval | None
+    is_range: bool  # numbers at equal distances
+    text: str  # as it was given
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{self.key}={word}" for word in self.words]
+
+
+def axis_of(text: str, loader: ConfigLoader) -> Axis:
+    """The key of an override and all its values, each checked. Raises ConfigError."""
+    override = parse(text)
+    key, value = override.get_key_element(), override.get_value_string() if "=" in text else ""
+    if override.type is not OverrideType.CHANGE or override.package is not None:
+        raise ConfigError(f"{text}: keys cannot be added or removed; allowed: key=value")
+    if key not in known_keys():
+        raise unknown_key(key, value, known_keys())
+    words = _words(override, loader)
+    if not words:
+        raise ConfigError(f"{text}: an empty range; allowed: at least one value")
+    if len(words) > 1 and (key in RUN_KEYS or key in ("study", "search")):
+        raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
+    problems = Problems()
+    options = loader.get_group_options(key) if key in GROUPS else []
+    for word in words:
+        with problems.collect():
+            found = assignment(f"{key}={word}")[1]
+            if key == "mitigation":
+                parts_of(found, options)
+            elif key in GROUPS and found not in options:
+                raise unknown_option(key, word, options)
+    problems.check()
+    interval = _interval(override) if override.is_interval_sweep() else None
+    return Axis(key, tuple(words), interval, override.is_range_sweep(), text)
+
+
+def check_jobs(axes: Iterable[Axis]) -> None:
+    """Raises ConfigError if there are too many combinations of the values of these axes."""
+    wide = [axis for axis in axes if len(axis.words) > 1 and not axis.interval]
+    jobs = math.prod(len(axis.words) for axis in wide)
+    if jobs > MOST_JOBS:
+        names = " x ".join(f"{axis.key} ({len(axis.words):,})" for axis in wide)
+        raise ConfigError(f"{names}: {jobs:,} combinations; allowed: at most {MOST_JOBS:,}")
+
+
+def combination(text: str) -> str | None:
+    """The value of an override that chooses one combination of mitigations, as it is written; else None."""
+    if not text.startswith("mitigation=") or "+" not in text:
+        return None
+    override = parse(text)
+    return None if override.is_sweep_override() else override.get_value_element_as_str()
+
+
+def as_sweep(text: str) -> str:
+    """A combination of mitigations as a sweep of one value, which Hydra leaves alone; else it looks for such a file."""
+    name = combination(text)
+    return text if name is None else f"mitigation=choice({name})"

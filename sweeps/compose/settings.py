@@ -1,0 +1,288 @@
+"""What belongs to the run and not to a trial: where results go, on what, in how large packs."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.basics.memory import bytes_of
+from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
+from harness.config.fields import shown
+from harness.config.limits import MOST_STEPS
+from injectors.value import MOST_FAULTS
+
+SEARCHES = ("max_stable_lr", "worst_fault", "pareto")
+LARGEST_PACK = 10**6  # trials; more than any machine trains at a time
+MOST_ENVELOPES = 10**4  # runs
+MOST_POINTS, MOST_AT_A_TIME = 10**5, 10**4  # of a cell; Optuna's samplers get slow long before
+CLOSEST = 1.001  # ratio of two rates that still differ in the four digits to which a search rounds them
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The run's own fields, as `key=value` on the command line; they cannot be swept."""
+
+    out: str | None = anything(STRUCTURAL, None, "folder of the results; null: results/<study>")
+    device: str = choice(
+        STRUCTURAL, "auto", "where to train; auto: the accelerator if there is one", "auto", "cpu", "cuda"
+    )
+    ranks: str = choice(
+        STRUCTURAL,
+        "simulated",
+        "data-parallel ranks (train.ranks): one after the other on one device, or a process each",
+        "simulated",
+        "processes",
+    )
+    plan: bool = anything(STRUCTURAL, False, "print the plan and train nothing")
+    memory: str | None = anything(
+        STRUCTURAL, None, "of each worker of the machine for which plan=true plans, such as 80GB; null: this one's"
+    )
+    wait: bool = anything(STRUCTURAL, True, "wait for submitted jobs; false: return at once")
+    keep: str = choice(
+        STRUCTURAL, "nothing", "what is kept of each trial beside what was measured", "nothing", "weights"
+    )
+    idle: str = choice(
+        STRUCTURAL,
+        "warn",
+        "of a mitigation, or a part of a recipe, that cannot act in its trials: a line, or no sweep",
+        "warn",
+        "refuse",
+    )
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """`pack.*`: how trials are put together."""
+
+    size: str = anything(STRUCTURAL, "auto", "trials in a pack; auto: from shape and device")
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """`telemetry.*`: what is measured and how often it is written."""
+
+    block: int = number(STRUCTURAL, 50, "steps between writes to the store", low=1, high=MOST_STEPS)
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """`checkpoint.*`: how often the state of a pack in training is saved, so that a killed one goes on from there."""
+
+    every: int | None = number(STRUCTURAL, None, "steps between checkpoints; null: by time alone", low=1)
+    minutes: float | None = number(STRUCTURAL, 5.0, "minutes between checkpoints; null: by steps alone", above=0)
+
+
+@dataclass(frozen=True)
+class CampaignSettings:
+    """`campaign.*`: what belongs to a campaign as a whole (`fault.samples`)."""
+
+    envelope: int = number(
+        STRUCTURAL, 8, "golden runs of each recipe with the last bit of a weight changed", low=0, high=MOST_ENVELOPES
+    )
+    width: float | None = number(
+        STRUCTURAL,
+        None,
+        "stop once the interval of each stratum's masked share is so narrow; null: never",
+        above=0,
+        below=1,
+    )
+    round: int = number(
+        STRUCTURAL, 100, "faults of each description between two looks at the intervals", low=1, high=MOST_FAULTS
+    )
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """`search.*`: what is searched for, instead of training a whole grid (`search=NAME`)."""
+
+    kind: str = choice(STRUCTURAL, "none", "what is searched for", "none", *SEARCHES)
+    trials: int = number(
+        STRUCTURAL,
+        200,
+        "most trials of each cell, golden twins apart; bisection ends by itself",
+        low=1,
+        high=MOST_POINTS,
+    )
+    batch: int | None = number(
+        STRUCTURAL,
+        None,
+        "points of each cell that are tried at a time; null: as many as keep all workers busy",
+        low=1,
+        high=MOST_AT_A_TIME,
+    )
+    sampler: str = choice(STRUCTURAL, "tpe", "Optuna's sampler", "tpe", "nsga2", "random")
+    seed: int = number(STRUCTURAL, 0, "of the sampler", low=0)
+    tolerance: float = number(
+        STRUCTURAL,
+        1.5,
+        "max_stable_lr in an interval: the ratio of neighbouring rates that are tried",
+        low=CLOSEST,
+    )
+    size: str | None = anything(
+        STRUCTURAL, None, "worst_fault: the fault's field that is its size; null: how much it changed the values"
+    )
+
+
+PLUGINS = "hydra_plugins.stability_harness"
+
+
+@dataclass
+class GridOptions:
+    """`hydra.sweeper.*`: the axes of a study, each as on the command line."""
+
+    _target_: str = f"{PLUGINS}.GridSweeper"
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class LocalOptions:
+    """`hydra.launcher.*` of `hydra/launcher=local`."""
+
+    _target_: str = f"{PLUGINS}.LocalLauncher"
+    workers: Any = "auto"  # processes, each with its share of the cores; auto: one a core, or one a GPU on CUDA
+
+
+@dataclass
+class SlurmOptions:
+    """`hydra.launcher.*` of `hydra/launcher=slurm`: what is asked of Slurm for each job."""
+
+    _target_: str = f"{PLUGINS}.SlurmLauncher"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: int = 60  # minutes
+    cpus: int = 1
+    gpus: int | None = None  # for each node of a job; or gpus_per_task
+    gpus_per_task: int | None = None
+    memory: str = "4GB"
+    constraint: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # any other sbatch option: +hydra.launcher.extra.nice=100
+    setup: list[str] = field(default_factory=list)  # shell lines that run in the job before Python
+    parallel: int = 256  # jobs that may run at the same time
+    minutes_per_job: int = (
+        10  # short packs share a job up to about so long, where there are more of them than `parallel`
+    )
+    warning: int = (
+        120  # seconds before the end of its time at which a job saves a checkpoint and goes back into the queue
+    )
+    requeues: int = 1000  # how often a job whose time is over goes back into the queue
+
+
+PARTS: dict[str, type] = {
+    "pack": PackSettings,
+    "telemetry": TelemetrySettings,
+    "checkpoint": CheckpointSettings,
+    "campaign": CampaignSettings,
+    "search": SearchSettings,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The checked settings of one run."""
+
+    study: str
+    out: Path
+    device: str
+    ranks: str
+    plan: bool
+    memory: float | None  # bytes; None: what this machine has
+    wait: bool
+    keep: str
+    idle: str
+    pack_size: int | None  # None: auto
+    block: int
+    every: int | None  # steps between checkpoints
+    minutes: float | None
+    envelope: int
+    width: float | None
+    round: int
+    search: SearchSettings
+
+
+def schema() -> dict[str, Any]:
+    """Every key of the run and its default."""
+    root = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
+    return {**root, **{part: vars(cls()) for part, cls in PARTS.items()}}
+
+
+def keys() -> list[str]:
+    """Every key of the run."""
+    return [*Settings.__dataclass_fields__, *(f"{part}.{name}" for part, cls in PARTS.items() for name in vars(cls()))]
+
+
+def check_key(key: str, value: Any) -> Any:
+    """`value` as the key of the run wants it. Raises ConfigError."""
+    if key == "pack.size":
+        if value != "auto" and (type(value) is not int or not 1 <= value <= LARGEST_PACK):
+            allowed = f"auto, or an integer from 1 to {LARGEST_PACK}"
+            raise ConfigError(f"pack.size={shown(value)}: not a size; allowed: {allowed}")
+        return value
+    if key == "memory" and value is not None and not (_is_size(value) and bytes_of(str(value))):
+        raise ConfigError(f"memory={shown(value)}: not a size; allowed: a number of MB, or such as 80GB or 1.5TB")
+    if key == "memory" and _is_size(value):
+        return str(value)
+    if key == "out" and value is not None:
+        return _folder(value)
+    part, _, name = key.rpartition(".")
+    return checked(key, PARTS[part] if part else Settings, name, value)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _folder(value: Any) -> str:
+    """The folder of the results; `~` is the user's own, because a shell leaves that alone behind `out=`."""
+    name = os.path.expanduser(given := checked("out", Settings, "out", value))
+    allowed = "the path of a folder, or leave it out for results/STUDY"
+    if not name:
+        raise ConfigError(f"out=: empty, as where a shell's variable is not set; allowed: {allowed}")
+    if "${" in name:
+        raise ConfigError(f"out={shown(given)}: an interpolation; allowed: {allowed}")
+    if name.startswith("~"):
+        raise ConfigError(f"out={shown(given)}: no such user; allowed: {allowed}")
+    try:
+        os.stat(name)
+    except (OSError, ValueError) as error:  # of an OSError, others are for those who open it
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            reason = f"no folder can have this name ({getattr(error, 'strerror', error)})"
+            raise ConfigError(f"out={shown(name)}: {reason}; allowed: another one") from None
+    return name
+
+
+def run_from(study: str, values: Mapping[str, Any]) -> Run:
+    """Check the run's keys. Raises ConfigError."""
+    problems, found = Problems(), {}
+    for key in keys():
+        part, _, name = key.rpartition(".")
+        with problems.collect():
+            found[key] = check_key(key, (values[part] if part else values)[name])
+    problems.check()
+    size, memory = found["pack.size"], found["memory"]
+    if memory is not None and not found["plan"]:
+        words = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
+        raise ConfigError(f"memory={memory}: {words}")
+    return Run(
+        study,
+        Path(f"results/{study}" if found["out"] is None else found["out"]).absolute(),
+        found["device"],
+        found["ranks"],
+        found["plan"],
+        None if memory is None else bytes_of(memory),
+        found["wait"],
+        found["keep"],
+        found["idle"],
+        None if size == "auto" else size,
+        found["telemetry.block"],
+        found["checkpoint.every"],
+        found["checkpoint.minutes"],
+        found["campaign.envelope"],
+        found["campaign.width"],
+        found["campaign.round"],
+        SearchSettings(**{name: found[f"search.{name}"] for name in vars(SearchSettings())}),
+    )

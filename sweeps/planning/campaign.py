@@ -1,0 +1,130 @@
+"""Campaigns: a fault that is described by patterns and ranges becomes many faults, drawn from all that it allows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from harness.config import ConfigError, Trial
+from injectors.addresses import Address, Population, half_width, in_order, sample, strata, stratum_of
+from injectors.draws import stream
+from injectors.fault import places_of
+from injectors.value import MOST_FAULTS, Value
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A trial whose fault is a description, and all faults that it allows."""
+
+    trial: Trial
+    fault: Value
+    population: Population
+
+    @property
+    def samples(self) -> int:
+        assert self.fault.samples is not None
+        return self.fault.samples
+
+    @property
+    def seed(self) -> int:
+        """Descriptions under one seed draw independently of each other, so that their shares can be pooled."""
+        words = [f"{name}={value}" for name, value in vars(self.fault).items() if name not in ("samples", "seed")]
+        return next(stream(self.trial.seeds["fault"], "campaign", *words)) % 2**63
+
+    def trials(self, most: int | None = None) -> list[Trial]:
+        """The trials, each with its own fault; at most the first `most` of them."""
+        count = self.samples if most is None else min(self.samples, most)
+        seed = self.seed
+        order = in_order(self.population, seed, self.fault.weight, self.fault.stratify)
+        return [dataclasses.replace(self.trial, fault=self.fault.at(a, seed)) for a in islice(order, count)]
+
+    def stratum(self, trial: Trial) -> str:
+        """The stratum to which one of its trials belongs."""
+        assert isinstance(trial.fault, Value) and trial.fault.element is not None
+        address = Address(trial.fault.tensor, trial.fault.element, trial.fault.bit, trial.fault.start)
+        return stratum_of(address, self.population, self.fault.stratify)
+
+    def words(self) -> str:
+        """The population and what a sample of it will tell, for the plan."""
+        size = self.population.size
+        share = f"{self.samples / size:.0%}" if self.samples / size >= 0.01 else "under 1%"
+        return (
+            f"campaign {self.fault.name} at {self.fault.site}: {self.samples} of {size:,} faults ({share}); "
+            f"a share of them will be known to within {half_width(self.samples):.3f} (95%, at one half)"
+        )
+
+
+def campaign_of(trial: Trial) -> Campaign | None:
+    """The campaign that a trial's fault describes, if it does. Raises ConfigError if it allows too few faults."""
+    fault = trial.fault
+    if not isinstance(fault, Value) or fault.samples is None:
+        return None
+    population = fault.population(places_of(trial, trial.data.vocabulary))
+    if fault.samples > population.size:
+        raise ConfigError(
+            f"fault.samples={fault.samples}: the description allows {population.size} different faults; "
+            f"allowed: 1 to {population.size}"
+        )
+    return Campaign(trial, fault, population)
+
+
+def check_samples(campaigns: Sequence[Campaign]) -> None:
+    """Raise ConfigError for more faults than one command can plan."""
+    if (total := sum(campaign.samples for campaign in campaigns)) > MOST_FAULTS:
+        raise ConfigError(
+            f"fault.samples={max(campaign.samples for campaign in campaigns)}: {total:,} faults of {len(campaigns)} "
+            f"descriptions; allowed: {MOST_FAULTS:,} in all, and as many again by a command with another fault.seed"
+        )
+
+
+def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iterator[Trial]:
+    """For each recipe of the campaigns `twins` golden trials, or a few more, with the last bit of one weight changed.
+
+    It changes at the earliest step of the recipe's campaigns, so they have at least as long to drift apart.
+    """
+    starts: dict[tuple, dict[str, tuple[Trial, int]]] = {}
+    for campaign in campaigns:
+        golden = campaign.trial.golden
+        recipe = (golden.structure, golden.optim, golden.schedule, golden.train, golden.mitigation)
+        known = starts.setdefault(recipe, {})
+        start = min(campaign.fault.start, known.get(golden.id, (golden, campaign.fault.start))[1])
+        known[golden.id] = (golden, start)
+    for goldens in starts.values():
+        each = math.ceil(twins / len(goldens))
+        for golden, start in goldens.values():
+            fault = dataclasses.replace(last_bit, start=start, duration=1, samples=each)
+            population = fault.population(places_of(golden, golden.data.vocabulary))
+            if each > population.size:
+                reason = f"{each} golden runs with a last bit changed, of {population.size} that a recipe allows"
+                raise ConfigError(f"campaign.envelope={twins}: {reason}; allowed: fewer")
+            for address in sample(population, each, golden.seeds["fault"]):
+                yield dataclasses.replace(golden, fault=fault.at(address, golden.seeds["fault"]))
+
+
+def widest_interval(out: Path, campaigns: Sequence[Campaign], most: int) -> float:
+    """The width of the widest 95% Wilson interval of a stratum's share of masked faults, over all that is judged.
+
+    `most` is how many faults of each campaign have been asked for. A stratum of which nothing is judged yet counts 1.
+    """
+    from analysis.measures.outcomes import MASKED, OUTCOMES, outcomes_and_notes
+    from analysis.measures.statistics import wilson_interval
+    from analysis.reading.open_sweep import open_sweep
+
+    sweep, _ = outcomes_and_notes(open_sweep(out))
+    found = dict(zip(sweep["trial"].values, sweep["fault_outcome"].values, strict=True))
+    counts: list[list[int]] = []
+    for campaign in campaigns:
+        own = {name: [0, 0] for name in strata(campaign.population, campaign.fault.stratify)}
+        for trial in campaign.trials(most):
+            outcome = found.get(trial.id)
+            own[campaign.stratum(trial)][0] += outcome == MASKED
+            own[campaign.stratum(trial)][1] += outcome in OUTCOMES
+        counts += own.values()
+    low, high = wilson_interval(*np.array(counts).T)
+    return float(np.nan_to_num(high - low, nan=1.0).max())

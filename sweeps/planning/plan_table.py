@@ -1,0 +1,153 @@
+"""A plan on one screen, however many trials it has: what varies, and what is trained in which packs."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from harness.basics.printing import count, duration, label
+from harness.config import Trial
+from harness.config.fields import shown
+from sweeps.planning.planner import PackPlan, Plan, pack_bytes, wall_seconds
+
+MOST_FIELDS, MOST_ROWS = 8, 10  # lines of what varies, beside mitigations and faults, and of packs
+MOST_LETTERS, MOST_VALUES = 1000, 8  # of the names of mitigations or faults, and values of another field
+COLUMNS = 120
+
+
+def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
+    """The trials, what varies between them, the packs by size of model, memory and time."""
+    say_counts(plan, console)
+    trials = [trial for pack in plan.packs for trial in pack.recorded]
+    for line in (*_varying(trials), *_table(plan.packs)):
+        console.print(line, soft_wrap=True)
+    if not plan.packs:
+        return
+    seconds = wall_seconds(plan, device, workers)
+    console.print(f"about {duration(seconds)} with {count(workers, 'worker')} on {device} (rough)")
+
+
+def _limited(lines: Sequence[str], most: int, noun: str) -> list[str]:
+    more = len(lines) - most
+    return [*lines] if more <= 0 else [*lines[:most], f"  and {count(more, noun)} more"]
+
+
+# --- what varies -------------------------------------------------------------------------------------------------
+
+
+def _varying(trials: Sequence[Trial]) -> list[str]:
+    """A line for each field that varies between the trials, the names of recipes, mitigations and faults first."""
+    names: dict[str, Callable[[Trial], str]] = {
+        "recipe": lambda trial: trial.recipe,
+        "mitigation": lambda trial: trial.mitigation,
+        "fault": lambda trial: trial.fault.name,
+    }
+    lines = [line for name, of in names.items() for line in _names(name, dict.fromkeys(map(of, trials)))]
+    fields = [f"  {key}: {_values(values)}" for key, values in _varying_fields(trials).items()]
+    return [*lines, *_limited(fields, MOST_FIELDS, "field")]
+
+
+def _names(key: str, names: Iterable[str]) -> list[str]:
+    """Some lines, if there are several names."""
+    found = [label(name) for name in sorted(names, key=lambda name: (name != "none", name))]
+    if len(found) < 2:
+        return []
+    ends = itertools.accumulate(len(name) + 2 for name in found)
+    named = [name for name, end in zip(found, ends, strict=True) if end <= MOST_LETTERS]
+    more = f", and {len(found) - len(named)} more" if len(found) > len(named) else ""
+    words = f"{key} ({len(found)}): {', '.join(named)}{more}"
+    return textwrap.wrap(words, COLUMNS, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _values(values: Iterable[Any]) -> str:
+    found = list(values)
+    numbers = sorted(value for value in found if isinstance(value, int | float))
+    found = [*(value for value in found if not isinstance(value, int | float)), *numbers]
+    if len(found) <= MOST_VALUES:
+        return ", ".join(label(shown(value)) for value in found)
+    if len(numbers) == len(found):
+        return f"{len(found)} values from {shown(numbers[0])} to {shown(numbers[-1])}"
+    return f"{_values(found[:MOST_VALUES])}, and {len(found) - MOST_VALUES} more"
+
+
+def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
+    """Key -> its values, of the fields that vary between trials of one recipe, one mitigation and one fault."""
+    groups: dict[tuple[str, ...], dict[str, dict[Any, None]]] = {}
+    seen: set[tuple[tuple[str, ...], int]] = set()  # sections that were looked at: trials share them
+    for trial in trials:
+        group = (trial.recipe, trial.mitigation, trial.fault.name)
+        found = groups.setdefault(group, {})
+        found.setdefault("seed", {})[trial.seed] = None
+        for name, section in _sections(trial):
+            if (group, id(section)) not in seen:
+                seen.add((group, id(section)))
+                for key, value in vars(section).items():
+                    found.setdefault(f"{name}.{key}", {})[value] = None
+    varying: dict[str, dict[Any, None]] = {}
+    for found in groups.values():
+        for key, values in found.items():
+            if len(values) > 1:
+                varying[key] = varying.get(key, {}) | values
+    return varying
+
+
+def _sections(trial: Trial) -> list[tuple[str, Any]]:
+    names = ("model", "optim", "schedule", "train", "screen", "data", "fault")
+    return [*((name, getattr(trial, name)) for name in names), *trial.extras]
+
+
+# --- packs -------------------------------------------------------------------------------------------------------
+
+
+def _table(packs: Sequence[PackPlan]) -> list[str]:
+    """A row for each size of model, batch and length of training."""
+    sizes: dict[tuple, list[PackPlan]] = {}
+    for pack in packs:
+        trial = pack.trials[0]
+        key = (trial.model.width, trial.model.depth, trial.model.context, trial.train.batch, trial.steps)
+        sizes.setdefault(key, []).append(pack)
+    heading = ("width", "depth", "batch x tokens", "steps", "trials", "packs", "in a pack", "MiB a pack", "mitigations")
+    ordered = sorted(sizes.items())
+    kept = ordered if len(ordered) <= MOST_ROWS + 1 else ordered[:MOST_ROWS]
+    rows = [heading, *(_row(key, own) for key, own in kept)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  " + "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows]
+    more = [pack for _, own in ordered[len(kept) :] for pack in own]
+    if more:
+        trials = sum(len(pack.recorded) for pack in more)
+        words = f"{count(len(ordered) - len(kept), 'size')} more: {count(trials, 'trial')}, {count(len(more), 'pack')}"
+        lines.append(f"  and {words}")
+    return [line.rstrip() for line in lines] if packs else []
+
+
+def _row(key: tuple, packs: Sequence[PackPlan]) -> tuple[str, ...]:
+    width, depth, context, batch, steps = key
+    mitigations = list(dict.fromkeys(label(trial.mitigation) for pack in packs for trial in pack.trials))
+    named = ", ".join(mitigations)
+    return (
+        str(width),
+        str(depth),
+        f"{batch} x {context}",
+        str(steps),
+        str(sum(len(pack.recorded) for pack in packs)),
+        str(len(packs)),
+        _span(packs, lambda pack: len(pack.trials)),
+        _span(packs, lambda pack: round(pack_bytes(pack) / 2**20)),
+        named if len(named) <= COLUMNS // 2 else str(len(mitigations)),
+    )
+
+
+def _span(packs: Sequence[PackPlan], number: Callable[[PackPlan], int]) -> str:
+    numbers = [number(pack) for pack in packs]
+    return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
+
+
+def say_counts(plan: Plan, console: Console) -> None:
+    """What was asked for, and what of it is to be trained."""
+    words = f"{count(plan.asked, 'trial')} asked for, {count(plan.added_twins, 'golden twin')} added, "
+    words += f"{plan.complete} complete already: {plan.trials} to train in {count(len(plan.packs), 'pack')}"
+    console.print(words, soft_wrap=True)

@@ -1,0 +1,370 @@
+"""From trials to packs: twins together, structures apart, as many at once as run fastest."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from harness.basics.memory import in_units
+from harness.config import NO_FAULT, ConfigError, Model, Problems, Trial
+from harness.model.activations import ACTIVATIONS
+from harness.model.placements import has_final_norm
+from harness.model.precision import FORMATS
+from harness.model.scaling import tensor_table
+from harness.model.tensors import block_norms, feedforward_size
+from harness.training.pack_sizes import rows_at_once
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """Trials to train together. A witness is a golden trial whose results are stored elsewhere already."""
+
+    trials: tuple[Trial, ...]
+    witnesses: frozenset[str]
+
+    @property
+    def id(self) -> str:
+        text = " ".join(trial.id for trial in self.recorded)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def recorded(self) -> tuple[Trial, ...]:
+        return tuple(trial for trial in self.trials if trial.id not in self.witnesses)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep is going to do."""
+
+    packs: tuple[PackPlan, ...]
+    asked: int
+    added_twins: int
+    complete: int
+
+    @property
+    def trials(self) -> int:
+        return sum(len(pack.recorded) for pack in self.packs)
+
+
+def without(pack: PackPlan, taken: Set[str]) -> PackPlan | None:
+    """The pack less the trials that are `taken`; None if none of those that it records is left.
+
+    The golden twins of those that are left stay as witnesses, and so does one more, where only one trial would be left:
+    a pack of one has other bits.
+    """
+    left = [trial for trial in pack.recorded if trial.id not in taken]
+    if len(left) == len(pack.recorded) or not left:
+        return pack if left else None
+    needed = {trial.id for trial in left} | {trial.golden.id for trial in left}
+    company = [trial.id for trial in pack.trials if trial.fault == NO_FAULT and trial.id not in needed]
+    needed |= set(company[: max(0, 2 - len(needed))])
+    trials = tuple(trial for trial in pack.trials if trial.id in needed)
+    return PackPlan(trials, frozenset(needed - {trial.id for trial in left}))
+
+
+STEP_BYTES = 24  # for each step of each trial: its rate, twice for a moment, and its loss
+LIKE = 0.7  # packs whose times differ by no more take turns
+MOST_FORKS = 64  # faulty trials of one golden twin in a pack: they share a prefix, and its cost is then 2% a trial
+
+
+def make_plan(
+    trials: Sequence[Trial],
+    complete: Iterable[str],
+    size: int | None,
+    device: str,
+    workers: int,
+    memory: float = math.inf,
+    begun: Sequence[PackPlan] = (),
+) -> Plan:
+    """Packs for every trial that is not complete, and for the golden twin of every faulty one.
+
+    `size` None fills packs until as many rows train at a time, on average, as pass through the model together, or
+    less where that would leave some of `workers` idle: a faulty trial has a row from its fault on only, and up to
+    `MOST_FORKS` of them share a golden twin, as far as their state fits into `memory` bytes. A number is the most
+    trials of a pack. A pack holds the golden twin of each of its faulty trials, and a lone trial joins another pack, so
+    one may be larger than `size` by one. The longest packs come first; of those that take about as long, one of each
+    structure in turn, so that a machine that slows down slows all of them down. `complete` are the ids of trials to
+    leave alone: stored, or in training elsewhere. Packs that are `begun` stay as they are: none of theirs is complete.
+    """
+    if device == "cuda":
+        check_weights(trials, memory)
+    complete = set(complete)
+    wanted = {trial.id: trial for trial in trials}
+    twins = {trial.golden.id: trial.golden for trial in trials if trial.golden.id not in wanted}
+    everything = {**wanted, **twins}
+    # Planned as if nothing were there, so that the same command has the same packs however often it is started. Where
+    # a part of a pack is there, or begun in another pack, the rest is planned again.
+    settled = complete.union(trial.id for pack in begun for trial in pack.recorded)
+    options = (size, device, workers, memory)
+    planned = _packs(everything.values(), *options) if len(everything.keys() - settled) else []
+    whole = [(turn, pack) for turn, pack in planned if not any(trial.id in settled for trial in pack.recorded)]
+    settled = settled.union(trial.id for _, pack in whole for trial in pack.recorded)
+    rest = _packs([trial for trial in everything.values() if trial.id not in settled], *options)
+    packs = [*((0, pack) for pack in begun), *whole, *(rest if size == 1 else _in_company(rest, everything.values()))]
+    lengths = [pack_seconds(pack, device) for _, pack in packs]
+    classes = _classes(lengths)
+    ordered = sorted(zip(lengths, packs, strict=True), key=lambda pair: (classes[pair[0]], pair[1][0]))
+    packs = [pack for _, pack in ordered]
+    return Plan(tuple(pack for _, pack in packs), len(wanted), len(twins), len(everything.keys() & complete))
+
+
+def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> list[tuple[int, PackPlan]]:
+    """The packs; a lone trial with another one that is stored elsewhere, because a pack of one has other bits."""
+    if all(len(pack.trials) > 1 for _, pack in packs):
+        return packs
+    golden: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        if trial.fault == NO_FAULT:
+            golden.setdefault(trial.structure, []).append(trial)
+    found = []
+    for turn, pack in packs:
+        first = pack.trials[0]
+        others = [trial for trial in golden[first.structure][:2] if trial.id != first.id]
+        if len(pack.trials) == 1 and others:
+            pack = PackPlan((first, others[0]), frozenset([others[0].id]))
+        found.append((turn, pack))
+    return found
+
+
+def _packs(
+    trials: Iterable[Trial], size: int | None, device: str, workers: int, memory: float
+) -> list[tuple[int, PackPlan]]:
+    """Packs for these trials, each with its number among those of its structure."""
+    families: dict[tuple, dict[str, list[Trial]]] = {}
+    for trial in trials:
+        families.setdefault(trial.structure, {}).setdefault(trial.golden.id, []).append(trial)
+    packs: list[tuple[int, PackPlan]] = []
+    for same_shape in families.values():
+        members = list(same_shape.values())
+        if size:
+            packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, _trials))
+            continue
+        model, train = members[0][0].model, members[0][0].train
+        best = rows_at_once(model, train.sequences, torch.device(device))
+        share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
+        # A family that is more than one worker's share is shared out, prefix and all.
+        fitting = max(2, trials_that_fit(members[0][0], memory, device) - 1)  # a lone trial may join
+        longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
+        pieces = [piece for family in members for piece in _pieces(family, longest)]
+        packs += enumerate(_fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting)))
+    return packs
+
+
+def _trials(pack: PackPlan) -> int:
+    return len(pack.trials)
+
+
+def _room(share: float) -> Callable[[PackPlan], int]:
+    """What a piece takes of a pack: rows in training, on average, but at least `share` of its trials."""
+    return lambda pack: math.ceil(max(mean_rows(pack.trials), share * len(pack.trials)))
+
+
+def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
+    """What has to stay together of a golden trial and its faulty ones: some of those, with their golden twin.
+
+    The golden trial is recorded once; where it is there again, or stored already (`family` lacks it then), it is a
+    witness. Strikes at like times stay together.
+    """
+    golden = family[0].golden
+    faulty = sorted((trial for trial in family if trial.id != golden.id), key=lambda trial: trial.fault.start)
+    is_witness = len(faulty) == len(family)
+    if not faulty:
+        return [PackPlan((golden,), frozenset())]
+    pieces = []
+    count = math.ceil(len(faulty) / max(1, limit - 1))
+    ends = [len(faulty) * i // count for i in range(count + 1)]
+    for start, stop in zip(ends, ends[1:], strict=False):
+        pieces.append(PackPlan((golden, *faulty[start:stop]), frozenset([golden.id] if is_witness else [])))
+        is_witness = True
+    return pieces
+
+
+def _fill(pieces: Sequence[PackPlan], limit: int, size: Callable[[PackPlan], int]) -> list[PackPlan]:
+    """Packs of about equal size: each piece, largest first, goes where it leaves the least room.
+
+    A piece that is larger than `limit` is a pack of its own.
+    """
+    sizes = {id(piece): size(piece) for piece in pieces}
+    whole = [[piece] for piece in pieces if sizes[id(piece)] >= limit]
+    pieces = [piece for piece in pieces if sizes[id(piece)] < limit]
+    total = sum(sizes[id(piece)] for piece in pieces)
+    target = math.ceil(total / max(1, math.ceil(total / limit)))
+    packs: list[list[PackPlan]] = []
+    with_room: list[list[list[PackPlan]]] = [[] for _ in range(target + 1)]
+    for piece in sorted(pieces, key=lambda piece: -sizes[id(piece)]):
+        length = sizes[id(piece)]
+        room = next((room for room in range(length, target + 1) if with_room[room]), None)
+        if room is None:
+            pack: list[PackPlan] = []
+            packs.append(pack)
+        else:
+            pack = with_room[room].pop()
+        pack.append(piece)
+        with_room[max(0, (target if room is None else room) - length)].append(pack)
+    packs = whole + packs
+    lone = next((pack for pack in packs if len(pack) == len(pack[0].trials) == 1), None)
+    if lone and len(packs) > 1 and limit > 1:  # a pack of one has other bits than a larger one
+        packs.remove(lone)
+        packs[-1] += lone
+    return [_join(pack) for pack in packs]
+
+
+def _join(pieces: Sequence[PackPlan]) -> PackPlan:
+    """One pack; a golden trial that several of its pieces share is in it once."""
+    trials = {trial.id: trial for piece in pieces for trial in piece.trials}
+    recorded = {trial.id for piece in pieces for trial in piece.recorded}
+    return PackPlan(tuple(trials.values()), frozenset(trials.keys() - recorded))
+
+
+# --- what a pack costs -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def _weights(model: Model, vocabulary: int) -> tuple[int, int]:
+    """How many numbers all tensors of the model have, and how many its matrices; a deep one takes a while to list."""
+    rows = tensor_table(model, vocabulary)
+    return sum(row.size for row in rows), sum(row.size for row in rows if len(row.shape) == 2)
+
+
+@lru_cache(maxsize=256)
+def activation_elements(model: Model, vocabulary: int, checkpointing: bool = False) -> int:
+    """Values that one token leaves for the backward pass: a count over the model's code, scores included."""
+    width = model.width
+    drops = model.dropout is not None
+    copies = 2 + (model.attention_cap is not None) + 2 * (model.soft_clip_high is not None) + 2 * drops
+    scores = copies * width // model.head_dim * model.context
+    gated = 4 + 2 * (model.swiglu_clamp is not None) + (model.init == "fixup")
+    plain = 1 if model.activation == "relu" else 2  # a ReLU keeps what it gives, as the next matrix does
+    feedforward = (gated if ACTIVATIONS[model.activation].gated else plain) * feedforward_size(model)
+    scaled_branches = 2 * width * ((model.layer_scale is not None) + (model.init == "fixup"))
+    block = (10 + 2 * drops) * width + scores + feedforward + scaled_branches
+    inside = sum(block + _normed(model, number) for number in range(model.depth))
+    if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
+        inside = model.depth * width + 3 * inside // model.depth
+    outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
+    return inside + outside + (2 + (model.output_cap is not None)) * vocabulary
+
+
+def _normed(model: Model, block: int) -> int:
+    """What the norms of a block leave: two values, or with RMSNorm one, for each feature that they are fed."""
+    fed = 0
+    for tensor in block_norms(model, block):
+        is_of_heads = tensor.name.endswith((".query_norm", ".key_norm"))
+        fed += model.width if is_of_heads else tensor.size
+    return (2 if model.norm == "layer" else 1) * fed
+
+
+def mean_rows(trials: Sequence[Trial]) -> float:
+    """Rows that train at a time, on average: a faulty trial needs none before its strike."""
+    steps = trials[0].steps
+    return sum(1.0 if trial.fault == NO_FAULT else max(0, steps - trial.fault.start) / steps for trial in trials)
+
+
+def state_bytes(trial: Trial) -> int:
+    """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
+    copies = (
+        4
+        + (2 if trial.train.ranks > 1 else 0)
+        + (1 if trial.train.micro_batches > 1 else 0)
+        + (1 if trial.model.sigma_reparam else 0)
+    )
+    return copies * weight_bytes(trial)
+
+
+def weight_bytes(trial: Trial) -> int:
+    """Memory of one trial's weights alone."""
+    state, _ = FORMATS[trial.train.precision]
+    return state.itemsize * _weights(trial.model, trial.data.vocabulary)[0]
+
+
+def activation_bytes(trial: Trial, rows: int, device: str) -> float:
+    """Memory of the activations of those of `rows` trials that pass through the model together."""
+    sequences = trial.train.sequences
+    together = min(rows, 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
+    a_token = activation_elements(trial.model, trial.data.vocabulary, trial.train.checkpointing)
+    elements = sequences * trial.model.context * a_token
+    return together * FORMATS[trial.train.precision][0].itemsize * elements
+
+
+def pack_bytes(pack: PackPlan, device: str = "cpu") -> int:
+    """Memory of a pack: the state of all its trials, activations, and rates and losses of all steps.
+
+    Measured, it was 0.94 to 1.2 times as much.
+    """
+    trial, rows = pack.trials[0], len(pack.trials)
+    return int(rows * (state_bytes(trial) + STEP_BYTES * trial.steps) + activation_bytes(trial, rows, device))
+
+
+def check_weights(trials: Iterable[Trial], memory: float) -> None:
+    """Raise ConfigError for a model whose weights and gradients alone, of one trial, are more than `memory` bytes."""
+    problems = Problems()
+    for trial in {trial.structure: trial for trial in trials}.values():
+        with problems.collect():
+            if (needed := 2 * weight_bytes(trial)) > memory:
+                sizes = f"model.width={trial.model.width}, model.depth={trial.model.depth}"
+                takes = f"weights and gradients of one trial take {in_units(needed)}"
+                allowed = f"at most the {in_units(memory)} of a worker: a smaller model, or workers with more"
+                raise ConfigError(f"{sizes}: {takes}; allowed: {allowed}")
+    problems.check()
+
+
+def trials_that_fit(trial: Trial, memory: float, device: str) -> int:
+    """How many trials like this one a pack can have in `memory` bytes; at least two, the smallest pack."""
+    if memory == math.inf:
+        return 2**31
+    whole = int((memory - activation_bytes(trial, 2**31, device)) // state_bytes(trial))
+    few = int(memory // (state_bytes(trial) + activation_bytes(trial, 1, device)))
+    return max(2, whole, min(few, rows_at_once(trial.model, trial.train.sequences, torch.device(device))))
+
+
+def trial_step_seconds(trial: Trial, device: str) -> float:
+    """A rough time for one step of one trial on one worker.
+
+    Matrix products at a fixed rate plus passes over activations at a fixed bandwidth; both constants were fitted on
+    two cores of a 2023 Xeon and are within a factor of two there. For CUDA they are a guess from data sheets.
+    """
+    model, tokens = trial.model, trial.train.batch * trial.model.context
+    _, matrices = _weights(model, trial.data.vocabulary)
+    operations = 6 * tokens * (matrices + 2 * model.depth * model.context * model.width)
+    traffic = 4 * 5 * tokens * activation_elements(model, trial.data.vocabulary)
+    rate, bandwidth = (1e14, 1e12) if device == "cuda" else (1.5e11, 5e9)
+    passes = 4 / 3 if trial.train.checkpointing else 1  # a forward pass is a third of a step
+    return passes * (operations / rate + traffic / bandwidth)
+
+
+def _classes(lengths: Iterable[float]) -> dict[float, int]:
+    """Length -> the number of its class, the longest first: what is at least 0.7 times as long as the longest of it."""
+    found, longest, number = {}, math.inf, 0
+    for length in sorted(set(lengths), reverse=True):
+        if length < LIKE * longest:
+            longest, number = length, number + 1
+        found[length] = number
+    return found
+
+
+def pack_seconds(pack: PackPlan, device: str) -> float:
+    """A rough time for a pack on one worker."""
+    trial = pack.trials[0]
+    # Where sequences or batches grow, more steps are as many tokens.
+    training = mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
+    return training + len(pack.trials) * validation_seconds(trial, device)
+
+
+def validation_seconds(trial: Trial, device: str) -> float:
+    """A rough time for all validations of one trial: a forward pass is a third of a step."""
+    train = trial.train
+    tokens = train.validate_tokens + train.validate_between * (1 + (trial.steps - 1) // train.validate_every)
+    return tokens / (train.batch * trial.model.context) * trial_step_seconds(trial, device) / 3
+
+
+def wall_seconds(plan: Plan, device: str, workers: int) -> float:
+    """A rough time for all packs on `workers` workers, longest first."""
+    free = [0.0] * max(1, min(workers, len(plan.packs)))
+    for pack in plan.packs:
+        free[free.index(min(free))] += pack_seconds(pack, device)
+    return max(free)

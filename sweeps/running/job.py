@@ -1,0 +1,374 @@
+"""Train one pack from its plan to its place in the store. This is what every kind of worker calls.
+
+Beside the store:
+
+    <out>/progress/<pack>.json      how far a pack in training is
+    <out>/checkpoints/<pack>/       its state: `harness/storage/checkpoint.py`; gone once it is complete
+    <out>/locks/, <out>/claims/     who trains what: `sweeps/running/claims.py`
+    <out>/errors/<pack>.txt         the trace of one that crashed
+    <out>/weights/                  the last weights of its trials: `harness/storage/last_weights.py`
+    <out>/plan.json                 the trials that the last command that had any to train asked for
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import traceback
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.basics.version import provenance
+from harness.config import ConfigError, Data, Trial, trial_from_dict
+from harness.data.corpus import Corpus, load_corpus
+from harness.model.precision import make_deterministic, pick_device
+from harness.optim.schedules import rates_of
+from harness.storage.checkpoint import Checkpoints, Stopped, about
+from harness.storage.last_weights import write_weights
+from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
+from harness.storage.store import PackStore
+from harness.storage.stored import STORE, PackInfo, read_pack
+from harness.training.distributed import Group, Unsaved
+from harness.training.loop import Result, train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda, Injector
+from injectors import FaultContext, InjectableFault, fault_types
+from injectors.fault import places_of
+from sweeps.planning.planner import PackPlan
+from sweeps.running.claims import claimed, claims_on
+from sweeps.running.processes import RankKilled, ranks, share_of_threads
+from sweeps.running.progress_files import ProgressFile
+
+PROGRESS, ERRORS, CHECKPOINTS = "progress", "errors", "checkpoints"
+PLAN = "plan.json"
+ATTEMPTS = 3  # at a pack whose chunks are found damaged when it is trained
+
+
+@dataclass(frozen=True)
+class Job:
+    """A pack and where it goes. Travels to worker processes and to Slurm."""
+
+    pack: PackPlan
+    out: Path
+    device: str
+    block: int
+    every: int | None = None  # steps between checkpoints
+    minutes: float | None = None
+    ranks: str = "simulated"
+    keep: str = "nothing"
+    folder_id: str = ""  # of the results folder for which it was planned; of any, if there is none
+
+    @property
+    def folder(self) -> ResultsPath:
+        """The results folder. Raises FolderLost if it is gone, or another one stands in its place."""
+        place = ResultsPath.at(self.out)
+        if not (place / MARKER).exists():
+            raise place.lost()
+        found = ResultsPath.open(self.out)
+        if self.folder_id and found.id != self.folder_id:
+            raise found.lost()
+        return found
+
+    @property
+    def processes(self) -> int:
+        """How many processes train it at the same time."""
+        return self.pack.trials[0].train.ranks if self.ranks == "processes" else 1
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        seconds = None if self.minutes is None else 60 * self.minutes
+        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, self.every, seconds, self.about)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What is kept with each of its checkpoints."""
+        return {"trials": [trial.to_dict() for trial in self.pack.trials], "witnesses": sorted(self.pack.witnesses)}
+
+    @property
+    def progress_file(self) -> ResultsPath:
+        return self.folder / PROGRESS / f"{self.pack.id}.json"
+
+    @property
+    def error_file(self) -> ResultsPath:
+        return self.folder / ERRORS / f"{self.pack.id}.txt"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What the parent process needs to know of a trained pack."""
+
+    pack: str
+    outcome: tuple[str, ...]
+    idle_faults: int  # trials whose fault never fired, or changed nothing
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A pack that crashed; its trace is in `trace`, or, if that could not be written, nowhere."""
+
+    pack: str
+    reason: str
+    trace: Path | None
+
+    @property
+    def words(self) -> str:
+        """The reason, and where to read on."""
+        return f"{self.reason}; trace in {self.trace}" if self.trace else self.reason
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A pack that another process trains at this moment."""
+
+    pack: str
+
+
+@lru_cache(maxsize=4)
+def corpus_of(data: Data, context: int) -> Corpus:
+    """The corpus, read once a process."""
+    return load_corpus(data, context)
+
+
+def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
+    """The trial's fault, armed."""
+    if not isinstance(trial.fault, InjectableFault):
+        return None
+    places, rates = places_of(trial, corpus.vocabulary), rates_of(trial)
+    context = FaultContext(trial, places, corpus.train, corpus.counts, rates, trial.seeds["fault"], corpus.fingerprint)
+    return trial.fault.arm(context)
+
+
+def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | Elsewhere:
+    """Train a pack and store its results, from where its last checkpoint is; less what another process has or trains.
+
+    `checkpoints` are the job's own, for a caller that may have to stop them. Raises FolderLost if the results folder is
+    moved or removed meanwhile.
+    """
+    folder = job.folder
+    with claimed(folder, job.pack) as own:
+        if own is None:
+            return finished(job) or Elsewhere(job.pack.id)
+        part = replace(job, pack=own)
+        done = finished(part)  # by another process, since this job was planned
+        if done:
+            return replace(done, pack=job.pack.id)
+        checkpoints = checkpoints or job.checkpoints
+        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / own.id, part.about
+        with share_of_threads(job.processes):
+            return replace(_train(part, checkpoints), pack=job.pack.id)
+
+
+def finished(job: Job) -> Finished | None:
+    """What the store says of the job's pack, once it is complete, or its trials are in other packs that are."""
+    pack = read_pack(ResultsPath.at(job.out) / STORE / job.pack.id)
+    if pack is not None and pack.complete:
+        return _told(job, [pack])
+    folder, wanted = job.folder, {trial.id for trial in job.pack.recorded}
+    others = dict.fromkeys(claim.pack for claim in claims_on(folder, wanted))
+    found = [read_pack(folder / STORE / name) for name in others]
+    complete = [pack for pack in found if pack is not None and pack.complete]
+    has_all = wanted <= {trial for pack in complete for trial in pack.attributes["ids"]}
+    return _told(job, complete) if has_all else None
+
+
+def _told(job: Job, packs: Sequence[PackInfo]) -> Finished:
+    """How the job's trials have ended, by the packs that hold them."""
+    wanted = {trial.id for trial in job.pack.recorded}
+    outcome: dict[str, str] = {}
+    idle: set[str] = set()
+    for pack in packs:
+        names = ("ids", "outcome", "trials", "changes")
+        for trial, ended, config, changes in zip(*(pack.attributes[name] for name in names), strict=True):
+            if trial in wanted:
+                outcome[trial] = ended
+                if config["fault"]["kind"] != "none" and not changes:
+                    idle.add(trial)
+    return Finished(job.pack.id, tuple(outcome.values()), len(idle))
+
+
+def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
+    """The packs that have a checkpoint and train none but `wanted` trials: as they are, they can go on from there."""
+    found: list[PackPlan] = []
+    taken: set[str] = set()
+    for folder in (ResultsPath.at(out) / CHECKPOINTS).entries():
+        values = about(folder)
+        with contextlib.suppress(ConfigError, TypeError, KeyError, AttributeError):  # of another version, or damaged
+            trials = tuple(trial_from_dict(own, fault_types()) for own in (values or {}).get("trials", ()))
+            pack = PackPlan(trials, frozenset(values["witnesses"] if values else ()))
+            ids = {trial.id for trial in pack.recorded}
+            if ids and ids <= wanted and not ids & taken:
+                found.append(pack)
+                taken |= ids
+    return found
+
+
+def _train(job: Job, checkpoints: Checkpoints) -> Finished:
+    """Train the pack and have it complete, once every chunk of it is on the disk as it was written."""
+    found = ""
+    for _ in range(ATTEMPTS):
+        store, result = _attempt(job, checkpoints)
+        damaged = store.damage()
+        if damaged is None:
+            return _completed(job, checkpoints, store, result)
+        _, found = damaged
+        warnings.warn(f"{found}; what its pack has trained since is trained again", stacklevel=2)
+    raise OSError(f"{found}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
+
+
+def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
+    """Train from the newest checkpoint to the last step; only the trials that are recorded are left in the result."""
+    trials, recorded = job.pack.trials, job.pack.recorded
+    first = trials[0]
+    progress = ProgressFile(job.progress_file, first.steps, len(trials))
+    progress.begin(0)
+    device = pick_device(job.device, first.train.precision)
+    pack, agenda, corpus = _prepared(job, device)
+    description = {**corpus.description, "fingerprint": corpus.fingerprint}
+    folder, store = job.folder, None
+    while (saved := checkpoints.newest()) and (store := PackStore.resume(folder, job.pack.id, saved.step)) is None:
+        checkpoints.drop(saved.step)
+    if store is None:
+        checkpoints.remove()
+        store = PackStore.create(
+            folder,
+            job.pack.id,
+            recorded,
+            first.steps,
+            first.model.depth,
+            description,
+            _environment(device) | ({"processes": job.processes} if job.processes > 1 else {}),
+            job.block,
+        )
+    kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
+
+    def write(first_step: int, signals: Mapping[str, np.ndarray]) -> None:
+        store.write(first_step, {name: values[kept] for name, values in signals.items()})
+
+    def leave(number: int, tensors: Mapping[str, Tensor]) -> None:
+        if trials[number].id not in job.pack.witnesses:
+            write_weights(folder, trials[number], tensors)
+
+    progress.begin(saved.step if saved else 0)
+    try:
+        with _all_ranks(job, pack, store.block, saved is not None):
+            asked = leave if job.keep == "weights" else None
+            result = train(
+                pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved, leave=asked
+            )
+    except Stopped as stop:
+        progress.stopped(stop.step)
+        raise
+    except (RankKilled, FolderLost):  # the checkpoint is as good as before
+        raise
+    except Exception:
+        if saved and checkpoints.latest == saved.step:  # perhaps it is the checkpoint: the next attempt begins anew
+            checkpoints.remove()
+        raise
+    store.write_ends({name: values[kept] for name, values in result.ends.items()})
+    ended = {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
+    return store, Result(**ended, ends={})
+
+
+def _completed(job: Job, checkpoints: Checkpoints, store: PackStore, result: Result) -> Finished:
+    ended = dict(vars(result))
+    events = [[event.to_dict() for event in own] for own in ended.pop("events")]
+    ended.pop("ends")  # written already
+    job.error_file.unlink()  # before the pack counts as complete: a kill in between leaves no old trace
+    store.finish(**ended, faults=events)
+    checkpoints.remove()
+    job.progress_file.unlink()
+    idle = sum(
+        isinstance(trial.fault, InjectableFault) and not changes
+        for trial, changes in zip(job.pack.recorded, result.changes, strict=True)
+    )
+    return Finished(job.pack.id, tuple(result.outcome), idle)
+
+
+def _prepared(job: Job, device: torch.device) -> tuple[Pack, Agenda, Corpus]:
+    """The pack as it is before its first step, and its faults."""
+    make_deterministic(device)
+    trials = job.pack.trials
+    corpus = corpus_of(without_order(trials[0].data), trials[0].model.context)
+    agenda = Agenda([injector_of(trial, corpus) for trial in trials])
+    return Pack(trials, corpus, device, agenda.first), agenda, corpus
+
+
+@contextlib.contextmanager
+def _all_ranks(job: Job, pack: Pack, block: int, is_resumed: bool) -> Iterator[None]:
+    """Have the pack's other ranks trained by other processes meanwhile, if the job wants that."""
+    if job.processes == 1:
+        yield
+        return
+    with ranks(job.processes, pack.device, _follow, (job, block, is_resumed)) as group:
+        pack.spread_over(group)
+        yield
+
+
+def _follow(group: Group, job: Job, block: int, is_resumed: bool) -> None:
+    """What another rank's process does: the same training, of which it keeps nothing."""
+    pack, agenda, _ = _prepared(job, group.device)
+    pack.spread_over(group)
+    saved = job.checkpoints.newest() if is_resumed else None
+    checkpoints = Unsaved(job.checkpoints.folder)
+    train(pack, agenda, block, lambda first_step, signals: None, checkpoints=checkpoints, saved=saved)
+
+
+def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Finished | Failed | Elsewhere:
+    """`train_pack`, with a crash kept as a trace in the results folder."""
+    try:
+        return train_pack(job, checkpoints)
+    except (Stopped, FolderLost):
+        raise
+    except Exception as error:
+        return record_failure(job, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def record_failure(job: Job, reason: str, trace: str) -> Failed:
+    """Leave the trace of a crashed pack, and the trials that were in it, in the results folder, if that takes it."""
+    trials = "\n".join(json.dumps({"id": trial.id, **trial.to_dict()}) for trial in job.pack.trials)
+    first = (reason.splitlines() or [""])[0]
+    file = job.out / ERRORS / f"{job.pack.id}.txt"
+    try:
+        _replace(job.error_file, f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n")
+        job.progress_file.unlink()
+    except (OSError, ConfigError, FolderLost) as error:
+        why = getattr(error, "strerror", None) or error
+        return Failed(job.pack.id, f"{first} (its trace could not be written: {why})", None)
+    return Failed(job.pack.id, first, file)
+
+
+def without_order(data: Data) -> Data:
+    """The same corpus whatever the order of batches."""
+    return Data(**{**vars(data), "seed": None})
+
+
+def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
+    """Keep what was asked for, for those who ask how far it is."""
+    _replace(folder / PLAN, json.dumps({"trials": sorted(trials)}))
+
+
+def _replace(file: ResultsPath, text: str) -> None:
+    """A reader sees the old file or the new one."""
+    file.parent.make_folder()
+    file.write(text.encode())
+
+
+def _environment(device: torch.device) -> dict[str, str | int]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        **provenance(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,125 @@
+"""What is going on, for a person: a live bar on a terminal, plain lines elsewhere.
+
+One worker trains in the process of the command itself, so a thread looks at the progress files and redraws.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from harness.basics.printing import duration
+from harness.training.outcome import TRAINED
+from sweeps.planning.planner import PackPlan
+from sweeps.running.job import PROGRESS, Elsewhere, Failed, Finished
+from sweeps.running.progress_files import PackProgress, read_progress
+
+FIRST_SECONDS = 2.0  # before the first line where there is no terminal: short sweeps need none
+PLAIN_SECONDS = 10.0  # between two of them
+REDRAW_SECONDS = 0.5
+
+
+class Display:
+    """Follows a sweep. Counts finished packs as they are told, running ones from their progress files."""
+
+    def __init__(self, packs: Sequence[PackPlan], out: Path, console: Console):
+        self.out, self.console = out, console
+        self.packs = {pack.id: pack for pack in packs}
+        self.total = sum(len(pack.recorded) for pack in packs)
+        self.total_steps = sum(len(pack.trials) * pack.trials[0].steps for pack in packs)
+        self.done_trials = self.bad_trials = 0
+        self.done_steps, self.skipped_steps = 0, 0
+        self.started = time.monotonic()
+        self._next_line = self.started + FIRST_SECONDS
+        self._resumed: dict[str, int] = {}  # pack -> trial-steps
+        self._seen: dict[str, PackProgress] = {}
+        self._damaged: set[str] = set()  # packs whose progress file was said to be damaged
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="display", daemon=True)
+
+    def __enter__(self) -> Display:
+        if _can_redraw(self.console) and self.packs:
+            columns = ("{task.percentage:3.0f}%", "{task.fields[left]}", "{task.description}")
+            texts = (TextColumn(column, markup=False) for column in columns)
+            self._bar = Progress(BarColumn(20), *texts, console=self.console, auto_refresh=False, transient=True)
+            self._task = self._bar.add_task(f"{self.total} trials", total=self.total_steps, left="starting")
+            self._bar.start()
+        if self.packs:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._bar:
+            self._bar.stop()
+
+    def _redraw(self) -> None:
+        """Until the sweep ends, or nobody can be shown anything: the command itself will come upon that, too."""
+        while not self._ended.wait(REDRAW_SECONDS):
+            try:
+                self.update()
+            except (OSError, ValueError):
+                return
+
+    def finished(self, result: Finished | Failed | Elsewhere) -> None:
+        """A pack has ended, well or badly, or is left to another process."""
+        with self._lock:
+            pack = self.packs.pop(result.pack)
+            steps = len(pack.trials) * pack.trials[0].steps
+            if isinstance(result, Finished):
+                self.done_trials += len(result.outcome)
+                self.bad_trials += sum(outcome != TRAINED for outcome in result.outcome)
+                self.done_steps += steps
+            else:
+                self.skipped_steps += steps
+            if isinstance(result, Failed):
+                self.console.print(f"pack {result.pack} failed: {result.reason}", soft_wrap=True)
+            self.update()
+
+    def update(self) -> None:
+        """Look at the progress files; redraw the bar, or print a line if it is time for one."""
+        with self._lock:
+            found, damaged = read_progress(self.out / PROGRESS)
+            for pack in (damaged.keys() & self.packs.keys()) - self._damaged:
+                self._damaged.add(pack)
+                self.console.print(f"left out: {damaged[pack]}", soft_wrap=True)
+            self._seen |= {pack: values for pack, values in found.items() if pack in self.packs}
+            # A pack whose file is gone is done, and will be told in a moment.
+            running = {pack: values for pack, values in self._seen.items() if pack in self.packs}
+            steps, words, left = self._how_far(running)
+            if self._bar:
+                done = steps + self.skipped_steps
+                self._bar.update(self._task, completed=done, description=words, left=left, refresh=True)
+            elif time.monotonic() >= self._next_line:
+                self._next_line = time.monotonic() + PLAIN_SECONDS
+                self.console.print(f"{words}, {left}", soft_wrap=True)
+
+    def _how_far(self, running: dict[str, PackProgress]) -> tuple[int, str, str]:
+        """The trial-steps that are done, how far the sweep is, and how long it is going to take."""
+        steps = self.done_steps + sum(own.steps * own.trials for own in running.values())
+        self._resumed |= {pack: own.begun * own.trials for pack, own in running.items()}
+        bad = self.bad_trials + sum(own.frozen for own in running.values())
+        # What earlier commands trained, up to the checkpoints from which packs go on, was not trained in this time.
+        trained = steps - sum(self._resumed.values())
+        words = f"{self.done_trials}/{self.total} trials, {bad} diverged"
+        if trained <= 0:
+            return steps, words, "starting" if running else "waiting"
+        rate = trained / max(time.monotonic() - self.started, 1e-9)
+        left = (self.total_steps - self.skipped_steps - steps) / rate
+        return steps, f"{words}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"
+
+
+def _can_redraw(console: Console) -> bool:
+    """On a terminal; in a notebook rich does so with ipywidgets, and warns where they are missing."""
+    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)

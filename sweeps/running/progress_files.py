@@ -1,0 +1,81 @@
+"""How far the packs in training are: a small file each, written by whoever trains the pack. It is for people alone.
+
+The same for processes here and for jobs on Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.config import ConfigError
+from harness.storage.records import Missing, Unreadable, read_record
+from harness.storage.results_folder import ResultsPath
+
+WRITE_SECONDS = 0.25  # between two writes of one file
+MOST_BYTES = 2**12
+
+
+@dataclass(frozen=True)
+class PackProgress:
+    """`steps` of `of` are done, counted from the pack's first; this process began with step `begun`."""
+
+    begun: int
+    steps: int
+    of: int
+    trials: int
+    frozen: int
+    is_stopped: bool = False  # by its user; its checkpoint is as far
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.begun <= self.steps <= self.of or not 0 <= self.frozen <= self.trials:
+            raise ValueError("its numbers contradict each other")
+
+
+class ProgressFile:
+    """The file of one pack of so many steps and trials."""
+
+    def __init__(self, file: ResultsPath, of: int, trials: int):
+        self._file, self._of, self._trials = file, of, trials
+        self._begun, self._frozen, self._next = 0, 0, 0.0
+
+    def begin(self, step: int) -> None:
+        """Training begins, or goes on, with this step."""
+        self._begun = step
+        with contextlib.suppress(OSError, ConfigError):
+            self._file.parent.make_folder()
+        self._write(step, 0)
+
+    def __call__(self, steps: int, frozen: int) -> None:
+        """So many steps are done, and so many trials have frozen. May be called as often as there are steps."""
+        self._frozen = frozen
+        if time.monotonic() >= self._next:
+            self._write(steps, frozen)
+
+    def stopped(self, step: int) -> None:
+        """The user has stopped it; it goes on with this step."""
+        self._write(step, self._frozen, is_stopped=True)
+
+    def _write(self, steps: int, frozen: int, is_stopped: bool = False) -> None:
+        values = PackProgress(self._begun, steps, self._of, self._trials, frozen, is_stopped)
+        with contextlib.suppress(OSError, ConfigError):
+            self._file.write(json.dumps(dataclasses.asdict(values)).encode())
+        self._next = time.monotonic() + WRITE_SECONDS
+
+
+def read_progress(folder: Path) -> tuple[dict[str, PackProgress], dict[str, Unreadable]]:
+    """Of the files in `folder`, by pack: how far each is, and what is wrong with those that are damaged."""
+    found: dict[str, PackProgress] = {}
+    damaged: dict[str, Unreadable] = {}
+    for file in sorted(folder.glob("*.json")):
+        try:
+            found[file.stem] = read_record(file, PackProgress, MOST_BYTES)
+        except Missing:
+            continue  # it was just removed
+        except Unreadable as error:
+            damaged[file.stem] = error
+    return found, damaged
