@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {  # each may import from those above it in its own package, and from the packages of OTHERS
-    "harness": ["basics", "config", "storage", "model", "data", "optim", "objectives", "training"],
+    "harness": ["basics", "config", "storage", "model", "data", "optim", "guards", "objectives", "training"],
     "analysis": ["reading", "measures", "figures", "reports"],
     "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],
     "injectors": [],
@@ -30,7 +30,7 @@ NARROW = {
         "harness.basics",
         "harness.config",
         "harness.storage",
-        "harness.training.outcome",
+        "harness.objectives.outcome",
         "harness.model.gpt2",
     },
     # injectors know sites, shapes, configuration, what optimizers keep and the arithmetic that they imitate, never the

@@ -100,7 +100,7 @@ def compare(sweep: xr.Dataset) -> Comparison:
     - `common_loss` (nat/token): the same at the rate that is best for the baseline at that width (`common_rate`).
     - `stable_rate`: per seed, the largest swept rate such that the run at it and at every smaller one was healthy by
       the harness's own criterion (`outcome` is "trained": finite, and it ended with at least half of what it had
-      learned; `harness/training/outcome.py`); geometric mean over seeds. `stable_rate_bound` is ">=" if some seed is
+      learned; `harness/objectives/outcome.py`); geometric mean over seeds. `stable_rate_bound` is ">=" if some seed is
       stable at every swept rate, so that the value is a lower bound; "<" if none is stable at any, and the value is
       then the smallest rate; "~" if some are not stable at any, which count as one step of the grid below the
       smallest. A seed that is beyond the same end of the grid with and without the mitigation counts as no change.

@@ -25,6 +25,8 @@ GROUP = "stability_harness"
 KINDS = {
     "optimizers": "harness.optim.optimizers",
     "clippers": "harness.optim.clippers",
+    "guards": "harness.guards",
+    "objectives": "harness.objectives",
     "faults": "injectors",
 }
 """The kinds of parts, and the folder of each."""

@@ -16,9 +16,18 @@ from typing import Any
 
 from harness.basics import plugins
 from harness.config.curriculum import Curriculum, curriculum
-from harness.config.fields import PER_TRIAL, number, structure
+from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number, structure
 from harness.config.limits import LARGEST_SEED
 from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the model is trained for."""
+
+    name: str = choice(
+        STRUCTURAL, "next_token", "what a batch and a loss are", table="harness.objectives.table:OBJECTIVES"
+    )
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,12 @@ class Fault:
 
 NO_FAULT = Fault()
 IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
-WITH_OPTIONS = ("optimizers", "clippers")  # kinds of parts (harness/basics/plugins.py) that may have a section
+WITH_OPTIONS = (
+    "optimizers",
+    "clippers",
+    "guards",
+    "objectives",
+)  # kinds of parts (harness/basics/plugins.py) that may have a section
 CORE: dict[str, type] = {
     "model": Model,
     "optim": Optim,
@@ -56,7 +70,7 @@ def sections() -> Mapping[str, type]:
 
     A module of a part (harness/basics/plugins.py) that defines a dataclass `Options` adds a section of its name.
     """
-    found = dict(CORE)
+    found = {**CORE, "objective": Objective}
     for kind in WITH_OPTIONS:
         found |= {name: own.Options for name, own in plugins.modules(kind).items() if hasattr(own, "Options")}
     return found
@@ -133,6 +147,11 @@ class Trial:
         sequences = (self.train.batch, growth.batch_start, growth.batch_steps, self.train.parts)
         lengths = (self.model.context, growth.sequence_start, growth.sequence_steps, growth.sequence_mode == "reshape")
         return curriculum(self.train.steps, sequences, lengths)
+
+    @property
+    def objective(self) -> Objective:
+        """What it is trained for: a section that is left out of the id where it is the usual one."""
+        return self.section("objective")
 
     @property
     def seeds(self) -> dict[str, int]:

@@ -59,15 +59,17 @@ class Batches:
         self._all_keys = mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64, device=device) + 1)
         self._keys = self._all_keys
         self._rows = torch.arange(1, batch + 1, device=device) * _signed(GOLDEN)
-        self._first = -1
-        self._starts = self._keys
+        self._starts: dict[int, Tensor] = {}
 
-    def __call__(self, step: int) -> Tensor:
-        """Tokens of the batch at `step`: int64 [R, B, T+1]. Never waits for the device."""
-        first = step - step % STEPS_AT_ONCE
-        if first != self._first:
-            self._starts_from(first)
-        return _gather(self._train, self._starts[step - first])
+    def __call__(self, steps: int | Sequence[int]) -> Tensor:
+        """Tokens of the batch of a step, or of each trial's own: int64 [R, B, T+1]. Never waits for the device."""
+        if isinstance(steps, int):
+            self._prepare({steps // STEPS_AT_ONCE})
+            return _gather(self._train, self._starts[steps // STEPS_AT_ONCE][steps % STEPS_AT_ONCE])
+        places = [divmod(step, STEPS_AT_ONCE) for step in steps]
+        self._prepare({stretch for stretch, _ in places})
+        starts = [self._starts[stretch][step, row] for row, (stretch, step) in enumerate(places)]
+        return _gather(self._train, torch.stack(starts))
 
     def held_out(self, tokens: int) -> Tensor:
         """Where windows of the validation part start that have at least so many targets: int64 [S, k].
@@ -91,16 +93,20 @@ class Batches:
     def select(self, trials: Sequence[int]) -> None:
         """Batches from now on are those of these trials, by their place among `seeds`, in that order."""
         self._keys = self._all_keys[list(trials)]
-        self._first = -1
+        self._starts.clear()
 
-    def _starts_from(self, first: int) -> None:
-        """Starts int64 [S, R, B] of the windows from step `first` on."""
-        steps = torch.arange(first, first + STEPS_AT_ONCE, device=self._keys.device) * _signed(GOLDEN)
-        of_steps = mix(self._keys + steps[:, None])
-        hashes = mix(of_steps[..., None] + self._rows)
-        # 63 bits modulo some millions: the bias towards early starts is below 1e-9.
-        self._starts = _shift(hashes, 1) % len(self._train)
-        self._first = first
+    def _prepare(self, stretches: set[int]) -> None:
+        """Keep the starts of these stretches of steps, int64 [STEPS_AT_ONCE, R, B] each, and of no others."""
+        if stretches == self._starts.keys():
+            return
+        self._starts = {number: self._starts[number] for number in stretches & self._starts.keys()}
+        for number in stretches - self._starts.keys():
+            first = number * STEPS_AT_ONCE
+            steps = torch.arange(first, first + STEPS_AT_ONCE, device=self._keys.device) * _signed(GOLDEN)
+            of_steps = mix(self._keys + steps[:, None])
+            hashes = mix(of_steps[..., None] + self._rows)
+            # 63 bits modulo some millions: the bias towards early starts is below 1e-9.
+            self._starts[number] = _shift(hashes, 1) % len(self._train)
 
 
 def _windows(tokens: Tokens, vocabulary: int, context: int, device: torch.device) -> Tensor:

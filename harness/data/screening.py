@@ -72,7 +72,7 @@ CRITERIA = {
 class _Step:
     """What one step dropped, on the device until the host looks: [criteria, R, B] each, of these planned trials."""
 
-    step: int
+    steps: Sequence[int]  # of each row
     planned: Sequence[int]
     beyond: Tensor
     scores: Tensor
@@ -102,7 +102,9 @@ class Screening:
         limits = [[getattr(trial.screen, name) for trial in trials] for name in self.criteria]
         self._limits = [torch.tensor(own, dtype=torch.float64, device=self._device)[:, None] for own in limits]
 
-    def __call__(self, batch_RxBxT1: Tensor, step: int, active_R: Tensor) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, batch_RxBxT1: Tensor, steps: int | Sequence[int], active_R: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """The batch without what is dropped, and the weight of each sequence, float64 [R, B]; None: all count alike.
 
         A weight is 0 for what is dropped, and B over the number that is kept for the others, so that the mean over the
@@ -118,7 +120,8 @@ class Screening:
         left = kept.sum(1)
         self.beyond = {name: own.any(1) for name, own in zip(self.criteria, beyond, strict=True)}
         self.dropped, self.trains = kept.shape[1] - left, left > 0
-        self._pending.append(_Step(step, self._planned, beyond & active_R[:, None], scores))
+        of_rows = [steps] * len(batch_RxBxT1) if isinstance(steps, int) else steps
+        self._pending.append(_Step(of_rows, self._planned, beyond & active_R[:, None], scores))
         first = kept.int().argmax(1)
         stand_in = batch_RxBxT1[torch.arange(len(kept), device=kept.device), first][:, None]
         weights = kept.double() * (kept.shape[1] / left.clamp(min=1).double())[:, None]
@@ -130,11 +133,15 @@ class Screening:
             for sequence, row, criterion in past.beyond.permute(2, 1, 0).nonzero().tolist():
                 own = self.records[past.planned[row]]
                 if len(own) < KEPT_EVENTS:
-                    score = past.scores[criterion, row, sequence].item()
-                    own.append(
-                        {"step": past.step, "sequence": sequence, "criterion": self.criteria[criterion], "score": score}
-                    )
+                    score, step = past.scores[criterion, row, sequence].item(), past.steps[row]
+                    name = self.criteria[criterion]
+                    own.append({"step": step, "sequence": sequence, "criterion": name, "score": score})
         self._pending.clear()
+
+    def forget(self, number: int, step: int) -> None:
+        """A planned trial goes back to this step: what it dropped since is none of its history."""
+        self.collect()
+        self.records[number] = [record for record in self.records[number] if record["step"] < step]
 
     def restore(self, records: Sequence[Sequence[dict[str, Any]]]) -> None:
         """Go back to these records of each planned trial."""

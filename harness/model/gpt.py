@@ -64,7 +64,7 @@ class GPT:
         self.taps = Taps(list(tap_shapes(config, 1, 1)))
         self.notice: Callable[[str, Tensor], None] = lambda part, acted_r: None  # is told what acted in a forward pass
         self.explicit_attention = config.explicit_attention
-        self.step = 0
+        self.steps: int | Sequence[int] = 0  # at which all rows stand, or each
         self.first_sequence = 0  # number within the batch of the first sequence of the next pass
         self._vectors = vectors
         self._head = "embedding" if config.tied_head else "head"
@@ -83,12 +83,12 @@ class GPT:
         """Go on with this part."""
         self._part = self._parts[part]
 
-    def begin(self, step: int, active_R: Tensor) -> None:
+    def begin(self, steps: int | Sequence[int], active_R: Tensor) -> None:
         """Be ready for all forward passes up to the next call, now that the weights of this step are known.
 
-        Nothing changes in trials that are not active.
+        `steps`: that of all rows, or of each. Nothing changes in trials that are not active.
         """
-        self.step = step
+        self.steps = steps
         if self._vectors:
             self._vectors.iterate(active_R)
 
@@ -103,6 +103,11 @@ class GPT:
             column = torch.tensor(values, dtype=torch.float64).to(part.weights)
             part.strengths[key] = column.view(-1, *[1] * (dims - 1))
         return part.strengths[key]
+
+    def _own_steps(self) -> Sequence[int]:
+        """The step of each row of the part, [r]."""
+        rows = self._part.rows
+        return [self.steps] * (rows.stop - rows.start) if isinstance(self.steps, int) else self.steps[rows]
 
     def _switched(self, name: str, dims: int) -> Tensor | None:
         """The same of a field that may be null, and is then null in every trial."""
@@ -149,9 +154,9 @@ class GPT:
         shares = self._switched("dropout", 1)
         if shares is None or not torch.is_grad_enabled():
             return x_RxNxxx
-        seeds = [trial.seeds["data"] for trial in self._part.trials]
+        seeds = zip((trial.seeds["data"] for trial in self._part.trials), self._own_steps(), strict=True)
         sequences = range(self.first_sequence, self.first_sequence + self._sequences)
-        return dropped(x_RxNxxx, shares, [stream(seed, self.step, name) for seed in seeds], sequences)
+        return dropped(x_RxNxxx, shares, [stream(seed, step, name) for seed, step in seeds], sequences)
 
     def _tap(self, name: str, x: Tensor) -> Tensor:
         """A tap on what matrix products read or leave: whatever is written there is held in their precision too."""
@@ -213,7 +218,7 @@ class GPT:
             branch = branch.to(x.dtype) * multiplier
         if placement.grows:
             steps = self._strength("branch_steps", 3)
-            branch = branch * (torch.full_like(steps, self.step) / steps).clamp(max=1.0)
+            branch = branch * (torch.tensor(self._own_steps()).to(steps).view_as(steps) / steps).clamp(max=1.0)
         branch = self._dropped(name, branch)
         x = (x if placement.skip == 1 else x * placement.skip) + branch
         return self._norm(f"{name}_sum_norm", self.taps(f"{name}.sum", x)).to(x.dtype)

@@ -65,6 +65,11 @@ class Acts:
         for counts in self._counts.values():
             counts[planned] = counts[leader]
 
+    def put_back(self, planned: int, source: int, counts: Mapping[str, Tensor]) -> None:
+        """A trial goes back to where `source`, itself or its twin, had these counts."""
+        for name, own in self._counts.items():
+            own[planned] = counts[name][source]
+
     def state(self) -> dict[str, Tensor]:
         """All counts, [trials] each."""
         return dict(self._counts)

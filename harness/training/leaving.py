@@ -23,6 +23,5 @@ def hand_over(pack: Pack, rows: Iterable[int], nonfinite: Mapping[int, int], lea
             continue  # its twin's are handed over for it
         leave(own, tensors)
         for number, leader in enumerate(twins.leader):
-            is_without_row = number not in pack.rows and number not in nonfinite
-            if leader == own and (number in twins.masked or is_without_row):
+            if leader == own and (number in twins.masked or number not in twins.forked):
                 leave(number, tensors)

@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from harness.optim.clipping import global_norm
 from harness.storage.checkpoint import Checkpoints, Saved
 from harness.training.acts import idle_parts
+from harness.training.answers import Answers
 from harness.training.leaving import Leave, hand_over
-from harness.training.outcome import judge
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
 from harness.training.resume import restore, state_of
-from harness.training.signals import Recorder, Write
+from harness.training.signals import Measured, Recorder, Write
 from harness.training.sites import Agenda, Event, Site
 from harness.training.strikes import Strikes, one
 
@@ -54,12 +53,12 @@ def train(
     progress: Callable[[int, int], None] = lambda steps, frozen: None,
     telemetry: bool = True,
     detection: bool = True,
-    steps: range | None = None,
+    until: int | None = None,
     checkpoints: Checkpoints | None = None,
     saved: Saved | None = None,
     leave: Leave | None = None,
 ) -> Result:
-    """Train every trial of the pack to its last step (or through `steps`), or until it is not finite.
+    """Train every trial of the pack from where it stands to its last step (or `until` one), or while it is finite.
 
     It goes on from `saved`, if that is given, and saves `checkpoints`; raises Stopped after one of them if they say so.
 
@@ -74,84 +73,79 @@ def train(
     trial.
     """
     recorder, strike = Recorder(pack, block, write, telemetry), Strikes(pack, agenda)
-    state = partial(state_of, pack, agenda, recorder)
+    answers = Answers(pack, agenda, recorder, detection)
+    state = partial(state_of, pack, agenda, recorder, answers)
     if saved:
-        restore(saved, pack, agenda, recorder)
-        steps = range(saved.step, pack.steps)
+        restore(saved, pack, agenda, recorder, answers)
     pack.ranks.verify(state)
-    for step in steps if steps is not None else range(pack.steps):
-        pack.fork(step)
-        rate = pack.learning_rate(step)
-        strike(Site.LEARNING_RATE, step, one("learning_rate", rate))
-        batch = pack.batches(step)
-        strike(Site.BATCH, step, one("batch", batch))
-        batch, weights = pack.what_trains(batch, step)
-        strike(Site.WEIGHT, step, partial(pack.tensors, pack.weights))
-        strike(Site.LOSS_SCALE, step, pack.loss_scale.shown)
+    while (tick := pack.clock.tick(until)) is not None:
+        if pack.fork(tick):
+            tick = pack.clock.tick(until) or tick
+        answers.begin(tick)
+        rate = pack.learning_rate(tick.steps)
+        strike(Site.LEARNING_RATE, tick, one("learning_rate", rate))
+        batch = pack.objective.batch(tick.steps)
+        strike(Site.BATCH, tick, one("batch", batch))
+        batch, weights = pack.what_trains(batch, tick.steps, tick.size)
+        strike(Site.WEIGHT, tick, partial(pack.tensors, pack.weights))
+        strike(Site.LOSS_SCALE, tick, pack.loss_scale.shown)
 
-        pack.begin(step)
-        recorder.begin(step)
+        pack.begin(tick.steps)
+        recorder.begin(tick)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
             own = None if weights is None else pack.ranks.part(weights, rank)
-            losses.append(pack.learn(part, own, strike.at_taps(step, rank), rank))
-            strike.at_gradient(step, rank)
+            losses.append(pack.learn(part, own, strike.at_taps(tick, rank), rank))
+            strike.at_gradient(tick, rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
         pack.loss_scale.unscale(pack.gradients)
-        loss = pack.ranks.mean(losses).where(pack.screening.trains, torch.nan)
-        strike(Site.REDUCED_GRADIENT, step, partial(pack.tensors, pack.gradients))
+        loss = pack.ranks.mean(losses).where(pack.objective.trains, torch.nan)
+        strike(Site.REDUCED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
 
         is_judged = detection or pack.loss_scale.is_dynamic
         norm = global_norm(pack.gradients) if pack.clippers or telemetry or is_judged else None
-        measured, stepping = pack.active.clone(), pack.active & pack.screening.trains
-        if is_judged and norm is not None:
-            stepping = _judge(pack, loss, norm, detection)
+        trained = pack.here(tick)
+        stepping = answers.judge(loss, norm, trained & pack.objective.trains)
         if norm is not None:
             pack.clip(norm, stepping)
-        strike(Site.CLIPPED_GRADIENT, step, partial(pack.tensors, pack.gradients))
-        strike(Site.MOMENT_1, step, partial(pack.slot, "moment_1"))
-        strike(Site.MOMENT_2, step, partial(pack.slot, "moment_2"))
-        strike(Site.BEFORE_UPDATE, step, pack.state)
+        strike(Site.CLIPPED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
+        strike(Site.MOMENT_1, tick, partial(pack.slot, "moment_1"))
+        strike(Site.MOMENT_2, tick, partial(pack.slot, "moment_2"))
+        strike(Site.BEFORE_UPDATE, tick, pack.state)
         norms = pack.step(rate, stepping, measure=telemetry)
-        strike(Site.UPDATE, step, pack.state)
+        strike(Site.UPDATE, tick, pack.state)
 
-        recorder.record(step, loss, norm, rate, scale, norms, measured)
-        if pack.device.type == "cpu" or recorder.is_due(step):
-            pack.find_masked(step, agenda.last, loss)
-        if recorder.is_due(step):
+        recorder.record(tick, Measured(loss, norm, rate, scale, norms, trained))
+        pack.clock.done(tick)
+        is_due = recorder.is_due(tick)
+        if pack.device.type == "cpu" or is_due:
+            pack.find_masked(tick, agenda.last, loss)
+        answers.settle(is_due)
+        if is_due:
             pack.ranks.verify(state)
             recorder.flush()
             _shrink(pack, recorder.nonfinite, leave)
             if not bool(pack.active.any()):
                 break
-        progress(step + 1, len(recorder.nonfinite))
-        if checkpoints and step + 1 < pack.steps and pack.ranks.agreed(checkpoints.is_due(step + 1)):
+        progress(tick.front + 1, len(recorder.nonfinite))
+        passed = pack.clock.number
+        if checkpoints and not pack.clock.is_over and pack.ranks.agreed(checkpoints.is_due(passed)):
             pack.ranks.verify(state)
-            checkpoints.save(step + 1, *state())
+            checkpoints.save(passed, *state())
     result = _result(pack, agenda, recorder)
     if leave:
         hand_over(pack, range(len(pack)), recorder.nonfinite, leave)
     return result
 
 
-def _judge(pack: Pack, loss: Tensor, norm: Tensor, detection: bool) -> Tensor:
-    """Freeze the trials that cannot go on, and adapt the loss scales. Returns the trials whose weights change, [R]."""
-    scaling, finite, trains = pack.loss_scale, pack.can_step(norm), pack.screening.trains
-    can_go_on = scaling.adapt(finite, pack.active & trains)
-    if detection:
-        pack.active = pack.active & (torch.isfinite(loss) & can_go_on | ~trains)
-    stepping = pack.active & trains
-    return stepping & (finite | ~scaling.dynamic) if scaling.is_dynamic else stepping
-
-
 def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
     recorder.close()
     numbers = range(len(pack.planned))
     nonfinite = [recorder.nonfinite_step(number) for number in numbers]
-    outcome = [judge(loss, step) for loss, step in zip(recorder.losses(), nonfinite, strict=True)]
+    outcome = [pack.objective.judge(loss, step) for loss, step in zip(recorder.losses(), nonfinite, strict=True)]
     masked = [pack.twins.masked.get(number) for number in numbers]
-    dropped = pack.twins.records(pack.screening.records)
+    dropped = pack.twins.records(pack.objective.records)
     acts, idle = pack.acts.found(pack.twins, pack.steps - 1), [idle_parts(trial) for trial in pack.planned]
     ends = recorder.ends()
     digest = digests(recorder.losses(), *ends.values())
@@ -168,8 +162,10 @@ def digests(*values: np.ndarray) -> list[str]:
 
 def _shrink(pack: Pack, nonfinite: Mapping[int, int], leave: Leave | None) -> None:
     """Drop the rows of frozen and masked trials when they are many, but keep the smallest pack that rounds alike."""
-    active = pack.active.tolist()
-    done = [row for row, on in enumerate(active) if not on or pack.rows[row] in pack.twins.masked]
+    active, clock = pack.active.tolist(), pack.clock
+    finished = set() if clock.is_over else {row for row, step in enumerate(clock.steps) if step >= clock.last}
+    is_done = (not on or row in finished or pack.rows[row] in pack.twins.masked for row, on in enumerate(active))
+    done = [row for row, is_over in enumerate(is_done) if is_over]
     if len(done) < SHRINK_SHARE * len(active):
         return
     kept = sorted(set(range(len(active))) - set(done))

@@ -13,17 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.config import Trial
-from harness.data import curriculum
-from harness.data.batches import Batches
 from harness.data.corpus import Corpus
-from harness.data.screening import Screening
+from harness.guards import GUARDS, Parts
 from harness.model.gpt import GPT
 from harness.model.parameters import Layout, Views, new_weights
 from harness.model.precision import FORMATS, precision_of
 from harness.model.scaling import tensor_table
 from harness.model.sigma import SingularVectors
 from harness.model.state import State
-from harness.objectives.loss import cross_entropy
+from harness.objectives.table import OBJECTIVES
 from harness.optim.clippers import CLIPPERS
 from harness.optim.clipping import global_norm
 from harness.optim.loss_scale import LossScale
@@ -31,6 +29,7 @@ from harness.optim.optimizers import OPTIMIZERS, Norms
 from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
 from harness.training.acts import Acts
+from harness.training.clock import Clock, Steps, Tick
 from harness.training.distributed import Group, ProcessMean
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import RankMean
@@ -58,9 +57,11 @@ class Pack:
         if len(structures) != 1:
             raise ValueError(f"a pack needs trials of one structure, got {len(structures)}")
         first = trials[0]
-        self.planned, self.steps, self.device = tuple(trials), first.steps, device
+        self.planned, self.device = tuple(trials), device
+        self.curriculum, self.steps = first.curriculum, first.steps
         self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
         self.rows = self.twins.beginning(0)
+        self.twins.forked.update(self.rows)
         here = [trials[number] for number in self.rows]
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer = OPTIMIZERS[first.optim.name]
@@ -84,10 +85,10 @@ class Pack:
             self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps, lambda: mine.part)
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
-        data_seeds = [t.seeds["data"] for t in trials]
-        self.batches = Batches(corpus, data_seeds, first.train.batch, first.model.context, device)
-        self.curriculum = first.curriculum
-        self.screening = Screening(trials, corpus, device)
+        parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
+        self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
+        self.objective = OBJECTIVES[first.objective.name](trials, corpus, self.dtype, device)
+        self.clock = Clock(len(here), self.rows_state, self.curriculum, device)
         self.acts = Acts(trials, device)
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
         sequences = first.train.sequences
@@ -114,15 +115,15 @@ class Pack:
             clipper.bind(trials)
         if self.qk_clip:
             self.qk_clip.bind(trials)
+        for guard in self.guards:
+            guard.bind(trials)
         first = [self._first_to_repair(trial) for trial in trials]
         self._clipper_repairs, self._optimizer_may = (
             torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
         )
-        z_loss = torch.tensor([trial.train.z_loss for trial in trials], dtype=self.dtype, device=self.device)
-        self._z_loss = z_loss if any(trial.train.z_loss for trial in trials) else None
-        self.batches.select(self.rows)
-        self.screening.bind(trials, self.rows)
+        self.objective.bind(trials, self.rows)
         self.acts.bind(self.index)
+        self.clock.bind()
 
     def _first_to_repair(self, trial: Trial) -> str | None:
         """Who can make a finite step of an infinite gradient: what acts on it first decides, because 0 * inf is NaN.
@@ -163,14 +164,22 @@ class Pack:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def here(self, tick: Tick) -> Tensor:
+        """The rows that train in this pass, [R]: neither frozen, nor held, nor waiting, nor at their end."""
+        here, free = self.active.clone(), self.clock.free()
+        here = here if tick.trains is None else here & tick.trains
+        return here if free is None else here & free
+
     def row_of(self, planned: int) -> int | None:
         """Where the trial stands now, or None if it has no row or is frozen."""
         row = self._row_of.get(planned)
         return row if row is not None and bool(self.active[row]) else None
 
-    def learning_rate(self, step: int) -> Tensor:
+    def learning_rate(self, steps: Steps) -> Tensor:
         """The scheduled rate of each row, [R]; the caller's own copy."""
-        return self._learning_rates[step][self.index]
+        if isinstance(steps, int):
+            return self._learning_rates[steps][self.index]
+        return self._learning_rates[torch.tensor(steps, device=self.device), self.index]
 
     def tensors(self, flat: Tensor, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's tensors in a flat array, by name."""
@@ -185,30 +194,25 @@ class Pack:
         flats = {"": self.weights, **{f"{name}:": self.optimizer.slot(name) for name in self.optimizer.slots}}
         return Views(self.layout, {prefix: flat[row : row + 1] for prefix, flat in flats.items()})
 
-    def what_trains(self, batch_RxBxT1: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
-        """A batch of the loader as it trains at this step: screened, and cut to its sizes, [R, b, t+1].
+    def what_trains(self, batch_RxBxx: Tensor, steps: Steps, size: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """A batch of the loader as it trains at these steps, [R, b, ...], at the sizes of step `size`.
 
         With it comes the weight of each sequence, [R, b]; None: all count alike.
         """
-        batch = curriculum.loaded(self.curriculum, batch_RxBxT1, step)
-        batch, weights = self.screening(batch, step, self.active)
-        for name, dropped in self.screening.beyond.items():
-            self.acts.count(f"screen.{name}", dropped & self.active)
-        if weights is not None:
-            weights = curriculum.share_out(self.curriculum, weights.to(self.dtype), step)
-        return curriculum.cut(self.curriculum, batch, step), weights
+        size = (steps if isinstance(steps, int) else min(steps)) if size is None else size
+        batch, weights = self.objective.what_trains(batch_RxBxx, steps, size, self.active)
+        for part, acted in self.objective.acted.items():
+            self.acts.count(part, acted & self.active)
+        return batch, weights
 
-    def begin(self, step: int) -> None:
-        """Be ready for the forward passes of this step, validation included, with the weights as they are now."""
+    def begin(self, steps: Steps) -> None:
+        """Be ready for the forward passes of these steps, validation included, with the weights as they are now."""
         self._noticed.clear()
-        self.model.begin(step, self.active)
+        self.model.begin(steps, self.active)
 
-    def loss(self, batch_RxBxT1: Tensor, weights_RxB: Tensor | None = None) -> Tensor:
+    def loss(self, batch_RxBxx: Tensor, weights_RxB: Tensor | None = None) -> Tensor:
         """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
-        logits, targets = self.model(batch_RxBxT1[:, :, :-1]), batch_RxBxT1[:, :, 1:]
-        weights = None if weights_RxB is None else weights_RxB[:, :, None].expand_as(targets).flatten(1)
-        z_loss = None if self._z_loss is None else self._z_loss[self.part]
-        return cross_entropy(logits, targets.flatten(1), z_loss, weights)
+        return self.objective.loss(self.model, batch_RxBxx, weights_RxB, self.part)
 
     def learn(
         self,
@@ -278,29 +282,21 @@ class Pack:
         self._noticed[part][self.part] |= acted_r
 
     def validation_losses(self, tokens: int) -> Tensor:
-        """Mean loss in each segment of the held-out text (`Batches.held_out`), [R, S], float64.
+        """Mean loss in each segment of the held-out data (`Objective.held_out`), [R, S], float64.
 
-        The windows are the same for every trial and every time.
+        The windows are the same for every trial and every time. Each piece is filled up with NaN to the usual length.
         """
-        starts = self.batches.held_out(tokens)
-        pieces = starts.flatten().split(self._windows_at_once)
+        starts, most = self.objective.held_out(tokens), self._windows_at_once
+        pieces = starts.flatten().split(most)
         own = self.ranks.own_share(len(pieces))
+
+        def losses_of(piece: Tensor, rows: slice) -> Tensor:
+            return F.pad(self.objective.window_losses(self.model, piece, rows), (0, most - len(piece)), value=torch.nan)
+
         with torch.no_grad(), self.model.taps.muted():
-            parts = [
-                torch.stack([self._window_losses(rows, self.batches.validation(pieces[i])) for i in own])
-                for rows in self._each_part()
-            ]
+            parts = [torch.stack([losses_of(pieces[i], rows) for i in own]) for rows in self._each_part()]
         losses = self.ranks.joined(torch.cat(parts, dim=1), len(pieces)).transpose(0, 1).flatten(1)
         return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
-
-    def _window_losses(self, rows: slice, windows_NxT1: Tensor) -> Tensor:
-        """Loss of each window under each row of the selected part, [r, N], filled up with NaN to the usual N."""
-        inputs, targets = (
-            x.expand(rows.stop - rows.start, -1, -1) for x in (windows_NxT1[:, :-1], windows_NxT1[:, 1:])
-        )
-        logits = self.model(inputs).unflatten(1, inputs.shape[1:]).flatten(0, 1)
-        losses = cross_entropy(logits, targets.flatten(0, 1)).double().unflatten(0, inputs.shape[:2])
-        return F.pad(losses, (0, self._windows_at_once - len(windows_NxT1)), value=torch.nan)
 
     def _each_part(self) -> Iterator[slice]:
         """Select one part of the rows after the other; `part` says which it is."""
@@ -311,16 +307,20 @@ class Pack:
 
     # --- rows that come and go ---------------------------------------------------------------------------------------
 
-    def fork(self, step: int) -> None:
-        """Give a row to each trial whose fault begins at this step: a copy of its twin's."""
+    def fork(self, tick: Tick) -> bool:
+        """Give a row to each trial whose fault begins now: a copy of its twin's. Whether there were any."""
         new = []
-        for planned in self.twins.beginning(step):
-            leader = self.twins.leader[planned]
-            if planned not in self._row_of and leader is not None and (row := self.row_of(leader)) is not None:
-                new.append((planned, row))
-                self.acts.fork(planned, leader)
+        for step, rows in tick.groups.items():
+            for planned in self.twins.beginning(step):
+                leader = self.twins.leader[planned]
+                row = None if leader is None else self.row_of(leader)
+                if leader is not None and row is not None and row in rows:
+                    new.append((planned, row))
+                    self.acts.fork(planned, leader)
         if new:
+            self.twins.forked.update(planned for planned, _ in new)
             self._arrange([*zip(self.rows, range(len(self)), strict=True), *new])
+        return bool(new)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, given in their order."""
@@ -333,22 +333,25 @@ class Pack:
         self.rows_state.arrange(rows)
         self._bind()
 
-    def find_masked(self, step: int, over: Sequence[int | None], loss_R: Tensor) -> None:
+    def find_masked(self, tick: Tick, over: Sequence[int | None], loss_R: Tensor) -> None:
         """Note the trials whose fault is over (`over`: its last step) and whose state is that of their twin again.
 
         States are compared only where the loss of this step is equal: a state that differs nearly always shows there.
         """
         pairs = []
-        for row, planned in enumerate(self.rows):
-            last, leader = over[planned], self.twins.leader[planned]
-            if last is not None and last <= step and leader in self._row_of and planned not in self.twins.masked:
-                pairs.append((row, self._row_of[leader], planned))
+        for step, rows in tick.groups.items():
+            for row in rows:
+                trial = self.rows[row]
+                last, leader = over[trial], self._row_of.get(self.twins.leader[trial] or 0)
+                is_over = last is not None and last <= step and trial not in self.twins.masked
+                if is_over and self.twins.leader[trial] is not None and leader is not None and leader in rows:
+                    pairs.append((row, leader, step))
         if not pairs:
             return
         equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
-        for is_equal, (row, leader, planned) in zip(equal.tolist(), pairs, strict=True):
+        for is_equal, (row, leader, step) in zip(equal.tolist(), pairs, strict=True):
             if is_equal and self._same_state(row, leader):
-                self.twins.masked[planned] = step
+                self.twins.masked[self.rows[row]] = step
 
     def _same_state(self, left: int, right: int) -> bool:
         return bool(self.active[left]) and bool(self.active[right]) and self.rows_state.equal(left, right)
@@ -356,30 +359,35 @@ class Pack:
     def snapshot(self, copy: bool = True) -> Snapshot:
         """Everything that training changes, to `restore`; not `copy`: arrays that change with the next step."""
         values = {name: values.clone() if copy else values for name, values in self.rows_state}
-        self.screening.collect()
-        dropped = tuple(tuple(own) for own in self.screening.records)
+        dropped = tuple(tuple(own) for own in self.objective.records)
         acts = {name: counts.clone() if copy else counts for name, counts in self.acts.state().items()}
-        return Snapshot(tuple(self.rows), tuple(self.twins.begins), dict(self.twins.masked), dropped, values, acts)
+        twins = self.twins
+        return Snapshot(
+            tuple(self.rows), tuple(twins.begins), tuple(twins.forked), dict(twins.masked), dropped, values, acts
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot of this pack, or of another one of the same trials."""
         self._arrange([(planned, 0) for planned in snapshot.rows])
         self.twins.begins, self.twins.masked = list(snapshot.begins), dict(snapshot.masked)
-        self.screening.restore(snapshot.dropped)
+        self.twins.forked = set(snapshot.forked)
+        self.objective.restore(snapshot.dropped)
         self.acts.restore(snapshot.acts)
         for name, now in self.rows_state:
             now.copy_(snapshot.values[name])
+        self.clock.bind()
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state of a pack between two steps: whose its rows are, what `Twins` and `Screening` know, arrays [R, ...].
+    """The state of a pack between two steps: whose its rows are, what `Twins` and the objective know, arrays [R, ...].
 
     `acts` are the counts of `Acts`.
     """
 
     rows: tuple[int, ...]
     begins: tuple[float, ...]
+    forked: tuple[int, ...]
     masked: dict[int, int]
     dropped: tuple[tuple[dict[str, Any], ...], ...]
     values: dict[str, Tensor]

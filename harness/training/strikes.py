@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.training.clock import Tick
 from harness.training.pack import Pack
 from harness.training.sites import AT_TAPS, Agenda, Event, Site, Visit
 
@@ -28,30 +29,35 @@ class Strikes:
         self.pack, self.agenda = pack, agenda
         self._struck: list[tuple[int, list[Event]]] = []  # at taps, since the pass began
 
-    def __call__(self, site: Site, step: int, tensors: Tensors) -> None:
+    def __call__(self, site: Site, tick: Tick, tensors: Tensors) -> None:
         """Let the injectors that are due at this site strike."""
-        for planned, row in self._due(site, step):
+        for planned, row, step in self._due(site, tick):
             self.agenda.visit(planned, Visit(site, step, tensors(row)))
 
-    def _due(self, site: Site, step: int) -> list[tuple[int, int]]:
-        """The trials that are visited here and now, and their rows."""
-        rows = ((planned, self.pack.row_of(planned)) for planned in self.agenda.due(site, step))
-        return [(planned, row) for planned, row in rows if row is not None]
+    def _due(self, site: Site, tick: Tick) -> list[tuple[int, int, int]]:
+        """The trials that are visited here and now, their rows, and the steps at which these stand."""
+        found = []
+        for step, rows in tick.groups.items():
+            for planned in self.agenda.due(site, step):
+                row = self.pack.row_of(planned)
+                if row is not None and row in rows:
+                    found.append((planned, row, step))
+        return found
 
-    def at_gradient(self, step: int, rank: int) -> None:
+    def at_gradient(self, tick: Tick, rank: int) -> None:
         """The same for a rank's gradients, right after its backward pass."""
-        if due := self._due(Site.GRADIENT, step):
-            planned, rows = zip(*due, strict=True)
+        if due := self._due(Site.GRADIENT, tick):
+            _, rows, _ = zip(*due, strict=True)
             for each, flat, places in self.pack.ranks.at_gradient(rank, self.pack.gradients, rows):
-                for number, place in zip(planned, places, strict=True):
+                for (number, _, step), place in zip(due, places, strict=True):
                     self.agenda.visit(number, Visit(Site.GRADIENT, step, self.pack.tensors(flat, place), each))
 
     @contextmanager
-    def at_taps(self, step: int, rank: int) -> Iterator[None]:
+    def at_taps(self, tick: Tick, rank: int) -> Iterator[None]:
         """For one forward and backward pass: the same for activations and their gradients."""
-        due = [(site, planned, row) for site in AT_TAPS for planned, row in self._due(site, step)]
+        due = [(site, *own) for site in AT_TAPS for own in self._due(site, tick)]
         detach = []
-        for site, planned, row in due:
+        for site, planned, row, step in due:
             for name in self.agenda.taps(planned):
                 strike = partial(self._strike, site, planned, row, step, rank)
                 # First, so that telemetry reads what the model goes on with.

@@ -33,11 +33,19 @@ class Twins:
         later = sorted((number for number, begin in enumerate(self.begins) if begin > 0), key=self.begins.__getitem__)
         for number in later[: max(0, smallest - (len(trials) - len(later)))]:
             self.begins[number] = 0
+        self.forked: set[int] = set()  # trials that have, or had, a row of their own
         self.masked: dict[int, int] = {}  # trial -> the step after which its state was that of its twin
 
     def beginning(self, step: int) -> list[int]:
         """The trials that get a row of their own at this step."""
-        return [number for number, begin in enumerate(self.begins) if begin == step]
+        return [number for number, begin in enumerate(self.begins) if begin == step and number not in self.forked]
+
+    def leave(self, leader: int, step: int) -> list[int]:
+        """The trials that shared this twin's row beyond a step to which it goes back: they share it up to there now."""
+        own = [n for n in self.forked if self.leader[n] == leader and self.begins[n] > step and n not in self.masked]
+        for number in own:
+            self.begins[number] = step
+        return own
 
     def shares(self, number: int, step: int) -> int | None:
         """The twin whose row serves this trial at this step, or None if it has its own."""

@@ -188,8 +188,8 @@ def _activations(pack: Pack) -> dict[str, Tensor]:
 
     detach = pack.model.taps.attach("*", read)
     with torch.no_grad():
-        windows = pack.batches.validation(pack.batches.held_out(BATCH * CONTEXT).flatten())
-        pack.model(windows[:, :-1].expand(len(pack), -1, -1))
+        starts = pack.objective.held_out(BATCH * CONTEXT).flatten()
+        pack.objective.window_losses(pack.model, starts, slice(0, len(pack)))
     detach()
     return found
 

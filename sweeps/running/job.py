@@ -40,6 +40,7 @@ from harness.storage.stored import STORE, PackInfo, read_pack
 from harness.training.distributed import Group, Unsaved
 from harness.training.loop import Result, train
 from harness.training.pack import Pack
+from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
 from injectors import FaultContext, InjectableFault, fault_types
 from injectors.fault import places_of
@@ -234,7 +235,9 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     pack, agenda, corpus = _prepared(job, device)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     folder, store = job.folder, None
-    while (saved := checkpoints.newest()) and (store := PackStore.resume(folder, job.pack.id, saved.step)) is None:
+    while (saved := checkpoints.newest()) and (
+        store := PackStore.resume(folder, job.pack.id, steps_done(saved))
+    ) is None:
         checkpoints.drop(saved.step)
     if store is None:
         checkpoints.remove()
@@ -257,7 +260,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
         if trials[number].id not in job.pack.witnesses:
             write_weights(folder, trials[number], tensors)
 
-    progress.begin(saved.step if saved else 0)
+    progress.begin(steps_done(saved) if saved else 0)
     try:
         with _all_ranks(job, pack, store.block, saved is not None):
             asked = leave if job.keep == "weights" else None

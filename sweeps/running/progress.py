@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from harness.basics.printing import duration
-from harness.training.outcome import TRAINED
+from harness.objectives.outcome import TRAINED
 from sweeps.planning.planner import PackPlan
 from sweeps.running.job import PROGRESS, Elsewhere, Failed, Finished
 from sweeps.running.progress_files import PackProgress, read_progress

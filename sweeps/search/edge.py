@@ -11,7 +11,7 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from harness.config import ConfigError, Trial
-from harness.training.outcome import TRAINED
+from harness.objectives.outcome import TRAINED
 from sweeps.compose.overrides import Axis
 from sweeps.compose.settings import SearchSettings
 from sweeps.search.goal import Goal, Judged, rows_of, told

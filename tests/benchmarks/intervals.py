@@ -44,7 +44,7 @@ def trained(trials: list[Trial], device: str) -> Run:
     """NaN for a run that was lost."""
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
     result = train(pack, Agenda([None] * len(trials)), 50, lambda first, signals: None)
-    held = len(pack.batches._validation)
+    held = len(pack.objective.batches._validation)
     drawn = torch.from_numpy(np.random.default_rng(0).choice(held, WINDOWS, replace=False)).to(pack.device)
     few = torch.linspace(0, held - 1, BEFORE, device=pack.device).long()
     losses = [np.full((len(trials), len(starts)), np.nan) for starts in (drawn, few)]
@@ -57,7 +57,7 @@ def window_losses(pack: Pack, starts: Tensor) -> Tensor:
     """Of each row and window, [R, N], one window after the other."""
     losses = []
     with torch.no_grad(), pack.model.taps.muted():
-        for window in pack.batches.validation(starts):
+        for window in pack.objective.batches.validation(starts):
             parts = [pack.loss(window.expand(rows.stop - rows.start, 1, -1)) for rows in pack._each_part()]
             losses.append(torch.cat(parts).double())
     return torch.stack(losses, dim=1)

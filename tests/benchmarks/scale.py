@@ -52,8 +52,8 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
 
     Raises ConfigError if `out` has results.
     """
+    from harness.objectives.outcome import judge
     from harness.storage.store import PackStore, open_store
-    from harness.training.outcome import judge
     from sweeps.planning.planner import make_plan
     from sweeps.running.job import write_plan
 

@@ -150,16 +150,17 @@ def run(
     agenda = Agenda([(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)])
     pack = pack_of(trials, agenda.first if forks else None)
     prepare(pack)
-    blocks: list[Mapping[str, np.ndarray]] = []
-    weights: list[dict[int, Tensor]] = []
+    blocks: dict[int, Mapping[str, np.ndarray]] = {}  # one that is written again takes the place of the first
+    weights: dict[int, dict[int, Tensor]] = {}
 
     def write(first_step: int, arrays: Mapping[str, np.ndarray]) -> None:
-        blocks.append(arrays)
-        weights.append({planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)})
+        blocks[first_step] = arrays
+        now = {planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)}
+        weights[first_step] = weights.get(first_step, {}) | now
 
     result = train(pack, agenda, block, write, **options)
-    signals = {name: np.concatenate([b[name] for b in blocks], axis=1) for name in blocks[0]}
-    return Run(pack, result, signals, weights, corpus_of(trials[0]))
+    signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in blocks[0]}
+    return Run(pack, result, signals, [weights[first] for first in sorted(weights)], corpus_of(trials[0]))
 
 
 class Killed(Exception):

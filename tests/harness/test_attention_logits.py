@@ -14,8 +14,8 @@ from harness.model.attention import Limits, attend
 from harness.model.formats import round_to
 from harness.model.precision import Precision, precision_of
 from harness.model.taps import Taps
+from harness.objectives.outcome import NON_FINITE
 from harness.training.contradictions import check_trial
-from harness.training.outcome import NON_FINITE
 from injectors.value import Value
 
 SCALE, CPU = 0.3, torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from injectors.batch import RandomTokens
 from injectors.value import Value
 from sweeps.planning.planner import activation_elements
@@ -111,7 +111,7 @@ def test_activations_inside_a_block_are_not_kept(engine, checkpointing):
     kept = {}
     for name in ("blocks.*.feedforward.up", "blocks.0.residual"):
         pack.model.taps.attach(name, lambda name, x: kept.update({name: weakref.ref(x)}))
-    loss = pack.loss(pack.batches(0))
+    loss = pack.loss(pack.objective.batch(0))
     alive = {name for name, x in kept.items() if x() is not None}
     inside = set() if checkpointing else {"blocks.0.feedforward.up", "blocks.1.feedforward.up"}
     assert alive == {"blocks.0.residual", *inside}
@@ -136,7 +136,7 @@ def test_taps_are_read_once_a_step(engine):
         pack = engine.pack_of([engine.trial(seed=r, checkpointing=checkpointing) for r in range(2)])
         calls = seen[checkpointing] = []
         pack.model.taps.attach("*", lambda name, x, calls=calls: calls.append((name, x.detach().clone())))
-        pack.learn(pack.batches(0))
+        pack.learn(pack.objective.batch(0))
         assert "embedding" in pack.model.taps, "still attached afterwards"
     for (name, x), (again, y) in zip(*seen.values(), strict=True):
         assert name == again and torch.equal(x, y)
@@ -209,7 +209,7 @@ def test_gradients_are_those_of_activations_computed_again(engine):
 
     pack.model.taps.attach("blocks.1.feedforward.up", strike)
     pack.model.taps.attach("blocks.1.feedforward.down", lambda _, x: x.register_hook(dy.append) and None)
-    pack.learn(pack.batches(0))
+    pack.learn(pack.objective.batch(0))
     found = pack.layout.view(pack.gradients, "blocks.1.feedforward.down")
     torch.testing.assert_close(found, torch.bmm(dy[0].mT, F.gelu(up[0])))
     struck = torch.bmm(dy[0].mT, F.gelu(up[0] + 1.0))

@@ -247,7 +247,7 @@ def plain_run(engine, trial, pack, row, clip):
     )
     losses = []
     for step in range(trial.steps):
-        tokens = pack.batches(step)[row]
+        tokens = pack.objective.batch(step)[row]
         loss = F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         adamw.zero_grad()
         loss.backward()

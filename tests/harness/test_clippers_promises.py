@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from harness.objectives.outcome import NON_FINITE
 from harness.optim.clipping import global_norm, padding_of
 from harness.optim.optimizers.adamw import AdamW
 from harness.optim.optimizers.spam import Options as SPAMOptions
 from harness.training.loop import train
-from harness.training.outcome import NON_FINITE
 from harness.training.sites import Agenda, Site
 from injectors.value import Value
 from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of, with_options
@@ -178,7 +178,7 @@ def test_a_snapshot_holds_the_memory(engine, kind):
     pack, agenda, found = engine.pack_of(trials(engine, kind, 3)), Agenda([None] * 3), []
 
     def go(steps):
-        train(pack, agenda, 100, lambda first, arrays: found.append(arrays), steps=steps)
+        train(pack, agenda, 100, lambda first, arrays: found.append(arrays), until=steps.stop)
         return {name: values.clone() for name, values in pack.rows_state}
 
     go(range(6))

@@ -146,9 +146,9 @@ def test_pieces_hold_every_pair_of_token_and_target_once(engine):
 def test_a_small_batch_is_the_beginning_of_a_whole_one_and_each_rank_has_its_part(engine):
     pack = engine.pack_of(engine.different(2, **GROWTHS["batches on ranks"]))
     for step in (0, 2, 4, 6):
-        batch, weights = pack.what_trains(pack.batches(step), step)
+        batch, weights = pack.what_trains(pack.objective.batch(step), step)
         sequences = int(pack.curriculum.sequences[step])
-        assert weights is None and torch.equal(batch, pack.batches(step)[:, :sequences])
+        assert weights is None and torch.equal(batch, pack.objective.batch(step)[:, :sequences])
         parts = dict(pack.ranks.parts(batch))
         assert torch.equal(torch.cat([parts[0], parts[1]], 1), batch) and parts[0].shape == parts[1].shape
 
@@ -168,7 +168,7 @@ MODELS = {
 def test_a_short_sequence_is_the_beginning_of_a_long_one(engine, fields, length):
     """Attention is causal: all is as in a whole sequence of which the rest does not count."""
     pack = engine.pack_of(engine.different(2, precision="fp64", batch=3, **fields))
-    batch = pack.batches(0)
+    batch = pack.objective.batch(0)
     logits = [pack.model(tokens).view(2, 3, -1, 64) for tokens in (batch[:, :, :-1], batch[:, :, :length])]
     torch.testing.assert_close(logits[1], logits[0][:, :, :length], rtol=1e-12, atol=1e-12)
 
@@ -177,7 +177,7 @@ def test_a_short_sequence_is_the_beginning_of_a_long_one(engine, fields, length)
     found = pack.gradients.clone()
     counts = (torch.arange(8) < length).double() * 8 / length
     expected = cross_entropy(
-        pack.model(batch[:, :, :-1]), batch[:, :, 1:].flatten(1), pack._z_loss, counts.repeat(2, 3)
+        pack.model(batch[:, :, :-1]), batch[:, :, 1:].flatten(1), pack.objective._z_loss, counts.repeat(2, 3)
     )
     expected.sum().backward()
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=1e-12)
@@ -193,7 +193,7 @@ def test_the_kind_of_attention_is_that_of_the_whole_context(engine):
     """A short sequence would be explicit by itself."""
     shape = {"context": 512, "steps": 1, "sequence_start": 8, "sequence_steps": 10, "batch": 1, "depth": 1}
     pack = engine.pack_of([engine.trial(**shape)] * 2)
-    batch, _ = pack.what_trains(pack.batches(0), 0)
+    batch, _ = pack.what_trains(pack.objective.batch(0), 0)
     assert batch.shape == (2, 1, 9) and not pack.model.explicit_attention
     assert not engine.pack_of([engine.trial(**{**shape, "sequence_start": None})] * 2).model.explicit_attention
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from harness.config import Trial
+from harness.objectives.outcome import NON_FINITE
 from harness.training.contradictions import check_trial
-from harness.training.outcome import NON_FINITE
 from harness.training.sites import Site
 from injectors.batch import RandomTokens
 from injectors.value import Value

@@ -89,7 +89,7 @@ def test_each_trial_of_a_pack_equals_a_plain_gpt(engine, shape):
         copy_weights(plain, fresh, r)
         losses, norms = train_plain(
             plain,
-            lambda step, r=r: fresh.batches(step)[r],
+            lambda step, r=r: fresh.objective.batch(step)[r],
             STEPS,
             optim.lr,
             optim.clip,

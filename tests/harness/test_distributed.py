@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from harness.config import Trial
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site
 from injectors.value import Value
 from sweeps.running.processes import ranks

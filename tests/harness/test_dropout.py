@@ -67,7 +67,7 @@ def gradients(engine, **fields) -> torch.Tensor:
         [engine.trial(seed=r, batch=8, precision="fp64", **fields) for r in range(3)], {"dropout": 0.3}
     )
     pack = engine.pack_of(trials)
-    batch, _ = pack.what_trains(pack.batches(0), 0)
+    batch, _ = pack.what_trains(pack.objective.batch(0), 0)
     pack.begin(0)
     for rank, part in pack.ranks.parts(batch):
         pack.learn(part, rank=rank)

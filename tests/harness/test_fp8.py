@@ -13,7 +13,7 @@ from harness.config import ConfigError, Train
 from harness.model.formats import round_scaled, round_to
 from harness.model.layers import Leaf, linear
 from harness.model.precision import FORMATS, Precision, pick_device, precision_of
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from tests import number_formats as oracle
 
 EMULATED, REAL = Precision(torch.float32, "bf16", fp8=True), Precision(torch.bfloat16, fp8=True)
@@ -143,7 +143,7 @@ def learned(engine, precision, device="cpu", **shape):
     """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
     pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
     pack.model.precision = precision
-    losses = pack.learn(pack.batches(0))
+    losses = pack.learn(pack.objective.batch(0))
     return losses.cpu(), pack.gradients.cpu(), pack.layout
 
 
@@ -166,7 +166,7 @@ def test_products_inside_attention_stay_bf16(engine):
     pack = engine.pack_of([engine.trial(seed=r, precision="fp8") for r in range(2)])
     seen = {}
     pack.model.taps.attach("*.query", lambda name, x: seen.update({name: x.clone()}))
-    pack.learn(pack.batches(0))
+    pack.learn(pack.objective.batch(0))
     assert pack.weights.dtype == torch.float32 and FORMATS["fp8"][0].itemsize == 4
     for x in seen.values():
         assert torch.equal(round_to(x, "bf16"), x) and not torch.equal(round_scaled(x, "fp8_e4m3"), x)

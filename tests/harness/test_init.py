@@ -238,7 +238,7 @@ def growth(engine, depth, init, embedding_scale):
         sizes[name] = x.detach().double().flatten(1).square().mean(1).sqrt()
 
     detach = pack.model.taps.attach("*", read)
-    pack.learn(pack.batches(0))
+    pack.learn(pack.objective.batch(0))
     detach()
 
     def gradient(block):
@@ -266,6 +266,6 @@ def test_blocks_that_start_as_the_identity(engine):
         seen = {}
         detach = pack.model.taps.attach("*", lambda name, x, seen=seen: seen.setdefault(name, x.detach().clone()))
         with torch.no_grad():
-            pack.model(pack.batches(0)[:, :, :-1])
+            pack.model(pack.objective.batch(0)[:, :, :-1])
         detach()
         assert torch.equal(seen["blocks.3.residual"], seen["embedding"])

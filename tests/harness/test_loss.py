@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from harness.model.caps import soft_cap
 from harness.objectives.loss import cross_entropy
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from injectors.value import Value
 
 Z = [0.0, 1e-4, 0.3]
@@ -126,7 +126,7 @@ def test_logits_are_capped_after_the_multiplier(engine, mup):
         weights = pack.layout.view(pack.weights, "head")
         weights.copy_(normal(*weights.shape))  # under muP the head starts at zero
         pack.model.taps.attach("logits", lambda name, x, cap=cap: seen.update({cap: x.clone()}))
-        pack.learn(pack.batches(0))
+        pack.learn(pack.objective.batch(0))
     torch.testing.assert_close(seen[0.05], 0.05 * torch.tanh(seen[None] / 0.05))
     assert seen[0.05].abs().max() <= 0.05 < seen[None].abs().max()
 

@@ -14,9 +14,9 @@ from torch import nn
 
 from harness.config import LARGEST_SCALE, SMALLEST_SCALE, ConfigError
 from harness.model.state import State
+from harness.objectives.outcome import NON_FINITE
 from harness.optim.loss_scale import LossScale
 from harness.training.contradictions import check_trial
-from harness.training.outcome import NON_FINITE
 from harness.training.sites import Site
 from injectors.value import Value
 from tests.harness.test_promises import Change
@@ -111,7 +111,7 @@ def test_a_trial_equals_a_plain_loop_with_grad_scaler(engine, clip, value):
     )
     scaler, losses, in_force = grad_scaler(trials[1]), [], []
     for step in range(steps):
-        tokens = fresh.batches(step)[1]
+        tokens = fresh.objective.batch(step)[1]
         loss = F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         adamw.zero_grad()
         in_force.append(scaler.get_scale())
@@ -169,7 +169,7 @@ def test_fp16_loses_small_gradients_without_it(engine):
     def gradients(precision, **scaling):
         pack = engine.pack_of([engine.trial(precision=precision, batch=8, **scaling)] * 2)
         pack.tensors(pack.weights, 0)["head"].sign_().mul_(2.0**-23)
-        pack.learn(pack.batches(0))
+        pack.learn(pack.objective.batch(0))
         pack.loss_scale.unscale(pack.gradients)
         return pack.tensors(pack.gradients, 0)
 

@@ -72,7 +72,7 @@ def test_a_snapshot_holds_the_scales(engine):
     pack, agenda, found = engine.pack_of(trials), Agenda([None] * 5), []
 
     def go(steps):
-        train(pack, agenda, 100, lambda first, arrays: found.append(arrays), steps=steps)
+        train(pack, agenda, 100, lambda first, arrays: found.append(arrays), until=steps.stop)
         return pack.weights.clone(), pack.loss_scale.scale.clone(), pack.loss_scale.clean.clone()
 
     go(range(5))

@@ -18,7 +18,7 @@ STEPS = 6
 
 def gradients(engine, **fields) -> torch.Tensor:
     pack = engine.pack_of([engine.trial(seed=r, batch=8, precision="fp64", **fields) for r in range(3)])
-    batch, weights = pack.what_trains(pack.batches(0), 0)
+    batch, weights = pack.what_trains(pack.objective.batch(0), 0)
     pack.begin(0)
     for rank, part in pack.ranks.parts(batch):
         pack.learn(part, None if weights is None else pack.ranks.part(weights, rank))
@@ -66,7 +66,7 @@ def test_gradients_of_a_narrow_format_are_added_in_float32(engine) -> None:
     pieces = []
     learn = pack._learn
     pack._learn = lambda *of: (learn(*of), pieces.append(pack.gradients.clone()))[0]
-    pack.learn(pack.batches(0))
+    pack.learn(pack.objective.batch(0))
     assert len(pieces) == 8 and pack.gradients.dtype == torch.float32
     total = pieces[0].clone()
     for piece in pieces[1:]:

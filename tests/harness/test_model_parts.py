@@ -39,7 +39,7 @@ def test_loss_and_gradients_equal_those_of_a_plain_model(engine, variant):
     roughen(pack)
     pack.gradients.fill_(float("nan"))  # they are written, not accumulated
     pack.begin(2)
-    batch = pack.batches(0)
+    batch = pack.objective.batch(0)
     losses = pack.learn(batch)
     for r in range(len(RATES)):
         plain = plain_model(pack, initial, r)
@@ -74,7 +74,7 @@ def test_training_equals_that_of_a_plain_model(engine, variant):
         optimizer = torch.optim.AdamW(groups, optim.lr, (optim.beta1, optim.beta2), optim.eps)
         for step in range(STEPS):
             plain.begin(step)
-            loss = loss_of(plain, fresh.batches(step)[r])
+            loss = loss_of(plain, fresh.objective.batch(step)[r])
             optimizer.zero_grad()
             loss.backward()
             norm = nn.utils.clip_grad_norm_(plain.weights.values(), float("inf"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.config import Trial
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from injectors.value import Value
 from tests.harness import conftest
 from tests.harness.variants import VARIANTS, different, roughen, with_fields
@@ -118,7 +118,7 @@ def test_a_setting_of_no_strength_changes_no_bit(engine, fields, same_as):
 def losses(pack, step):
     pack.begin(step)
     with torch.no_grad():
-        return pack.loss(pack.batches(0))
+        return pack.loss(pack.objective.batch(0))
 
 
 def test_layer_scale_of_one_is_the_plain_model(engine):

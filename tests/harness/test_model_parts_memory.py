@@ -22,7 +22,7 @@ def kept_by_a_token(engine, fields):
     """Values in the storages that autograd holds after a forward pass, without the weights."""
     pack = engine.pack_of(with_fields(engine.different(2, **SHAPE), fields))
     pack.begin(0)
-    batch = pack.batches(0)
+    batch = pack.objective.batch(0)
     held = {}
 
     def hold(x):

@@ -60,7 +60,7 @@ def test_a_run_is_theirs(engine, m):
     trained, fresh, plain = engine.run([trial] * 2), engine.pack_of([trial] * 2), theirs(trial)
     copy_weights(plain, fresh, 0)
     optimizer = MuAdamW(groups_of(plain, 0.1), lr=1e-2, betas=(0.9, 0.999), eps=1e-8)
-    train_plain(plain, lambda step: fresh.batches(step)[0], STEPS, 1e-2, 1.0, optimizer=optimizer)
+    train_plain(plain, lambda step: fresh.objective.batch(step)[0], STEPS, 1e-2, 1.0, optimizer=optimizer)
     for name, weight in tensors(plain).items():
         found = trained.pack.tensors(trained.pack.weights, 0)[name]
         torch.testing.assert_close(found, weight.detach(), rtol=0, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")

@@ -113,7 +113,7 @@ def test_it_goes_back_to_a_snapshot(engine, name):
     losses = []
 
     def go(steps):
-        train(pack, Agenda([None] * 3), 100, lambda first, arrays: losses.append(arrays["loss"]), steps=steps)
+        train(pack, Agenda([None] * 3), 100, lambda first, arrays: losses.append(arrays["loss"]), until=steps.stop)
 
     go(range(9))
     before = pack.snapshot()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.training.outcome import DIVERGENT, NON_FINITE, TRAINED, judge
+from harness.objectives.outcome import DIVERGENT, NON_FINITE, TRAINED, judge
 
 
 def run(*stretches):

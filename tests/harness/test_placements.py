@@ -109,7 +109,7 @@ def test_fixup_starts_as_the_identity(engine):
     streams = {}
     pack.model.taps.attach("*.residual", lambda name, x: streams.update({name: x.clone()}))
     pack.model.taps.attach("embedding", lambda name, x: streams.update({name: x.clone()}))
-    loss = pack.loss(pack.batches(0))
+    loss = pack.loss(pack.objective.batch(0))
     assert torch.equal(streams["embedding"], streams["blocks.1.residual"])
     torch.testing.assert_close(loss.detach(), torch.full((2,), 64.0).log())
 

@@ -15,7 +15,7 @@ from harness.model.formats import round_to
 from harness.model.layers import Leaf, linear
 from harness.model.precision import Precision, pick_device, precision_of
 from harness.model.taps import Taps
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HELD = ("*.query", "*.key", "*.value", "*.scores", "*.projection", "*.up", "*.down", "logits")
@@ -72,7 +72,7 @@ def learned(engine, precision, shape, device="cpu"):
     """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
     pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
     pack.model.precision = precision
-    losses = pack.learn(pack.batches(0))
+    losses = pack.learn(pack.objective.batch(0))
     return losses.cpu(), pack.gradients.cpu(), pack.layout
 
 
@@ -118,7 +118,7 @@ def test_taps_see_half_precision_values_and_gradients(engine, name, shape):
 
     for pattern in (*HELD, *WHOLE):
         pack.model.taps.attach(pattern, read)
-    pack.learn(pack.batches(0))
+    pack.learn(pack.objective.batch(0))
     assert set(seen) == set(pack.model.taps.names)
     for tap, x in seen.items():
         is_held = not tap.endswith((".input", ".residual")) and tap != "embedding"
@@ -151,7 +151,7 @@ def test_what_is_written_at_a_tap_is_held_too(engine, name):
         pack = engine.pack_of(trials)
         for pattern in ("*.up", "*.value", "*.scores", "*.down"):
             pack.model.taps.attach(pattern, write)
-        return pack.learn(pack.batches(0)), pack.gradients
+        return pack.learn(pack.objective.batch(0)), pack.gradients
 
     third, nearest, other = 1 / 3, round_to(torch.tensor(1 / 3), name).item(), 0.25
     assert third != nearest
@@ -201,7 +201,7 @@ def test_what_a_norm_reads_and_leaves_is_held_where_the_configuration_says_so(en
 
     pack.model.taps.attach("head.input", read)
     pack.model.taps.attach("logits", read)
-    pack.learn(pack.batches(0))
+    pack.learn(pack.objective.batch(0))
 
     differ = {}
     for kind in ("fp32", "products"):
@@ -254,7 +254,7 @@ def test_a_residual_stream_behind_norms_is_held_with_them(engine, name):
         pack = engine.pack_of([engine.trial(seed=r, precision=name, norms=norms, placement="post") for r in range(2)])
         seen = []
         pack.model.taps.attach("blocks.0.residual", lambda _, x, seen=seen: seen.append(x.clone()))
-        pack.learn(pack.batches(0))
+        pack.learn(pack.objective.batch(0))
         assert seen[0].dtype == torch.float32
         assert torch.equal(round_to(seen[0], name), seen[0]) == (norms == "products")
 

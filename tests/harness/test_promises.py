@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.model.parameters import ALIGNMENT, Layout
 from harness.model.scaling import tensor_table
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Event, Site, Visit
 from injectors.value import Value
 from tests.harness import conftest

@@ -32,7 +32,7 @@ def largest_logits(pack, step=0):
         found[layer] = torch.maximum(found[layer], parts) if layer in found else parts
 
     detach = pack.model.taps.attach("*.attention.scores", read)
-    pack.learn(pack.batches(step))
+    pack.learn(pack.objective.batch(step))
     detach()
     return torch.stack([found[layer] for layer in sorted(found)], dim=1).detach()
 
@@ -81,9 +81,9 @@ def test_the_largest_of_all_parts_and_ranks_counts(engine):
     many = engine.pack_of(trials(engine, [0.5, 0.7]) * 9)
     ranks = engine.pack_of(trials(engine, [0.5, 0.7], ranks=4))
     assert len(many._parts) > 1
-    one.learn(one.batches(0))
-    many.learn(many.batches(0))
-    for _, part in ranks.ranks.parts(ranks.batches(0)):
+    one.learn(one.objective.batch(0))
+    many.learn(many.objective.batch(0))
+    for _, part in ranks.ranks.parts(ranks.objective.batch(0)):
         ranks.learn(part)
     before = one.weights.clone()
     for pack in (one, many, ranks):
@@ -99,7 +99,7 @@ def test_only_trials_that_step_and_only_finite_logits(engine):
     pack = engine.pack_of(trials(engine, [0.1] * 4))
     pack.tensors(pack.weights, 1)["blocks.0.attention.query"].fill_(math.nan)
     pack.tensors(pack.weights, 2)["blocks.0.attention.query"][3].fill_(math.inf)
-    pack.learn(pack.batches(0))
+    pack.learn(pack.objective.batch(0))
     before = pack.weights.clone()
     step(pack, torch.tensor([False, True, True, True]))
     changed = [(engine.bits(pack.weights[r]) != engine.bits(before[r])).any().item() for r in range(4)]
@@ -139,7 +139,7 @@ def plain_run(trial, pack, row):
     heads, scaled = model.width // model.head_dim, 0
     mask = torch.ones(model.context, model.context, dtype=torch.bool).tril()
     for number in range(trial.steps):
-        tokens, seen = pack.batches(number)[row], []
+        tokens, seen = pack.objective.batch(number)[row], []
         keep = partial(keep_output, seen)
         hooks = [block.attention_norm.register_forward_hook(keep) for block in plain.blocks]
         loss = F.cross_entropy(plain(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())

@@ -24,7 +24,7 @@ def learned(engine, ranks, order="sequential", step=0, **fields):
     trials = engine.different(3, batch=8, ranks=ranks, reduction=order, **fields)
     pack = engine.pack_of(trials)
     parts, losses = {}, []
-    for rank, part in pack.ranks.parts(pack.batches(step)):
+    for rank, part in pack.ranks.parts(pack.objective.batch(step)):
         losses.append(pack.learn(part))
         parts[rank] = pack.gradients.clone()
         pack.ranks.add(pack.gradients)
@@ -80,7 +80,7 @@ def test_one_rank_is_no_rank_at_all(engine, order, format):
 def test_each_rank_has_its_own_sequences(engine):
     """In the order of the batch, none twice, none left out."""
     pack = engine.pack_of(engine.different(2, batch=8, ranks=4))
-    batch = pack.batches(3)
+    batch = pack.objective.batch(3)
     parts = dict(pack.ranks.parts(batch))
     assert sorted(parts) == [0, 1, 2, 3] and torch.equal(torch.cat([parts[i] for i in range(4)], dim=1), batch)
     assert {part.shape for part in parts.values()} == {(2, 2, 9)}

@@ -206,7 +206,7 @@ def test_epsilon_follows_gradients(engine):
         shape = {"width": width, "depth": depth, "base_width": 32, "base_depth": 2, "head_dim": 16, "vocabulary": 256}
         fields = {"parametrization": "completep", "mup_epsilon": "gradients", "context": 16, "batch": 8, **shape}
         pack = engine.pack_of([engine.trial(seed=seed, embedding_scale="sqrt_width", **fields) for seed in range(3)])
-        pack.learn(pack.batches(0))
+        pack.learn(pack.objective.batch(0))
         rows = [row for row in pack.layout.rows if row.name in looked_at]
         sizes = [pack.layout.view(pack.gradients, row.name).square().mean().sqrt().item() for row in rows]
         measured[width, depth] = {row.name: (size, row.epsilon) for row, size in zip(rows, sizes, strict=True)}
@@ -259,7 +259,7 @@ def test_multipliers_reach_the_model(engine):
         elif row.name == "head":
             factor = 1 / 2  # 1/m
         tensor.mul_(factor)
-    tokens = scaled.batches(0)[:, :, :-1]
+    tokens = scaled.objective.batch(0)[:, :, :-1]
     with torch.no_grad():
         # The norms' epsilon is not scaled along, so the two differ by about 1e-6 of the logits.
         torch.testing.assert_close(scaled.model(tokens), plain.model(tokens), rtol=1e-4, atol=1e-5)

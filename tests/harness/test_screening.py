@@ -16,8 +16,8 @@ from harness.config.limits import KEPT_EVENTS
 from harness.data.corpus import load_corpus
 from harness.data.screening import CRITERIA, Scores
 from harness.objectives.loss import cross_entropy
+from harness.objectives.outcome import NON_FINITE, TRAINED, judge
 from harness.storage.stored import read_packs
-from harness.training.outcome import NON_FINITE, TRAINED, judge
 from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens, Repetition
 from tests.harness import conftest
@@ -82,7 +82,7 @@ def expected_kept(engine, pack, step):
     counts = engine.corpus_of(pack.planned[0]).counts.tolist()
     kept = np.ones((len(pack), pack.planned[0].train.batch), dtype=bool)
     for row, trial in enumerate(pack.planned):
-        for number, tokens in enumerate(pack.batches(step)[row].tolist()):
+        for number, tokens in enumerate(pack.objective.batch(step)[row].tolist()):
             found = by_hand(tokens, counts)
             for name, limit in dataclasses.asdict(trial.screen).items():
                 if limit is not None:
@@ -98,9 +98,11 @@ def test_what_is_beyond_a_threshold_is_dropped(engine, names):
     ]
     pack, shares = engine.pack_of(trials), []
     for step in range(8):
-        whole, kept = pack.batches(step), torch.from_numpy(expected_kept(engine, pack, step))
-        batch, weights = pack.what_trains(pack.batches(step), step)
-        assert torch.equal(pack.screening.dropped, (~kept).sum(1)) and torch.equal(pack.screening.trains, kept.any(1))
+        whole, kept = pack.objective.batch(step), torch.from_numpy(expected_kept(engine, pack, step))
+        batch, weights = pack.what_trains(pack.objective.batch(step), step)
+        assert torch.equal(pack.objective.screening.dropped, (~kept).sum(1)) and torch.equal(
+            pack.objective.screening.trains, kept.any(1)
+        )
         for row in range(3):
             count, own = int(kept[row].sum()), kept[row]
             assert torch.equal(weights[row], torch.where(own, 6 / max(1, count), 0.0).float())
@@ -137,7 +139,7 @@ def test_the_gradient_is_that_of_what_is_kept(engine, ranks, fields):
     run = engine.run(trials)
     alone = engine.pack_of([engine.trial(seed=r, **{**fields, "rarity": None}) for r in range(2)])
     for row in range(2):
-        whole = alone.batches(0)
+        whole = alone.objective.batch(0)
         kept = torch.from_numpy(expected_kept(engine, engine.pack_of(trials), 0)[row])
         assert 0 < kept.sum() < 8
         loss = alone.learn(whole[:, kept])[row].item()
@@ -169,7 +171,7 @@ def test_nan_of_a_sequence_that_is_dropped_does_not_come_through(engine):
     """A token's embedding is NaN. At weight 0 its sequence would still ruin the gradients of weights, as 0 x NaN."""
     fields = {"batch": 4, "vocabulary": 256}
     clean = engine.pack_of([engine.trial(seed=r, **fields) for r in range(3)])
-    seen = torch.cat([clean.batches(step).flatten() for step in range(8)])
+    seen = torch.cat([clean.objective.batch(step).flatten() for step in range(8)])
     unseen = next(token for token in range(255, 0, -1) if token not in seen)
 
     def ruin(pack):
@@ -205,22 +207,20 @@ def test_a_trial_with_nothing_left_stands_still_and_goes_on(engine, fields, dete
     states = []
 
     def keep(pack):
-        take = pack.batches
+        take = pack.objective.batch
 
         def batches(step):
             states.append({name: values.clone() for name, values in pack.rows_state})
             return take(step)
 
-        batches.select = take.select
-        batches.held_out, batches.validation = take.held_out, take.validation
-        pack.batches = batches
+        pack.objective.batch = batches
 
     fault = RareTokens(start=STRUCK.start, duration=len(STRUCK))
     trials = [engine.trial(seed=r, batch=2, rarity=5.2, fault=fault, **fields) for r in range(2)]
     trials.append(engine.trial(seed=2, batch=2, rarity=100.0, fault=fault, **fields))
     run = engine.run(trials, prepare=keep, detection=detection)
     for row in range(2):
-        for name in states[0]:
+        for name in states[0].keys() - {"step"}:
             for step in STRUCK:
                 before, after = states[step][name][row], states[step + 1][name][row]
                 assert torch.equal(before, after), (name, step)
@@ -261,7 +261,7 @@ def test_records_say_what_was_dropped_and_why(engine, block):
     for number, trial in enumerate(trials):
         expected = []
         for step in range(8):
-            batch = pack.batches(step)[number]
+            batch = pack.objective.batch(step)[number]
             if step in (4, 5):
                 batch = batch[:, :1].expand(4, 9)
             for sequence, tokens in enumerate(batch.tolist()):
@@ -302,8 +302,8 @@ def test_a_sequence_is_scored_whole_while_sequences_grow(engine):
     for mode in ("truncate", "reshape"):
         grown = engine.pack_of([engine.trial(seed=r, **limits, **growth, sequence_mode=mode) for r in range(2)])
         for step in range(8):
-            _, expected = plain.what_trains(plain.batches(step), step)
-            batch, weights = grown.what_trains(grown.batches(step), step)
+            _, expected = plain.what_trains(plain.objective.batch(step), step)
+            batch, weights = grown.what_trains(grown.objective.batch(step), step)
             pieces = int(grown.planned[0].curriculum.pieces[step])
             assert batch.shape[:2] == weights.shape == (2, 4 * pieces)
             assert torch.equal(weights, expected.repeat_interleave(pieces, 1))
@@ -326,8 +326,8 @@ def test_the_thresholds_keep_clean_bytes_and_drop_poisoned_ones(engine, name):
     pack = engine.pack_of([engine.trial(seed=r, **bytes_of_text) for r in range(2)])
     dropped = 0
     for step in range(20):
-        pack.what_trains(pack.batches(step), step)
-        dropped += int(pack.screening.dropped.sum())
+        pack.what_trains(pack.objective.batch(step), step)
+        dropped += int(pack.objective.screening.dropped.sum())
     assert dropped / (20 * 2 * 500) < 0.001
     for fault in faults:
         struck = engine.trial(**{**bytes_of_text, "batch": 100, "steps": 1, "fault": fault(start=0, duration=1)})

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.config import Screen
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens
 from injectors.value import Value

@@ -75,7 +75,7 @@ def test_the_size_of_a_matrix_does_not_matter(engine):
     losses = []
     for pack in (plain, larger):
         pack.begin(0)
-        losses.append(pack.learn(pack.batches(0)))
+        losses.append(pack.learn(pack.objective.batch(0)))
     torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
     weight, gradient = (plain.layout.view(flat, name) for flat in (plain.weights, plain.gradients))
     along = (weight * gradient).sum((1, 2)) / weight.norm(dim=(1, 2)) / gradient.norm(dim=(1, 2))

@@ -20,7 +20,7 @@ SHAPES = {
 
 
 def forward(pack, step=0):
-    batch = pack.batches(step)
+    batch = pack.objective.batch(step)
     with torch.no_grad():
         return pack.loss(batch)
 
@@ -47,7 +47,7 @@ def test_values_are_those_of_the_forward_pass(engine):
     pack = engine.pack_of(engine.different(2))
     values = {}
     pack.model.taps.attach("*", lambda name, x: values.update({name: x.clone()}))
-    batch = pack.batches(0)
+    batch = pack.objective.batch(0)
     loss = forward(pack)
     table = pack.layout.view(pack.weights, "embedding")
     for r in range(2):
@@ -124,7 +124,7 @@ def test_what_a_reader_returns_takes_effect_forward_and_backward(engine, placeme
     changed.model.taps.attach(name, scale_the_first)
     losses = []
     for pack in (plain, changed):
-        loss = pack.loss(pack.batches(0))
+        loss = pack.loss(pack.objective.batch(0))
         loss.sum().backward()
         losses.append(loss.detach())
     assert losses[0][0] != losses[1][0] and losses[0][1] == losses[1][1]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.config import NO_FAULT
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from harness.training.pack_sizes import smallest_pack
 from harness.training.sites import Site
 from harness.training.twins import Twins

@@ -18,9 +18,9 @@ FIELDS = {"steps": STEPS, "validate_every": 2, "validate_tokens": 2000, "validat
 
 def alone(pack: Pack, tokens: int) -> np.ndarray:
     """[R, S]: each window by itself."""
-    starts, losses = pack.batches.held_out(tokens), []
+    starts, losses = pack.objective.held_out(tokens), []
     with torch.no_grad(), pack.model.taps.muted():
-        for window in pack.batches.validation(starts.flatten()):
+        for window in pack.objective.batches.validation(starts.flatten()):
             parts = [pack.loss(window.expand(rows.stop - rows.start, 1, -1)) for rows in pack._each_part()]
             losses.append(torch.cat(parts).double())
     return torch.stack(losses, 1).unflatten(1, starts.shape).mean(-1).numpy()

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from harness.config import NO_FAULT
+from harness.objectives.outcome import NON_FINITE
 from harness.training.loop import train
-from harness.training.outcome import NON_FINITE
 from harness.training.sites import Agenda
 from injectors.replay import Replay, record_of
 from injectors.value import SITES
@@ -194,7 +194,7 @@ def struck_in_ruins(engine):
             pack.weights[row] = RUINS[row % 4]
 
     faulty = [trial(engine, dataclasses.replace(fault(case), start=2)) for case in CASES for _ in RUINS]
-    return run(engine, [*faulty, trial(engine)], prepare=ruin, detection=False, steps=range(4))
+    return run(engine, [*faulty, trial(engine)], prepare=ruin, detection=False, until=4)
 
 
 @every_fault
@@ -202,7 +202,7 @@ def test_it_strikes_a_trial_that_is_not_finite(engine, case):
     """Without detection nothing freezes, and an injector has to take what it finds."""
     found, first = struck_in_ruins(engine), 4 * NUMBER[case]
     assert min(found.result.strikes[first : first + 4]) > 0
-    plain = healthy(engine, 7, 7, detection=False, steps=range(4))
+    plain = healthy(engine, 7, 7, detection=False, until=4)
     assert engine.same_bits(found[4 * len(CASES)], plain[0]) == []
 
 
@@ -298,7 +298,7 @@ def rolled_back(engine, duration):
     agenda, pack, losses = Agenda([Named.of(engine, each) for each in trials]), engine.pack_of(trials), []
 
     def go(steps):
-        train(pack, agenda, 100, lambda first, arrays: losses.append(arrays["loss"]), steps=steps)
+        train(pack, agenda, 100, lambda first, arrays: losses.append(arrays["loss"]), until=steps.stop)
 
     go(range(START))
     before = pack.snapshot()

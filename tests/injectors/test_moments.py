@@ -96,10 +96,10 @@ def test_a_missed_update_leaves_all_that_belongs_to_the_shard(engine, name):
         pack.optimizer.step = watching
         find_masked = pack.find_masked
 
-        def masking(step_, *arguments):
-            if step_ == START:
+        def masking(tick, *arguments):
+            if tick.steps == START:
                 after.update({key: array()[1].clone() for key, array in arrays.items()})
-            return find_masked(step_, *arguments)
+            return find_masked(tick, *arguments)
 
         pack.find_masked = masking
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.training.outcome import NON_FINITE
+from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site, Visit
 from injectors.fault import places_of
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
@@ -155,7 +155,7 @@ def computed(engine, spy, rank):
             for name, x in spy.arrays[Site.WEIGHT, step, 0].items():
                 if ":" not in name:
                     pack.layout.view(pack.weights, name).copy_(x)
-        parts = dict(pack.ranks.parts(pack.batches(step)))
+        parts = dict(pack.ranks.parts(pack.objective.batch(step)))
         pack.learn(parts[rank])
         found.append({name: pack.layout.view(pack.gradients, name).clone() for name in names})
     return found

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
+from harness.objectives.outcome import NON_FINITE, TRAINED
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
-from harness.training.outcome import NON_FINITE, TRAINED
 from harness.training.sites import Site
 from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader

@@ -48,7 +48,7 @@ def trained(pack: Pack) -> dict[str, Tensor]:
 def learned(pack: Pack, row: int) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of the first batch, and its gradients by name."""
     pack.begin(0)
-    loss = pack.learn(pack.batches(0))[row]
+    loss = pack.learn(pack.objective.batch(0))[row]
     return loss, {name: values.clone() for name, values in pack.tensors(pack.gradients, row).items()}
 
 
@@ -216,7 +216,7 @@ def test_other_recipes_are_those_of_transformers(recipe: str) -> None:
     for row, trial in enumerate(pack.planned):
         theirs, norms = theirs_of(trial)
         theirs.load_state_dict(llama_tensors(trial.model, dict(pack.tensors(pack.weights, row)), norms))
-        batch = pack.batches(0)
+        batch = pack.objective.batch(0)
         with torch.no_grad():
             logits = pack.model(batch[:, :, :-1])[row].view(*batch.shape[1:2], -1, 61)
             # Their rotary embedding is in float32, whatever the model is in.

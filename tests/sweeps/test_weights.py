@@ -78,7 +78,7 @@ def test_a_trial_becomes_a_gpt2_of_transformers(kept: Path, tmp_path: Path) -> N
     found = results(kept)
     made = [trial for trial in trials(*SMALL[:-1], *GRID) if trial.recipe == "gpt2" and trial.fault.name == "none"]
     pack = Pack(made, corpus_of(made[0].data, 16), torch.device("cpu"))
-    windows = pack.batches.validation(pack.batches.held_out(640).flatten())
+    windows = pack.objective.batches.validation(pack.objective.held_out(640).flatten())
     for trial in made:
         analysis.to_gpt2(kept, trial.id).save_pretrained(tmp_path / trial.id)
         theirs = GPT2LMHeadModel.from_pretrained(tmp_path / trial.id).eval()

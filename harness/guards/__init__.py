@@ -1,0 +1,13 @@
+"""Guards: one file each. A guard sees the end of each gradient's way, and says for each row whether it goes on.
+
+A new one is a new file here, or a module of an installed package; nothing else needs to know it. What a guard answers
+is done by harness/training; it sees numbers of rows alone, and neither the pack nor the loop.
+"""
+
+from harness.basics import plugins
+from harness.guards.base import FREEZE, GO, ROLL_BACK, SKIP, Guard, GuardSignal, Parts, Seen
+
+__all__ = ["FREEZE", "GO", "GUARDS", "ROLL_BACK", "SKIP", "Guard", "GuardSignal", "Parts", "Seen"]
+
+GUARDS = sorted(plugins.subclasses("guards", Guard).values(), key=lambda cls: (cls.order, cls.__name__))
+"""Every guard, in the order in which they are asked."""

@@ -1,0 +1,105 @@
+"""What every guard shares: what it is shown, and what it may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.model.parameters import Layout
+from harness.model.state import State
+from harness.optim.loss_scale import LossScale
+
+GO, SKIP, FREEZE, ROLL_BACK = range(4)
+"""What a guard answers for a row; of several answers the largest is done.
+
+GO: the step is taken. SKIP: it is not, and weights and what the optimizer keeps stay as they are. FREEZE: nor is any
+later one. ROLL_BACK: the row goes back to a snapshot and trains on from there; where there is none, it freezes.
+"""
+
+
+@dataclass(frozen=True)
+class GuardSignal:
+    """A number of each row and step that a guard has to show: its unit, and its name in words."""
+
+    units: str
+    long_name: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of what a guard may be made: the model's tensors, the pack's state, its loss scale, and where it stands."""
+
+    layout: Layout
+    state: State
+    loss_scale: LossScale
+    rows: int
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a step has come to, before it changes anything; [R] each, on the device.
+
+    `norm` is the global gradient norm before clipping, float64, finite exactly if every element is. `usable` says of
+    which rows the gradients leave finite weights, as repaired by what acts on them. Rows that do not train in this step
+    (`trains`), because their batch was dropped or because they wait or are frozen, are not to be judged. `detects` is
+    False where nothing may freeze. `signals` are those of the last step that guards have asked for, by name.
+    """
+
+    step: Tensor
+    loss: Tensor
+    norm: Tensor
+    usable: Tensor
+    trains: Tensor
+    detects: bool
+    signals: Mapping[str, Tensor]
+
+
+class Guard:
+    """Base of the guards: made for a pack in which some trial asks for it, and asked at every step.
+
+    What it remembers are arrays [R, ...] that it adds to the pack's `state`, and then forks, snapshots, rollbacks and
+    checkpoints have it; an answer never waits for the device. What is not finite has to leave it able to judge.
+    """
+
+    order: ClassVar[int] = 0  # which of several is asked first
+    signals: ClassVar[Mapping[str, GuardSignal]] = {}  # what `shown` gives: stored and read like the harness's own
+    asks: ClassVar[Sequence[str]] = ()  # names of the harness's signals that it wants in `Seen.signals`
+    every: ClassVar[int | None] = None  # steps between the snapshots that it needs to roll back; None: it never does
+    back: ClassVar[int] = 0  # steps by which a snapshot has to lie before the step that is answered so
+    kept: ClassVar[int] = 2  # how many of them
+    most: ClassVar[int] = 3  # rollbacks of one trial, after which it freezes
+
+    def __init__(self, parts: Parts):
+        self.device = parts.device
+
+    @classmethod
+    def is_on(cls, trial: Trial) -> bool:
+        """Whether the trial's configuration asks for it."""
+        raise NotImplementedError
+
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        """(key, why) of what cannot act in a trial that asks for it."""
+        yield from ()
+
+    def bind(self, trials: Sequence[Trial]) -> None:
+        """Work on the rows in use from now on, which are these trials."""
+
+    def judge(self, seen: Seen) -> Tensor:
+        """GO, SKIP, FREEZE or ROLL_BACK for each row, [R], int8; of rows that do not train, GO."""
+        raise NotImplementedError
+
+    def shown(self) -> Mapping[str, Tensor]:
+        """What it has to show of the step that it judged last: [R] for each of `signals`."""
+        return {}
+
+
+def answers(where_R: Tensor, answer: int) -> Tensor:
+    """`answer` in these rows, and GO elsewhere: [R], int8."""
+    return where_R.to(torch.int8) * answer

@@ -1,0 +1,29 @@
+"""Trials whose loss or gradients are not finite freeze."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.guards.base import FREEZE, Guard, Parts, Seen, answers
+
+
+class Finite(Guard):
+    """Freezes what is not finite, without a look from the host.
+
+    An infinite element of a gradient that is repaired by what acts on it first (`clip_value`, SPAM, Lion) is none of
+    that, and where the loss's scale is dynamic an overflow of the gradients alone is that guard's to judge.
+    """
+
+    @classmethod
+    def is_on(cls, trial: Trial) -> bool:
+        return True
+
+    def __init__(self, parts: Parts):
+        super().__init__(parts)
+        self._scale = parts.loss_scale
+
+    def judge(self, seen: Seen) -> Tensor:
+        is_fine = torch.isfinite(seen.loss) & (seen.usable | self._scale.dynamic)
+        return answers(seen.trains & ~is_fine & seen.detects, FREEZE)

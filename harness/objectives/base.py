@@ -1,0 +1,75 @@
+"""What every objective shares: all that the pack and the loop know of what a model is trained for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.data.corpus import Corpus
+from harness.model.gpt import GPT
+
+Steps = int | Sequence[int]  # the step at which all rows stand, or that of each
+
+
+class Objective:
+    """Made for the trials of a pack; `bind` says which of them are the rows now.
+
+    A batch is a tensor [R, B, ...] with an entry for each sequence, so that ranks and micro-batches can take their
+    parts of it. What a row reads at a step is a function of its trial and that step: nothing is drawn.
+    """
+
+    dropped: Tensor  # [R]: sequences of the last batch that were dropped
+    trains: Tensor  # [R]: which rows have any left
+    acted: Mapping[str, Tensor] = {}  # [R] by part of the recipe: where it changed what trains
+
+    def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device):
+        raise NotImplementedError
+
+    def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
+        """Work on these rows from now on: their trials, and their numbers in the pack as planned."""
+        raise NotImplementedError
+
+    def batch(self, steps: Steps) -> Tensor:
+        """What the data loader hands out, [R, B, ...]. Never waits for the device."""
+        raise NotImplementedError
+
+    def what_trains(
+        self, batch_RxBxx: Tensor, steps: Steps, size: int, active_R: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """A batch of the loader as it trains, at the sizes of step `size`, and the weight of each sequence, [R, b].
+
+        None: all count alike.
+        """
+        raise NotImplementedError
+
+    def loss(self, model: GPT, batch_rxbxx: Tensor, weights_rxb: Tensor | None, rows: slice) -> Tensor:
+        """Mean loss of these rows, [r]; its backward pass fills the model's gradients."""
+        raise NotImplementedError
+
+    def held_out(self, tokens: int) -> Tensor:
+        """Where windows of the held-out data start that have at least so many targets: int64 [S, k], S segments."""
+        raise NotImplementedError
+
+    def window_losses(self, model: GPT, starts_N: Tensor, rows: slice) -> Tensor:
+        """Loss of each of these windows under each of these rows, [r, N], float64."""
+        raise NotImplementedError
+
+    @property
+    def records(self) -> Sequence[Sequence[dict[str, Any]]]:
+        """What was dropped of each planned trial's batches so far, each with its `step`; here the host waits."""
+        return ()
+
+    def restore(self, records: Sequence[Sequence[dict[str, Any]]]) -> None:
+        """Go back to these records of each planned trial."""
+
+    def forget(self, number: int, step: int) -> None:
+        """A planned trial goes back to this step: what was recorded since is none of its history."""
+
+    def judge(self, loss: np.ndarray, nonfinite_step: int | None) -> str:
+        """How a run ended: from its training loss, [steps], and the step at which it stopped being finite, if any."""
+        raise NotImplementedError

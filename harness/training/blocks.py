@@ -1,0 +1,112 @@
+"""Signals of some steps of all trials, on the device until the host asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.training.pack import Pack
+from harness.training.readings import PER_LAYER
+
+PER_STEP = (
+    "loss",
+    "validation_loss",
+    "validation_loss_error",
+    "grad_norm",
+    "param_norm",
+    "second_moment_norm",
+    "update_rms",
+    "learning_rate",
+    "loss_scale",
+    "tokens",
+    "dropped",
+)
+
+
+class Block:
+    """The signals of up to `length` steps of all planned trials, on the device; NaN where a trial has no row.
+
+    `names` are those of each step: `PER_STEP`, and what guards show.
+    """
+
+    def __init__(self, pack: Pack, first_step: int, length: int, names: Sequence[str]):
+        self.pack, self.first_step, self.length, self.names, self.filled = pack, first_step, length, names, 0
+        trials, layers, device = len(pack.planned), pack.planned[0].model.depth, pack.device
+        nan = float("nan")
+        self._steps = torch.full((length, len(names), trials), nan, dtype=torch.float64, device=device)
+        self._layers = torch.full((length, len(PER_LAYER), layers, trials), nan, dtype=torch.float64, device=device)
+        self._froze = torch.zeros((length, trials), dtype=torch.bool, device=device)
+
+    def record(
+        self,
+        step: int,
+        values: Mapping[str, Tensor],
+        layers: Tensor | None,
+        measured: Tensor,
+        active: Tensor,
+        rows: Tensor | None,
+    ) -> None:
+        """A step: [R] per signal and [signals, layers, R], of the trials that were active before it (`measured`).
+
+        `active` are those that still are, now that its loss and gradients are known; `rows` stand at this step, [k];
+        None: all do.
+        """
+        i, index = step - self.first_step, self.pack.index
+        nan = torch.full_like(values["loss"], float("nan"), dtype=torch.float64)
+        stacked = torch.stack([values[name].double() if name in values else nan for name in self.names])
+        stacked, froze = torch.where(measured, stacked, nan), measured & ~active
+        if layers is not None:
+            layers = torch.where(measured, layers, nan)
+        if rows is not None:
+            index, stacked, froze = index[rows], stacked[:, rows], froze[rows]
+            layers = None if layers is None else layers[..., rows]
+        self._steps[i].index_copy_(1, index, stacked)
+        if layers is not None:
+            self._layers[i].index_copy_(2, index, layers)
+        self._froze[i].index_copy_(0, index, froze)
+        self.filled = max(self.filled, i + 1)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """[R, n] and [R, n, layers] of all planned trials."""
+        n = self.filled
+        steps = self._steps[:n].permute(2, 0, 1).cpu().numpy()
+        layers = self._layers[:n].permute(3, 0, 2, 1).cpu().numpy()
+        pairs = ((self.names, steps), (PER_LAYER, layers))
+        return {name: values[..., i].copy() for names, values in pairs for i, name in enumerate(names)}
+
+    def state(self) -> dict[str, Tensor]:
+        """What has been recorded so far."""
+        n = self.filled
+        return {"steps": self._steps[:n], "layers": self._layers[:n], "froze": self._froze[:n]}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` has given."""
+        self.filled = n = len(tensors["steps"])
+        for name, own in (("steps", self._steps), ("layers", self._layers), ("froze", self._froze)):
+            own[:n] = tensors[name].to(own.device)
+
+    def forget(self, trial: int, step: int) -> None:
+        """A planned trial goes back to this step: it has not done those since."""
+        begin = max(0, step - self.first_step)
+        for own in (self._steps, self._layers):
+            own[begin:, ..., trial] = float("nan")
+        self._froze[begin:, trial] = False
+
+    def freeze(self, trial: int, step: int) -> None:
+        """A planned trial froze at this step."""
+        self._froze[step - self.first_step, trial] = True
+
+    def copy(self, source: int, target: int, step: int) -> None:
+        """From this step on, a planned trial has what another has where it has nothing of its own."""
+        begin = max(0, step - self.first_step)
+        for own in (self._steps, self._layers):
+            values = own[begin:, ..., target]
+            values.copy_(torch.where(torch.isnan(values), own[begin:, ..., source], values))
+
+    def first_nonfinite(self) -> dict[int, int]:
+        """planned trial -> the step of this block at which it froze."""
+        bad = self._froze[: self.filled].cpu().numpy()
+        return {trial: self.first_step + int(bad[:, trial].argmax()) for trial in np.flatnonzero(bad.any(0)).tolist()}

@@ -1,0 +1,131 @@
+"""Row clocks: the step at which each row stands is state like its weights, so that a row can go back alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config.curriculum import Curriculum
+from harness.model.state import State
+
+Steps = int | Sequence[int]
+"""The step at which all rows stand, or that of each row."""
+
+
+def steps_of_rows(steps: Steps, rows: slice) -> Sequence[int]:
+    """The steps of some of the rows, [r]."""
+    return [steps] * (rows.stop - rows.start) if isinstance(steps, int) else steps[rows]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One pass of the loop: the step of every row, and which rows take it; the others wait, or have finished.
+
+    `trains` is [R] on the device; None: all rows do. `groups` are the rows that train, by step.
+    """
+
+    number: int
+    steps: Steps
+    groups: dict[int, Sequence[int]]
+    trains: Tensor | None
+
+    @property
+    def front(self) -> int:
+        """The step of the row that is farthest."""
+        return max(self.groups)
+
+    @property
+    def size(self) -> int:
+        """A step whose batches are as large as those of all rows that train now."""
+        return min(self.groups)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all rows stand at one step, and train."""
+        return isinstance(self.steps, int)
+
+
+class Clock:
+    """`steps` [R], int64, on the device; the host keeps the same numbers, so that nobody waits for them.
+
+    Where rows stand at steps whose batches are of different sizes, those that are farther wait for the others.
+    """
+
+    def __init__(self, rows: int, state: State, curriculum: Curriculum, device: torch.device):
+        self._steps = state.add("step", torch.zeros(rows, dtype=torch.int64, device=device))
+        self._held = state.add("held", torch.full((rows,), -1, dtype=torch.int64, device=device))
+        self._sizes, self._device = curriculum, device
+        self.last = curriculum.steps
+        self.number = 0  # of passes so far
+        self._holds = False  # whether a row may be held
+        self.steps = [0] * rows
+
+    def bind(self) -> None:
+        """Work on the rows in use from now on; here the host waits for the device."""
+        self.steps = self._steps.used.tolist()
+
+    def start(self, step: int) -> None:
+        """All rows stand at this step."""
+        self._steps.used.fill_(step)
+        self.bind()
+
+    def tick(self, until: int | None = None) -> Tick | None:
+        """The next pass, or None where every row has come to step `until`, or to the last."""
+        stop = self.last if until is None else min(until, self.last)
+        first = self.steps[0]
+        if self.steps.count(first) == len(self.steps):
+            return Tick(self.number, first, {first: range(len(self.steps))}, None) if first < stop else None
+        here = [step for step in self.steps if step < stop]
+        if not here:
+            return None
+        size = self._size(min(here))
+        groups: dict[int, list[int]] = {}
+        for row, step in enumerate(self.steps):
+            if step < stop and self._size(step) == size:
+                groups.setdefault(step, []).append(row)
+        trains = torch.zeros(len(self.steps), dtype=torch.bool)
+        trains[[row for rows in groups.values() for row in rows]] = True
+        shown = [min(step, self.last - 1) for step in self.steps]  # one that has finished reads something all the same
+        return Tick(self.number, shown, dict(groups), trains.to(self._device))
+
+    def done(self, tick: Tick) -> None:
+        """The rows that trained stand at their next step."""
+        self.number += 1
+        self._steps.used.add_(1 if tick.trains is None else tick.trains)
+        for rows in tick.groups.values():
+            for row in rows:
+                self.steps[row] += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rows have come to their last step."""
+        return min(self.steps) >= self.last
+
+    @property
+    def on_device(self) -> Tensor:
+        """The step at which each row stands, [R]."""
+        return self._steps.used
+
+    def hold(self, where_R: Tensor) -> None:
+        """These rows take no step until they are released, or put back."""
+        self._held.used.copy_(torch.where(where_R, self._steps.used, self._held.used))
+        self._holds = True
+
+    def free(self) -> Tensor | None:
+        """The rows that are not held, [R]; None: all are free."""
+        return self._held.used < 0 if self._holds else None
+
+    def held(self) -> list[tuple[int, int]]:
+        """The rows that are held, and since which step; here the host waits for the device."""
+        found = [(row, step) for row, step in enumerate(self._held.used.tolist()) if step >= 0] if self._holds else []
+        return found
+
+    def release(self, row: int) -> None:
+        """The row may go on."""
+        self._held.used[row] = -1
+
+    def _size(self, step: int) -> tuple[int, int]:
+        return int(self._sizes.sequences[step]), int(self._sizes.lengths[step])
