@@ -116,32 +116,43 @@ def check_store(out: Path, study: str) -> None:
             )
 
 
-def _signal(name: str) -> Signal:
-    return SIGNALS[name] if name in SIGNALS else ENDS[name]
-
-
 # --- one pack, written -------------------------------------------------------------------------------------------
 
 
 class PackStore:
-    """The writer of one pack's group. Only one process writes a pack."""
+    """The writer of one pack's group. Only one process writes a pack.
 
-    def __init__(self, place: ResultsPath, attributes: dict[str, Any], steps: int, layers: int, block: int):
+    `guarded` are the signals that its guards show, beside `SIGNALS`.
+    """
+
+    def __init__(
+        self,
+        place: ResultsPath,
+        attributes: dict[str, Any],
+        steps: int,
+        layers: int,
+        block: int,
+        guarded: Mapping[str, Signal],
+    ):
         self.place, self.attributes = place, attributes
         self.steps, self.layers, self.block = steps, layers, block
         self.trials = len(attributes["ids"])
-        self._arrays = {name: self._metadata(name) for name in (*SIGNALS, *ENDS)}
+        self.signals = SIGNALS | dict(guarded)
+        self._arrays = {name: self._metadata(name) for name in (*self.signals, *ENDS)}
         self._has_ends = False
 
+    def _signal(self, name: str) -> Signal:
+        return self.signals[name] if name in self.signals else ENDS[name]
+
     def _metadata(self, name: str) -> dict[str, Any]:
-        signal, shape = _signal(name), self.shape(name)
+        signal, shape = self._signal(name), self.shape(name)
         attributes = {"units": signal.units, "long_name": signal.long_name}
         return array_metadata(shape, chunk_shape(shape, signal.dims, self.block), signal.dims, attributes)
 
     def shape(self, signal: str) -> tuple[int, ...]:
         """[R, steps], [R, steps, layers] or [R, segments]."""
         sizes = {"trial": self.trials, "step": self.steps, "layer": self.layers, "segment": SEGMENTS}
-        return tuple(sizes[dim] for dim in _signal(signal).dims)
+        return tuple(sizes[dim] for dim in self._signal(signal).dims)
 
     @classmethod
     def create(
@@ -154,6 +165,7 @@ class PackStore:
         corpus: Mapping[str, Any],
         environment: Mapping[str, Any],
         block: int,
+        guarded: Mapping[str, Signal] | None = None,
     ) -> PackStore:
         """A new group for `trials`, which takes the place of an unfinished one of that id.
 
@@ -173,7 +185,7 @@ class PackStore:
         old = read_pack(place)
         if old is not None and old.complete:
             raise ValueError(f"{place}: this pack is complete already")
-        pack = cls(place, attributes, steps, layers, block=min(block, steps))
+        pack = cls(place, attributes, steps, layers, min(block, steps), guarded or {})
         pack._install()
         return pack
 
@@ -192,7 +204,12 @@ class PackStore:
         if found := next(damage(old, whole_blocks), None):
             warnings.warn(f"{found[1]}; what its pack has trained since is trained again", stacklevel=2)
             return None
-        return cls(old.place, old.attributes, old.steps, old.layers, old.block)
+        guarded = {
+            name: Signal(tuple(array["dimension_names"]), **array["attributes"])
+            for name, array in old.arrays.items()
+            if name not in SIGNALS | ENDS
+        }
+        return cls(old.place, old.attributes, old.steps, old.layers, old.block, guarded)
 
     @property
     def info(self) -> PackInfo:
@@ -235,15 +252,15 @@ class PackStore:
             )
         length = lengths.pop()
         for name, values in signals.items():
-            if name not in SIGNALS:
-                raise ValueError(f"signal {name}: unknown; expected one of {', '.join(SIGNALS)}")
+            if name not in self.signals:
+                raise ValueError(f"signal {name}: unknown; expected one of {', '.join(self.signals)}")
             allowed = (self.trials, min(length, self.steps - first_step), *self.shape(name)[2:])
             if np.shape(values) != allowed:
                 raise ValueError(f"{name} from step {first_step}: shape {np.shape(values)}; expected {allowed}")
         try:
             with self.place.opened() as folder:
                 for offset in range(0, length, self.block):
-                    for name in SIGNALS:
+                    for name in self.signals:
                         part = signals[name][:, offset : offset + self.block] if name in signals else None
                         self._write_chunk(folder, name, (first_step + offset) // self.block, part)
                 self._update(folder, steps_done=max(self.attributes["steps_done"], first_step + length))
@@ -264,7 +281,7 @@ class PackStore:
     def _write_chunk(self, folder: int, name: str, number: int, values: np.ndarray | None) -> None:
         """Every chunk of a block is there, also one of nothing but NaN: so what is missing is lost."""
         whole = self.shape(name)
-        chunk = np.full(chunk_shape(whole, _signal(name).dims, self.block), np.nan, dtype="<f4")
+        chunk = np.full(chunk_shape(whole, self._signal(name).dims, self.block), np.nan, dtype="<f4")
         if values is not None:
             with np.errstate(over="ignore"):
                 chunk[:, : values.shape[1]] = values

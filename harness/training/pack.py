@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.data.corpus import Corpus
-from harness.guards import GUARDS, Parts
+from harness.guards import GUARDS, GuardSignal, Parts
 from harness.model.gpt import GPT
 from harness.model.parameters import Layout, Views, new_weights
 from harness.model.precision import FORMATS, precision_of
@@ -163,6 +163,11 @@ class Pack:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def guard_signals(self) -> Mapping[str, GuardSignal]:
+        """What the guards show at every step, by name."""
+        return {name: signal for guard in self.guards for name, signal in guard.signals.items()}
 
     def here(self, tick: Tick) -> Tensor:
         """The rows that train in this pass, [R]: neither frozen, nor held, nor waiting, nor at their end."""

@@ -45,7 +45,7 @@ class Recorder:
         self.nonfinite: dict[int, int] = {}  # planned trial -> step
         self.keeps: int | None = None
         self._readings = LayerReadings(pack) if telemetry else None
-        self._names = (*PER_STEP, *(name for guard in pack.guards for name in guard.signals))
+        self._names = (*PER_STEP, *pack.guard_signals)
         self._blocks: dict[int, Block] = {}  # by their first step: those that some row may have to fill
         self._pending: set[int] = set()  # those of them that have to be written, perhaps again
         self._speeds: dict[int, tuple[float, float]] = {}  # of those that were written before

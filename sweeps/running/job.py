@@ -35,7 +35,7 @@ from harness.optim.schedules import rates_of
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.last_weights import write_weights
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
-from harness.storage.store import PackStore
+from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, PackInfo, read_pack
 from harness.training.distributed import Group, Unsaved
 from harness.training.loop import Result, train
@@ -250,6 +250,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
             description,
             _environment(device) | ({"processes": job.processes} if job.processes > 1 else {}),
             job.block,
+            {name: Signal(("trial", "step"), own.units, own.long_name) for name, own in pack.guard_signals.items()},
         )
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
 
