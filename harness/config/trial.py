@@ -39,7 +39,11 @@ class Fault:
 
 NO_FAULT = Fault()
 IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
-WITH_OPTIONS = ("optimizers", "clippers")  # kinds of parts (harness/basics/plugins.py) that may have a section
+WITH_OPTIONS = (
+    "branches",
+    "optimizers",
+    "clippers",
+)  # kinds of parts (harness/basics/plugins.py) that may have a section
 CORE: dict[str, type] = {
     "model": Model,
     "optim": Optim,

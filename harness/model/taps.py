@@ -8,34 +8,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from harness.config import Model
-from harness.model.placements import placement_of
-from harness.model.tensors import feedforward_size
-
 Reader = Callable[[str, Tensor], Tensor | None]
-
-
-def tap_shapes(model: Model, sequences: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """Every activation that a tap can reach, in the order of the forward pass, and its shape for one trial.
-
-    `sequences` are those that pass at once: the batch, or one rank's part of it. Where a norm stands in front of a
-    branch, `input` is what it is fed; where none stands there, what the branch reads. Where one stands behind the
-    sum, as in post-LN, `sum` is what it is fed, and the branch reads the residual stream as it is. The tap of a matrix
-    shows what it gives, before a norm on that.
-    """
-    tokens, context, width = sequences * model.context, model.context, model.width
-    stream, heads = (tokens, width), (sequences, width // model.head_dim, context)
-    shapes: dict[str, tuple[int, ...]] = {"embedding": stream}
-    for i in range(model.depth):
-        is_after = placement_of(model, i).after
-        attention = {"input": stream} | dict.fromkeys(("query", "key", "value"), (*heads, model.head_dim))
-        attention |= {"scores": (*heads, context), "projection": stream, "sum": stream}
-        feedforward = {"input": stream, "up": (tokens, feedforward_size(model)), "down": stream, "sum": stream}
-        for part, inside in (("attention", attention), ("feedforward", feedforward)):
-            del inside["input" if is_after else "sum"]
-            shapes |= {f"blocks.{i}.{part}.{name}": shape for name, shape in inside.items()}
-        shapes[f"blocks.{i}.residual"] = stream
-    return {**shapes, "head.input": stream, "logits": (tokens, vocabulary)}
 
 
 class Taps:

@@ -17,6 +17,7 @@ from harness.data import curriculum
 from harness.data.batches import Batches
 from harness.data.corpus import Corpus
 from harness.data.screening import Screening
+from harness.model.branches import branches_of
 from harness.model.gpt import GPT
 from harness.model.parameters import Layout, Views, new_weights
 from harness.model.precision import FORMATS, precision_of
@@ -65,7 +66,8 @@ class Pack:
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer = OPTIMIZERS[first.optim.name]
         rule, decays = optimizer.rule_of(first), first.optim.decay_embedding
-        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays)))
+        branches = branches_of(first)
+        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays, branches)))
         weights = new_weights(self.layout, here, self.dtype, device)
         self.rows_state = State(len(trials))
         self._weights = self.rows_state.add("weights", weights)
@@ -73,10 +75,10 @@ class Pack:
         self._active = self.rows_state.add("active", torch.ones(len(here), dtype=torch.bool, device=device))
         precision = precision_of(first.train, device)
         vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
-        self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors)
+        self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
         self._noticed: dict[str, Tensor] = {}
         mine = weakref.proxy(self)  # a model that kept the pack alive would keep all its arrays
-        self.model.notice = lambda part, acted_r: mine._notice(part, acted_r)
+        self.model.tools.notice = lambda part, acted_r: mine._notice(part, acted_r)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
         self.qk_clip: QKClip | None = None

@@ -42,6 +42,7 @@ class LayerReadings:
     def __init__(self, pack: Pack):
         self._pack, self._taps, self._explicit = pack, pack.model.taps, pack.model.explicit_attention
         self._layers = pack.planned[0].model.depth
+        self._has_scores = "blocks.0.attention.scores" in self._taps.names
         self._values: dict[tuple[str, int], dict[int, Tensor]] = {}  # (signal, layer) -> first row of a part -> [r]
         self._detach = self._attach("residual", "activation_rms", _rms)
         self._detach_scores: list[Callable[[], None]] = []
@@ -57,7 +58,7 @@ class LayerReadings:
     def listen(self, step: int) -> None:
         """Be ready for the forward pass of this step."""
         self._values.clear()
-        wanted = self._explicit or step % SCORES_EVERY == 0
+        wanted = self._has_scores and (self._explicit or step % SCORES_EVERY == 0)
         if wanted and not self._detach_scores:
             self._detach_scores = self._attach("attention.scores", "attention_logit_max", _largest)
         elif not wanted:

@@ -142,7 +142,7 @@ def test_small_elements_beside_a_large_one_are_lost():
 def learned(engine, precision, device="cpu", **shape):
     """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
     pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
-    pack.model.precision = precision
+    pack.model.tools.precision = precision
     losses = pack.learn(pack.batches(0))
     return losses.cpu(), pack.gradients.cpu(), pack.layout
 

@@ -71,7 +71,7 @@ def test_exact_sums_are_those_of_torch_bit_for_bit(name):
 def learned(engine, precision, shape, device="cpu"):
     """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
     pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
-    pack.model.precision = precision
+    pack.model.tools.precision = precision
     losses = pack.learn(pack.batches(0))
     return losses.cpu(), pack.gradients.cpu(), pack.layout
 
