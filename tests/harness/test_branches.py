@@ -73,6 +73,7 @@ def different(engine: ModuleType, fields: dict[str, Any] | None = None, window: 
 
 def test_the_usual_block_changes_no_id_and_no_stored_configuration() -> None:
     plain = Trial()
+    assert Trial.of({name: cls() for name, cls in sections().items()}).id == plain.id
     assert not {"block", "causal_mean", "attention", "feedforward"} & plain.to_dict().keys()
     other = mixing(plain)
     assert other.id != plain.id and other.structure != plain.structure
