@@ -18,8 +18,9 @@ from torch import Tensor
 
 from harness.basics import plugins
 from harness.config import ConfigError, Fault, Trial
+from harness.model.branches import branches_of
+from harness.model.outline import tap_shapes
 from harness.model.scaling import tensor_table
-from harness.model.taps import tap_shapes
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Event, Injector, Site, Visit
 from injectors.draws import stream
@@ -37,8 +38,9 @@ class Places:
 
 def places_of(trial: Trial, vocabulary: int) -> Places:
     """The tensors and activations of the trial's model, with their shapes; fused attention keeps no scores."""
-    tensors = {row.name: row.shape for row in tensor_table(trial.model, vocabulary)}
-    taps = tap_shapes(trial.model, trial.train.sequences, vocabulary)
+    branches = branches_of(trial)
+    tensors = {row.name: row.shape for row in tensor_table(trial.model, vocabulary, branches=branches)}
+    taps = tap_shapes(trial.model, trial.train.sequences, vocabulary, branches)
     kept = trial.model.explicit_attention
     return Places(tensors, {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")})
 

@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 GROUP = "stability_harness"
 KINDS = {
+    "branches": "harness.model.branches",
     "optimizers": "harness.optim.optimizers",
     "clippers": "harness.optim.clippers",
     "guards": "harness.guards",

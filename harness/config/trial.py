@@ -49,6 +49,7 @@ class Fault:
 NO_FAULT = Fault()
 IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
 WITH_OPTIONS = (
+    "branches",
     "optimizers",
     "clippers",
     "guards",

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from harness.config import Data
+from harness.config import Data, Trial, shown
 from harness.data.corpus_files import BYTES_PER_TOKEN, Parts, check_memory, path_of, refuse, size_of, walk
 from harness.data.token_shards import join, read_shards, tail_cut
 from harness.data.tokenizer import TRAINING_BYTES, Tokens, encode_bpe, encode_bytes
@@ -54,6 +54,21 @@ class Corpus:
         for start in range(0, len(self.train), 1 << 22):  # bincount copies what it counts to int64
             total += np.bincount(self.train[start : start + (1 << 22)], minlength=self.vocabulary)
         return total
+
+
+def refused(trial: Trial) -> Iterator[str]:
+    """A source without its files, or with another tokenizer's."""
+    data = trial.data
+    tokenizer, vocabulary = f"data.tokenizer={data.tokenizer}", f"data.vocabulary={data.vocabulary}"
+    if data.source in ("text", "tokens") and not data.path:
+        why = f"missing for data.source={data.source}"
+        yield f"data.path={shown(data.path)}: {why}; allowed: a file or a folder"
+    if data.source == "tokens" and data.tokenizer != "bytes":
+        yield f"{tokenizer}: data.source=tokens is tokenized already; allowed: bytes"
+    if data.tokenizer == "bytes" and data.source in ("stdlib", "text") and data.vocabulary != 256:
+        yield f"{vocabulary}: {tokenizer} has 256 tokens; allowed: 256"
+    if data.tokenizer == "bpe" and data.vocabulary < 257:
+        yield f"{vocabulary}: too small for {tokenizer}; allowed: 257 to 65536"
 
 
 def load_corpus(data: Data, context: int, cache: Path | None = None) -> Corpus:

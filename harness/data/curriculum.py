@@ -44,3 +44,14 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
             yield f"schedule.{name}_start", f"schedule.{name}_start={start}: is the full size, so that nothing grows"
         elif start is not None and steps >= sizes.steps:
             yield f"schedule.{name}_steps", f"schedule.{name}_steps={steps}: grows through all {sizes.steps} steps"
+
+
+def refused(trial: Trial) -> Iterator[str]:
+    """Sequences or batches that begin beyond their full size."""
+    growth, context, batch = trial.schedule, trial.model.context, trial.train.batch
+    if (growth.sequence_start or 0) > context:
+        why = f"longer than model.context={context}"
+        yield f"schedule.sequence_start={growth.sequence_start}: {why}; allowed: 1 to {context} or null"
+    if (growth.batch_start or 0) > batch:
+        why = f"more than train.batch={batch}"
+        yield f"schedule.batch_start={growth.batch_start}: {why}; allowed: 1 to {batch} or null"

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from harness.model.caps import for_each_trial, soft_cap
 from harness.model.precision import Precision
 from harness.model.products import CACHE_LINE, differentiable_product, product, start_alike
-from harness.model.taps import Taps
+from harness.model.taps import RowTaps, Taps
 
 
 class _SplitHeads(torch.autograd.Function):
@@ -179,7 +179,7 @@ def attend(
     scale: float,
     explicit: bool,
     precision: Precision,
-    tap: Taps,
+    tap: Taps | RowTaps,
     name: str,
     limits: Limits = UNLIMITED,
 ) -> Tensor:

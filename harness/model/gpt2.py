@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Model, Trial, shown
-from harness.model.scaling import attention_multiplier, branch_multiplier, embedding_multiplier, output_multiplier
-from harness.model.tensors import feedforward_size
+from harness.model.branches.attention import attention_multiplier
+from harness.model.branches.feedforward import feedforward_size
+from harness.model.scaling import branch_multiplier, embedding_multiplier, output_multiplier
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
@@ -59,6 +60,10 @@ def gpt2_of(trial: Trial, weights: Mapping[str, Tensor]) -> GPT2LMHeadModel:
     Raises ConfigError for a structure that is no GPT-2, and ImportError without `transformers`.
     """
     check_gpt2(trial.model)
+    kinds = vars(trial.section("block"))
+    if not {"attention", "feedforward"}.issuperset(kinds.values()):
+        given = ", ".join(f"block.{place}={kind}" for place, kind in kinds.items())
+        raise ConfigError(f"{given}: not in a GPT-2; allowed: attention, feedforward")
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = trial.model

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model.products import CACHE_LINE
-from harness.model.scaling import TensorRow
+from harness.model.tensors import TensorRow
 
 ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/model/products.py
 SMALL_DRAW = 4096  # elements; the 2048 draws that are kept take 32 MiB at most

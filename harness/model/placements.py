@@ -81,6 +81,15 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
         yield "model.mix", f"{words}; it takes model.depth >= {math.ceil(1 / model.mix)}"
 
 
+def refused(trial: Trial) -> Iterator[str]:
+    """Norms of their own where the placement has one."""
+    model = trial.model
+    if model.placement in ("sandwich", "branch"):
+        for name in (name for name in ("projection_norm", "down_norm") if getattr(model, name)):
+            why = f"model.placement={model.placement} has a norm there already"
+            yield f"model.{name}=true: {why}; allowed: false, or another placement"
+
+
 def placement_of(model: Model, block: int) -> Placement:
     """Where norms stand in one block."""
     return PLACEMENTS[model.placement](model, block)

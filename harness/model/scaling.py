@@ -8,54 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness.config import Model, Trial
-from harness.model.activations import ACTIVATIONS
-from harness.model.tensors import Kind, ModelTensor, model_tensors
+from harness.model.branches import Branches
+from harness.model.outline import model_tensors
+from harness.model.tensors import MATRICES, Kind, ModelTensor, TensorRow
 
-IN_BLOCKS = (Kind.HIDDEN, Kind.RESIDUAL)  # matrices of which both sides grow with the width
 ONES, ZEROS = (Kind.GAIN, Kind.FINAL_GAIN, Kind.LAYER_SCALE, Kind.SCALE), (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS)
 STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without noise
 
 
-@dataclass(frozen=True)
-class TensorRow:
-    """One tensor's row of the table: it starts at `mean`, plus noise of size `std`; the others multiply what the
-    configuration says for all of them. `forward` is what the model multiplies the tensor's output by. Where `field`
-    names a field of the model, the tensor starts at the trial's value of it, and not at `mean`. Where it `is_cut`, the
-    noise is normal within two of its deviations, and else without a bound.
-    """
-
-    tensor: ModelTensor
-    std: float
-    mean: float = 0.0
-    learning_rate: float = 1.0
-    forward: float = 1.0
-    decay: float = 1.0
-    epsilon: float = 1.0
-    field: str | None = None
-    is_cut: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def stacked(self) -> bool:
-        return self.tensor.stacked
-
-    @property
-    def size(self) -> int:
-        return self.tensor.size
-
-
-def tensor_table(model: Model, vocabulary: int, rule: str = "adam", decay_embedding: bool = True) -> list[TensorRow]:
-    """Every tensor of the model, in the order in which the optimizer wants them.
+def tensor_table(
+    model: Model, vocabulary: int, rule: str = "adam", decay_embedding: bool = True, branches: Branches = ()
+) -> list[TensorRow]:
+    """Every tensor of the model, in the order in which the optimizer wants them; no `branches`: the usual ones.
 
     `rule` says what the size of an optimizer's update follows: "adam" nothing, because it is normalised element by
     element; "sgd" the gradient; "relative" the root mean square (RMS) of the weights; "relative_sgd" that of matrices
@@ -70,7 +37,7 @@ def tensor_table(model: Model, vocabulary: int, rule: str = "adam", decay_embedd
     matrices, _, vectors = rule.partition("_")
     rows = [
         _row(model, tensor, vectors if vectors and tensor.kind in STARTS else matrices)
-        for tensor in model_tensors(model, vocabulary)
+        for tensor in model_tensors(model, vocabulary, branches)
     ]
     if decay_embedding:
         return rows
@@ -94,7 +61,7 @@ Init = Callable[[Model, ModelTensor], float]
 
 def standard(model: Model, matrix: ModelTensor) -> float:
     """1/sqrt(fan_in); embeddings and head 1/sqrt(width), for muP that of the base width (Wortsman et al. 2023)."""
-    if matrix.kind in IN_BLOCKS:
+    if matrix.kind in MATRICES:
         return 1 / math.sqrt(matrix.shape[1])
     return 1 / math.sqrt(model.width if model.parametrization == "standard" else model.base_width)
 
@@ -103,14 +70,14 @@ def small(model: Model, matrix: ModelTensor) -> float:
     """sqrt(2 / (5 width)) inside the blocks: Xavier's size of the feed-forward matrices (Nguyen & Salazar 2019,
     arXiv 1910.05895, section 2.2). Embeddings and head stay as they are.
     """
-    return math.sqrt(2 / (5 * model.width)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
+    return math.sqrt(2 / (5 * model.width)) if matrix.kind in MATRICES else standard(model, matrix)
 
 
 def xavier(model: Model, matrix: ModelTensor) -> float:
     """sqrt(2 / (fan_in + fan_out)) inside the blocks (Glorot & Bengio 2010): what DeepNorm multiplies by beta (Wang
     et al. 2022, arXiv 2203.00555, figure 2). Embeddings and head stay as they are.
     """
-    return math.sqrt(2 / sum(matrix.shape)) if matrix.kind in IN_BLOCKS else standard(model, matrix)
+    return math.sqrt(2 / sum(matrix.shape)) if matrix.kind in MATRICES else standard(model, matrix)
 
 
 def scaled_residual(model: Model, matrix: ModelTensor) -> float:
@@ -122,7 +89,7 @@ def small_scaled(model: Model, matrix: ModelTensor) -> float:
     """Both, and embeddings and head as small: sqrt(2 / 5) of their size, so that an embedding that is multiplied by
     sqrt(width) starts at sqrt(2 / 5) (Takase et al. 2023, arXiv 2312.16903, section 4).
     """
-    size = small(model, matrix) if matrix.kind in IN_BLOCKS else math.sqrt(2 / 5) * standard(model, matrix)
+    size = small(model, matrix) if matrix.kind in MATRICES else math.sqrt(2 / 5) * standard(model, matrix)
     return size * _branch_share(model, matrix)
 
 
@@ -146,8 +113,7 @@ def fixup(model: Model, matrix: ModelTensor) -> float:
         return 0.0
     if matrix.kind != Kind.HIDDEN:
         return standard(model, matrix)
-    k = 4 if ".attention." in matrix.name else 3 if ACTIVATIONS[model.activation].gated else 2
-    return standard(model, matrix) * (2 * model.depth) ** (-1 / (2 * k - 2))
+    return standard(model, matrix) * (2 * model.depth) ** (-1 / (2 * matrix.layers - 2))
 
 
 def normal(model: Model, matrix: ModelTensor) -> float:
@@ -155,7 +121,7 @@ def normal(model: Model, matrix: ModelTensor) -> float:
 
     For muP matrices inside the blocks shrink from there, as the others' sizes do.
     """
-    is_smaller = matrix.kind in IN_BLOCKS and model.parametrization != "standard"
+    is_smaller = matrix.kind in MATRICES and model.parametrization != "standard"
     return model.init_std * (math.sqrt(model.base_width / model.width) if is_smaller else 1.0)
 
 
@@ -179,6 +145,7 @@ INITS: Mapping[str, Init] = {
 }
 UNCUT_INITS = ("normal", "gpt2")
 ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which nothing can be relative
+SIZED_INITS = ", ".join(name for name in INITS if name not in ZERO_INITS)  # the others
 DEPTH_INITS = ("scaled_residual", "small_scaled", "fixup", "gpt2")  # which say how branches shrink with depth
 
 
@@ -191,7 +158,7 @@ def initial_std(model: Model, matrix: ModelTensor) -> float:
     if matrix.kind == Kind.HEAD and model.zero_head:
         return 0.0
     std = INITS[model.init](model, matrix)
-    has_beta = matrix.kind in IN_BLOCKS and not matrix.name.endswith((".query", ".key"))
+    has_beta = matrix.kind in MATRICES and not matrix.name.endswith((".query", ".key"))
     return std * deepnorm_beta(model) if has_beta else std
 
 
@@ -207,6 +174,49 @@ def deepnorm_beta(model: Model) -> float:
         case "deepnorm_glm":
             return (2 * model.depth) ** -0.5
     return 1.0
+
+
+UNDONE = (  # by sigma-reparametrisation: field, values that say how large hidden matrices are, and the others
+    ("init", INITS.keys() - {"standard", *ZERO_INITS}, "standard"),
+    ("parametrization", {"mup", "completep"}, "standard"),
+    ("placement", {"deepnorm", "deepnorm_glm"}, "another placement"),
+)
+OWN_NORMS = ("qk_norm", "qkv_norm", "projection_norm", "up_norm", "down_norm", "embedding_norm")
+
+
+def refused(trial: Trial) -> Iterator[str]:
+    """Two answers to how branches shrink with depth, sizes that are undone, and what has no place beside an init."""
+    model, init = trial.model, f"model.init={trial.model.init}"
+    answers = {
+        "parametrization": model.parametrization == "completep",
+        "placement": model.placement in ("deepnorm", "deepnorm_glm"),
+        "init": model.init in DEPTH_INITS,
+    }
+    given = [f"model.{name}={getattr(model, name)}" for name, is_answer in answers.items() if is_answer]
+    if len(given) > 1:
+        yield f"{', '.join(given)}: each says how branches shrink with depth; allowed: one of them"
+    if model.tied_head and (model.zero_head or model.init == "fixup"):
+        zero, allowed = ("zero_head=true", "false") if model.zero_head else ("init=fixup", "another init")
+        why = "starts the head at zero, which is the embedding with model.tied_head=true"
+        yield f"model.{zero}: {why}; allowed: {allowed}, or model.tied_head=false"
+    if model.embedding_norm and model.embedding_scale != "none":
+        why = "model.embedding_norm=true divides it out"
+        yield f"model.embedding_scale={model.embedding_scale}: {why}; allowed: none, or model.embedding_norm=false"
+    if model.init == "fixup":
+        if model.biases:
+            yield f"model.biases=true: {init} has summands of its own; allowed: false, or another init"
+        if model.placement != "none":
+            yield f"model.placement={model.placement}: {init} goes without norms; allowed: none, or another init"
+        for name in (name for name in OWN_NORMS if getattr(model, name)):
+            yield f"model.{name}=true: {init} goes without norms; allowed: false, or another init"
+    if model.sigma_reparam:
+        if model.init in ZERO_INITS:
+            why = "starts matrices at zero, and model.sigma_reparam=true divides them by their size"
+            yield f"{init}: {why}; allowed: {SIZED_INITS}"
+        for name, values, allowed in UNDONE:
+            if getattr(model, name) in values:
+                why = "model.sigma_reparam=true divides out the size of hidden matrices"
+                yield f"model.{name}={getattr(model, name)}: {why}; allowed: {allowed}, or model.sigma_reparam=false"
 
 
 # --- how fast they learn -----------------------------------------------------------------------------------------
@@ -236,7 +246,7 @@ def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
     if model.parametrization == "standard":
         return 1.0
     m = model.width / model.base_width
-    is_matrix = tensor.kind in IN_BLOCKS
+    is_matrix = tensor.kind in MATRICES
     width = {
         "adam": 1 / m if is_matrix else 1.0,
         "sgd": 1.0 if is_matrix else _growth(model, tensor),
@@ -340,14 +350,6 @@ def embedding_multiplier(model: Model) -> float:
 def branch_multiplier(model: Model) -> float:
     """What a branch is multiplied by before it is added to the residual stream: 1, or for CompleteP m_L^-alpha."""
     return _depth(model) ** -model.depth_exponent
-
-
-def attention_multiplier(model: Model) -> float:
-    """What query-key products are multiplied by: 1/sqrt(head_dim), or for muP sqrt(base_head_dim)/head_dim."""
-    base = model.base_head_dim or model.head_dim
-    if model.parametrization == "standard" or base == model.head_dim:
-        return 1 / math.sqrt(model.head_dim)
-    return math.sqrt(base) / model.head_dim
 
 
 def output_multiplier(model: Model) -> float:

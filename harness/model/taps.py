@@ -5,37 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.config import Model
-from harness.model.placements import placement_of
-from harness.model.tensors import feedforward_size
-
 Reader = Callable[[str, Tensor], Tensor | None]
-
-
-def tap_shapes(model: Model, sequences: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
-    """Every activation that a tap can reach, in the order of the forward pass, and its shape for one trial.
-
-    `sequences` are those that pass at once: the batch, or one rank's part of it. Where a norm stands in front of a
-    branch, `input` is what it is fed; where none stands there, what the branch reads. Where one stands behind the
-    sum, as in post-LN, `sum` is what it is fed, and the branch reads the residual stream as it is. The tap of a matrix
-    shows what it gives, before a norm on that.
-    """
-    tokens, context, width = sequences * model.context, model.context, model.width
-    stream, heads = (tokens, width), (sequences, width // model.head_dim, context)
-    shapes: dict[str, tuple[int, ...]] = {"embedding": stream}
-    for i in range(model.depth):
-        is_after = placement_of(model, i).after
-        attention = {"input": stream} | dict.fromkeys(("query", "key", "value"), (*heads, model.head_dim))
-        attention |= {"scores": (*heads, context), "projection": stream, "sum": stream}
-        feedforward = {"input": stream, "up": (tokens, feedforward_size(model)), "down": stream, "sum": stream}
-        for part, inside in (("attention", attention), ("feedforward", feedforward)):
-            del inside["input" if is_after else "sum"]
-            shapes |= {f"blocks.{i}.{part}.{name}": shape for name, shape in inside.items()}
-        shapes[f"blocks.{i}.residual"] = stream
-    return {**shapes, "head.input": stream, "logits": (tokens, vocabulary)}
+RowReader = Callable[[str, Tensor, slice], Tensor | None]
+ALL = slice(None)
 
 
 class Taps:
@@ -43,17 +19,13 @@ class Taps:
 
     def __init__(self, names: list[str]):
         self.names = names
-        self._attached: dict[str, list[Reader]] = {}
+        self._attached: dict[str, list[RowReader]] = {}
 
-    def __call__(self, name: str, x: Tensor) -> Tensor:
+    def __call__(self, name: str, x: Tensor, rows: slice = ALL) -> Tensor:
         for reader in self._attached.get(name, ()):
-            changed = reader(name, x)
+            changed = reader(name, x, rows)
             x = x if changed is None else changed
         return x
-
-    def copied(self, name: str, x: Tensor) -> Tensor:
-        """As a call, but readers get a copy: `x` has other uses, which a change made here must not reach."""
-        return self(name, x.clone()) if name in self._attached else x
 
     def __contains__(self, name: str) -> bool:
         return name in self._attached
@@ -61,9 +33,15 @@ class Taps:
     def attach(self, pattern: str, reader: Reader, first: bool = False) -> Callable[[], None]:
         """Call `reader(name, x)` at every point that matches the glob; it returns a new x, or None to leave it.
 
+        x is of the rows that pass through the model together; `attach_to_rows` tells which.
+
         One that is attached `first` comes before those that are there already. Returns a function that detaches it.
         Raises KeyError if nothing matches.
         """
+        return self.attach_to_rows(pattern, lambda name, x, rows: reader(name, x), first)
+
+    def attach_to_rows(self, pattern: str, reader: RowReader, first: bool = False) -> Callable[[], None]:
+        """As `attach`, with a reader that is told the rows of the pack whose x it is: `reader(name, x, rows)`."""
         matching = fnmatch.filter(self.names, pattern)
         if not matching:
             raise KeyError(f"no tap matches {pattern!r}; there are {', '.join(self.names)}")
@@ -87,3 +65,21 @@ class Taps:
             yield
         finally:
             self._attached = attached
+
+
+@dataclass(frozen=True)
+class RowTaps:
+    """The taps of a model for one pass of some rows through it."""
+
+    taps: Taps
+    rows: slice
+
+    def __call__(self, name: str, x: Tensor) -> Tensor:
+        return self.taps(name, x, self.rows)
+
+    def copied(self, name: str, x: Tensor) -> Tensor:
+        """As a call, but readers get a copy: `x` has other uses, which a change made here must not reach."""
+        return self(name, x.clone()) if name in self.taps else x
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.taps

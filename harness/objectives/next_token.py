@@ -71,7 +71,7 @@ class NextToken(Objective):
         self.screening.forget(number, step)
 
     def loss(self, model: GPT, batch_rxbxx: Tensor, weights_rxb: Tensor | None, rows: slice) -> Tensor:
-        logits, targets = model(batch_rxbxx[:, :, :-1]), batch_rxbxx[:, :, 1:]
+        logits, targets = model(batch_rxbxx[:, :, :-1], rows), batch_rxbxx[:, :, 1:]
         weights = None if weights_rxb is None else weights_rxb[:, :, None].expand_as(targets).flatten(1)
         z_loss = None if self._z_loss is None else self._z_loss[rows]
         return cross_entropy(logits, targets.flatten(1), z_loss, weights)
@@ -82,7 +82,7 @@ class NextToken(Objective):
     def window_losses(self, model: GPT, starts_N: Tensor, rows: slice) -> Tensor:
         windows = self.batches.validation(starts_N)
         inputs, targets = (x.expand(rows.stop - rows.start, -1, -1) for x in (windows[:, :-1], windows[:, 1:]))
-        logits = model(inputs).unflatten(1, inputs.shape[1:]).flatten(0, 1)
+        logits = model(inputs, rows).unflatten(1, inputs.shape[1:]).flatten(0, 1)
         return cross_entropy(logits, targets.flatten(0, 1)).double().unflatten(0, inputs.shape[:2])
 
     def judge(self, loss: np.ndarray, nonfinite_step: int | None) -> str:

@@ -7,15 +7,23 @@ halved when a gradient is not finite, which costs the trial that step, and doubl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from harness.config import SMALLEST_SCALE, Trial
+from harness.config import LARGEST_SCALE, SMALLEST_SCALE, Trial
 from harness.model.state import State
 
 BACKOFF, GROWTH = 0.5, 2.0
+
+
+def refused(trial: Trial) -> Iterator[str]:
+    """A dynamic scale that is given up at once."""
+    train = trial.train
+    if train.loss_scaling == "dynamic" and train.loss_scale < SMALLEST_SCALE:
+        why = f"below {SMALLEST_SCALE}, where train.loss_scaling=dynamic gives up"
+        yield f"train.loss_scale={train.loss_scale}: {why}; allowed: {SMALLEST_SCALE} to {LARGEST_SCALE}"
 
 
 class LossScale:

@@ -24,12 +24,12 @@ class QKClip:
     telemetry shows are those of the optimizer's step, before this.
     """
 
-    def __init__(self, model: Model, layout: Layout, weights: Rows, taps: Taps, part: Callable[[], slice]):
-        """Reads through `taps` from now on. `part()` says which rows pass through the model at the moment."""
+    def __init__(self, model: Model, layout: Layout, weights: Rows, taps: Taps):
+        """Reads through `taps` from now on."""
         self._layers, self._heads = model.depth, model.width // model.head_dim
-        self._layout, self._weights, self._part = layout, weights, part
+        self._layout, self._weights = layout, weights
         for layer in range(self._layers):
-            taps.attach(f"blocks.{layer}.attention.scores", partial(self._read, layer))
+            taps.attach_to_rows(f"blocks.{layer}.attention.scores", partial(self._read, layer))
 
     part = "model.qk_clip"
 
@@ -45,9 +45,9 @@ class QKClip:
         self._limit = torch.tensor(limits, dtype=torch.float64, device=weights.device)[:, None, None]
         self._largest = weights.new_full((len(trials), self._layers, self._heads), -math.inf)
 
-    def _read(self, layer: int, _: str, scores_RxBxHxTxT: Tensor) -> None:
+    def _read(self, layer: int, _: str, scores_RxBxHxTxT: Tensor, rows: slice) -> None:
         found = scores_RxBxHxTxT.detach().flatten(-2).amax(-1).amax(1)
-        largest = self._largest[self._part(), layer]
+        largest = self._largest[rows, layer]
         largest.copy_(torch.maximum(largest, found))
 
     def clip(self, stepping_R: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> Tensor:

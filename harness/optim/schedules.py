@@ -102,6 +102,14 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
         yield "schedule.decay", f"schedule.decay={trial.schedule.decay}: the warm-up takes all {trial.steps} steps"
 
 
+def refused(trial: Trial) -> Iterator[str]:
+    """A warm-up that is longer than the run."""
+    warmup, steps = trial.schedule.warmup, trial.steps
+    if warmup is not None and warmup > steps:
+        why = f"longer than train.steps={trial.train.steps}"
+        yield f"schedule.warmup={warmup}: {why}; allowed: 0 to {steps}"
+
+
 def rates_of(trial: Trial) -> Floats:
     """The rate of every step, [steps]: linear to the peak over the warm-up, then from there towards the final rate.
 

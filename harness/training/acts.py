@@ -15,7 +15,7 @@ from harness.config import Trial
 from harness.data import curriculum
 from harness.data.screening import CRITERIA
 from harness.model import placements, precision, scaling
-from harness.model.gpt import SWIGLU_CLAMP
+from harness.model.branches import branches_of
 from harness.optim import schedules
 from harness.optim.clippers import CLIPPERS
 from harness.optim.optimizers import OPTIMIZERS
@@ -30,7 +30,7 @@ def parts_of(trial: Trial) -> list[str]:
     found += OPTIMIZERS[trial.optim.name].parts
     found += [CLIP_UPDATE] if trial.optim.clip_update is not None else []
     found += [QKClip.part] if QKClip.is_on(trial) else []
-    found += [SWIGLU_CLAMP] if trial.model.swiglu_clamp is not None else []
+    found += [part for branch in branches_of(trial) for part in branch.parts(trial)]
     return found + [f"screen.{name}" for name in CRITERIA if getattr(trial.screen, name) is not None]
 
 
@@ -38,6 +38,7 @@ def idle_parts(trial: Trial) -> dict[str, str]:
     """What cannot act in this trial as it is named: its key, and why, in words with the number that it would take."""
     rules = [cls.idle for cls in CLIPPERS if cls.is_on(trial)]
     rules += [OPTIMIZERS[trial.optim.name].idle]
+    rules += [branch.idle for branch in branches_of(trial)]
     rules += [part.idle for part in (curriculum, placements, precision, scaling, schedules)]
     return {key: words for rule in rules for key, words in rule(trial)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.data.corpus import Corpus
 from harness.guards import GUARDS, GuardSignal, Parts
+from harness.model.branches import branches_of
 from harness.model.gpt import GPT
 from harness.model.parameters import Layout, Views, new_weights
 from harness.model.precision import FORMATS, precision_of
@@ -66,7 +67,8 @@ class Pack:
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer = OPTIMIZERS[first.optim.name]
         rule, decays = optimizer.rule_of(first), first.optim.decay_embedding
-        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays)))
+        branches = branches_of(first)
+        self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays, branches)))
         weights = new_weights(self.layout, here, self.dtype, device)
         self.rows_state = State(len(trials))
         self._weights = self.rows_state.add("weights", weights)
@@ -74,15 +76,15 @@ class Pack:
         self._active = self.rows_state.add("active", torch.ones(len(here), dtype=torch.bool, device=device))
         precision = precision_of(first.train, device)
         vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
-        self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors)
+        self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
         self._noticed: dict[str, Tensor] = {}
         mine = weakref.proxy(self)  # a model that kept the pack alive would keep all its arrays
-        self.model.notice = lambda part, acted_r: mine._notice(part, acted_r)
+        self.model.notice = lambda part, acted_r, rows: mine._notice(part, acted_r, rows)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
         self.qk_clip: QKClip | None = None
         if QKClip.is_on(first):
-            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps, lambda: mine.part)
+            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps)
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
@@ -105,10 +107,9 @@ class Pack:
         """Let every part work on the rows that are there now."""
         self._row_of = {planned: row for row, planned in enumerate(self.rows)}
         self.index = torch.tensor(self.rows, device=self.device)
-        self._parts = self._cut()
+        self.parts = self._cut()
         trials = [self.planned[number] for number in self.rows]
-        self.model.bind(trials, self._parts, self.weights, self.gradients)
-        self.part = self._parts[0]
+        self.model.bind(trials, self.parts, self.weights, self.gradients)
         self.optimizer.bind(trials)
         self.loss_scale.bind(trials)
         for clipper in self.clippers:
@@ -215,9 +216,9 @@ class Pack:
         self._noticed.clear()
         self.model.begin(steps, self.active)
 
-    def loss(self, batch_RxBxx: Tensor, weights_RxB: Tensor | None = None) -> Tensor:
-        """Mean loss of each row of the selected part, [r]; its backward pass fills their `gradients`."""
-        return self.objective.loss(self.model, batch_RxBxx, weights_RxB, self.part)
+    def loss(self, batch_RxBxx: Tensor, weights_RxB: Tensor | None = None, rows: slice | None = None) -> Tensor:
+        """Mean loss of each row of one of the `parts`, the first where none is named, [r]; it fills `gradients`."""
+        return self.objective.loss(self.model, batch_RxBxx, weights_RxB, self.parts[0] if rows is None else rows)
 
     def learn(
         self,
@@ -248,8 +249,8 @@ class Pack:
 
     def _learn(self, batch_RxBxT1: Tensor, weights_RxB: Tensor | None) -> Tensor:
         losses = []
-        for rows in self._each_part():
-            loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows])
+        for rows in self.parts:
+            loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows], rows)
             if self.loss_scale.is_on:
                 loss.backward(self.loss_scale.scale[rows])
             else:
@@ -280,11 +281,11 @@ class Pack:
             self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
         return norms
 
-    def _notice(self, part: str, acted_r: Tensor) -> None:
-        """Something acted in a forward pass of these rows of the selected part."""
+    def _notice(self, part: str, acted_r: Tensor, rows: slice) -> None:
+        """Something acted in a forward pass of these rows."""
         if part not in self._noticed:
             self._noticed[part] = torch.zeros(len(self), dtype=torch.bool, device=self.device)
-        self._noticed[part][self.part] |= acted_r
+        self._noticed[part][rows] |= acted_r
 
     def validation_losses(self, tokens: int) -> Tensor:
         """Mean loss in each segment of the held-out data (`Objective.held_out`), [R, S], float64.
@@ -299,16 +300,9 @@ class Pack:
             return F.pad(self.objective.window_losses(self.model, piece, rows), (0, most - len(piece)), value=torch.nan)
 
         with torch.no_grad(), self.model.taps.muted():
-            parts = [torch.stack([losses_of(pieces[i], rows) for i in own]) for rows in self._each_part()]
+            parts = [torch.stack([losses_of(pieces[i], rows) for i in own]) for rows in self.parts]
         losses = self.ranks.joined(torch.cat(parts, dim=1), len(pieces)).transpose(0, 1).flatten(1)
         return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
-
-    def _each_part(self) -> Iterator[slice]:
-        """Select one part of the rows after the other; `part` says which it is."""
-        for number, part in enumerate(self._parts):
-            self.model.select(number)
-            self.part = part
-            yield part
 
     # --- rows that come and go ---------------------------------------------------------------------------------------
 

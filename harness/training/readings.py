@@ -24,22 +24,23 @@ class LayerReadings:
     def __init__(self, pack: Pack):
         self._pack, self._taps, self._explicit = pack, pack.model.taps, pack.model.explicit_attention
         self._layers = pack.planned[0].model.depth
+        self._has_scores = "blocks.0.attention.scores" in self._taps.names
         self._values: dict[tuple[str, int], dict[int, Tensor]] = {}  # (signal, layer) -> first row of a part -> [r]
         self._detach = self._attach("residual", "activation_rms", _rms)
         self._detach_scores: list[Callable[[], None]] = []
 
     def _attach(self, tap: str, signal: str, measure: Callable[[Tensor], Tensor]) -> list[Callable[[], None]]:
-        def read(layer: int, _: str, x: Tensor) -> None:
-            parts, first = self._values.setdefault((signal, layer), {}), self._pack.part.start
+        def read(layer: int, _: str, x: Tensor, rows: slice) -> None:
+            parts, first = self._values.setdefault((signal, layer), {}), rows.start
             found = measure(x.detach())
             parts[first] = torch.maximum(parts[first], found) if first in parts else found
 
-        return [self._taps.attach(f"blocks.{i}.{tap}", partial(read, i)) for i in range(self._layers)]
+        return [self._taps.attach_to_rows(f"blocks.{i}.{tap}", partial(read, i)) for i in range(self._layers)]
 
     def listen(self, tick: Tick) -> None:
         """Be ready for the forward pass of these steps."""
         self._values.clear()
-        wanted = self._explicit or any(step % SCORES_EVERY == 0 for step in tick.groups)
+        wanted = self._has_scores and (self._explicit or any(step % SCORES_EVERY == 0 for step in tick.groups))
         if wanted and not self._detach_scores:
             self._detach_scores = self._attach("attention.scores", "attention_logit_max", _largest)
         elif not wanted:

@@ -61,7 +61,7 @@ class Strikes:
             for name in self.agenda.taps(planned):
                 strike = partial(self._strike, site, planned, row, step, rank)
                 # First, so that telemetry reads what the model goes on with.
-                detach.append(self.pack.model.taps.attach(name, strike, first=True))
+                detach.append(self.pack.model.taps.attach_to_rows(name, strike, first=True))
         try:
             yield
         finally:
@@ -83,11 +83,12 @@ class Strikes:
             if has_others:
                 self.agenda.recall(planned, memory)
 
-    def _strike(self, site: Site, planned: int, row: int, step: int, rank: int, name: str, x: Tensor) -> None:
-        part = self.pack.part
-        if not part.start <= row < part.stop:
+    def _strike(
+        self, site: Site, planned: int, row: int, step: int, rank: int, name: str, x: Tensor, rows: slice
+    ) -> None:
+        if not rows.start <= row < rows.stop:
             return
-        row -= part.start
+        row -= rows.start
         if site == Site.ACTIVATION:
             # In place and out of autograd's sight, as a fault of the memory is: the gradient passes straight through.
             self._visit(planned, Visit(site, step, {name: x.data[row]}, rank))

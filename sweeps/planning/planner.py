@@ -12,11 +12,12 @@ import torch
 
 from harness.basics.memory import in_units
 from harness.config import NO_FAULT, ConfigError, Model, Problems, Trial
-from harness.model.activations import ACTIVATIONS
+from harness.model.branches import Branches, branches_of
+from harness.model.norms import kept_by_norms
+from harness.model.outline import placement_norms
 from harness.model.placements import has_final_norm
 from harness.model.precision import FORMATS
 from harness.model.scaling import tensor_table
-from harness.model.tensors import block_norms, feedforward_size
 from harness.training.pack_sizes import rows_at_once
 
 
@@ -225,38 +226,24 @@ def _join(pieces: Sequence[PackPlan]) -> PackPlan:
 
 
 @lru_cache(maxsize=256)
-def _weights(model: Model, vocabulary: int) -> tuple[int, int]:
+def _weights(model: Model, vocabulary: int, branches: Branches) -> tuple[int, int]:
     """How many numbers all tensors of the model have, and how many its matrices; a deep one takes a while to list."""
-    rows = tensor_table(model, vocabulary)
+    rows = tensor_table(model, vocabulary, branches=branches)
     return sum(row.size for row in rows), sum(row.size for row in rows if len(row.shape) == 2)
 
 
 @lru_cache(maxsize=256)
-def activation_elements(model: Model, vocabulary: int, checkpointing: bool = False) -> int:
-    """Values that one token leaves for the backward pass: a count over the model's code, scores included."""
-    width = model.width
-    drops = model.dropout is not None
-    copies = 2 + (model.attention_cap is not None) + 2 * (model.soft_clip_high is not None) + 2 * drops
-    scores = copies * width // model.head_dim * model.context
-    gated = 4 + 2 * (model.swiglu_clamp is not None) + (model.init == "fixup")
-    plain = 1 if model.activation == "relu" else 2  # a ReLU keeps what it gives, as the next matrix does
-    feedforward = (gated if ACTIVATIONS[model.activation].gated else plain) * feedforward_size(model)
-    scaled_branches = 2 * width * ((model.layer_scale is not None) + (model.init == "fixup"))
-    block = (10 + 2 * drops) * width + scores + feedforward + scaled_branches
-    inside = sum(block + _normed(model, number) for number in range(model.depth))
+def activation_elements(model: Model, vocabulary: int, checkpointing: bool = False, branches: Branches = ()) -> int:
+    """Values that one token leaves for the backward pass: a count over the model's code. No `branches`: the usual."""
+    width, drops, branches = model.width, model.dropout is not None, branches or branches_of(Trial(model))
+    scaled = drops + (model.layer_scale is not None) + (model.init == "fixup")  # what each branch gives
+    block = sum(branch.kept() + scaled * width for branch in branches) + 4 * width  # with what is made on the way back
+    norms = (placement_norms(model, number, branches) for number in range(model.depth))
+    inside = sum(block + kept_by_norms(model, sum(norm.size for norm in own)) for own in norms)
     if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
         inside = model.depth * width + 3 * inside // model.depth
     outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
     return inside + outside + (2 + (model.output_cap is not None)) * vocabulary
-
-
-def _normed(model: Model, block: int) -> int:
-    """What the norms of a block leave: two values, or with RMSNorm one, for each feature that they are fed."""
-    fed = 0
-    for tensor in block_norms(model, block):
-        is_of_heads = tensor.name.endswith((".query_norm", ".key_norm"))
-        fed += model.width if is_of_heads else tensor.size
-    return (2 if model.norm == "layer" else 1) * fed
 
 
 def mean_rows(trials: Sequence[Trial]) -> float:
@@ -279,14 +266,15 @@ def state_bytes(trial: Trial) -> int:
 def weight_bytes(trial: Trial) -> int:
     """Memory of one trial's weights alone."""
     state, _ = FORMATS[trial.train.precision]
-    return state.itemsize * _weights(trial.model, trial.data.vocabulary)[0]
+    return state.itemsize * _weights(trial.model, trial.data.vocabulary, branches_of(trial))[0]
 
 
 def activation_bytes(trial: Trial, rows: int, device: str) -> float:
     """Memory of the activations of those of `rows` trials that pass through the model together."""
     sequences = trial.train.sequences
     together = min(rows, 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
-    a_token = activation_elements(trial.model, trial.data.vocabulary, trial.train.checkpointing)
+    size = (trial.model, trial.data.vocabulary, trial.train.checkpointing)
+    a_token = activation_elements(*size, branches_of(trial))
     elements = sequences * trial.model.context * a_token
     return together * FORMATS[trial.train.precision][0].itemsize * elements
 
@@ -328,10 +316,10 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
     Matrix products at a fixed rate plus passes over activations at a fixed bandwidth; both constants were fitted on
     two cores of a 2023 Xeon and are within a factor of two there. For CUDA they are a guess from data sheets.
     """
-    model, tokens = trial.model, trial.train.batch * trial.model.context
-    _, matrices = _weights(model, trial.data.vocabulary)
-    operations = 6 * tokens * (matrices + 2 * model.depth * model.context * model.width)
-    traffic = 4 * 5 * tokens * activation_elements(model, trial.data.vocabulary)
+    model, branches, tokens = trial.model, branches_of(trial), trial.train.batch * trial.model.context
+    _, matrices = _weights(model, trial.data.vocabulary, branches)
+    operations = 6 * tokens * (matrices + model.depth * sum(branch.operations() for branch in branches))
+    traffic = 4 * 5 * tokens * activation_elements(model, trial.data.vocabulary, branches=branches)
     rate, bandwidth = (1e14, 1e12) if device == "cuda" else (1.5e11, 5e9)
     passes = 4 / 3 if trial.train.checkpointing else 1  # a forward pass is a third of a step
     return passes * (operations / rate + traffic / bandwidth)

@@ -58,7 +58,7 @@ def window_losses(pack: Pack, starts: Tensor) -> Tensor:
     losses = []
     with torch.no_grad(), pack.model.taps.muted():
         for window in pack.objective.batches.validation(starts):
-            parts = [pack.loss(window.expand(rows.stop - rows.start, 1, -1)) for rows in pack._each_part()]
+            parts = [pack.loss(window.expand(rows.stop - rows.start, 1, -1), rows=rows) for rows in pack.parts]
             losses.append(torch.cat(parts).double())
     return torch.stack(losses, dim=1)
 

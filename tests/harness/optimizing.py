@@ -12,9 +12,8 @@ from torch import Tensor
 
 from harness.config import Optim, Trial, sections
 from harness.model.parameters import Layout
-from harness.model.scaling import TensorRow
 from harness.model.state import State
-from harness.model.tensors import Kind, ModelTensor
+from harness.model.tensors import Kind, ModelTensor, TensorRow
 from harness.optim.optimizers import OPTIMIZERS, Norms, Optimizer
 
 STEPS = 50

@@ -86,7 +86,7 @@ def test_it_changes_no_bit_where_rows_pass_in_parts_and_validation_comes_between
     plain, checkpointed = both(engine, trials)
     assert_same(engine, plain, checkpointed, range(12))
     first, last = plain.signals["validation_loss"][:3, [0, -1]].T
-    assert len(plain.pack._parts) > 1 and (last < first).all(), "they train"
+    assert len(plain.pack.parts) > 1 and (last < first).all(), "they train"
 
 
 def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine):

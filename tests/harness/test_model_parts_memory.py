@@ -19,8 +19,11 @@ KEPT = {
 
 
 def kept_by_a_token(engine, fields):
+    return kept_by_a_token_of(engine.pack_of(with_fields(engine.different(2, **SHAPE), fields)))
+
+
+def kept_by_a_token_of(pack):
     """Values in the storages that autograd holds after a forward pass, without the weights."""
-    pack = engine.pack_of(with_fields(engine.different(2, **SHAPE), fields))
     pack.begin(0)
     batch = pack.objective.batch(0)
     held = {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.model.scaling import TensorRow
+from harness.model.tensors import TensorRow
 from harness.optim.optimizers import OPTIMIZERS
 from tests.harness.optimizing import STEPS, TENSORS, Rig, different, drawn, share, without
 

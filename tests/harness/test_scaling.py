@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from harness.config import ConfigError, Model, Optim, Trial
+from harness.model.branches.attention import attention_multiplier
 from harness.model.scaling import (
     INITS,
-    attention_multiplier,
     branch_multiplier,
     embedding_multiplier,
     output_multiplier,

@@ -20,10 +20,10 @@ def trials_of(engine, count=3, **fields):
 def used(pack, first, last=None):
     """The matrices that linear layers read in the place of these, [R, k x out, in]."""
     model = pack.model
-    gamma = model._leaf(f"{first}_scale", f"{last}_scale" if last else None)
-    vectors = model._vectors.stack(first, last, slice(0, len(pack)))
+    gamma = model.tools().leaf(f"{first}_scale", f"{last}_scale" if last else None)
+    vectors = model.tools().vectors.stack(first, last, slice(0, len(pack)))
     x = torch.zeros(len(pack), 1, 1)
-    return reparametrised(x, model._leaf(first, last), gamma, *vectors)[1].weight
+    return reparametrised(x, model.tools().leaf(first, last), gamma, *vectors)[1].weight
 
 
 def test_spectral_norms_are_one_at_the_start(engine):

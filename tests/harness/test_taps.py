@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from harness.config import Model
-from harness.model.taps import Taps, tap_shapes
+from harness.model.outline import tap_shapes
+from harness.model.taps import Taps
 from tests.harness.variants import VARIANTS, with_fields
 
 SHAPES = {

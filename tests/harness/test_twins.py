@@ -149,7 +149,7 @@ def test_forty_children_at_three_strikes(engine, threads, block):
     """They pass through the model in parts, and where those end changes with every fork."""
     torch.set_num_threads(threads)
     forked = assert_fork_equals_full_run(engine, *forty_children(engine, threads), block=block)
-    assert all(events for events in forked.result.events[2:]) and len(forked.pack._parts) > 3
+    assert all(events for events in forked.result.events[2:]) and len(forked.pack.parts) > 3
     assert sorted(set(forked.pack.twins.begins)) == [0, 2, 4, 7]
 
 

@@ -21,7 +21,7 @@ def alone(pack: Pack, tokens: int) -> np.ndarray:
     starts, losses = pack.objective.held_out(tokens), []
     with torch.no_grad(), pack.model.taps.muted():
         for window in pack.objective.batches.validation(starts.flatten()):
-            parts = [pack.loss(window.expand(rows.stop - rows.start, 1, -1)) for rows in pack._each_part()]
+            parts = [pack.loss(window.expand(rows.stop - rows.start, 1, -1), rows=rows) for rows in pack.parts]
             losses.append(torch.cat(parts).double())
     return torch.stack(losses, 1).unflatten(1, starts.shape).mean(-1).numpy()
 

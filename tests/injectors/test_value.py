@@ -17,7 +17,7 @@ import torch
 
 from harness.config import Model
 from harness.config.limits import KEPT_EVENTS
-from harness.model.taps import tap_shapes
+from harness.model.outline import tap_shapes
 from harness.training.sites import Site
 from injectors.value import Value
 from tests.injectors.spies import START, STEPS, differing, row, trial, watch, watch_each, words

@@ -19,8 +19,8 @@ import torch
 
 from analysis.reading.open_sweep import fault_events
 from harness.config import Model, trial_from_dict
+from harness.model.outline import tap_shapes
 from harness.model.scaling import tensor_table
-from harness.model.taps import tap_shapes
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
 from injectors import fault_types

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model.parameters import Layout, Segment
-from harness.model.scaling import TensorRow
 from harness.model.state import Rows, State
-from harness.model.tensors import Kind
+from harness.model.tensors import Kind, TensorRow
 
 CPU_PIECE = 65_536  # elements of a piece: half a dozen arrays of that size fit a 2 MiB cache
 CPU_COLUMNS = 8_192  # of them in a row, where a piece need not be a tensor; never a function of R, because norms add up

@@ -1,0 +1,144 @@
+"""Causal self-attention; its arithmetic is in harness/model/attention.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.config import Model, Trial, shown
+from harness.model.attention import Limits, attend, rotate, split_heads
+from harness.model.branches.base import Branch
+from harness.model.norms import kept_by_norms
+from harness.model.tensors import Kind, ModelTensor
+from harness.model.tools import Tools
+
+NO_LOGITS = ("attention_cap", "soft_clip_high", "dropout")  # of what a fused kernel has no room for
+UNDONE = "divides out the scale of the weights that it shrinks"
+UNDOES_QK_CLIP = {
+    "qk_norm": (False, UNDONE),
+    "qkv_norm": (False, UNDONE),
+    "sigma_reparam": (False, UNDONE),
+    "attention_cap": (None, "bounds the logits that it looks at"),
+}
+
+
+@dataclass(frozen=True)
+class Attention(Branch):
+    """Heads of queries, keys and values, whose products are told apart by a softmax (Vaswani et al. 2017)."""
+
+    fields: ClassVar = (
+        *("attention_norm", "qkv_norm", "projection_norm", "attention", "qk_norm", "qk_norm_shared", "qk_norm_over"),
+        *("attention_temperature", "attention_cap", "soft_clip_high", "qk_clip"),
+    )
+
+    @property
+    def is_normed(self) -> bool:
+        return self.model.attention_norm
+
+    def tensors(self) -> Iterator[ModelTensor]:
+        c, d = self.model, self.model.width
+        yield ModelTensor("query", (d, d), Kind.HIDDEN)
+        yield ModelTensor("key", (d, d), Kind.HIDDEN, stacked=True)
+        yield ModelTensor("value", (d, d), Kind.HIDDEN, stacked=True)
+        yield ModelTensor("projection", (d, d), Kind.RESIDUAL)
+        if c.qkv_norm:
+            yield ModelTensor("qkv_norm", (3, d), Kind.GAIN)
+        if c.qk_norm:
+            of_head = (c.head_dim,) if c.qk_norm_shared else (d // c.head_dim, c.head_dim)
+            for name in ("query_norm", "key_norm"):
+                yield ModelTensor(name, of_head if c.qk_norm_over == "head" else (d,), Kind.GAIN)
+        if c.projection_norm:
+            yield ModelTensor("projection_norm", (d,), Kind.GAIN)
+        if c.init == "fixup":
+            for name in ("query_shift", "projection_shift"):
+                yield ModelTensor(name, (1,), Kind.SHIFT)
+
+    def taps(self, sequences: int) -> Mapping[str, tuple[int, ...]]:
+        c = self.model
+        heads, stream = (sequences, c.width // c.head_dim, c.context), (sequences * c.context, c.width)
+        shapes = dict.fromkeys(("query", "key", "value"), (*heads, c.head_dim))
+        return {**shapes, "scores": (*heads, c.context), "projection": stream}
+
+    def kept(self) -> int:
+        c = self.model
+        copies = 2 + (c.attention_cap is not None) + 2 * (c.soft_clip_high is not None) + 2 * (c.dropout is not None)
+        fed = c.width * (3 * c.qkv_norm + 2 * c.qk_norm + c.projection_norm)
+        return 5 * c.width + copies * c.width // c.head_dim * c.context + kept_by_norms(c, fed)
+
+    def operations(self) -> int:
+        """Of scores and what is mixed by them."""
+        return 2 * self.model.context * self.model.width
+
+    def refused(self, trial: Trial) -> Iterator[str]:
+        c = self.model
+        if c.width % c.head_dim:
+            why = f"not divisible by model.head_dim={c.head_dim}"
+            yield f"model.width={c.width}: {why}; allowed: a multiple of it"
+        if c.positions == "rotary" and c.head_dim % 2:
+            yield f"model.head_dim={c.head_dim}: odd; allowed with model.positions=rotary: an even number"
+        if not c.explicit_attention:
+            yield from self._fused(trial.train.softmax)
+        for name, (off, why) in UNDOES_QK_CLIP.items():
+            if c.qk_clip is not None and (value := getattr(c, name)) != off:
+                allowed = f"null, or model.{name}={shown(off)}"
+                yield f"model.qk_clip={c.qk_clip}: model.{name}={shown(value)} {why}; allowed: {allowed}"
+        if not c.qk_norm_shared and not c.qk_norm:
+            yield "model.qk_norm_shared=false: there is no model.qk_norm; allowed: true, or model.qk_norm=true"
+        elif c.qk_norm_over == "heads" and not c.qk_norm_shared:
+            why = "model.qk_norm_over=heads has a gain for each feature already"
+            yield f"model.qk_norm_shared=false: {why}; allowed: true"
+
+    def _fused(self, softmax: str) -> Iterator[str]:
+        """What the fused kernel has no room for."""
+        c, explicit = self.model, "model.attention=explicit"
+        for name in NO_LOGITS:
+            if (value := getattr(c, name)) is not None:
+                why = "model.attention=fused keeps no logits"
+                yield f"model.{name}={value}: {why}; allowed: null, or {explicit}"
+        if softmax != "fp32":
+            why = f"attention is fused (model.attention={c.attention}, model.context={c.context})"
+            yield f"train.softmax={softmax}: {why}, with a softmax of its own; allowed: fp32, or {explicit}"
+
+    def __call__(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
+        c, precision = self.model, tools.precision
+        qkv = tools.linear(x_RxNxD, f"{name}.query", f"{name}.value")
+        if c.qkv_norm:
+            parts = qkv.unflatten(-1, (3, c.width))
+            qkv = precision(tools.norm(f"{name}.qkv_norm", parts)).flatten(-2)
+        if c.qk_norm and c.qk_norm_over == "heads":
+            query, key, value = qkv.chunk(3, -1)
+            query, key = tools.norm(f"{name}.query_norm", query), tools.norm(f"{name}.key_norm", key)
+            qkv = torch.cat([precision(query), precision(key), value], -1)
+        q, k, v = split_heads(qkv, context, c.width // c.head_dim)
+        if c.qk_norm and c.qk_norm_over == "head":
+            q = precision(tools.norm(f"{name}.query_norm", q))
+            k = precision(tools.norm(f"{name}.key_norm", k))
+        q, k, v = (tools.tap(f"{name}.{part}", x) for part, x in (("query", q), ("key", k), ("value", v)))
+        if c.positions == "rotary":
+            q, k = (rotate(part, c.rotary_base, tools.dtype) for part in (q, k))
+        limits, scale = self._limits(tools, f"{name}.shares"), attention_multiplier(c)
+        mixed = attend(q, k, v, scale, c.explicit_attention, precision, tools.taps, name, limits)
+        projection = tools.linear(mixed.reshape(x_RxNxD.shape), f"{name}.projection")
+        return tools.norm(f"{name}.projection_norm", tools.tap(f"{name}.projection", projection))
+
+    def _limits(self, tools: Tools, name: str) -> Limits:
+        """What the configuration does to logits, and to shares, whose dropout has this name."""
+        temperature, cap = tools.switched("attention_temperature", 5), tools.switched("attention_cap", 5)
+        zeta = tools.switched("soft_clip_high", 5)
+        clip = None if zeta is None else (zeta, tools.strength("soft_clip_low", 5))
+        drop = None if self.model.dropout is None else partial(tools.dropped, name)
+        return Limits(temperature, cap, clip, drop)
+
+
+def attention_multiplier(model: Model) -> float:
+    """What query-key products are multiplied by: 1/sqrt(head_dim), or for muP sqrt(base_head_dim)/head_dim."""
+    base = model.base_head_dim or model.head_dim
+    if model.parametrization == "standard" or base == model.head_dim:
+        return 1 / math.sqrt(model.head_dim)
+    return math.sqrt(base) / model.head_dim

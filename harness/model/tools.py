@@ -1,0 +1,131 @@
+"""What a forward pass offers to the parts of a model: layers that know their tensors, strengths and taps by name.
+
+A norm, gain, shift or bias whose tensor the configuration gives to the model (harness/model/outline.py) is applied;
+one without a tensor is not there, and x passes as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.config import Model, Trial
+from harness.model.dropout import dropped, stream
+from harness.model.layers import Leaf, linear, scaled, shifted
+from harness.model.norms import NORMS
+from harness.model.parameters import Layout
+from harness.model.precision import Precision
+from harness.model.sigma import SingularVectors, reparametrised
+from harness.model.taps import RowTaps
+
+Notices = Callable[[str, Tensor, slice], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that pass through the model together, and what has been looked up for them: weights, gradients [r, P]."""
+
+    rows: slice
+    trials: Sequence[Trial]
+    weights: Tensor
+    gradients: Tensor
+    leaves: dict[tuple[str, str | None], Leaf] = field(default_factory=dict)
+    strengths: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The same for all parts of a model, in one pass: that of the rows of `part` at their `steps`.
+
+    `sequences` are the numbers of its sequences in the batch. `vectors` are there where hidden matrices are
+    reparametrised. `notices` are told what acted: a key, where [r], and in which rows.
+    """
+
+    config: Model
+    layout: Layout
+    precision: Precision
+    vectors: SingularVectors | None
+    notices: Notices
+    part: Part
+    steps: Sequence[int]
+    sequences: range
+    taps: RowTaps
+
+    def notice(self, part: str, acted_r: Tensor) -> None:
+        """Something acted in this pass in these rows of it."""
+        self.notices(part, acted_r, self.part.rows)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the residual stream."""
+        return self.part.weights.dtype
+
+    # --- what belongs to the trials of the part ----------------------------------------------------------------------
+
+    def strength(self, name: str, dims: int, read: Callable[[Trial], float] | None = None) -> Tensor:
+        """What is read of each trial, by default that field of its model: [r, 1, ...] of so many dims."""
+        key, part = (name, dims), self.part
+        if key not in part.strengths:
+            values = [read(trial) if read else getattr(trial.model, name) for trial in part.trials]
+            column = torch.tensor(values, dtype=torch.float64).to(part.weights)
+            part.strengths[key] = column.view(-1, *[1] * (dims - 1))
+        return part.strengths[key]
+
+    def switched(self, name: str, dims: int) -> Tensor | None:
+        """The same of a field that may be null, and is then null in every trial."""
+        return None if getattr(self.config, name) is None else self.strength(name, dims)
+
+    def leaf(self, first: str, last: str | None = None) -> Leaf:
+        """The tensor, or the stack of neighbouring matrices, under its name."""
+        key, part = (first, last), self.part
+        if key not in part.leaves:
+            views = (self.layout.view(flat, first, last) for flat in (part.weights, part.gradients))
+            part.leaves[key] = Leaf(*views)
+        return part.leaves[key]
+
+    # --- small parts -------------------------------------------------------------------------------------------------
+
+    def linear(self, x_RxNxI: Tensor, first: str, last: str | None = None) -> Tensor:
+        """x through the matrix `first`, or those up to `last` side by side, with all that is asked for around them."""
+        x, leaf = self.shifted(f"{first}_shift", x_RxNxI), self.leaf(first, last)
+        is_biased = f"{first}_bias" in self.layout.by_name
+        bias = self.leaf(f"{first}_bias", f"{last}_bias" if last else None) if is_biased else None
+        if self.vectors and f"{first}_scale" in self.layout.by_name:
+            gamma = self.leaf(f"{first}_scale", f"{last}_scale" if last else None)
+            x, leaf = reparametrised(x, leaf, gamma, *self.vectors.stack(first, last, self.part.rows))
+        return linear(x, leaf, self.precision, bias)
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """x through the norm of these gains."""
+        if name not in self.layout.by_name:
+            return x
+        norm, leaf, held = NORMS[self.config.norm], self.leaf(name), self.precision.norm
+        gain = Leaf(held(leaf.weight).to(leaf.weight.dtype), leaf.gradient)
+        normed = norm(held(x), gain, self.config.norm_epsilon)
+        return held(self.shifted(f"{name}_bias", normed, held))
+
+    def scaled(self, name: str, x: Tensor) -> Tensor:
+        """x times a learned gain or number."""
+        return scaled(x, self.leaf(name)) if name in self.layout.by_name else x
+
+    def shifted(self, name: str, x: Tensor, held: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
+        """x plus a learned bias or number, which is `held` in a format first."""
+        if name not in self.layout.by_name:
+            return x
+        leaf = self.leaf(name)
+        return shifted(x, Leaf(held(leaf.weight).to(leaf.weight.dtype), leaf.gradient))
+
+    def dropped(self, name: str, x_RxNxxx: Tensor) -> Tensor:
+        """x, of whose N sequences or tokens parts are dropped in training."""
+        shares = self.switched("dropout", 1)
+        if shares is None or not torch.is_grad_enabled():
+            return x_RxNxxx
+        seeds = zip((trial.seeds["data"] for trial in self.part.trials), self.steps, strict=True)
+        return dropped(x_RxNxxx, shares, [stream(seed, step, name) for seed, step in seeds], self.sequences)
+
+    def tap(self, name: str, x: Tensor) -> Tensor:
+        """A tap on what matrix products read or leave: whatever is written there is held in their precision too."""
+        return self.precision(self.taps(name, x)) if name in self.taps else x
