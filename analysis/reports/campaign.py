@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
 from analysis.figures.labels import labelled_sweep
+from analysis.figures.registry import Needs
+from analysis.figures.results import Results
 from analysis.measures.judged_faults import site_labels
-from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes_and_notes
+from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE
 from analysis.measures.statistics import rates, studied, wilson_interval
 from analysis.reading.open_sweep import UNFINISHED, open_sweep
 from analysis.reports.report import Picture, save_figures, template, with_losses
@@ -46,10 +47,10 @@ def write_campaign(out: Path | str) -> Campaign:
     folder = ResultsPath.open(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
-    judged, said = outcomes_and_notes(with_losses(sweep))
-    table = site_table(judged)
-    notes = [*_remarks(table), *said]
-    pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, out)
+    results = Results(with_losses(sweep))
+    table = site_table(results.judged)
+    notes = [*_remarks(table), *results.notes]
+    pictures = save_figures(results, out, Needs.OUTCOMES)
     words = in_words(table)
     page = template("campaign").render(
         study=sweep.attrs["study"],

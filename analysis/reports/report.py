@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.figures.drawing import Drawing
-from analysis.figures.labels import labelled
-from analysis.figures.mitigation_map import MITIGATION_FIGURES
 from analysis.figures.mitigation_words import coverage, mitigation_findings, table_rows
-from analysis.figures.search_figures import SEARCH_FIGURES
-from analysis.figures.sweep_figures import FIGURES
+from analysis.figures.registry import Needs, figures
+from analysis.figures.results import Results
 from analysis.measures import metrics
-from analysis.measures.mitigations import UNLIKE_PACKS, compare
+from analysis.measures.mitigations import UNLIKE_PACKS
 from analysis.reading.acted import idle_note
-from analysis.reading.open_sweep import UNFINISHED, open_with_events
-from analysis.reading.searches import read_searches
+from analysis.reading.open_sweep import UNFINISHED
 from harness.basics.printing import printable
 from harness.storage.results_folder import ResultsPath
 
@@ -48,6 +43,7 @@ class Picture:
     """One figure as a file and as text for the page; both None where the caption says why there is none."""
 
     name: str
+    needs: Needs
     caption: str
     path: Path | None = None
     base64: str | None = None
@@ -59,32 +55,26 @@ def write_report(out: Path | str) -> Report:
     Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
     """
     out = Path(out)
-    ds, events = labelled(*open_with_events(out))
+    results = Results.open(out)
     folder = ResultsPath.open(out)
-    ds = with_losses(ds)
-    compared = compare(ds)
-    sensitivity, faults = metrics.lr_sensitivity(ds), fault_table(ds)
-    found = findings(ds, sensitivity, faults) + mitigation_findings(compared)
-    figures = {name: draw(ds, events) for name, draw in FIGURES.items()}
-    figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
-    if searches := read_searches(out):
-        figures |= {name: draw(searches) for name, draw in SEARCH_FIGURES.items()}
-    pictures = save_figures(figures, out)
+    results = replace(results, sweep=with_losses(results.sweep))
+    ds, compared, faults = results.sweep, results.comparison, fault_table(results.sweep)
+    found = findings(ds, results.sensitivity, faults) + mitigation_findings(compared)
+    needs = [Needs.SWEEP, Needs.COMPARISON, *([Needs.SEARCHES] if results.searches else [])]
+    pictures = save_figures(results, out, *needs)
     page = template("report").render(
         study=ds.attrs["study"],
         findings=found,
         counts=outcome_counts(ds["outcome"].values),
         trials=ds.sizes["trial"],
         packs=len(np.unique(ds["pack"].values)),
-        pictures=[picture for picture in pictures if picture.name in FIGURES],
-        search_pictures=[picture for picture in pictures if picture.name in SEARCH_FIGURES],
+        pictures={kind: [picture for picture in pictures if picture.needs == kind] for kind in Needs},
         has_mitigations=len(np.unique(ds["mitigation"].values)) > 1,
         mitigations=table_rows(compared),
         certainty=coverage(compared),
         idle=idle_note(ds),
         unlike_packs=UNLIKE_PACKS,
-        mitigation_pictures=[picture for picture in pictures if picture.name in MITIGATION_FIGURES],
-        sensitivity=_sensitivity_rows(sensitivity),
+        sensitivity=_sensitivity_rows(results.sensitivity),
         faults=_fault_rows(faults),
         corpora=json.loads(ds.attrs["corpus"]),
         environments=json.loads(ds.attrs["environment"]),
@@ -114,23 +104,24 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(f"{name}.html.j2")
 
 
-def save_figures(drawings: Mapping[str, Drawing], out: Path) -> list[Picture]:
-    """Save each to `out`/figures; one that the sweep has no longer is removed, so that none is out of date."""
+def save_figures(results: Results, out: Path, *needs: Needs) -> list[Picture]:
+    """Draw those with these needs to `out`/figures; one that there is no longer is removed: none is out of date."""
     folder = ResultsPath.open(out) / "figures"
     folder.make_folder()
     pictures = []
-    for name, drawing in drawings.items():
+    for name, figure in figures(*needs).items():
+        drawing = figure(results)
         file = folder / f"{name}.png"
         if drawing.figure is None:
             file.unlink()
-            pictures.append(Picture(name, drawing.caption))
+            pictures.append(Picture(name, figure.needs, drawing.caption))
         else:
             drawn = io.BytesIO()
             drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
             content = drawn.getvalue()
             file.write(content)
             shown = base64.b64encode(content).decode()
-            pictures.append(Picture(name, drawing.caption, out / "figures" / file.name, shown))
+            pictures.append(Picture(name, figure.needs, drawing.caption, out / "figures" / file.name, shown))
     return pictures
 
 

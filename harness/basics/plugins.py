@@ -26,6 +26,7 @@ KINDS = {
     "optimizers": "harness.optim.optimizers",
     "clippers": "harness.optim.clippers",
     "faults": "injectors",
+    "figures": "analysis.figures",
 }
 """The kinds of parts, and the folder of each."""
 

@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import MARKERS, Drawing, palette, short, style
+from analysis.figures.registry import Needs, drawn_from
+from analysis.figures.results import Results
 from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.measures.statistics import median_interval, studied, wilson_interval
 from harness.basics.printing import count
@@ -30,7 +32,8 @@ MEASURES = {
 }
 
 
-def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
+@drawn_from(Needs.OUTCOMES, place=4)
+def recovery_against_beta2(results: Results) -> Drawing:
     """Recovery time against beta2, and below it the share that did not recover: a column a clipping, a line a fault.
 
     By three measures, one under the other. Until the loss, and the gradient norm, are back in their golden range for
@@ -42,7 +45,7 @@ def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
     all others, which is right for a median, and is drawn at the steps for which it was watched. Shares have Wilson
     intervals.
     """
-    table = recovery_table(sweep)
+    table = recovery_table(results.judged)
     if table["beta2"].nunique() < 2:
         values = count(table["beta2"].nunique(), "value")
         return Drawing(None, f"No figure: the judged faults that changed something have {values} of beta2, not two.")
