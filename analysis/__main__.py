@@ -9,8 +9,7 @@ from pathlib import Path
 import matplotlib
 
 from analysis.figures.drawing import PICTURES
-from analysis.figures.registry import Needs, figures
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.acted import idle_note
 from analysis.reports.campaign import write_campaign
 from analysis.reports.report import write_report

@@ -15,8 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.envelope import Envelope
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import NON_FINITE, OUTCOMES

@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import chosen
 from analysis.measures import metrics
 from harness.basics.printing import count

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import MARKERS, Drawing, palette, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, series_of
 from analysis.measures import metrics
 from analysis.reading.acted import BASELINE

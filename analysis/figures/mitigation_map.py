@@ -18,8 +18,7 @@ from matplotlib.textpath import TextPath
 
 from analysis.figures.drawing import Drawing, short, style
 from analysis.figures.mitigation_words import NOTHING, coverage, value_words
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.mitigations import BASELINE, UNLIKE_PACKS, Comparison, Metric
 from harness.basics.printing import count
 

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import LINGERING, MASKED, OUTCOMES, RECOVERED
 from analysis.measures.statistics import studied

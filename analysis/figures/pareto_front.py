@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figures.drawing import MARKERS, Drawing, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
-from analysis.figures.search_cells import CROSSES, FAULTS, LINEAR_BELOW, cell_legend, colour_of, left_out, shown_cells
+from analysis.figures.registry import Needs, Results, drawn_from
+from analysis.figures.search_cells import CROSSES, FAULTS, LINEAR_BELOW, colour_of, left_out, legend, shown_cells
 from analysis.reading.searches import History, front
 
 MOST_NUMBERED = 8
@@ -27,15 +26,15 @@ def pareto_front(results: Results) -> Drawing:
     if not shown:
         return Drawing(None, "No figure: nothing has been searched here with two objectives.")
     with style():
-        cells = max(map(len, shown.values()))
-        figure = Figure(figsize=(6.4 * len(shown) + 0.6, 5 + 0.25 * cells), layout="constrained")
+        most = max(map(len, shown.values()))
+        figure = Figure(figsize=(6.4 * len(shown) + 0.6, 5 + 0.25 * most), layout="constrained")
         panels = figure.subplots(1, len(shown), squeeze=False)[0]
         numbered: list[str] = []
-        for panel, (kind, own) in zip(panels, shown.items(), strict=True):
-            for position, history in enumerate(own):
-                _draw_front(panel, history, colour_of(own, position), MARKERS[position], len(own) == 1, numbered)
-            panel.set(title=f"search={kind}", xlabel=own[0].objectives[0], ylabel=own[0].objectives[1])
-        cell_legend(figure, shown)
+        for panel, (kind, cells) in zip(panels, shown.items(), strict=True):
+            for position, history in enumerate(cells):
+                _draw_front(panel, history, colour_of(cells, position), MARKERS[position], len(cells) == 1, numbered)
+            panel.set(title=f"search={kind}", xlabel=cells[0].objectives[0], ylabel=cells[0].objectives[1])
+        legend(figure, shown)
         figure.suptitle("Pareto front")
     crosses = f" Crosses: {CROSSES[FAULTS]}." if FAULTS in shown else ""
     words = f" Numbered: {'; '.join(numbered)}." if numbered else ""

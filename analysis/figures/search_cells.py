@@ -22,9 +22,9 @@ def shown_cells(histories: Sequence[History]) -> dict[str, list[History]]:
     """By kind, at most `MOST_CELLS` of each."""
     found: dict[str, list[History]] = {}
     for history in histories:
-        own = found.setdefault(history.kind, [])
-        if len(own) < MOST_CELLS:
-            own.append(history)
+        cells = found.setdefault(history.kind, [])
+        if len(cells) < MOST_CELLS:
+            cells.append(history)
     return found
 
 
@@ -33,16 +33,16 @@ def left_out(histories: Sequence[History]) -> str:
     return f" Not shown: {count(number, 'further cell')}." if number else ""
 
 
-def colour_of(own: Sequence[History], position: int) -> Any:
-    return list(palette([str(number) for number in range(len(own))]).values())[position]
+def colour_of(cells: Sequence[History], position: int) -> Any:
+    return list(palette([str(number) for number in range(len(cells))]).values())[position]
 
 
-def cell_legend(figure: Figure, shown: Mapping[str, Sequence[History]]) -> None:
+def legend(figure: Figure, shown: Mapping[str, Sequence[History]]) -> None:
     """The cells of `shown_cells`, each once; none for a single one."""
     handles, labels = [], []
-    for kind, own in shown.items():
-        for position, history in enumerate(own if len(own) > 1 else ()):
-            look = {"color": colour_of(own, position), "marker": MARKERS[position], "linestyle": "none"}
+    for kind, cells in shown.items():
+        for position, history in enumerate(cells if len(cells) > 1 else ()):
+            look = {"color": colour_of(cells, position), "marker": MARKERS[position], "linestyle": "none"}
             handles.append(Line2D([], [], **look))
             labels.append(history.cell if len(shown) == 1 else f"{kind}: {history.cell}")
     if handles:

@@ -10,18 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figures.drawing import MARKERS, Drawing, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
-from analysis.figures.search_cells import (
-    CROSSES,
-    EDGE,
-    FAULTS,
-    LINEAR_BELOW,
-    cell_legend,
-    colour_of,
-    left_out,
-    shown_cells,
-)
+from analysis.figures.registry import Needs, Results, drawn_from
+from analysis.figures.search_cells import CROSSES, EDGE, FAULTS, LINEAR_BELOW, colour_of, left_out, legend, shown_cells
 from analysis.reading.searches import History
 from harness.basics.printing import count
 
@@ -38,7 +28,7 @@ def search_history(results: Results) -> Drawing:
     if not histories:
         return Drawing(None, "No figure: nothing has been searched here.")
     shown = shown_cells(histories)
-    rows = [(kind, place) for kind, own in shown.items() for place in range(len(own[0].objectives))]
+    rows = [(kind, place) for kind, cells in shown.items() for place in range(len(cells[0].objectives))]
     with style():
         figure = Figure(figsize=(8, 3.2 * len(rows) + 0.6 + 0.12 * max(map(len, shown.values()))), layout="constrained")
         panels = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
@@ -46,7 +36,7 @@ def search_history(results: Results) -> Drawing:
             _draw_history(panel, shown[kind], place)
             panel.set_title(f"search={kind}", fontsize="medium")
         panels[-1].set_xlabel("points tried in the cell")
-        cell_legend(figure, shown)
+        legend(figure, shown)
         figure.suptitle("What the search tried")
     points = sum(len(history.points) for history in histories)
     crosses = " and ".join(words for kind, words in CROSSES.items() if kind in shown)
@@ -56,25 +46,25 @@ def search_history(results: Results) -> Drawing:
     return Drawing(figure, f"{words}{crosses}{lines}{left_out(histories)}")
 
 
-def _draw_history(panel: Axes, own: Sequence[History], place: int) -> None:
-    for position, history in enumerate(own):
-        colour, points = colour_of(own, position), history.points
+def _draw_history(panel: Axes, cells: Sequence[History], place: int) -> None:
+    for position, history in enumerate(cells):
+        colour, points = colour_of(cells, position), history.points
         is_edge = history.kind == EDGE
         # A rate that is not stable counts 0 for the search, and is drawn where it was tried.
         values = points["param optim.lr"] if is_edge else points[f"objective {place}"]
         good = points["is_good"].to_numpy()
         size = 28 if len(points) < 100 else 14
-        number = points["number"] + APART * ((position + 0.5) / len(own) - 0.5)
+        number = points["number"] + APART * ((position + 0.5) / len(cells) - 0.5)
         panel.scatter(number[good], values[good], color=colour, marker=MARKERS[position], s=size, zorder=3)
         panel.scatter(number[~good], values[~good], color=colour, marker="x", s=size, zorder=2, alpha=0.8)
         if is_edge:
             best = np.maximum.accumulate(points["objective 0"].to_numpy())
             best = np.where(best > 0, best, np.nan)
             panel.plot(number, best, color=colour, drawstyle="steps-post", linewidth=1.4, alpha=0.8)
-    if own[0].kind == EDGE:
+    if cells[0].kind == EDGE:
         panel.set_yscale("log")
-    elif own[0].kind == FAULTS and place == 1:
+    elif cells[0].kind == FAULTS and place == 1:
         panel.set_yscale("symlog", linthresh=LINEAR_BELOW)
-    label = "learning rate" if own[0].kind == EDGE else own[0].objectives[place]
+    label = "learning rate" if cells[0].kind == EDGE else cells[0].objectives[place]
     panel.set_ylabel(label.replace(": ", ":\n"))
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from analysis.figures.drawing import MARKERS, Drawing, palette, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
-from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, series_of
+from analysis.figures.registry import Needs, Results, drawn_from
+from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of
 from analysis.measures import metrics
 
 MOST_NAME = 21  # letters of a name beside a figure of the usual width
@@ -44,10 +42,7 @@ def sensitivity_against_width(results: Results) -> Drawing:
                 capsize=4,
                 label=name,
             )
-        panel.xaxis.set_major_locator(FixedLocator(widths))
-        panel.xaxis.set_major_formatter(ScalarFormatter())
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xlim(widths[0] / 1.4, widths[-1] * 1.4)
+        mark_widths(panel, widths)
         panel.set_ylim(bottom=min(0, *panel.get_ylim()))
         panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
         panel.set_ylabel("LR sensitivity [nat/token]")

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from analysis.figures.drawing import short
 from analysis.reading.acted import BASELINE
@@ -54,3 +56,11 @@ def chosen(scores: pd.Series, most: int) -> tuple[list[str], str]:
 def dodged(values: pd.Series, position: int, count: int) -> pd.Series:
     factor = min(DODGE, SPREAD ** (1 / max(1, count - 1)))
     return values * factor ** (position - (count - 1) / 2)
+
+
+def mark_widths(panel: Axes, widths: Sequence[float]) -> None:
+    """Ticks of a logarithmic axis at the models' widths alone."""
+    panel.xaxis.set_major_locator(FixedLocator(widths))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(ScalarFormatter())
+    panel.set_xlim(widths[0] / 1.4, widths[-1] * 1.4)

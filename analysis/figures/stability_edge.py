@@ -11,15 +11,13 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from analysis.figures.drawing import MARKERS, Drawing, palette, style
-from analysis.figures.registry import Needs, drawn_from
-from analysis.figures.results import Results
-from analysis.figures.series import MOST_SERIES, in_order, is_plain, series_of
+from analysis.figures.registry import Needs, Results, drawn_from
+from analysis.figures.series import MOST_SERIES, in_order, is_plain, mark_widths, series_of
 from analysis.measures import metrics
-from analysis.measures.mitigations import STABLE
 from harness.basics.printing import count
+from harness.training.outcome import TRAINED
 
 APART = 1.05  # the factor between neighbouring lines on the axis of widths
 
@@ -31,13 +29,12 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     rate at which a seed did not train to the end (NaN: none), `stable` the largest one below it at which all seeds did
     (NaN: none). Rates are peak learning rates; `rates` is how many of them were tried, `seeds` the fewest at any.
     """
-    clean = metrics.clean_trials(ds[["fault"]])
-    table = pd.DataFrame({name: values.values for name, values in clean.coords.items() if values.dims == ("trial",)})
+    table = metrics.coordinates(metrics.clean_trials(ds[["fault"]]))
     axes = metrics.swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)]
     rows = []
     for key, own in table.groupby(axes, sort=True, dropna=False) if len(table) else ():
-        by_rate = own.assign(stable=own["outcome"] == STABLE).groupby("lr")["stable"].agg(["all", "size"])
+        by_rate = own.assign(stable=own["outcome"] == TRAINED).groupby("lr")["stable"].agg(["all", "size"])
         bad = by_rate.index[~by_rate["all"]]
         above = bad.min() if len(bad) else np.nan
         good = by_rate.index[by_rate["all"]]
@@ -68,10 +65,7 @@ def stability_edge(results: Results) -> Drawing:
         for position, name in enumerate(shown):
             _draw(panel, table[table["series"] == name], position, len(shown), palette(shown)[name])
         panel.set(xscale="log", yscale="log", xlabel="width", ylabel="peak learning rate")
-        panel.xaxis.set_major_locator(FixedLocator(widths))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(ScalarFormatter())
-        panel.set_xlim(widths[0] / 1.4, widths[-1] * 1.4)
+        mark_widths(panel, widths)
         rates = table[["stable", "unstable"]].stack()
         panel.set_ylim(rates.min() / 2, rates.max() * 2)
         _legend(figure, shown)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ import pandas as pd
 import xarray as xr
 
 from analysis.figures.labels import labelled_sweep
-from analysis.figures.registry import Needs
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results
 from analysis.measures.judged_faults import site_labels
 from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE
 from analysis.measures.statistics import rates, studied, wilson_interval
 from analysis.reading.open_sweep import UNFINISHED, open_sweep
-from analysis.reports.report import Picture, save_figures, template, with_losses
+from analysis.reports.report import Picture, save_figures, with_losses, write_page
 from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
@@ -52,17 +50,9 @@ def write_campaign(out: Path | str) -> Campaign:
     notes = [*_remarks(table), *results.notes]
     pictures = save_figures(results, out, Needs.OUTCOMES)
     words = in_words(table)
-    page = template("campaign").render(
-        study=sweep.attrs["study"],
-        notes=notes,
-        table={"heading": list(words.columns), "rows": words.to_numpy().tolist()},
-        pictures=pictures,
-        corpora=json.loads(sweep.attrs["corpus"]),
-        environments=json.loads(sweep.attrs["environment"]),
-    )
-    html = folder / "campaign.html"
-    html.write(page.encode())
-    return Campaign(out / html.name, words, notes, pictures)
+    rows = {"heading": list(words.columns), "rows": words.to_numpy().tolist()}
+    html = write_page("campaign", folder, sweep, notes=notes, table=rows, pictures=pictures)
+    return Campaign(out / html, words, notes, pictures)
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from typing import Any
 
 import xarray as xr
 
-from analysis.figures.results import Results
+from analysis.figures.registry import Results
 
 
 def given(sweep: xr.Dataset | None = None, **parts: Any) -> Results:

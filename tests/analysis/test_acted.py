@@ -12,8 +12,7 @@ from analysis import compare, open_sweep, part_acts
 from analysis.figures.labels import labelled
 from analysis.figures.mitigation_map import mitigation_map
 from analysis.figures.mitigation_words import table_rows
-from analysis.figures.registry import Needs, figures
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.acted import EVERY_BIT, Acting, idle_note, marked
 from analysis.reading.open_sweep import open_with_events
 from analysis.reports.report import write_report

@@ -9,8 +9,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
 from analysis import open_sweep
-from analysis.figures.registry import Needs, figures
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, figures
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import OUTCOMES
 from tests.analysis.sizes import SIZES

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from analysis import open_sweep
 from analysis.figures.deviation_curves import CEILING, MOST_LINES, deviation_curves
-from analysis.figures.results import Results
+from analysis.figures.registry import Results
 from analysis.measures.judged_faults import COLOURS
 from analysis.measures.outcomes import OUTCOMES
 from analysis.measures.statistics import studied

@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 from analysis import fault_events, open_sweep
 from analysis.figures.faulty_against_golden import faulty_against_golden, representative, strikes
 from analysis.figures.loss_against_rate import loss_against_rate
-from analysis.figures.registry import Needs, figures
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, figures
 from analysis.figures.sensitivity_against_width import sensitivity_against_width
 from analysis.measures import metrics
 from tests.analysis.mitigated import Ending, Study

@@ -10,7 +10,7 @@ from matplotlib.collections import PathCollection
 
 from analysis import open_sweep
 from analysis.figures.recovery_against_beta2 import MEASURES, recovery_against_beta2, recovery_table
-from analysis.figures.results import Results
+from analysis.figures.registry import Results
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.measures.statistics import median_interval, studied
 from tests.analysis.judging import NEVER_FIRES, START, STEPS, Campaign

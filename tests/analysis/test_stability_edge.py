@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.figures.results import Results
+from analysis.figures.registry import Results
 from analysis.figures.stability_edge import edge_table, stability_edge
 from harness.config import Trial
 from tests.analysis.mitigated import LOST, Ending, Study

@@ -20,8 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from analysis.__main__ import figure_names, main
 from analysis.figures.drawing import Drawing
 from analysis.figures.labels import labelled
-from analysis.figures.registry import Needs, figures
-from analysis.figures.results import Results
+from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.open_sweep import fault_events, open_sweep
 from harness.basics.printing import label, printable
 from harness.config import Fault, Trial
