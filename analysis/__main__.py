@@ -8,17 +8,9 @@ from pathlib import Path
 
 import matplotlib
 
-from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
-from analysis.figures.drawing import PICTURES, Drawing
-from analysis.figures.labels import labelled
-from analysis.figures.mitigation_map import MITIGATION_FIGURES
-from analysis.figures.search_figures import SEARCH_FIGURES
-from analysis.figures.sweep_figures import FIGURES
-from analysis.measures.mitigations import compare
-from analysis.measures.outcomes import outcomes_and_notes
+from analysis.figures.drawing import PICTURES
+from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.acted import idle_note
-from analysis.reading.open_sweep import open_with_events
-from analysis.reading.searches import read_searches
 from analysis.reports.campaign import write_campaign
 from analysis.reports.report import write_report
 from harness.basics.command_line import Parser
@@ -29,7 +21,7 @@ from harness.storage.results_folder import FolderLost
 
 def figure_names() -> list[str]:
     """Every figure that `figure NAME` draws."""
-    return [*FIGURES, *SEARCH_FIGURES, *MITIGATION_FIGURES, *CAMPAIGN_FIGURES]
+    return [*figures(*Needs)]
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m analysis") -> int:
@@ -84,23 +76,11 @@ def _campaign(out: Path) -> None:
     say(f"Page: {written.html}")
 
 
-def _drawing(name: str, out: Path) -> tuple[Drawing, str]:
-    """The figure, and what is to be known of the mitigations in it."""
-    sweep, events = labelled(*open_with_events(out))
-    if name in SEARCH_FIGURES:
-        return SEARCH_FIGURES[name](read_searches(out)), ""
-    note = idle_note(sweep)
-    if name in FIGURES:
-        return FIGURES[name](sweep, events), note
-    if name in MITIGATION_FIGURES:
-        return MITIGATION_FIGURES[name](compare(sweep)), note
-    judged, notes = outcomes_and_notes(sweep)
-    say(*(f"note: {note}" for note in notes), file=sys.stderr)
-    return CAMPAIGN_FIGURES[name](judged), note
-
-
 def _figure(name: str, out: Path, file: Path) -> None:
-    drawing, note = _drawing(name, out)
+    results, figure = Results.open(out), figures(*Needs)[name]
+    drawing = figure(results)
+    if figure.needs == Needs.OUTCOMES:
+        say(*(f"note: {note}" for note in results.notes), file=sys.stderr)
     if drawing.figure is None:
         raise ConfigError(f"figure {name}: {drawing.caption}")
     if file.suffix not in PICTURES:
@@ -108,7 +88,8 @@ def _figure(name: str, out: Path, file: Path) -> None:
     # The same results give the same file, byte for byte.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
-    say(f"Figure: {file}", " ".join(filter(None, (drawing.caption, note))))
+    mark = "" if figure.needs == Needs.SEARCHES else idle_note(results.sweep)
+    say(f"Figure: {file}", " ".join(filter(None, (drawing.caption, mark))))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import matplotlib
@@ -19,6 +18,7 @@ from matplotlib.textpath import TextPath
 
 from analysis.figures.drawing import Drawing, short, style
 from analysis.figures.mitigation_words import NOTHING, coverage, value_words
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.mitigations import BASELINE, UNLIKE_PACKS, Comparison, Metric
 from harness.basics.printing import count
 
@@ -45,7 +45,8 @@ class Columns:
     full: float | None
 
 
-def mitigation_map(comparison: Comparison) -> Drawing:
+@drawn_from(Needs.COMPARISON, place=1)
+def mitigation_map(results: Results) -> Drawing:
     """A row a mitigation, the baseline on top; a column a metric and width; the numbers are the values.
 
     Colour is the change against the baseline in the same column, from worse (red) over none (white) to better (blue).
@@ -54,6 +55,7 @@ def mitigation_map(comparison: Comparison) -> Drawing:
     no interval; where it excludes it, the number is bold. What was not measured is a dash on grey. Of more than 6
     columns a metric 6 are drawn, evenly spaced in their order, and of more than 150 mitigations the first.
     """
+    comparison = results.comparison
     if comparison.table.empty:
         return Drawing(None, comparison.reason.replace("No comparison", "No figure", 1))
     caption = _caption(comparison)
@@ -227,7 +229,3 @@ def _caption(comparison: Comparison) -> str:
         f"Less than x or / {UNLIKE_PACKS:g} is not told: so much packs of unlike sizes may differ.",
     }
     return " ".join([*words, *(text for name, text in notes.items() if name in comparison.metrics)])
-
-
-# File name -> how to draw it from a comparison of mitigations.
-MITIGATION_FIGURES: dict[str, Callable[[Comparison], Drawing]] = {"mitigation_map": mitigation_map}

@@ -11,14 +11,14 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from analysis.figures.drawing import MARKERS, Drawing, palette, short, style
+from analysis.figures.drawing import MARKERS, Drawing, palette, style
+from analysis.figures.registry import Needs, Results, drawn_from
+from analysis.figures.series import MOST_SERIES, in_order, is_plain, mark_widths, series_of
 from analysis.measures import metrics
-from analysis.measures.mitigations import STABLE
 from harness.basics.printing import count
+from harness.objectives.outcome import TRAINED
 
-MOST_LINES = 10
 APART = 1.05  # the factor between neighbouring lines on the axis of widths
 
 
@@ -29,13 +29,12 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     rate at which a seed did not train to the end (NaN: none), `stable` the largest one below it at which all seeds did
     (NaN: none). Rates are peak learning rates; `rates` is how many of them were tried, `seeds` the fewest at any.
     """
-    clean = metrics.clean_trials(ds[["fault"]])
-    table = pd.DataFrame({name: values.values for name, values in clean.coords.items() if values.dims == ("trial",)})
+    table = metrics.coordinates(metrics.clean_trials(ds[["fault"]]))
     axes = metrics.swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)]
     rows = []
     for key, own in table.groupby(axes, sort=True, dropna=False) if len(table) else ():
-        by_rate = own.assign(stable=own["outcome"] == STABLE).groupby("lr")["stable"].agg(["all", "size"])
+        by_rate = own.assign(stable=own["outcome"] == TRAINED).groupby("lr")["stable"].agg(["all", "size"])
         bad = by_rate.index[~by_rate["all"]]
         above = bad.min() if len(bad) else np.nan
         good = by_rate.index[by_rate["all"]]
@@ -46,19 +45,18 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*axes, "stable", "unstable", "seeds", "rates"])
 
 
-def stability_edge(ds: xr.Dataset) -> Drawing:
+@drawn_from(Needs.SWEEP, place=2)
+def stability_edge(results: Results) -> Drawing:
     """The largest stable learning rate against width: a line a mitigation, and a bar up to the smallest unstable one.
 
     The edge lies somewhere in the bar. What lies beyond the rates that were tried is an arrow at their end.
     """
-    table = edge_table(ds)
+    table = edge_table(results.sweep)
     table = table[table["rates"] > 1]
     if table.empty:
         return Drawing(None, "No figure: no width and mitigation has two learning rates among the finished trials.")
     axes = list(table.columns[1 : table.columns.get_loc("stable")])
-    words = [", ".join([str(row[0]), *(f"{n} = {short(v)}" for n, v in zip(axes[1:], row[1:], strict=True))])
-             for row in table[axes].itertuples(index=False)]  # fmt: skip
-    table = table.assign(series=words)
+    table = table.assign(series=series_of(table, axes))
     series, shown = table["series"].unique(), _chosen(table)
     widths = sorted(table["width"].unique())
     with style():
@@ -67,10 +65,7 @@ def stability_edge(ds: xr.Dataset) -> Drawing:
         for position, name in enumerate(shown):
             _draw(panel, table[table["series"] == name], position, len(shown), palette(shown)[name])
         panel.set(xscale="log", yscale="log", xlabel="width", ylabel="peak learning rate")
-        panel.xaxis.set_major_locator(FixedLocator(widths))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(ScalarFormatter())
-        panel.set_xlim(widths[0] / 1.4, widths[-1] * 1.4)
+        mark_widths(panel, widths)
         rates = table[["stable", "unstable"]].stack()
         panel.set_ylim(rates.min() / 2, rates.max() * 2)
         _legend(figure, shown)
@@ -92,8 +87,8 @@ def stability_edge(ds: xr.Dataset) -> Drawing:
 def _chosen(table: pd.DataFrame) -> list[str]:
     """The lines to show, in order: without a mitigation first, and of the others those with the largest rates."""
     edges = np.log(table["stable"].fillna(table["unstable"] / 2)).groupby(table["series"]).mean()
-    ranked = sorted(edges.index, key=lambda name: (name.split(",")[0] != "none", -edges[name], name))
-    return sorted(ranked[:MOST_LINES], key=lambda name: (name.split(",")[0] != "none", name))
+    ranked = sorted(edges.index, key=lambda name: (not is_plain(name), -edges[name], name))
+    return in_order(ranked[:MOST_SERIES])
 
 
 def _draw(panel: Axes, own: pd.DataFrame, position: int, lines: int, colour: Any) -> None:

@@ -16,8 +16,8 @@ import pandas as pd
 import xarray as xr
 from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.reading.groups import split
-from analysis.reading.twins import Trials, blocks, deviations, final_window, twin_curves
+from analysis.reading.groups import splitting
+from analysis.reading.twins import Trials, blocks, deviations, final_window, twin_curves, values_of
 
 LAST_BIT = "last_bit"  # the fault whose trials measure the clean envelope
 # A further clean run leaves an envelope that is the largest of n with probability 1 / (n + 1): 11% for eight.
@@ -70,25 +70,19 @@ def recipes(sweep: xr.Dataset) -> tuple[np.ndarray, list[str]]:
 
     A name holds the fields in which the recipes differ, such as `width=32, lr=0.01`; a single one is `all trials`.
     """
-    table, number = pd.DataFrame(index=range(sweep.sizes["trial"])), np.zeros(sweep.sizes["trial"], dtype=int)
-    for name, values in sweep.coords.items():
-        parts = str(values.attrs.get("path", "fault")).split(".")
-        if parts[0] != "fault" and parts[-1] != "seed":
-            finer = split(number, values.values)
-            # A field that follows from the others, such as one that a mitigation sets, would only make names longer.
-            if finer.max(initial=0) > number.max(initial=0):
-                table[name], number = values.values, finer
+    paths = {name: str(values.attrs.get("path", "fault")).split(".") for name, values in sweep.coords.items()}
+    kept = {str(name): sweep[name].values for name, path in paths.items() if path[0] != "fault" and path[-1] != "seed"}
+    # A field that follows from the others, such as one that a mitigation sets, would only make names longer.
+    fields, number = splitting(np.zeros(sweep.sizes["trial"], dtype=int), kept)
+    table = pd.DataFrame({field: kept[field] for field in fields}, index=range(len(number)))
     heads = table.iloc[np.unique(number, return_index=True)[1]]
-    names = [", ".join(f"{field}={_shown(row[field])}" for field in table.columns) for _, row in heads.iterrows()]
-    return number, names if len(table.columns) else ["all trials"]
+    names = [", ".join(f"{field}={_shown(row[field])}" for field in fields) for _, row in heads.iterrows()]
+    return number, names if fields else ["all trials"]
 
 
 def changes_another_bit(sweep: xr.Dataset) -> np.ndarray:
     """Which trials have the fault `last_bit`, but set to another bit than the last: [trial]. They are no yardstick."""
-    is_last = sweep["fault"].values == LAST_BIT
-    if "fault_bit" not in sweep.coords:  # no bit varies: it is the fault's own
-        return np.zeros(len(is_last), dtype=bool)
-    return is_last & (sweep["fault_bit"].values > 0)
+    return (sweep["fault"].values == LAST_BIT) & (values_of(sweep, "fault_bit", 0) > 0)
 
 
 def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[str]:

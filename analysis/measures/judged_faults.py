@@ -8,6 +8,7 @@ import xarray as xr
 
 from analysis.measures.outcomes import OUTCOMES
 from analysis.measures.statistics import studied
+from analysis.reading.twins import values_of
 
 # From harmless to worst; they differ in lightness too.
 COLOURS = dict(zip(OUTCOMES, ["#9dc3e6", "#4da88f", "#f0c75e", "#dd7442", "#6a2135"], strict=True))
@@ -17,7 +18,7 @@ NEVER_FIRED = "never fired"
 def site_labels(faulty: xr.Dataset) -> np.ndarray:
     """The site that each trial's fault struck, [trial]; if it never fired, that of its config, else "never fired"."""
     struck = faulty["struck_site"].values
-    planned = faulty["fault_site"].values if "fault_site" in faulty.coords else np.full(len(struck), "")
+    planned = values_of(faulty, "fault_site", "")
     return np.select([struck != "", planned != ""], [struck, planned], NEVER_FIRED)
 
 
@@ -29,7 +30,7 @@ def fault_table(sweep: xr.Dataset) -> pd.DataFrame:
     names = {"struck_tensor": "tensor", "struck_bit": "bit", "fault_outcome": "outcome"}
     same = ("trial", "steps", "deviation_max")
     table = pd.DataFrame({names.get(old, old): faulty[old].values for old in (*same, *names)})
-    table["format"] = faulty["fault_format"].values if "fault_format" in faulty.coords else "fp32"
-    table["start"] = faulty["fault_start"].values if "fault_start" in faulty.coords else 0
+    table["format"] = values_of(faulty, "fault_format", "fp32")
+    table["start"] = values_of(faulty, "fault_start", 0)
     table["site"] = site_labels(faulty)
     return table[table["outcome"].isin(OUTCOMES)].reset_index(drop=True)

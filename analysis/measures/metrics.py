@@ -12,9 +12,10 @@ from analysis.measures.outcomes import JUDGED
 from analysis.measures.paired import Estimate, mean, paired
 from analysis.measures.rates import RateGrid, segment_losses
 from analysis.reading.finals import final_loss
-from analysis.reading.groups import split
+from analysis.reading.groups import split, splitting
 from analysis.reading.open_sweep import RESULTS, STRUCK
 from analysis.reading.twins import Trials, blocks, deviations, twin_curves
+from harness.config import NO_FAULT
 
 SEEDS = ("seed", "model_seed", "data_seed")
 LOSSES = {"validation": "final_validation_loss", "training": "final_loss"}
@@ -31,11 +32,13 @@ def initial_loss(ds: xr.Dataset) -> xr.DataArray:
     # A slice, because a sweep that has no trials yet has no first step either.
     first = ds["loss"].isel(step=slice(0, 1)).astype("float64").mean("step", skipna=False).compute()
     loss = ds["initial_validation_loss"].compute().fillna(first)
-    return (
-        loss.where(np.isfinite(loss))
-        .rename("initial_loss")
-        .assign_attrs(units="nat/token", long_name="loss at initialisation")
-    )
+    loss = loss.where(np.isfinite(loss)).rename("initial_loss")
+    return loss.assign_attrs(units="nat/token", long_name="loss at initialisation")
+
+
+def coordinates(ds: xr.Dataset) -> pd.DataFrame:
+    """One row a trial: every coordinate along `trial`."""
+    return pd.DataFrame({name: values.values for name, values in ds.coords.items() if values.dims == ("trial",)})
 
 
 def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
@@ -45,7 +48,7 @@ def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
     which is how LR sensitivity counts a trial that diverged; it is NaN for an unfinished one. `loss` says of which
     final loss, one of `LOSSES`.
     """
-    table = pd.DataFrame({name: values.values for name, values in ds.coords.items() if values.dims == ("trial",)})
+    table = coordinates(ds)
     table["initial_loss"], table["final_loss"] = initial_loss(ds).values, final_loss(ds).values
     table["final_validation_loss"] = ds["final_validation_loss"].values
     initial = table["initial_loss"].fillna(table["initial_loss"].median())
@@ -63,7 +66,7 @@ def _column(loss: str) -> str:
 
 def clean_trials(ds: xr.Dataset) -> xr.Dataset:
     """The trials without a fault: golden twins included."""
-    return ds.isel(trial=np.flatnonzero(ds["fault"].values == "none"))
+    return ds.isel(trial=np.flatnonzero(ds["fault"].values == NO_FAULT.name))
 
 
 def clean_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -77,16 +80,11 @@ def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
     A field that follows from the others, such as the one that a mitigation sets, is none. Nor are seeds and rates.
     """
     known = {*RESULTS, *STRUCK, *JUDGED, *SEEDS, *LOSSES.values(), "fault", "lr", "initial_loss", "capped_loss"}
-    axes, number = list(among), np.zeros(len(table), dtype=int)
+    number = np.zeros(len(table), dtype=int)
     for column in among:
         number = split(number, table[column])
-    for column in table.columns:
-        if column not in known and column not in axes:
-            finer = split(number, table[column])
-            if finer.max(initial=0) > number.max(initial=0):
-                axes.append(column)
-                number = finer
-    return axes
+    others = {column: table[column] for column in table.columns if column not in known and column not in among}
+    return [*among, *splitting(number, others)[0]]
 
 
 def lr_sensitivity(
@@ -164,29 +162,12 @@ def _sensitivity(group: pd.DataFrame, final: np.ndarray, best: str) -> dict[str,
     }
 
 
-def deviation(ds: xr.Dataset) -> xr.DataArray:
-    """D_t = loss_t(faulty) - loss_t(golden), of every faulty trial whose golden twin is there: [trial, step].
-
-    NaN where either loss is not finite.
-    """
-    position = pd.Index(ds["trial"].values).get_indexer(ds["golden"].values)
-    faulty = np.flatnonzero((ds["fault"].values != "none") & (position >= 0))
-    own = ds["loss"].isel(trial=faulty)
-    golden = ds["loss"].isel(trial=position[faulty])
-    difference = own.astype("float64") - golden.astype("float64").data
-    return (
-        difference.where(np.isfinite(difference))
-        .rename("deviation")
-        .assign_attrs(units="nat/token", long_name="loss, faulty minus golden")
-    )
-
-
 def deviation_table(ds: xr.Dataset) -> pd.DataFrame:
     """One row a faulty trial with a golden twin, both finished: its coordinates, and what the fault did to the loss.
 
-    `worst_deviation` is D_max, the largest D_t of `deviation`; `final_deviation` the difference of the final losses;
-    `size` the largest |D_t|, infinite where the fault made the trial non-finite; `is_equal` says that every loss is the
-    golden one's, bit for bit. Reads the losses of a block of trials at a time.
+    `worst_deviation` is the largest D_t = loss_t(faulty) - loss_t(golden); `final_deviation` the difference of the
+    final losses; `size` the largest |D_t|, infinite where the fault made the trial non-finite; `is_equal` says that
+    every loss is the golden one's, bit for bit. Reads the losses of a block of trials at a time.
     """
     trials = Trials.of(ds)
     rows = np.flatnonzero(trials.has_twin)

@@ -8,10 +8,9 @@ import xarray as xr
 
 from analysis.measures.envelope import LAST_BIT
 from analysis.measures.outcomes import NON_FINITE, OUTCOMES, outcomes_and_notes
-from analysis.reading.twins import Trials, blocks, deviations, twin_curves
+from analysis.reading.twins import Trials, blocks, deviations, twin_curves, values_of
 from harness.config import NO_FAULT
-
-BATCH = "batch"  # the site of faults that change what is read, and not the model
+from harness.config.sites import Site
 
 
 def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:
@@ -61,8 +60,8 @@ def _watched(sweep: xr.Dataset) -> np.ndarray:
 def largest_deviation(sweep: xr.Dataset) -> np.ndarray:
     """[trial], NaN for trials without a finished twin and where no step counts."""
     trials = Trials.of(sweep)
-    is_poisoned = sweep["struck_site"].values == BATCH
-    duration = sweep["fault_duration"].values if "fault_duration" in sweep.coords else np.full(len(is_poisoned), np.nan)
+    is_poisoned = sweep["struck_site"].values == Site.BATCH
+    duration = values_of(sweep, "fault_duration", np.nan)
     # A fault without a duration is permanent: of a poisoned one no step is left.
     end = np.where(np.isnan(duration), trials.steps, trials.begin + np.nan_to_num(duration)).astype(int)
     begin = np.where(is_poisoned, end, trials.begin)

@@ -19,8 +19,8 @@ from analysis.measures.statistics import wilson_interval
 from analysis.measures.step_times import StepTimes, step_times
 from analysis.reading.acted import BASELINE, never_acted
 from harness.config import NO_FAULT
+from harness.objectives.outcome import TRAINED
 
-STABLE = "trained"  # the harness's word for a run that neither diverged nor became non-finite
 FAULT_METRICS = ("deviation", "recovery")
 UNLIKE_PACKS = 1.25  # by so much the time of a trial-step may differ between packs of unlike sizes: docs/benchmarks.md
 
@@ -239,7 +239,7 @@ class Group:
 
     @classmethod
     def of(cls, own: pd.DataFrame, axes: list[str], final: np.ndarray, times: StepTimes | None) -> Group:
-        values = own.assign(stable=(own["outcome"] == STABLE).astype(float))
+        values = own.assign(stable=(own["outcome"] == TRAINED).astype(float))
         stable = values.groupby(["who", "lr"])["stable"].mean().unstack("lr").dropna()
         return cls(own[axes].iloc[0].to_dict(), rate_grid(own, final), stable, times)
 

@@ -17,8 +17,9 @@ from analysis.measures.ranges import leaves_range
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reading.twins import Trials, after_last, blocks, deviations, final_window, twin_curves
 from harness.config import NO_FAULT
+from harness.objectives.outcome import DIVERGENT, NON_FINITE
 
-MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE = "masked", "recovered", "lingering", "divergent", "non-finite"
+MASKED, RECOVERED, LINGERING = "masked", "recovered", "lingering"
 OUTCOMES = (MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE)
 # A fault is made up for once the loss lies at most so far above golden, averaged over so many steps.
 SETTLED_NAT, SETTLED_WINDOW = 0.1, 10
@@ -115,11 +116,6 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
         "idle": trials.is_idle,
     }
     return sweep.assign_coords({name: xr.Variable("trial", values[name], _attributes(name)) for name in JUDGED})
-
-
-def with_outcomes(sweep: xr.Dataset) -> xr.Dataset:
-    """`sweep` if it has been through `outcomes`, else what that makes of it."""
-    return sweep if "fault_outcome" in sweep.coords else outcomes(sweep)
 
 
 def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:

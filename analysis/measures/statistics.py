@@ -13,7 +13,7 @@ import xarray as xr
 from scipy.special import ndtri, stdtrit
 
 from analysis.measures.envelope import LAST_BIT
-from analysis.measures.outcomes import OUTCOMES, with_outcomes
+from analysis.measures.outcomes import OUTCOMES, outcomes
 from harness.config import NO_FAULT
 
 CONFIDENCE = 0.95
@@ -54,7 +54,7 @@ def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
     judge them by), `share` = count / trials, `low` and `high`; the last three are NaN where no trial is judged.
     Raises KeyError if a name of `by` is no coordinate of the sweep.
     """
-    faulty = studied(with_outcomes(sweep))
+    faulty = studied(sweep if "fault_outcome" in sweep.coords else outcomes(sweep))
     table = pd.DataFrame({name: faulty[name].values for name in by}, index=range(faulty.sizes["trial"]))
     number = table.groupby(list(by), dropna=False, sort=True).ngroup().to_numpy() if by else np.zeros(len(table), int)
     heads = table.iloc[np.unique(number, return_index=True)[1]].reset_index(drop=True) if by else table.iloc[:0]
@@ -107,30 +107,44 @@ def median_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, fl
     """
     if len(values) == 0:
         return np.nan, np.nan, np.nan
-    return float(np.median(values)), *bootstrap(values, lambda drawn: np.median(drawn, axis=-1), seed)
+    return float(np.median(values)), *bootstrap(values, lambda drawn: np.median(drawn, axis=-1), seed=seed)
 
 
-def bootstrap(values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int = 0) -> tuple[float, float]:
+def bootstrap(
+    values: np.ndarray,
+    statistic: Callable[..., np.ndarray],
+    *others: np.ndarray,
+    seed: int = 0,
+    interpolated: bool = False,
+) -> tuple[float, float]:
     """95% percentile bootstrap (Efron 1979) of `statistic` over the last axis of `values` [..., n]: (low, high).
 
     `statistic` is given [..., draws, n] and gives [draws]; all rows of `values` are drawn alike, as pairs have to be.
-    Values may be infinite. NaN for n < 2, and where the statistic is NaN for some draw. With few values it is too
-    narrow: up to n = 3 it is about their range, which holds a true mean or median only 1 - 2^(1-n) of the time.
+    `others` are further groups, each drawn by itself and handed to it as well. Values may be infinite, unless the ends
+    are `interpolated` between draws. NaN for n < 2, and where the statistic is NaN for some draw. With few values it is
+    too narrow: up to n = 3 it is about their range, which holds a true mean or median only 1 - 2^(1-n) of the time.
     """
-    n = values.shape[-1]
-    if n < 2:
+    groups = (values, *others)
+    sizes = tuple(group.shape[-1] for group in groups)
+    if min(sizes) < 2:
         return np.nan, np.nan
-    found = np.sort(statistic(values[..., draws(n, seed)]))
+    drawn = [group[..., which] for group, which in zip(groups, draws(sizes, seed), strict=True)]
+    found = np.sort(statistic(*drawn))
     if np.isnan(found[-1]):
         return np.nan, np.nan
-    tail = (1 - CONFIDENCE) / 2 * (RESAMPLES - 1)
+    tail = (1 - CONFIDENCE) / 2
+    if interpolated:
+        return float(np.quantile(found, tail)), float(np.quantile(found, 1 - tail))
     # Between a number and infinity nothing can be interpolated: the wider of the two.
-    return float(found[math.floor(tail)]), float(found[math.ceil(RESAMPLES - 1 - tail)])
+    below = tail * (RESAMPLES - 1)
+    return float(found[math.floor(below)]), float(found[math.ceil(RESAMPLES - 1 - below)])
 
 
 @functools.lru_cache(maxsize=8)
-def draws(n: int, seed: int) -> np.ndarray:
-    """Which of `n` values each bootstrap sample consists of: [draws, n], read-only."""
-    found = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
-    found.flags.writeable = False
-    return found
+def draws(sizes: tuple[int, ...], seed: int) -> list[np.ndarray]:
+    """Which values each bootstrap sample consists of: for each group, of n values, [draws, n], read-only."""
+    generator = np.random.default_rng(seed)
+    drawn = [generator.integers(n, size=(RESAMPLES, n)) for n in sizes]
+    for which in drawn:
+        which.flags.writeable = False
+    return drawn

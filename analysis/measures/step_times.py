@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.measures.paired import Estimate
-from analysis.measures.statistics import CONFIDENCE, RESAMPLES
+from analysis.measures.statistics import bootstrap
 from analysis.reading.twins import blocks
 
 SIGNAL = "step_seconds"
@@ -31,15 +31,13 @@ class StepTimes:
         """The ratio to `base`, as value and as change. The interval draws the packs of both: NaN for one pack."""
         if base is None or not len(self.packs) or not len(base.packs):
             return Estimate()
-        ratio, low, high = self.seconds / base.seconds, np.nan, np.nan
-        if min(len(self.packs), len(base.packs)) > 1:
-            rng = np.random.default_rng(0)
-            own, other = (
-                np.median(rng.choice(packs, (RESAMPLES, len(packs))), axis=1) for packs in (self.packs, base.packs)
-            )
-            tail = (1 - CONFIDENCE) / 2
-            low, high = map(float, np.quantile(own / other, [tail, 1 - tail]))
+        ratio = self.seconds / base.seconds
+        low, high = bootstrap(self.packs, _ratio_of_medians, base.packs, interpolated=True)
         return Estimate(ratio, low, high, ratio, low, high)
+
+
+def _ratio_of_medians(own: np.ndarray, base: np.ndarray) -> np.ndarray:
+    return np.median(own, axis=-1) / np.median(base, axis=-1)
 
 
 def step_times(sweep: xr.Dataset, clean: pd.DataFrame) -> dict[tuple[int, str], StepTimes]:

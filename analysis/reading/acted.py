@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.reading.groups import split
+from analysis.reading.groups import split, splitting
+from harness.config import Trial
 
-BASELINE = "none"
+BASELINE = Trial().mitigation  # that of a recipe without one
 MARK = " †"
 EVERY_BIT = "every bit"  # in place of a part: the losses are those of the recipe without the mitigation
 
@@ -105,11 +106,5 @@ def _by_width(sweep: xr.Dataset) -> pd.DataFrame:
 
 def own_axes(trials: pd.DataFrame) -> list[str]:
     """The columns that tell trials of one mitigation apart. What follows from it, or from columns before, is none."""
-    found: list[str] = []
-    own = split(np.zeros(len(trials), dtype=int), trials["mitigation"])
-    for column in trials.columns:
-        finer = split(own, trials[column])
-        if finer.max(initial=0) > own.max(initial=0):
-            own = finer
-            found.append(column)
-    return found
+    number = split(np.zeros(len(trials), dtype=int), trials["mitigation"])
+    return splitting(number, {column: trials[column] for column in trials.columns})[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
@@ -10,3 +12,16 @@ def split(number: np.ndarray, values: pd.Series | np.ndarray) -> np.ndarray:
     """The groups numbered `number` [n], each split by `values` [n] in their order; missing values are one."""
     codes, different = pd.factorize(values, sort=True, use_na_sentinel=False)
     return np.unique(number * len(different) + codes, return_inverse=True)[1]
+
+
+def splitting(number: np.ndarray, columns: Mapping[str, pd.Series | np.ndarray]) -> tuple[list[str], np.ndarray]:
+    """The columns that split the groups numbered `number` [n], each those that are left by the ones before; what is
+    left by all. A column that follows from the others is none.
+    """
+    names = []
+    for name, values in columns.items():
+        finer = split(number, values)
+        if finer.max(initial=0) > number.max(initial=0):
+            names.append(name)
+            number = finer
+    return names, number

@@ -173,11 +173,7 @@ def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> 
         "outcome": (_results(owners, "outcome", UNFINISHED), str, "outcome"),
         "complete": ([p.complete for p, _, _ in owners], bool, "whether the trial's pack is finished"),
         "nonfinite_step": (_results(owners, "nonfinite_step", None), float, "first step with a non-finite value"),
-        "masked_step": (
-            _results(owners, "masked_step", None),
-            float,
-            "step after which it was its twin again",
-        ),
+        "masked_step": (_results(owners, "masked_step", None), float, "step after which it was its twin again"),
         "strikes": (_results(owners, "strikes", 0), int, "number of the fault's strikes"),
         "changes": (_results(owners, "changes", 0), int, "number of strikes that changed something"),
         "struck_site": ([_common(own, "site", "", SEVERAL) for own in events], str, "site that the fault struck"),

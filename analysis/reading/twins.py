@@ -11,9 +11,10 @@ import pandas as pd
 import xarray as xr
 
 from harness.config import NO_FAULT
+from harness.objectives.outcome import WINDOW_SHARE
 
-# The last steps, over which losses are averaged: one step's batch is too noisy to compare trials by.
-FINAL_SHARE, FEWEST_FINAL_STEPS = 0.05, 5
+# Losses are averaged over the judge's window, but over so many steps: one step's batch is too noisy to compare by.
+FEWEST_FINAL_STEPS = 5
 # Of losses that are in memory at once, so that the number of trials has no bound.
 BLOCK_BYTES = 16 * 2**20
 
@@ -38,14 +39,12 @@ class Trials:
         fault, complete = sweep["fault"].values, sweep["complete"].values
         golden = pd.Index(sweep["trial"].values).get_indexer(sweep["golden"].values)
         is_faulty = fault != NO_FAULT.name
-        # Where no fault has a start, or all are alike and no trial is without, there is no such coordinate.
-        begin = sweep["fault_start"].values if "fault_start" in sweep.coords else np.zeros(len(fault))
         return cls(
             fault,
             complete,
             golden,
             is_faulty & complete & (golden >= 0) & (complete[golden] if len(golden) else complete),
-            np.nan_to_num(begin).astype(int),
+            np.nan_to_num(values_of(sweep, "fault_start", 0)).astype(int),
             sweep["steps"].values.astype(int),
             sweep["outcome"].values,
             sweep["nonfinite_step"].values,
@@ -54,9 +53,14 @@ class Trials:
         )
 
 
+def values_of(sweep: xr.Dataset, name: str, missing: Any) -> np.ndarray:
+    """A coordinate [trial]; `missing` where there is none, since no trial has a value or all are alike."""
+    return sweep[name].values if name in sweep.coords else np.full(sweep.sizes["trial"], missing)
+
+
 def final_window(steps: Any) -> Any:
     """How many steps at the end of runs of `steps` steps (an array) are averaged: 5%, at least 5, at most all."""
-    return np.minimum(np.maximum(np.ceil(FINAL_SHARE * steps), FEWEST_FINAL_STEPS), steps)
+    return np.minimum(np.maximum(np.ceil(WINDOW_SHARE * steps), FEWEST_FINAL_STEPS), steps)
 
 
 def blocks(variable: xr.DataArray, rows: np.ndarray) -> Iterator[np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
 from analysis.figures.labels import labelled_sweep
+from analysis.figures.registry import Needs, Results
 from analysis.measures.judged_faults import site_labels
-from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE, outcomes_and_notes
+from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE
 from analysis.measures.statistics import rates, studied, wilson_interval
 from analysis.reading.open_sweep import UNFINISHED, open_sweep
-from analysis.reports.report import Picture, save_figures, template, with_losses
+from analysis.reports.report import Picture, save_figures, with_losses, write_page
 from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
@@ -46,22 +45,14 @@ def write_campaign(out: Path | str) -> Campaign:
     folder = ResultsPath.open(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
-    judged, said = outcomes_and_notes(with_losses(sweep))
-    table = site_table(judged)
-    notes = [*_remarks(table), *said]
-    pictures = save_figures({name: draw(judged) for name, draw in CAMPAIGN_FIGURES.items()}, out)
+    results = Results(with_losses(sweep))
+    table = site_table(results.judged)
+    notes = [*_remarks(table), *results.notes]
+    pictures = save_figures(results, out, Needs.OUTCOMES)
     words = in_words(table)
-    page = template("campaign").render(
-        study=sweep.attrs["study"],
-        notes=notes,
-        table={"heading": list(words.columns), "rows": words.to_numpy().tolist()},
-        pictures=pictures,
-        corpora=json.loads(sweep.attrs["corpus"]),
-        environments=json.loads(sweep.attrs["environment"]),
-    )
-    html = folder / "campaign.html"
-    html.write(page.encode())
-    return Campaign(out / html.name, words, notes, pictures)
+    rows = {"heading": list(words.columns), "rows": words.to_numpy().tolist()}
+    html = write_page("campaign", folder, sweep, notes=notes, table=rows, pictures=pictures)
+    return Campaign(out / html, words, notes, pictures)
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,14 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.figures.drawing import Drawing
-from analysis.figures.labels import labelled
-from analysis.figures.mitigation_map import MITIGATION_FIGURES
 from analysis.figures.mitigation_words import coverage, mitigation_findings, table_rows
-from analysis.figures.search_figures import SEARCH_FIGURES
-from analysis.figures.sweep_figures import FIGURES
+from analysis.figures.registry import Needs, Results, figures
 from analysis.measures import metrics
-from analysis.measures.mitigations import UNLIKE_PACKS, compare
-from analysis.reading.acted import idle_note
-from analysis.reading.open_sweep import UNFINISHED, open_with_events
-from analysis.reading.searches import read_searches
+from analysis.measures.mitigations import UNLIKE_PACKS
+from analysis.reading.acted import BASELINE, idle_note
+from analysis.reading.open_sweep import UNFINISHED
 from harness.basics.printing import printable
+from harness.config import NO_FAULT
 from harness.storage.results_folder import ResultsPath
 
 DOTS_PER_INCH = 110
@@ -48,6 +43,7 @@ class Picture:
     """One figure as a file and as text for the page; both None where the caption says why there is none."""
 
     name: str
+    needs: Needs
     caption: str
     path: Path | None = None
     base64: str | None = None
@@ -59,39 +55,31 @@ def write_report(out: Path | str) -> Report:
     Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
     """
     out = Path(out)
-    ds, events = labelled(*open_with_events(out))
+    results = Results.open(out)
     folder = ResultsPath.open(out)
-    ds = with_losses(ds)
-    compared = compare(ds)
-    sensitivity, faults = metrics.lr_sensitivity(ds), fault_table(ds)
-    found = findings(ds, sensitivity, faults) + mitigation_findings(compared)
-    figures = {name: draw(ds, events) for name, draw in FIGURES.items()}
-    figures |= {name: draw(compared) for name, draw in MITIGATION_FIGURES.items()}
-    if searches := read_searches(out):
-        figures |= {name: draw(searches) for name, draw in SEARCH_FIGURES.items()}
-    pictures = save_figures(figures, out)
-    page = template("report").render(
-        study=ds.attrs["study"],
-        findings=found,
+    results = replace(results, sweep=with_losses(results.sweep))
+    ds, compared, faults = results.sweep, results.comparison, fault_effects(results.sweep)
+    sentences = findings(ds, results.sensitivity, faults) + mitigation_findings(compared)
+    needs = [Needs.SWEEP, Needs.COMPARISON, *([Needs.SEARCHES] if results.searches else [])]
+    pictures = save_figures(results, out, *needs)
+    html = write_page(
+        "report",
+        folder,
+        ds,
+        findings=sentences,
         counts=outcome_counts(ds["outcome"].values),
         trials=ds.sizes["trial"],
         packs=len(np.unique(ds["pack"].values)),
-        pictures=[picture for picture in pictures if picture.name in FIGURES],
-        search_pictures=[picture for picture in pictures if picture.name in SEARCH_FIGURES],
+        pictures={kind: [picture for picture in pictures if picture.needs == kind] for kind in Needs},
         has_mitigations=len(np.unique(ds["mitigation"].values)) > 1,
         mitigations=table_rows(compared),
         certainty=coverage(compared),
         idle=idle_note(ds),
         unlike_packs=UNLIKE_PACKS,
-        mitigation_pictures=[picture for picture in pictures if picture.name in MITIGATION_FIGURES],
-        sensitivity=_sensitivity_rows(sensitivity),
+        sensitivity=_sensitivity_rows(results.sensitivity),
         faults=_fault_rows(faults),
-        corpora=json.loads(ds.attrs["corpus"]),
-        environments=json.loads(ds.attrs["environment"]),
     )
-    html = folder / "report.html"
-    html.write(page.encode())
-    return Report(out / html.name, [picture.path for picture in pictures if picture.path], found)
+    return Report(out / html, [picture.path for picture in pictures if picture.path], sentences)
 
 
 def with_losses(sweep: xr.Dataset) -> xr.Dataset:
@@ -100,8 +88,8 @@ def with_losses(sweep: xr.Dataset) -> xr.Dataset:
     return sweep.assign({name: sweep[name].compute() for name in kept})
 
 
-def template(name: str) -> jinja2.Template:
-    """The page `name`, into which text is put as text, whatever it holds."""
+def write_page(name: str, folder: ResultsPath, sweep: xr.Dataset, **content: Any) -> str:
+    """Write the page `name` on a sweep, into which text is put as text, whatever it holds. Gives the file's name."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(
         loader=loader,
@@ -111,26 +99,30 @@ def template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
-    return environment.get_template(f"{name}.html.j2")
+    known = {key: json.loads(sweep.attrs[key]) for key in ("corpus", "environment")}
+    page = environment.get_template(f"{name}.html.j2").render(study=sweep.attrs["study"], **known, **content)
+    (folder / f"{name}.html").write(page.encode())
+    return f"{name}.html"
 
 
-def save_figures(drawings: Mapping[str, Drawing], out: Path) -> list[Picture]:
-    """Save each to `out`/figures; one that the sweep has no longer is removed, so that none is out of date."""
+def save_figures(results: Results, out: Path, *needs: Needs) -> list[Picture]:
+    """Draw those with these needs to `out`/figures; one that there is no longer is removed: none is out of date."""
     folder = ResultsPath.open(out) / "figures"
     folder.make_folder()
     pictures = []
-    for name, drawing in drawings.items():
+    for name, figure in figures(*needs).items():
+        drawing = figure(results)
         file = folder / f"{name}.png"
         if drawing.figure is None:
             file.unlink()
-            pictures.append(Picture(name, drawing.caption))
+            pictures.append(Picture(name, figure.needs, drawing.caption))
         else:
             drawn = io.BytesIO()
             drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
             content = drawn.getvalue()
             file.write(content)
             shown = base64.b64encode(content).decode()
-            pictures.append(Picture(name, drawing.caption, out / "figures" / file.name, shown))
+            pictures.append(Picture(name, figure.needs, drawing.caption, out / "figures" / file.name, shown))
     return pictures
 
 
@@ -143,7 +135,7 @@ def outcome_counts(outcomes: np.ndarray) -> dict[str, int]:
     return {str(name): int(count) for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))}
 
 
-def fault_table(ds: xr.Dataset) -> pd.DataFrame:
+def fault_effects(ds: xr.Dataset) -> pd.DataFrame:
     """One row a fault and mitigation: what the faults did, counted over their finished trials.
 
     Columns: fault, mitigation, `trials` (all of them), `outcomes` (outcome -> trials, unfinished ones too), and of the
@@ -152,7 +144,7 @@ def fault_table(ds: xr.Dataset) -> pd.DataFrame:
     another loss than the twin and `lost` became non-finite where the twin did not; `worst_deviation` (the largest
     loss_t(faulty) - loss_t(golden), nat/token) and `worst_trial`, the trial it belongs to.
     """
-    faulty = ds[["fault"]].isel(trial=np.flatnonzero(ds["fault"].values != "none"))
+    faulty = ds[["fault"]].isel(trial=np.flatnonzero(ds["fault"].values != NO_FAULT.name))
     names = ("trial", "fault", "mitigation", "outcome", "complete", "strikes", "changes")
     trials = pd.DataFrame({name: faulty[name].values for name in names})
     deviations = metrics.deviation_table(ds).set_index("trial")
@@ -161,12 +153,12 @@ def fault_table(ds: xr.Dataset) -> pd.DataFrame:
     rows = []
     for (fault, mitigation), group in trials.groupby(["fault", "mitigation"], sort=True):
         finished = group[group["complete"]]
-        own = deviations.reindex(finished["trial"]).dropna(subset=["size"])
-        worst = own["worst_deviation"].dropna()
+        watched = deviations.reindex(finished["trial"]).dropna(subset=["size"])
+        worst = watched["worst_deviation"].dropna()
         has_fired, has_changed = finished["strikes"] > 0, finished["changes"] > 0
         values = [fault, mitigation, len(group), outcome_counts(group["outcome"].to_numpy()), finished["strikes"].sum()]
         values += [has_changed.sum(), (has_fired & ~has_changed).sum(), (~has_fired).sum()]
-        values += [len(own), (own["size"] > 0).sum(), np.isinf(own["size"]).sum()]
+        values += [len(watched), (watched["size"] > 0).sum(), np.isinf(watched["size"]).sum()]
         worst_trial = worst.idxmax() if len(worst) else ""
         rows.append([*values, worst.max() if len(worst) else np.nan, worst_trial])
     return pd.DataFrame(rows, columns=[*columns, "worst_deviation", "worst_trial"])
@@ -207,7 +199,7 @@ def _fault_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
 def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) -> list[str]:
     """A few sentences on a sweep: how its trials ended, what each mitigation did to LR sensitivity, what faults did.
 
-    `sensitivity` is its `metrics.lr_sensitivity`, `faults` its `fault_table`.
+    `sensitivity` is its `metrics.lr_sensitivity`, `faults` its `fault_effects`.
     """
     counts = ", ".join(f"{count} {name}" for name, count in outcome_counts(ds["outcome"].values).items())
     lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
@@ -243,8 +235,8 @@ def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
     lines: list[str] = []
     if widest["mitigation"].nunique() > MOST_MITIGATIONS:
         return [_sensitivity_range(widest, others)]
-    for mitigation, group in widest[widest["mitigation"] != "none"].groupby("mitigation", sort=True):
-        pairs = group.merge(widest[widest["mitigation"] == "none"], on=others, suffixes=("", "_without"))
+    for mitigation, group in widest[widest["mitigation"] != BASELINE].groupby("mitigation", sort=True):
+        pairs = group.merge(widest[widest["mitigation"] == BASELINE], on=others, suffixes=("", "_without"))
         lines += [_comparison(mitigation, pair, others) for _, pair in pairs.head(1).iterrows()]
     if not lines:
         rows = [row for _, row in widest.iterrows()]
@@ -257,7 +249,7 @@ def _sensitivity_range(widest: pd.DataFrame, others: list[str]) -> str:
     rows = widest.sort_values("sensitivity", kind="stable")
     named = {f"lowest with {rows['mitigation'].iloc[0]}": rows.iloc[0]}
     named |= {f"highest with {rows['mitigation'].iloc[-1]}": rows.iloc[-1]}
-    plain = rows[rows["mitigation"] == "none"]
+    plain = rows[rows["mitigation"] == BASELINE]
     named |= {"without any": plain.iloc[0]} if len(plain) else {}
     words = "; ".join(f"{name} {_place(row, others)} {_value(row)}" for name, row in named.items())
     return f"LR sensitivity of {widest['mitigation'].nunique()} mitigations: {words}."
@@ -310,7 +302,7 @@ def _fault_line(row: Any, mitigation: str) -> str:
         "became non-finite, unlike the twin": row.lost,
         "never fired": row.never_fired,
         "fired without effect": row.without_effect,
-        "unfinished": row.outcomes.get(UNFINISHED, 0),
+        UNFINISHED: row.outcomes.get(UNFINISHED, 0),
     }
     parts += [f"{number} {words}" for words, number in others.items() if number]
     return f"Fault {row.fault}, {mitigation}: {'; '.join(parts)}."

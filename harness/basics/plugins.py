@@ -29,6 +29,7 @@ KINDS = {
     "guards": "harness.guards",
     "objectives": "harness.objectives",
     "faults": "injectors",
+    "figures": "analysis.figures",
 }
 """The kinds of parts, and the folder of each."""
 

@@ -13,51 +13,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.config.formats import LAYOUTS, Layout
+
 
 @dataclass(frozen=True)
-class Format:
-    """A binary floating-point format: its torch type, the integer type of its words, and how its bits are used.
-
-    Bit 0 is the last of the mantissa; the exponent stands above the mantissa, and the sign on top.
-    """
+class Format(Layout):
+    """A binary floating-point format: how its bits are used, its torch type, and the integer type of its words."""
 
     dtype: torch.dtype
     words: torch.dtype
-    exponent: int
-    mantissa: int
-
-    @property
-    def bits(self) -> int:
-        return 1 + self.exponent + self.mantissa
 
     @property
     def largest(self) -> int:
         """The last of the words without sign that is not NaN: infinity, and 448 in fp8_e4m3."""
         return 0x7E if self.dtype == torch.float8_e4m3fn else ((1 << self.exponent) - 1) << self.mantissa
 
-    def field(self, name: str) -> range:
-        """The numbers of the bits of `any`, `mantissa`, `exponent` or `sign`."""
-        ends = {
-            "any": (0, self.bits),
-            "mantissa": (0, self.mantissa),
-            "exponent": (self.mantissa, self.bits - 1),
-            "sign": (self.bits - 1, self.bits),
-        }
-        return range(*ends[name])
 
-
-FORMATS = {
-    "fp32": Format(torch.float32, torch.int32, 8, 23),
-    "bf16": Format(torch.bfloat16, torch.int16, 8, 7),
-    "fp16": Format(torch.float16, torch.int16, 5, 10),
-    "fp8_e4m3": Format(torch.float8_e4m3fn, torch.uint8, 4, 3),
-    "fp8_e5m2": Format(torch.float8_e5m2, torch.uint8, 5, 2),
+_TYPES = {
+    "fp32": (torch.float32, torch.int32),
+    "bf16": (torch.bfloat16, torch.int16),
+    "fp16": (torch.float16, torch.int16),
+    "fp8_e4m3": (torch.float8_e4m3fn, torch.uint8),
+    "fp8_e5m2": (torch.float8_e5m2, torch.uint8),
 }
+FORMATS = {name: Format(own.exponent, own.mantissa, *_TYPES[name]) for name, own in LAYOUTS.items()}
 
 LARGEST_E4M3 = 464.0  # the midpoint above 448, the largest number of the format; the tie goes to 448
 
-_LAYOUTS = {known.dtype: known for known in FORMATS.values()}
-_LAYOUTS[torch.float64] = Format(torch.float64, torch.int64, 11, 52)
+_BY_TYPE = {known.dtype: known for known in FORMATS.values()}
+_BY_TYPE[torch.float64] = Format(11, 52, torch.float64, torch.int64)
 
 
 def to_words(x: Tensor, name: str) -> Tensor:
@@ -114,7 +98,7 @@ def _convert(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if x.dtype == dtype:
         return x
-    old, new = _LAYOUTS[x.dtype], _LAYOUTS[dtype]
+    old, new = _BY_TYPE[x.dtype], _BY_TYPE[dtype]
     words = x.view(old.words).to(torch.int64)
     magnitude = words & ((1 << (old.bits - 1)) - 1)
     becomes_nan = magnitude > old.largest

@@ -1,4 +1,4 @@
-"""Where faults can strike: the named sites of one training step, and the agenda of what is due at them.
+"""What strikes at the sites of one training step, and the agenda of what is due at them.
 
 The loop knows only this file. An injector is shown the tensors of one trial at one site, never the loop.
 """
@@ -8,31 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from harness.config.limits import KEPT_EVENTS
-
-
-class Site(StrEnum):
-    """A point of the step, in the order of the loop; a visit shows the tensors that are named here."""
-
-    LEARNING_RATE = "learning_rate"  # {"learning_rate": []}
-    BATCH = "batch"  # {"batch": [B, T + 1] token ids}, as loaded: before sequences are dropped, and batches cut
-    WEIGHT = "weight"  # each tensor of the model, before it is read
-    ACTIVATION = "activation"  # {tap: one activation}, when it is computed; of one rank's part of the batch
-    LOSS_SCALE = "loss_scale"  # {"loss_scale": []}, before the backward pass
-    ACTIVATION_GRADIENT = "activation_gradient"  # {tap: the loss's gradient there}, when it is computed
-    GRADIENT = "gradient"  # each tensor's gradient on one data-parallel rank, before the mean over ranks
-    REDUCED_GRADIENT = "reduced_gradient"  # each tensor's gradient, after the mean and before clipping
-    CLIPPED_GRADIENT = "clipped_gradient"  # each tensor's gradient, after clipping
-    MOMENT_1 = "moment_1"  # Adam's first moment of each tensor, before the optimizer step
-    MOMENT_2 = "moment_2"  # Adam's second moment of each tensor, before the optimizer step
-    BEFORE_UPDATE = "before_update"  # weights by name, moments as `moment_1:name`; to look at, not to change
-    UPDATE = "update"  # the same right after the optimizer step
-
+from harness.config.sites import Site
 
 AT_TAPS = (Site.ACTIVATION, Site.ACTIVATION_GRADIENT)
 

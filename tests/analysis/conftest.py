@@ -23,13 +23,14 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from analysis import open_sweep
-from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
 from analysis.figures.drawing import Drawing
+from analysis.figures.registry import Needs, figures
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.reading.acted import Acting
 from analysis.reports.report import with_losses
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
 from harness.storage.store import SIGNALS, PackStore, open_store
+from tests.analysis.given import judged
 from tests.analysis.sizes import SIZES
 
 CORPUS = {"source": "stdlib", "fingerprint": "c0ffee", "tokens": 1000}
@@ -305,18 +306,18 @@ class Made(dict):
 def sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, xr.Dataset]:
     """Campaigns with outcomes, by name."""
 
-    def judged(size: str) -> xr.Dataset:
+    def with_outcomes(size: str) -> xr.Dataset:
         out = tmp_path_factory.mktemp("campaign")
         write_campaign(out, **SIZES[size])
         return outcomes_and_notes(with_losses(open_sweep(out)))[0]
 
-    return Made(judged)
+    return Made(with_outcomes)
 
 
 @pytest.fixture(scope="session")
 def drawn(sweeps: dict[str, xr.Dataset]) -> dict[str, dict[str, Drawing]]:
     """The figures of each of the `sweeps`, by its name and theirs."""
-    return Made(lambda size: Made(lambda name: CAMPAIGN_FIGURES[name](sweeps[size])))
+    return Made(lambda size: Made(lambda name: figures(Needs.OUTCOMES)[name](judged(sweeps[size]))))
 
 
 @pytest.fixture

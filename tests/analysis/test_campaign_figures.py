@@ -9,10 +9,12 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
 from analysis import open_sweep
-from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
+from analysis.figures.registry import Needs, Results, figures
 from analysis.measures.judged_faults import COLOURS, fault_table
-from analysis.measures.outcomes import OUTCOMES, outcomes_and_notes
+from analysis.measures.outcomes import OUTCOMES
 from tests.analysis.sizes import SIZES
+
+CAMPAIGN_FIGURES = figures(Needs.OUTCOMES)
 
 # --- every figure ------------------------------------------------------------------------------------------------
 
@@ -40,7 +42,7 @@ def test_global_settings_stay(drawn, synthetic, name: str) -> None:
 def test_without_judged_faults_there_is_none_and_a_reason(tmp_path: Path, synthetic, name: str) -> None:
     faulty = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
     synthetic.write_pack(tmp_path, [faulty.golden, faulty], steps_done=10, finish=False)
-    drawing = CAMPAIGN_FIGURES[name](outcomes_and_notes(open_sweep(tmp_path))[0])
+    drawing = CAMPAIGN_FIGURES[name](Results(open_sweep(tmp_path)))
     assert drawing.figure is None and drawing.caption.startswith("No figure: ")
 
 
@@ -79,7 +81,7 @@ def test_few_first_steps_are_rows_of_their_own_and_runs_of_different_length_are_
     tmp_path: Path, synthetic
 ) -> None:
     def labels(out: Path) -> list[str]:
-        figure = CAMPAIGN_FIGURES["outcome_shares"](outcomes_and_notes(open_sweep(out))[0]).figure
+        figure = CAMPAIGN_FIGURES["outcome_shares"](Results(open_sweep(out))).figure
         return [label.get_text() for label in figure.axes[1].get_yticklabels()]
 
     trials = [

@@ -13,9 +13,10 @@ from matplotlib.colors import to_rgba
 from matplotlib.lines import Line2D
 
 from analysis import open_sweep
-from analysis.figures.deviation_figure import CEILING, MOST_LINES, deviation_curves
+from analysis.figures.deviation_curves import CEILING, MOST_LINES, deviation_curves
+from analysis.figures.registry import Results
 from analysis.measures.judged_faults import COLOURS
-from analysis.measures.outcomes import OUTCOMES, outcomes_and_notes
+from analysis.measures.outcomes import OUTCOMES
 from analysis.measures.statistics import studied
 from tests.analysis.judging import GOLDEN, START, STEPS, Campaign
 
@@ -75,7 +76,7 @@ def test_an_explosion_runs_along_the_edge_and_is_counted(synthetic, tmp_path: Pa
     for number in range(exploded):
         campaign.fault(f"exploded {number}", {START: 1e35 * (1 + number), START + 1: 1e20, range(START + 2, STEPS): 1})
     campaign.write()
-    drawing = deviation_curves(outcomes_and_notes(open_sweep(tmp_path))[0])
+    drawing = deviation_curves(Results(open_sweep(tmp_path)))
     panel = drawing.figure.axes[0]
     assert panel.get_ylim()[1] <= 2 * CEILING * GOLDEN and panel.get_ylim()[0] > 2.0**-8
     edges = [line.get_ydata()[:3].tolist() for line in curves(panel) if line.get_ydata().max() > 2]
@@ -92,5 +93,5 @@ def test_a_clean_run_that_explodes_does_not_stretch_the_axis_either(synthetic, t
     campaign.curves[campaign.trials["twin 0"].id][25] = 1e30
     campaign.fault("a", {range(START, STEPS): 1.0})
     campaign.write()
-    panel = deviation_curves(outcomes_and_notes(open_sweep(tmp_path))[0]).figure.axes[0]
+    panel = deviation_curves(Results(open_sweep(tmp_path))).figure.axes[0]
     assert band(panel)[1].max() > 1e29 and panel.get_ylim()[1] <= 2 * CEILING * GOLDEN

@@ -15,11 +15,14 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from analysis import fault_events, open_sweep
-from analysis.figures import sweep_figures as figures
-from analysis.figures.sweep_figures import FIGURES
+from analysis.figures.faulty_against_golden import faulty_against_golden, representative, strikes
+from analysis.figures.loss_against_rate import loss_against_rate
+from analysis.figures.registry import Needs, Results, figures
+from analysis.figures.sensitivity_against_width import sensitivity_against_width
 from analysis.measures import metrics
-from analysis.reading.open_sweep import open_with_events
 from tests.analysis.mitigated import Ending, Study
+
+FIGURES = figures(Needs.SWEEP)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def sweep(realistic: Path) -> tuple[xr.Dataset, pd.DataFrame]:
 
 @pytest.fixture(scope="module")
 def drawn(sweep) -> dict[str, Figure]:
-    return {name: draw(*sweep).figure for name, draw in FIGURES.items()}
+    return {name: draw(Results(*sweep)).figure for name, draw in FIGURES.items()}
 
 
 def png(figure: Figure) -> bytes:
@@ -66,7 +69,7 @@ def test_no_text_lies_on_another_or_outside(drawn, synthetic, name: str) -> None
 @pytest.mark.parametrize("name", FIGURES)
 def test_drawing_again_gives_the_same_picture_and_changes_no_global_setting(sweep, drawn, synthetic, name: str) -> None:
     backend = matplotlib.get_backend()
-    assert png(FIGURES[name](*sweep).figure) == png(drawn[name])
+    assert png(FIGURES[name](Results(*sweep)).figure) == png(drawn[name])
     assert synthetic.settings() == synthetic.SETTINGS and matplotlib.get_backend() == backend
     assert matplotlib.pyplot.get_fignums() == []
 
@@ -98,7 +101,7 @@ def test_nonfinite_trials_are_crosses_at_the_loss_at_initialisation(tmp_path: Pa
         return values
 
     synthetic.write_pack(tmp_path, trials, loss)
-    drawing = figures.loss_against_rate(open_sweep(tmp_path))
+    drawing = loss_against_rate(Results(open_sweep(tmp_path)))
     dots, crosses = drawing.figure.axes[0].collections
     assert len(dots.get_offsets()) == 5
     np.testing.assert_allclose(crosses.get_offsets(), [[1e-1, synthetic.INITIAL]])
@@ -110,7 +113,7 @@ def test_nonfinite_trials_are_crosses_at_the_loss_at_initialisation(tmp_path: Pa
 def test_the_loss_at_initialisation_is_left_out_where_nothing_comes_near_it(tmp_path: Path, synthetic) -> None:
     trials = [synthetic.make_trial(lr=lr) for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, trials)
-    drawing = figures.loss_against_rate(open_sweep(tmp_path))
+    drawing = loss_against_rate(Results(open_sweep(tmp_path)))
     assert legend_texts(drawing.figure) == ["mitigation: none"] and "none became non-finite" in drawing.caption
     assert drawing.figure.axes[0].get_ylim()[1] < 4 < synthetic.INITIAL
 
@@ -136,7 +139,7 @@ def test_the_loss_at_initialisation_is_the_baselines(tmp_path: Path, synthetic, 
         return values
 
     synthetic.write_pack(tmp_path, trials, loss)
-    figure = figures.loss_against_rate(open_sweep(tmp_path)).figure
+    figure = loss_against_rate(Results(open_sweep(tmp_path))).figure
     assert figure.axes[0].lines[-1].get_ydata() == pytest.approx([level, level])
     assert [text for text in legend_texts(figure) if text.startswith("loss at")] == words
 
@@ -145,7 +148,7 @@ def test_other_axes_of_the_sweep_make_lines_of_their_own(tmp_path: Path, synthet
     for depth in (1, 2):
         trials = [synthetic.make_trial(lr=lr, depth=depth) for lr in (1e-3, 1e-2)]
         synthetic.write_pack(tmp_path, trials)
-    figure = figures.loss_against_rate(open_sweep(tmp_path)).figure
+    figure = loss_against_rate(Results(open_sweep(tmp_path))).figure
     assert legend_texts(figure)[:2] == ["mitigation: none, depth = 1", "mitigation: none, depth = 2"]
 
 
@@ -169,7 +172,7 @@ def test_sensitivity_shows_the_table(sweep, drawn) -> None:
 def test_different_ranges_of_rates_are_said_in_the_caption(tmp_path: Path, synthetic) -> None:
     for mitigation, rates in (("none", (1e-3, 1e-2)), ("qk_norm", (1e-3, 1e-1))):
         synthetic.write_pack(tmp_path, [synthetic.make_trial(lr=lr, mitigation=mitigation) for lr in rates])
-    caption = figures.sensitivity_against_width(open_sweep(tmp_path)).caption
+    caption = sensitivity_against_width(Results(open_sweep(tmp_path))).caption
     assert "cannot be compared" in caption and "one seed, so no intervals" in caption
 
 
@@ -216,18 +219,18 @@ def test_which_trial_is_shown() -> None:
         (128, 1e-2, "g5", 1.0, 99, "g"),
     ]
     table = pd.DataFrame(rows, columns=["width", "lr", "golden", "golden_loss", "size", "trial"])
-    assert figures.representative(table)["trial"] == "d"
-    assert figures.representative(table[table["width"] > 32])["trial"] == "d", "the lower of two widths"
-    assert figures.representative(table.iloc[:0]) is None
+    assert representative(table)["trial"] == "d"
+    assert representative(table[table["width"] > 32])["trial"] == "d", "the lower of two widths"
+    assert representative(table.iloc[:0]) is None
 
 
 def test_strikes_are_where_the_events_say() -> None:
     fields = {"trial": "x", "fault_start": 5, "fault_duration": 3, "steps": 40, "nonfinite_step": np.nan, "strikes": 4}
     trial = pd.Series(fields, dtype=object)
-    assert figures.strikes(trial, None) == [(5, 7)]
+    assert strikes(trial, None) == [(5, 7)]
     events = pd.DataFrame({"trial": ["x"] * 4 + ["y"], "step": [9, 5, 6, 6, 30]})
-    assert figures.strikes(trial, events) == [(5, 6), (9, 9)]
-    assert figures.strikes(trial, events[events["trial"] == "y"]) == []
+    assert strikes(trial, events) == [(5, 6), (9, 9)]
+    assert strikes(trial, events[events["trial"] == "y"]) == []
 
 
 def planned(**fields: float) -> pd.Series:
@@ -235,18 +238,16 @@ def planned(**fields: float) -> pd.Series:
 
 
 def test_strikes_of_permanent_and_periodic_faults() -> None:
-    assert figures.strikes(planned(fault_duration=np.nan), None) == [(30, 99)], "to the end"
-    assert figures.strikes(planned(), None) == [(30, 99)], "a sweep of permanent faults alone has no durations"
-    assert figures.strikes(planned(fault_duration=500, nonfinite_step=50), None) == [(30, 50)], (
-        "a frozen trial is left alone"
-    )
-    assert figures.strikes(planned(fault_duration=10, fault_period=4), None) == [(30, 30), (34, 34), (38, 38)]
+    assert strikes(planned(fault_duration=np.nan), None) == [(30, 99)], "to the end"
+    assert strikes(planned(), None) == [(30, 99)], "a sweep of permanent faults alone has no durations"
+    assert strikes(planned(fault_duration=500, nonfinite_step=50), None) == [(30, 50)], "a frozen trial is left alone"
+    assert strikes(planned(fault_duration=10, fault_period=4), None) == [(30, 30), (34, 34), (38, 38)]
 
 
 def test_strikes_beyond_the_events_that_are_kept() -> None:
     events = pd.DataFrame({"trial": "x", "step": np.arange(30, 94)})
-    assert figures.strikes(planned(fault_duration=np.nan), events) == [(30, 99)], "64 events of 70 strikes"
-    assert figures.strikes(planned(fault_duration=np.nan, strikes=64), events) == [(30, 93)]
+    assert strikes(planned(fault_duration=np.nan), events) == [(30, 99)], "64 events of 70 strikes"
+    assert strikes(planned(fault_duration=np.nan, strikes=64), events) == [(30, 93)]
 
 
 def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path, synthetic) -> None:
@@ -265,7 +266,7 @@ def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path, synthetic
         loss,
         faults=lambda t: synthetic.strike_events(t) if t is lost else [],
     )
-    figure = figures.faulty_against_golden(open_sweep(tmp_path), fault_events(tmp_path)).figure
+    figure = faulty_against_golden(Results(open_sweep(tmp_path), fault_events(tmp_path))).figure
     never, _, blown, _ = figure.axes
     assert "never fired" in never.texts[0].get_text() and not never.patches
     assert blown.get_yscale() == "log" and never.get_yscale() == "linear"
@@ -286,8 +287,8 @@ def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Pa
         return Ending(2 + size * trial.optim.lr, deviation={} if trial.fault.name == "none" else {1: size})
 
     study.write(ending, mitigations=names, faults=[study.flip()], widths=(32, 64), seeds=(0, 1))
-    ds, events = open_sweep(tmp_path).load(), fault_events(tmp_path)
-    drawn = {name: draw(ds, events) for name, draw in FIGURES.items()}
+    results = Results(open_sweep(tmp_path).load(), fault_events(tmp_path))
+    drawn = {name: draw(results) for name, draw in FIGURES.items()}
     shown = {"loss_against_rate": 10, "sensitivity_against_width": 10, "faulty_against_golden": 4}
     better = {"stability_edge": "lower rates"}
     for name, drawing in drawn.items():
@@ -311,9 +312,9 @@ def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(
         for width, lr, mitigation, own in product((32, 64), (1e-3, 1e-2), ("none", "qk_norm"), grid)
     ]
     synthetic.write_pack(tmp_path, trials)
-    ds, events = open_sweep(tmp_path).load(), fault_events(tmp_path)
+    results = Results(open_sweep(tmp_path).load(), fault_events(tmp_path))
     for name in ("loss_against_rate", "sensitivity_against_width"):
-        drawing = FIGURES[name](ds, events)
+        drawing = FIGURES[name](results)
         assert synthetic.check_texts(drawing.figure)
         words = [text.removeprefix("mitigation: ") for text in legend_texts(drawing.figure)][:10]
         assert [text.split(",")[0] for text in words] == ["none"] * 5 + ["qk_norm"] * 5
@@ -322,8 +323,8 @@ def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(
 
 def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path, synthetic) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
-    ds, events = open_sweep(tmp_path), fault_events(tmp_path)
-    reasons = {name: draw(ds, events) for name, draw in FIGURES.items()}
+    results = Results(open_sweep(tmp_path), fault_events(tmp_path))
+    reasons = {name: draw(results) for name, draw in FIGURES.items()}
     assert all(drawing.figure is None for drawing in reasons.values())
     assert "1 learning rate" in reasons["loss_against_rate"].caption
     assert "two learning rates" in reasons["sensitivity_against_width"].caption
@@ -332,15 +333,15 @@ def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path, syn
 
 def test_one_rate_and_a_number_that_is_swept_beside_it(tmp_path: Path, synthetic) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial(beta2=beta2) for beta2 in (0.95, 0.999)])
-    drawing = figures.sensitivity_against_width(open_sweep(tmp_path))
+    drawing = sensitivity_against_width(Results(open_sweep(tmp_path)))
     assert drawing.figure is None and "two learning rates" in drawing.caption
 
 
 def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path, synthetic) -> None:
     faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), steps_done=10, finish=False)
-    ds, events = open_sweep(tmp_path), fault_events(tmp_path)
-    drawings = [draw(ds, events) for draw in FIGURES.values()]
+    results = Results(open_sweep(tmp_path), fault_events(tmp_path))
+    drawings = [draw(results) for draw in FIGURES.values()]
     assert all(drawing.figure is None and drawing.caption.startswith("No figure: ") for drawing in drawings)
 
 
@@ -348,5 +349,5 @@ def test_names_in_two_columns_have_room_under_a_single_panel(tmp_path: Path, syn
     names = ["none", "scaled_embedding", "attention_temperature", "screen_repetition", "sequence_reshape"]
     trials = [synthetic.make_trial(lr=lr, mitigation=name) for name in names for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, trials)
-    figure = FIGURES["loss_against_rate"](*open_with_events(tmp_path)).figure
+    figure = loss_against_rate(Results.open(tmp_path)).figure
     assert synthetic.check_texts(figure) > 8

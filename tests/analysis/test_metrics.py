@@ -13,6 +13,7 @@ import xarray as xr
 
 from analysis import open_sweep
 from analysis.measures import metrics
+from analysis.reading.twins import Trials, deviations, twin_curves
 
 
 def one_value(values: xr.DataArray, trial) -> float:
@@ -249,7 +250,8 @@ def test_deviation_from_the_golden_twin(tmp_path: Path, synthetic) -> None:
     synthetic.write_pack(tmp_path, [orphan])
     ds = open_sweep(tmp_path)
 
-    spike = metrics.deviation(ds).sel(trial=trials["spike"].id).values
+    known, row = Trials.of(ds), np.flatnonzero(ds["trial"].values == trials["spike"].id)
+    (spike,) = deviations(*twin_curves(ds["loss"], row, known.golden[row]))
     np.testing.assert_array_equal(spike[18:26], [0, 0, 4, 3, 2, -1, 1, 0])
     table = metrics.deviation_table(ds).set_index("trial")
     assert orphan.id not in table.index and len(table) == 4

@@ -15,6 +15,7 @@ from analysis.figures.mitigation_words import mitigation_findings, table_rows
 from analysis.measures.mitigations import METRICS, Comparison, compare
 from analysis.reports.report import DOTS_PER_INCH
 from harness.config import Trial
+from tests.analysis.given import given
 from tests.analysis.mitigated import LOST, Ending, Study
 
 PAGE = 1088  # pixels that a figure has on the page
@@ -45,7 +46,7 @@ def known(study: Study) -> Comparison:
 
 @pytest.fixture(scope="module")
 def figure(known: Comparison) -> Figure:
-    return mitigation_map(known).figure
+    return mitigation_map(given(comparison=known)).figure
 
 
 def words_at(figure: Figure, name: str) -> list[str]:
@@ -106,7 +107,7 @@ def test_a_change_that_cannot_be_told_is_paler_than_one_that_can(study: Study, s
     other = Study(synthetic, tmp_path)
     sizes = {"none": (0.0, 0.0, 0.0), "sure": (1.0, 1.0, 1.0), "unsure": (-1.0, 0.0, 4.0)}
     other.write(lambda t: Ending(loss=3 + sizes[t.mitigation][t.seed]), mitigations=list(sizes), seeds=(0, 1, 2))
-    figure = mitigation_map(other.compare()).figure
+    figure = mitigation_map(given(comparison=other.compare())).figure
     sure, unsure = (looks_at(figure, name, 0)[0] for name in ("sure", "unsure"))
     np.testing.assert_allclose(1 - unsure, PALE * (1 - sure), atol=1e-6)
 
@@ -121,7 +122,7 @@ def test_the_full_colour_is_written_over_the_metric(known: Comparison, figure: F
 def test_what_was_not_measured_is_a_dash_on_grey(synthetic, tmp_path: Path) -> None:
     own = Study(synthetic, tmp_path)
     own.write(lambda t: LOST if t.mitigation == "b" else Ending(), mitigations=["none", "a", "b"], faults=[own.flip()])
-    figure = mitigation_map(own.compare()).figure
+    figure = mitigation_map(given(comparison=own.compare())).figure
     assert words_at(figure, "b") == ["∞", "<0.001", "0.00", "–", "–", "1.00"]
     grey, _ = looks_at(figure, "b", 3)
     assert len(set(grey)) == 1 and grey[0] < 1
@@ -129,19 +130,19 @@ def test_what_was_not_measured_is_a_dash_on_grey(synthetic, tmp_path: Path) -> N
 
 def test_one_seed_has_numbers_and_no_bold_but_the_baseline(synthetic, tmp_path: Path) -> None:
     own = Study(synthetic, tmp_path)
-    drawing = mitigation_map(own.write(lambda t: Ending(loss=len(t.mitigation)), seeds=[0]).compare())
+    drawing = mitigation_map(given(comparison=own.write(lambda t: Ending(loss=len(t.mitigation)), seeds=[0]).compare()))
     assert looks_at(drawing.figure, "qk_norm", 0)[1] == "normal"
     assert "One seed, so there are no intervals" in drawing.caption
 
 
 def test_the_caption_says_what_the_signs_mean(known: Comparison) -> None:
-    caption = mitigation_map(known).caption
+    caption = mitigation_map(given(comparison=known)).caption
     for words in ("blue is better, red worse", "3 seeds", "a quarter of the time", "≥", "∞", ">", "3 mitigations"):
         assert words in caption
 
 
 def test_without_a_comparison_there_is_a_reason(synthetic, tmp_path: Path) -> None:
-    drawing = mitigation_map(Study(synthetic, tmp_path).write(mitigations=["a", "b"]).compare())
+    drawing = mitigation_map(given(comparison=Study(synthetic, tmp_path).write(mitigations=["a", "b"]).compare()))
     assert drawing.figure is None
     assert drawing.caption == "No figure: the baseline, mitigation=none, is not among the finished trials."
 
@@ -183,7 +184,7 @@ def test_no_text_lies_on_another_or_outside(request, synthetic, tmp_path: Path, 
     found = (
         request.getfixturevalue("fifty") if is_many else many(Study(synthetic, tmp_path), NAMES[names], widths=widths)
     )
-    figure = mitigation_map(found).figure
+    figure = mitigation_map(given(comparison=found)).figure
     assert synthetic.check_texts(figure) > 6 * len(NAMES[names]) * len(widths)
     assert figure.get_figwidth() * DOTS_PER_INCH < 1.25 * PAGE, "letters shrink with the figure"
     cut = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text().endswith("W…")]
@@ -192,7 +193,7 @@ def test_no_text_lies_on_another_or_outside(request, synthetic, tmp_path: Path, 
 
 def test_other_axes_stand_upright_beside_the_width(synthetic, tmp_path: Path) -> None:
     found = many(Study(synthetic, tmp_path), NAMES["three"], widths=(32, 64), depths=(1, 2))
-    figure = mitigation_map(found).figure
+    figure = mitigation_map(given(comparison=found)).figure
     assert synthetic.check_texts(figure)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert "width, depth" in texts and texts.count("64, 2") == 6
@@ -206,7 +207,7 @@ def test_of_very_many_columns_and_rows_some_are_drawn(synthetic, tmp_path: Path)
     rows = [{"mitigation": name, "width": width, "depth": depth} for name in names for width, depth in places]
     columns = {f"final_loss{part}": 1.0 for part in ("", "_low", "_high", "_change", "_change_low", "_change_high")}
     table = pd.DataFrame(rows).assign(**columns, final_loss_seeds=3, final_loss_idle="")
-    drawing = mitigation_map(Comparison(table, axes, {"final_loss": METRICS["final_loss"]}))
+    drawing = mitigation_map(given(comparison=Comparison(table, axes, {"final_loss": METRICS["final_loss"]})))
     texts = [text.get_text() for text in drawing.figure.axes[0].texts]
     shown = [f"{width}, {depth}" for width, depth in places if f"{width}, {depth}" in texts]
     assert shown == ["16, 1", "16, 3", "32, 2", "64, 2", "128, 1", "128, 3"]

@@ -9,7 +9,8 @@ import pytest
 from matplotlib.collections import PathCollection
 
 from analysis import open_sweep
-from analysis.figures.recovery_figure import MEASURES, recovery_against_beta2, recovery_table
+from analysis.figures.recovery_against_beta2 import MEASURES, recovery_against_beta2, recovery_table
+from analysis.figures.registry import Results
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.measures.statistics import median_interval, studied
 from tests.analysis.judging import NEVER_FIRES, START, STEPS, Campaign
@@ -75,6 +76,6 @@ def test_the_table_has_all_times(synthetic, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("clip", "title"), [(None, "no clipping"), (0.5, "clipped at 0.5")])
 def test_one_clip_threshold_for_the_whole_sweep_is_named(synthetic, tmp_path: Path, clip, title: str) -> None:
     synthetic.write_campaign(tmp_path, faults=10, clips=[clip], beta2s=(0.9, 0.99))
-    figure = recovery_against_beta2(outcomes_and_notes(open_sweep(tmp_path))[0]).figure
+    figure = recovery_against_beta2(Results(open_sweep(tmp_path))).figure
     assert [panel.get_title() for panel in figure.axes] == [title, *[""] * 5]
     assert synthetic.check_texts(figure)

@@ -44,7 +44,7 @@ def again(written) -> tuple[subprocess.CompletedProcess[str], str]:
 
 
 def findings_of(ds: xr.Dataset) -> list[str]:
-    return report.findings(ds, lr_sensitivity(ds), report.fault_table(ds))
+    return report.findings(ds, lr_sensitivity(ds), report.fault_effects(ds))
 
 
 # --- the whole report --------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path, synthetic) -> None:
 
     synthetic.write_pack(tmp_path, synthetic.with_golden(faulty.values()), loss, faults=events)
     ds = open_sweep(tmp_path)
-    row = report.fault_table(ds).iloc[0].to_dict()
+    row = report.fault_effects(ds).iloc[0].to_dict()
     assert row == {
         "fault": "weight_bit",
         "mitigation": "none",

@@ -13,8 +13,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from analysis.figures.search_figures import SEARCH_FIGURES
+from analysis.figures.registry import Needs, figures
 from analysis.reading.searches import front, read_searches
+from tests.analysis.given import given
+
+SEARCH_FIGURES = figures(Needs.SEARCHES)
 
 SPACES = {
     "max_stable_lr": {"optim.lr": FloatDistribution(1e-3, 10, log=True)},
@@ -70,7 +73,7 @@ def write(out: Path, kind: str, cells: int, points: int, is_dense: bool = False)
 
 def test_without_a_search_there_is_nothing(tmp_path: Path) -> None:
     assert read_searches(tmp_path) == []
-    assert all(draw([]).figure is None for draw in SEARCH_FIGURES.values())
+    assert all(draw(given(searches=[])).figure is None for draw in SEARCH_FIGURES.values())
 
 
 def test_each_point_once_in_order(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_the_figures_can_be_read(tmp_path: Path, synthetic, kind: str, cells: in
     write(tmp_path, kind, cells, points=20)
     searches = read_searches(tmp_path)
     for name, draw in SEARCH_FIGURES.items():
-        drawing = draw(searches)
+        drawing = draw(given(searches=searches))
         if name == "pareto_front" and kind == "max_stable_lr":
             assert drawing.figure is None
             continue
@@ -111,7 +114,7 @@ def test_the_figures_can_be_read(tmp_path: Path, synthetic, kind: str, cells: in
 
 def test_numbers_of_a_dense_front_do_not_lie_on_each_other(tmp_path: Path, synthetic) -> None:
     write(tmp_path, "pareto", cells=1, points=60, is_dense=True)
-    drawing = SEARCH_FIGURES["pareto_front"](read_searches(tmp_path))
+    drawing = SEARCH_FIGURES["pareto_front"](given(searches=read_searches(tmp_path)))
     assert synthetic.check_texts(drawing.figure)
     (panel,) = drawing.figure.axes
     assert [text.get_text() for text in panel.texts] == list("12345678") and "; 8: optim.clip=" in drawing.caption
@@ -121,7 +124,7 @@ def test_several_kinds_in_one_folder(tmp_path: Path, synthetic) -> None:
     for kind in SPACES:
         write(tmp_path, kind, cells=2, points=8)
     searches = read_searches(tmp_path)
-    history, fronts = (draw(searches).figure for draw in SEARCH_FIGURES.values())
+    history, fronts = (draw(given(searches=searches)).figure for draw in SEARCH_FIGURES.values())
     assert [panel.get_title() for panel in history.axes] == [
         f"search={kind}" for kind in ("max_stable_lr", "worst_fault", "worst_fault", "pareto", "pareto")
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.figures.registry import Results
 from analysis.figures.stability_edge import edge_table, stability_edge
 from harness.config import Trial
 from tests.analysis.mitigated import LOST, Ending, Study
@@ -43,7 +44,7 @@ def test_the_bracket_of_each_group(study: Study) -> None:
 
 
 def test_the_figure_marks_edges_and_open_ends(study: Study, synthetic) -> None:
-    drawing = stability_edge(study.sweep)
+    drawing = stability_edge(Results(study.sweep))
     assert drawing.figure is not None and synthetic.check_texts(drawing.figure)
     (panel,) = drawing.figure.axes
     lines = [line for line in panel.lines if len(line.get_xdata()) == 3]
@@ -55,4 +56,4 @@ def test_the_figure_marks_edges_and_open_ends(study: Study, synthetic) -> None:
 
 def test_one_rate_has_no_edge(tmp_path: Path, synthetic) -> None:
     study = Study(synthetic, tmp_path).write(rates=(1e-3,))
-    assert stability_edge(study.sweep).figure is None
+    assert stability_edge(Results(study.sweep)).figure is None

@@ -17,13 +17,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from analysis.__main__ import main
-from analysis.figures.campaign_figures import CAMPAIGN_FIGURES
+from analysis.__main__ import figure_names, main
 from analysis.figures.drawing import Drawing
 from analysis.figures.labels import labelled
-from analysis.figures.mitigation_map import MITIGATION_FIGURES
-from analysis.figures.search_figures import SEARCH_FIGURES
-from analysis.figures.sweep_figures import FIGURES
+from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.open_sweep import fault_events, open_sweep
 from harness.basics.printing import label, printable
 from harness.config import Fault, Trial
@@ -40,7 +37,6 @@ EVIL = {
     "long": "x" * 10_000,
     "long too": "x" * 10_000 + "y",
 }
-FIGURE_NAMES = (*FIGURES, *MITIGATION_FIGURES, *SEARCH_FIGURES, *CAMPAIGN_FIGURES)
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def test_a_page_and_what_is_printed(evil: Path, command: str) -> None:
     assert len(list((evil / "figures").glob("*.png"))) >= 3
 
 
-@pytest.mark.parametrize("name", FIGURE_NAMES)
+@pytest.mark.parametrize("name", figure_names())
 def test_a_figure(evil: Path, tmp_path: Path, name: str) -> None:
     status, shown = call("figure", name, str(evil), str(tmp_path / "figure.svg"))
     if status:  # there is nothing of the kind to draw
@@ -139,7 +135,7 @@ def test_a_formula_is_drawn_as_it_stands_even_where_tex_is_asked_for(synthetic: 
         tmp_path, [synthetic.make_trial(lr=lr, mitigation=name) for name in mitigations for lr in (1e-3, 1e-2, 1e-1)]
     )
     with matplotlib.rc_context({"text.usetex": True}):
-        drawing: Drawing = FIGURES["loss_against_rate"](open_sweep(tmp_path), fault_events(tmp_path))
+        drawing: Drawing = figures(Needs.SWEEP)["loss_against_rate"](Results(open_sweep(tmp_path)))
     assert drawing.figure is not None
     FigureCanvasAgg(drawing.figure).draw()
     texts = {text.get_text(): text for text in drawing.figure.findobj(matplotlib.text.Text)}

@@ -1,24 +1,17 @@
-"""The pictures of a campaign: where faults hurt, what became of them, how far the loss went and when it came back.
-
-Each takes a sweep with `analysis.measures.outcomes`, and leaves out the trials that measure the clean envelope.
-"""
+"""What became of the faults of a campaign, by site and by time. Clean trials are left out, as in all its figures."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.figures.deviation_figure import deviation_curves
 from analysis.figures.drawing import Drawing, style
-from analysis.figures.recovery_figure import recovery_against_beta2
-from analysis.figures.vulnerability_map import vulnerability_map
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import LINGERING, MASKED, OUTCOMES, RECOVERED
 from analysis.measures.statistics import studied
@@ -30,9 +23,10 @@ BAR, LETTER, SHORTEST = 0.46, 0.085, 2.3  # inches a bar, and a letter; bars tha
 NARROWEST = 0.045  # share of a bar that has room for a number
 
 
-def outcome_shares(sweep: xr.Dataset) -> Drawing:
+@drawn_from(Needs.OUTCOMES, place=2)
+def outcome_shares(results: Results) -> Drawing:
     """Share of each outcome as stacked bars with counts: one a site, and one a stretch of time when faults began."""
-    table = fault_table(sweep)
+    table = fault_table(results.judged)
     if table.empty:
         return Drawing(None, "No figure: no fault is judged, since none is finished together with its golden twin.")
     times, what = _times(table)
@@ -50,7 +44,7 @@ def outcome_shares(sweep: xr.Dataset) -> Drawing:
         handles = [Patch(color=COLOURS[outcome], label=outcome) for outcome in OUTCOMES]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(OUTCOMES), frameon=False)
         figure.suptitle("What became of the faults")
-    left_out = studied(sweep).sizes["trial"] - len(table)
+    left_out = studied(results.judged).sizes["trial"] - len(table)
     unjudged = (
         f" {count(left_out, 'fault')} unfinished or without a golden twin to judge by not counted." if left_out else ""
     )
@@ -87,12 +81,3 @@ def _draw_shares(panel: Axes, outcome: pd.Series, labels: pd.Series) -> None:
     panel.set_yticks(range(len(counts)), [f"{label} (n = {n})" for label, n in zip(counts.index, total, strict=True)])
     panel.grid(False, axis="y")
     panel.set(xlim=(0, 100), ylim=(len(counts) - 0.5, -0.5))
-
-
-# File name -> how to draw it, from a sweep with outcomes.
-CAMPAIGN_FIGURES: dict[str, Callable[[xr.Dataset], Drawing]] = {
-    "vulnerability_map": vulnerability_map,
-    "outcome_shares": outcome_shares,
-    "deviation_curves": deviation_curves,
-    "recovery_against_beta2": recovery_against_beta2,
-}

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, style
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.envelope import Envelope
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import NON_FINITE, OUTCOMES
@@ -27,7 +28,8 @@ MOST_PANELS, MOST_LINES = 4, 60
 CEILING = 10
 
 
-def deviation_curves(sweep: xr.Dataset) -> Drawing:
+@drawn_from(Needs.OUTCOMES, place=3)
+def deviation_curves(results: Results) -> Drawing:
     """|D_t| against the steps since the strike, a thin line a fault, over the clean envelope: a panel a recipe.
 
     Drawn are the four recipes with the most faults, and of each recipe at most about 60 faults: of every outcome in
@@ -35,6 +37,7 @@ def deviation_curves(sweep: xr.Dataset) -> Drawing:
     largest golden loss; a line that goes higher runs along its edge. At k steps the envelope is that of clean runs cut
     off there (`analysis.measures.envelope`), so a fault is judged by it at the end of its line.
     """
+    sweep = results.judged
     trials = Trials.of(sweep)
     envelope = Envelope.of(sweep, trials)
     position = pd.Series(np.arange(sweep.sizes["trial"]), index=sweep["trial"].values)

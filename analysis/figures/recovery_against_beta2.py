@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import MARKERS, Drawing, palette, short, style
+from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.measures.statistics import median_interval, studied, wilson_interval
+from analysis.reading.twins import values_of
 from harness.basics.printing import count
 
 SPREAD = 0.7  # of the distance between two values of beta2, over which the lines' points are spread
@@ -30,7 +32,8 @@ MEASURES = {
 }
 
 
-def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
+@drawn_from(Needs.OUTCOMES, place=4)
+def recovery_against_beta2(results: Results) -> Drawing:
     """Recovery time against beta2, and below it the share that did not recover: a column a clipping, a line a fault.
 
     By three measures, one under the other. Until the loss, and the gradient norm, are back in their golden range for
@@ -42,7 +45,7 @@ def recovery_against_beta2(sweep: xr.Dataset) -> Drawing:
     all others, which is right for a median, and is drawn at the steps for which it was watched. Shares have Wilson
     intervals.
     """
-    table = recovery_table(sweep)
+    table = recovery_table(results.judged)
     if table["beta2"].nunique() < 2:
         values = count(table["beta2"].nunique(), "value")
         return Drawing(None, f"No figure: the judged faults that changed something have {values} of beta2, not two.")
@@ -93,11 +96,9 @@ def recovery_table(sweep: xr.Dataset) -> pd.DataFrame:
     faulty = studied(sweep)
     names = ("fault", "clip", *MEASURES)
     table = pd.DataFrame({name: faulty[name].values for name in names})
-    # What does not vary is no coordinate: one value stands for it.
-    table["beta2"] = faulty["beta2"].values if "beta2" in faulty.coords else 0.0
+    table["beta2"] = values_of(faulty, "beta2", 0.0)
     table["clip"] = table["clip"].fillna(np.inf)
-    start = faulty["fault_start"].values if "fault_start" in faulty.coords else 0
-    table["watched"] = faulty["steps"].values - np.nan_to_num(start)
+    table["watched"] = faulty["steps"].values - np.nan_to_num(values_of(faulty, "fault_start", 0))
     table["has_range"] = faulty["visibility"].values != ""
     table = table[faulty["fault_outcome"].isin(OUTCOMES).values & ~faulty["idle"].values]
     kept = ["fault", "beta2", "clip", "watched", "has_range"]

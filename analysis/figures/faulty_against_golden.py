@@ -1,0 +1,173 @@
+"""Losses of faulty trials beside those of their golden twins."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from analysis.figures.drawing import Drawing, style
+from analysis.figures.registry import Needs, Results, drawn_from
+from analysis.figures.series import chosen
+from analysis.measures import metrics
+from harness.basics.printing import count
+from harness.config import NO_FAULT
+
+MOST_COLUMNS = 4  # of a figure that can be read
+MOST_IN_TITLE = 48  # letters over a panel
+TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
+GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
+
+
+@drawn_from(Needs.SWEEP, place=4)
+def faulty_against_golden(results: Results) -> Drawing:
+    """Loss of a faulty trial and of its golden twin, and their difference, with the strike marked.
+
+    A row a kind of fault, a column a mitigation. The one trial of each is chosen by rule: the middle width (the lower
+    of two), there the learning rate at which the golden twins' final loss is lowest, and of the trials left the one
+    that deviates most from its twin; then the first by id. With fault events strikes
+    are marked where they happened, otherwise where the config has them.
+    """
+    ds, events = results.sweep, results.events
+    if not (ds["fault"].values != NO_FAULT.name).any():
+        return Drawing(None, "No figure: the sweep has no faults.")
+    table = metrics.deviation_table(ds)
+    if table.empty:
+        return Drawing(None, "No figure: no faulty trial is finished and has a finished golden twin.")
+    golden_loss = pd.Series(metrics.final_loss(ds).values, index=ds["trial"].values)
+    table["golden_loss"] = golden_loss.reindex(table["golden"]).to_numpy()
+    kinds = sorted(table["fault"].unique())
+    mitigations, left_out = chosen(table.groupby("mitigation")["size"].median(), MOST_COLUMNS)
+    with style():
+        figure = Figure(figsize=(4.2 * len(mitigations) + 0.8, 4.4 * len(kinds) + 1.0), layout="constrained")
+        shape, ratios = (2 * len(kinds), len(mitigations)), [2.2, 1] * len(kinds)
+        panels = figure.subplots(*shape, squeeze=False, height_ratios=ratios, sharex="col", sharey="row")
+        for row, kind in enumerate(kinds):
+            for column, mitigation in enumerate(mitigations):
+                pair = panels[2 * row, column], panels[2 * row + 1, column]
+                own = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
+                _draw_twins(pair, ds, representative(own), _title(kind, mitigation), events)
+            panels[2 * row, 0].set_ylabel("training loss\n[nat/token]")
+            panels[2 * row + 1, 0].set_ylabel("faulty - golden\n[nat/token]")
+        _twin_legend(figure)
+        figure.suptitle("Faulty against golden loss")
+    return Drawing(
+        figure,
+        "Training loss of a faulty trial and of its golden twin, which is the same trial without the fault, and below "
+        "it their difference; for each fault and mitigation the middle width, the rate with the lowest golden loss, "
+        f"and there the trial that deviates most.{left_out}",
+    )
+
+
+def _title(kind: str, mitigation: str) -> str:
+    return textwrap.fill(f"{kind}, mitigation: {mitigation}", MOST_IN_TITLE)
+
+
+def representative(table: pd.DataFrame) -> pd.Series | None:
+    """The trial to show of one fault and mitigation: a row of `metrics.deviation_table` with `golden_loss`."""
+    if table.empty:
+        return None
+    widths = sorted(table["width"].unique())
+    table = table[table["width"] == widths[(len(widths) - 1) // 2]]
+    means = table.drop_duplicates("golden").groupby("lr")["golden_loss"].mean().fillna(np.inf)
+    table = table[table["lr"] == means.idxmin()]
+    return table.sort_values(["size", "trial"], ascending=[False, True]).iloc[0]
+
+
+def _draw_twins(
+    pair: tuple[Axes, Axes], ds: xr.Dataset, trial: pd.Series | None, title: str, events: pd.DataFrame | None
+) -> None:
+    upper, lower = pair
+    if trial is None:
+        upper.text(0.5, 0.5, "no such trial", ha="center", va="center", transform=upper.transAxes)
+        upper.set_title(title, pad=TITLE_PAD)
+        return
+    losses = ds["loss"].sel(trial=[trial["golden"], trial["trial"]]).isel(step=slice(0, int(trial["steps"])))
+    golden, faulty = losses.astype("float64").compute().values
+    steps = losses["step"].values
+    upper.plot(steps, golden, color=GOLDEN, linewidth=1.6)
+    upper.plot(steps, faulty, color=FAULTY, linewidth=1.4, linestyle="--")
+    lower.plot(steps, faulty - golden, color=FAULTY, linewidth=1.4)
+    lower.axhline(0, color="0.4", linewidth=1)
+    spans = strikes(trial, events)
+    for panel in pair:
+        for first, last in spans:
+            panel.axvspan(first, last, color=STRIKE, alpha=0.35, linewidth=0)
+            panel.axvline(first, color=STRIKE, linewidth=1.4, zorder=1)
+    _set_scales(upper, lower, golden, faulty)
+    _mark_end(upper, steps, faulty, trial["nonfinite_step"])
+    details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}\n{_strike_words(spans)}"
+    if not np.isnan(trial["nonfinite_step"]):
+        details += f", non-finite from step {trial['nonfinite_step']:.0f}"
+    upper.set_title(title, pad=TITLE_PAD)
+    upper.annotate(details, (0.5, 1), (0, 5), "axes fraction", "offset points", ha="center", fontsize="small")
+    lower.set_xlabel("step")
+    lower.tick_params(labelbottom=True)
+
+
+def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, int]]:
+    """(first, last) step of each stretch of strikes in a row; empty if events are given and the fault never fired.
+
+    The store keeps only the first events of a fault that strikes often (`trial["strikes"]` counts them all); the rest
+    is marked where the config has it.
+    """
+    planned = _planned_strikes(trial)
+    if events is None:
+        steps = planned
+    else:
+        own = events[events["trial"] == trial["trial"]]
+        steps = np.unique(own["step"].dropna().astype(int))
+        if 0 < len(own) < trial["strikes"]:
+            steps = np.union1d(steps, planned[planned > steps[-1]])
+    groups = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1) if len(steps) else []
+    return [(int(group[0]), int(group[-1])) for group in groups]
+
+
+def _planned_strikes(trial: pd.Series) -> np.ndarray:
+    """The steps at which the config has strikes, as far as the trial got. A fault without a duration is permanent."""
+    # A sweep in which no trial has a value of a field has no such coordinate.
+    start, duration, period = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
+    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, start + duration])
+    return np.arange(start, end, 1 if np.isnan(period) else period, dtype=int)
+
+
+def _strike_words(spans: Sequence[tuple[int, int]]) -> str:
+    if not spans:
+        return "never fired"
+    first, last = spans[0]
+    words = f"strike at step {first}" if first == last else f"strike at steps {first} to {last}"
+    return words if len(spans) == 1 else f"{words} and {count(len(spans) - 1, 'time')} more"
+
+
+def _set_scales(upper: Axes, lower: Axes, golden: np.ndarray, faulty: np.ndarray) -> None:
+    """Logarithmic where the fault drives the loss so high that nothing else could be seen."""
+    finite = np.concatenate([golden, faulty])
+    finite = finite[np.isfinite(finite)]
+    if len(finite) and finite.min() > 0 and finite.max() > 4 * golden[:1].max(initial=1):
+        upper.set_yscale("log")
+        lower.set_yscale("symlog", linthresh=0.1)
+
+
+def _mark_end(panel: Axes, steps: np.ndarray, faulty: np.ndarray, nonfinite_step: float) -> None:
+    finite = np.flatnonzero(np.isfinite(faulty))
+    if not np.isnan(nonfinite_step) and len(finite):
+        end = finite[-1]
+        panel.plot(steps[end], faulty[end], color=FAULTY, marker="x", markersize=9, markeredgewidth=2.2)
+
+
+def _twin_legend(figure: Figure) -> None:
+    handles = [
+        Line2D([], [], color=GOLDEN, linewidth=1.6),
+        Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
+        Patch(color=STRIKE, alpha=0.6),
+        Line2D([], [], color=FAULTY, marker="x", markersize=8, markeredgewidth=2.2, linestyle="none"),
+    ]
+    labels = ["golden", "faulty", "strike", "last finite loss before the trial became non-finite"]
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)

@@ -1,0 +1,109 @@
+"""The figures by name: each is one function in a file of its own in this folder, and finds itself.
+
+    @drawn_from(Needs.SWEEP, place=5)
+    def loss_against_depth(results: Results) -> Drawing:
+
+An installed package may bring one along (harness/basics/plugins.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache, cached_property
+from pathlib import Path
+
+import pandas as pd
+import xarray as xr
+
+from analysis.figures.drawing import Drawing
+from analysis.figures.labels import labelled
+from analysis.measures import metrics
+from analysis.measures.mitigations import Comparison, compare
+from analysis.measures.outcomes import outcomes_and_notes
+from analysis.reading.open_sweep import open_with_events
+from analysis.reading.searches import History, read_searches
+from harness.basics import plugins
+
+
+class Needs(StrEnum):
+    """What of `Results` a figure is drawn from, and with that where it stands: the page of the campaign has those of
+    outcomes, the report all others.
+    """
+
+    SWEEP = "sweep"
+    SEARCHES = "searches"
+    COMPARISON = "comparison"
+    OUTCOMES = "outcomes"
+
+
+@dataclass(frozen=True)
+class Results:
+    """A sweep as `open_sweep` gives it, its fault events if they are known, and what is made of them when asked for."""
+
+    sweep: xr.Dataset
+    events: pd.DataFrame | None = None
+    out: Path | None = None  # the folder, for the searches in it
+
+    @classmethod
+    def open(cls, out: Path) -> Results:
+        """Those in folder `out`, with labels for texts. Raises ConfigError as `open_sweep` does."""
+        return cls(*labelled(*open_with_events(out)), out)
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        return compare(self.sweep)
+
+    @cached_property
+    def sensitivity(self) -> pd.DataFrame:
+        """`metrics.lr_sensitivity`."""
+        return metrics.lr_sensitivity(self.sweep)
+
+    @cached_property
+    def searches(self) -> Sequence[History]:
+        """Raises ConfigError for a journal that is damaged."""
+        return read_searches(self.out) if self.out else []
+
+    @property
+    def judged(self) -> xr.Dataset:
+        """The sweep with `analysis.measures.outcomes`."""
+        return self._outcomes[0]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the outcomes have to say about the clean envelope, a line each."""
+        return self._outcomes[1]
+
+    @cached_property
+    def _outcomes(self) -> tuple[xr.Dataset, list[str]]:
+        return outcomes_and_notes(self.sweep)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A figure: its name is that of its function, and `place` orders those with the same needs."""
+
+    draw: Callable[[Results], Drawing]
+    needs: Needs
+    place: int
+
+    def __call__(self, results: Results) -> Drawing:
+        return self.draw(results)
+
+
+def drawn_from(needs: Needs, place: int) -> Callable[[Callable[[Results], Drawing]], Registered]:
+    """Make a function a figure."""
+    return lambda draw: Registered(draw, needs, place)
+
+
+@cache
+def figures(*needs: Needs) -> dict[str, Registered]:
+    """Those with one of `needs`, in this order, by name."""
+    found = [
+        figure
+        for module in plugins.modules("figures").values()
+        for figure in vars(module).values()
+        if isinstance(figure, Registered) and figure.draw.__module__ == module.__name__ and figure.needs in needs
+    ]
+    return {own.draw.__name__: own for own in sorted(found, key=lambda own: (needs.index(own.needs), own.place))}

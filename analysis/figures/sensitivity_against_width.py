@@ -1,0 +1,61 @@
+"""LR sensitivity against the width of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.figures.drawing import MARKERS, Drawing, palette, style
+from analysis.figures.registry import Needs, Results, drawn_from
+from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of
+from analysis.measures import metrics
+
+MOST_NAME = 21  # letters of a name beside a figure of the usual width
+
+
+@drawn_from(Needs.SWEEP, place=3)
+def sensitivity_against_width(results: Results) -> Drawing:
+    """LR sensitivity against width, a line a mitigation, with intervals over seeds and held-out text."""
+    table = results.sensitivity
+    axes = metrics.group_axes(table)
+    table = table[table["sensitivity"].notna()].assign(series=lambda t: series_of(t, axes[1:]))
+    if table.empty:
+        return Drawing(None, "No figure: no width has finished trials at two learning rates or more.")
+    series, left_out = chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
+    table = table[table["series"].isin(series)]
+    widths, colours = sorted(table["width"].unique()), palette(series)
+    with style():
+        longest = max(map(len, series))
+        figure = Figure(figsize=(6.6 + LETTER * max(0, longest - MOST_NAME), 4.6), layout="constrained")
+        panel = figure.subplots()
+        panel.set_xscale("log", base=2)
+        for position, name in enumerate(series):
+            own = table[table["series"] == name].sort_values("width")
+            reach = np.array([own["sensitivity"] - own["low"], own["high"] - own["sensitivity"]]).clip(min=0)
+            panel.errorbar(
+                dodged(own["width"], position, len(series)),
+                own["sensitivity"],
+                yerr=reach,
+                color=colours[name],
+                marker=MARKERS[position % len(MARKERS)],
+                capsize=4,
+                label=name,
+            )
+        mark_widths(panel, widths)
+        panel.set_ylim(bottom=min(0, *panel.get_ylim()))
+        panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
+        panel.set_ylabel("LR sensitivity [nat/token]")
+        figure.legend(title="mitigation", loc="outside right upper", frameon=False)
+    return Drawing(figure, _caption(table) + left_out)
+
+
+def _caption(table: pd.DataFrame) -> str:
+    seeds = int(table["seeds"].max())
+    bars = (
+        f"bars are 95% intervals over {seeds} seeds and the held-out text" if seeds > 1 else "one seed, so no intervals"
+    )
+    ranges = table[["lowest_rate", "highest_rate", "rates"]].drop_duplicates()
+    span = f"{table['lowest_rate'].min():g} to {table['highest_rate'].max():g}"
+    warning = "" if len(ranges) == 1 else "; groups cover different rates, so their values cannot be compared"
+    return f"How far the loss rises above its best over learning rates {span} (lower is steadier); {bars}{warning}."

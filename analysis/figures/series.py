@@ -1,0 +1,66 @@
+"""The series of a figure: one line for each mitigation, and for whatever else the sweep varies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from analysis.figures.drawing import short
+from analysis.reading.acted import BASELINE
+
+# Neighbouring series stand the first factor apart on a log axis, so that their markers do not hide each other, and all
+# of them within the second, so that they do not reach the next width.
+DODGE, SPREAD = 1.06, 1.35
+MOST_SERIES = 10  # lines of a panel that can be told apart
+LETTER = 0.085  # inches: of a legend's letter at most, on average
+
+
+def series_of(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
+    """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
+    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short).astype(str) for axis in axes[1:]]
+    return pd.Series([", ".join(words) for words in zip(*parts, strict=True)], index=table.index, dtype=object)
+
+
+def is_plain(name: str) -> bool:
+    """Whether a series is without a mitigation."""
+    return name.split(",")[0] == BASELINE
+
+
+def in_order(series: Sequence[str]) -> list[str]:
+    """Alphabetical, but the recipe without a mitigation first."""
+    return sorted(set(series), key=lambda name: (not is_plain(name), name))
+
+
+def chosen(scores: pd.Series, most: int) -> tuple[list[str], str]:
+    """The series to show of those in `scores`, in order: those without a mitigation, and of the others the lowest.
+
+    Where a sweep has further axes, many are without a mitigation: then the lowest of them, in half of the places. With
+    the words for the caption on how many that leaves out, if it does.
+    """
+    series = in_order(scores.index)
+    if len(series) <= most:
+        return series, ""
+    lowest = scores.sort_values(kind="stable").index
+    is_first = np.array([is_plain(name) for name in lowest])
+    plain, others = lowest[is_first], lowest[~is_first]
+    kept = plain[: max(most // 2, most - len(others))]
+    what = "mitigations" if len(kept) == len(plain) else "combinations"
+    words = f" Not shown: {len(series) - most} {what} with higher values."
+    return in_order([*kept, *others[: most - len(kept)]]), words
+
+
+def dodged(values: pd.Series, position: int, count: int) -> pd.Series:
+    factor = min(DODGE, SPREAD ** (1 / max(1, count - 1)))
+    return values * factor ** (position - (count - 1) / 2)
+
+
+def mark_widths(panel: Axes, widths: Sequence[float]) -> None:
+    """Ticks of a logarithmic axis at the models' widths alone."""
+    panel.xaxis.set_major_locator(FixedLocator(widths))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(ScalarFormatter())
+    panel.set_xlim(widths[0] / 1.4, widths[-1] * 1.4)

@@ -1,0 +1,36 @@
+"""Number formats by name, and how their bits are used. harness/model/formats.py rounds to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Bit 0 is the last of the mantissa; the exponent stands above the mantissa, and the sign on top."""
+
+    exponent: int
+    mantissa: int
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent + self.mantissa
+
+    def field(self, name: str) -> range:
+        """The numbers of the bits of `any`, `mantissa`, `exponent` or `sign`."""
+        ends = {
+            "any": (0, self.bits),
+            "mantissa": (0, self.mantissa),
+            "exponent": (self.mantissa, self.bits - 1),
+            "sign": (self.bits - 1, self.bits),
+        }
+        return range(*ends[name])
+
+
+LAYOUTS = {
+    "fp32": Layout(8, 23),
+    "bf16": Layout(8, 7),
+    "fp16": Layout(5, 10),
+    "fp8_e4m3": Layout(4, 3),
+    "fp8_e5m2": Layout(5, 2),
+}
