@@ -12,7 +12,7 @@ from harness.config import PER_TRIAL, ConfigError, number
 from harness.training.sites import Event, Site, Visit
 from injectors.draws import stream
 from injectors.facts import Facts
-from injectors.fault import InjectableFault, Strike, digest, random_tokens
+from injectors.fault import InjectableFault, Strike, digest, random_tokens, whole_event
 
 
 @dataclass(frozen=True)
@@ -154,5 +154,4 @@ class Poison(Strike):
         seen = batch if self._seen is None else self._seen
         tokens = self.fault.poison(self.facts, visit.step, (sequences, batch.shape[1]), seen)
         batch[:sequences] = torch.as_tensor(tokens, dtype=batch.dtype, device=batch.device)
-        after = digest(batch)
-        return [Event(self.site, "batch", None, None, visit.step, before, after, None, None, before != after)]
+        return whole_event(visit, "batch", before, [batch])

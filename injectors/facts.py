@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config import Model, Trial
+from harness.config import Model, Train, Trial
 from harness.model.scaling import tensor_table
 from harness.model.taps import tap_shapes
 from harness.optim.optimizers import OPTIMIZERS
@@ -59,7 +59,8 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
     """The facts of a trial; before its text is read, all but that."""
     model, train = trial.model, trial.train
     vocabulary = len(token_counts) or trial.data.vocabulary
-    tensors, taps = _places(dataclasses.replace(model, seed=None), train.sequences, vocabulary)
+    plain = model if model.seed is None else dataclasses.replace(model, seed=None)
+    tensors, taps, shape = _places(plain, train, vocabulary)
     rates = cache(lambda: rates_of(trial))  # of no use to most faults
     return Facts(
         trial.steps,
@@ -79,19 +80,20 @@ def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndar
         rate=lambda step: float(rates()[step]),
         tokens=tokens,
         token_counts=token_counts,
-        shape=shape_of(trial),
+        shape=shape,
     )
 
 
 @lru_cache(maxsize=64)
-def _places(model: Model, sequences: int, vocabulary: int) -> tuple[Shapes, Shapes]:
-    """The tensors and the activations of a model, with their shapes; fused attention keeps no scores."""
-    taps, kept = tap_shapes(model, sequences, vocabulary), model.explicit_attention
+def _places(model: Model, train: Train, vocabulary: int) -> tuple[Shapes, Shapes, dict[str, Any]]:
+    """The tensors and the activations, with their shapes, and what records keep; fused attention keeps no scores."""
+    taps, kept = tap_shapes(model, train.sequences, vocabulary), model.explicit_attention
     tensors = {row.name: row.shape for row in tensor_table(model, vocabulary)}
-    return tensors, {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")}
+    taps = {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")}
+    return tensors, taps, shape_of(model, train)
 
 
-def shape_of(trial: Trial) -> dict[str, Any]:
+def shape_of(model: Model, train: Train) -> dict[str, Any]:
     """What decides which addresses a trial has, and what stands there."""
-    model = {f"model.{name}": value for name, value in vars(trial.model).items() if name != "seed"}
-    return model | {f"train.{name}": getattr(trial.train, name) for name in ("batch", "ranks", "precision")}
+    structure = {f"model.{name}": value for name, value in vars(model).items() if name != "seed"}
+    return structure | {f"train.{name}": getattr(train, name) for name in ("batch", "ranks", "precision")}

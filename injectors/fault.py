@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -150,6 +150,12 @@ def digest(*tensors: Tensor) -> str:
     for tensor in tensors:
         found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def whole_event(visit: Visit, name: str, before: str, tensors: Iterable[Tensor]) -> list[Event]:
+    """The one event of a strike at whole tensors, whose `digest` was `before`."""
+    after = digest(*tensors)
+    return [Event(visit.site, name, None, None, visit.step, before, after, None, None, before != after, visit.rank)]
 
 
 def elements_of(shapes: Shapes, names: list[str]) -> list[int]:

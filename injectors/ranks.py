@@ -22,6 +22,7 @@ from injectors.fault import (
     elements_of,
     matching,
     optimizers_with,
+    whole_event,
     wrong_rank,
 )
 
@@ -30,12 +31,6 @@ Tensors = Mapping[str, Tensor]
 
 def _copy(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _event(visit: Visit, before: str, tensors: Tensors) -> list[Event]:
-    """One event for all tensors of a visit."""
-    after = digest(*tensors.values())
-    return [Event(visit.site, "*", None, None, visit.step, before, after, None, None, before != after, visit.rank)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +96,7 @@ class Stale(Strike):
         before = digest(*visit.tensors.values())
         for name, tensor in visit.tensors.items():
             tensor.copy_(old[name])
-        return _event(visit, before, visit.tensors)
+        return whole_event(visit, "*", before, visit.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,7 @@ class Dropped(Strike):
         before = digest(*visit.tensors.values())
         for tensor in visit.tensors.values():
             tensor.zero_()
-        return _event(visit, before, visit.tensors)
+        return whole_event(visit, "*", before, visit.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ class OtherSum(Strike):
                 mean.add(self._parts[rank][name])
             mean.finish(tensor)
         self._parts.clear()
-        return _event(visit, before, visit.tensors)
+        return whole_event(visit, "*", before, visit.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -268,4 +263,4 @@ class Missed(Strike):
         updated = digest(*shard.values())
         for name, values in shard.items():
             values.copy_(self._before[name])
-        return _event(visit, updated, shard)
+        return whole_event(visit, "*", updated, shard.values())

@@ -40,7 +40,13 @@ class ReplayError(RuntimeError):
 def record_of(trial: Mapping[str, Any], events: list[Mapping[str, Any]], fingerprint: str) -> dict[str, Any]:
     """The record of a fault, as plain values: from a trial's stored config, its events and its corpus' fingerprint."""
     whole = trial_from_dict(trial, fault_types())
-    values = (vars(whole.fault), whole.seeds["fault"], fingerprint, shape_of(whole), [dict(event) for event in events])
+    values = (
+        vars(whole.fault),
+        whole.seeds["fault"],
+        fingerprint,
+        shape_of(whole.model, whole.train),
+        [dict(event) for event in events],
+    )
     return dict(zip(PARTS, values, strict=True))
 
 

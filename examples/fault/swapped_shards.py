@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.config import PER_TRIAL, anything, number
 from harness.training.sites import Event, Site, Visit
 from injectors import Facts, InjectableFault
-from injectors.fault import Strike, digest, matching
+from injectors.fault import Strike, digest, matching, whole_event
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,5 @@ class Swapped(Strike):
             whole = visit.tensors[name]
             before = digest(whole)
             whole.copy_(whole.roll(len(whole) // 2, 0))
-            after = digest(whole)
-            events.append(
-                Event(self.site, name, None, None, visit.step, before, after, None, None, before != after, visit.rank)
-            )
+            events += whole_event(visit, name, before, [whole])
         return events

@@ -65,7 +65,7 @@ def test_the_bit_of_a_whole_tensor_is_that_of_its_one_element():
     bits = []
     for elements in (1, None):
         model, found = linear(), linear()
-        armed = Armed(Value(start=0, tensor="bias", elements=elements), Facts(STEPS, {"bias": (64,)}, seed=3))
+        armed = Armed(Value(start=0, tensor="bias", elements=elements), Facts(STEPS, {"bias": (64,)}, seed=2))
         armed.strike("weight", 0, model.named_parameters())
         bits.append({int(x) for x in (words(model.bias) ^ words(found.bias)).tolist()} - {0})
     assert bits[0] == bits[1] and len(bits[0]) == 1
