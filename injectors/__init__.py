@@ -1,8 +1,11 @@
-"""Injectors: one file a family of faults. A new one is a new file here; nothing else needs to know it.
+"""Injectors: one file a family of faults. A new one is a new file here, or of an installed package (`examples/fault/`).
 
-They see sites, shapes, configuration and the arithmetic that they imitate, never the loop or the pack.
+They see sites, the facts of a run (`Facts`) and the arithmetic that they imitate, never a trial, the loop or the pack.
+`Armed` lets them strike in a training loop of one's own.
 """
 
-from injectors.fault import FaultContext, InjectableFault, fault_types
+from injectors.armed import Armed
+from injectors.facts import Facts, facts_of
+from injectors.fault import InjectableFault, fault_types
 
-__all__ = ["FaultContext", "InjectableFault", "fault_types"]
+__all__ = ["Armed", "Facts", "InjectableFault", "fault_types", "facts_of"]

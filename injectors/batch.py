@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.config import PER_TRIAL, ConfigError, Trial, number
+from harness.config import PER_TRIAL, ConfigError, number
 from harness.training.sites import Event, Site, Visit
 from injectors.draws import stream
-from injectors.fault import FaultContext, InjectableFault, Places, Strike, digest, random_tokens
+from injectors.facts import Facts
+from injectors.fault import InjectableFault, Strike, digest, random_tokens, whole_event
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,16 @@ class BatchFault(InjectableFault):
     )
     share: float = number(PER_TRIAL, 1.0, "share of the batch's sequences that is replaced", above=0, high=1)
 
-    def arm(self, context: FaultContext) -> Poison:
-        steps = self.strike_steps(context.trial)
-        return Poison(Site.BATCH, steps, self.duration is None, looks=self.looks(steps), fault=self, context=context)
+    def arm(self, facts: Facts) -> Poison:
+        steps = self.strike_steps(facts)
+        looks = self.looks(steps)
+        return Poison(Site.BATCH, steps, self.duration is None, looks=looks, fault=self, facts=facts)
 
     def looks(self, steps: range) -> tuple[tuple[Site, int], ...]:
         """Batches that have to be seen before."""
         return ()
 
-    def poison(
-        self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None
-    ) -> np.ndarray | Tensor:
+    def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray | Tensor:
         """What takes the place of `shape` = (sequences, T + 1) tokens; `seen` is the last batch that was looked at."""
         raise NotImplementedError
 
@@ -46,10 +46,10 @@ class RareTokens(BatchFault):
     kind: str = "rare_tokens"
     tokens: int = number(PER_TRIAL, 16, "how many of the rarest tokens to draw from", low=1, high=65536)
 
-    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
-        occurring = np.flatnonzero(context.token_counts)
-        rarest = occurring[np.argsort(context.token_counts[occurring], kind="stable")][: self.tokens]
-        drawn = random_tokens(shape[0] * shape[1], len(rarest), *context.key("rare", step))
+    def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
+        occurring = np.flatnonzero(facts.token_counts)
+        rarest = occurring[np.argsort(facts.token_counts[occurring], kind="stable")][: self.tokens]
+        drawn = random_tokens(shape[0] * shape[1], len(rarest), *facts.key("rare", step))
         return rarest[drawn].reshape(shape)
 
 
@@ -62,8 +62,8 @@ class RandomTokens(BatchFault):
 
     kind: str = "random_tokens"
 
-    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
-        return random_tokens(shape[0] * shape[1], context.vocabulary, *context.key("random", step)).reshape(shape)
+    def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
+        return random_tokens(shape[0] * shape[1], len(facts.token_counts), *facts.key("random", step)).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,17 @@ class Repetition(BatchFault):
     pattern: int = number(PER_TRIAL, 1, "tokens of the pattern", low=1)
     length: int | None = number(PER_TRIAL, None, "tokens over which it repeats; null: the whole sequence", low=1)
 
-    def check(self, trial: Trial, places: Places) -> None:
+    def check(self, facts: Facts) -> None:
         reasons = []
         for name, size in (("pattern", self.pattern), ("length", self.length)):
-            if size is not None and size > trial.model.context:
+            if size is not None and size > facts.context:
                 reasons.append(
-                    f"fault.{name}={size}: longer than model.context={trial.model.context}; "
-                    f"allowed: 1 to {trial.model.context}"
+                    f"fault.{name}={size}: longer than model.context={facts.context}; allowed: 1 to {facts.context}"
                 )
         if reasons:
             raise ConfigError(*reasons)
 
-    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
+    def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
         assert seen is not None
         batch = seen[: shape[0]].clone()
         length = shape[1] if self.length is None else self.length
@@ -105,11 +104,11 @@ class LongDocument(BatchFault):
 
     kind: str = "long_document"
 
-    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
+    def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
         sequences, length = shape
-        text, strikes, block = context.tokens, self.strike_steps(context.trial), sequences * (length - 1)
+        text, strikes, block = facts.tokens, self.strike_steps(facts), sequences * (length - 1)
         wanted = len(strikes) * block + 1
-        start = next(stream(*context.key("document"))) % max(1, len(text) - wanted + 1) + strikes.index(step) * block
+        start = next(stream(*facts.key("document"))) % max(1, len(text) - wanted + 1) + strikes.index(step) * block
         # Each sequence begins with the token that the one before it ended with, as targets are inputs moved by one.
         places = start + np.arange(sequences)[:, None] * (length - 1) + np.arange(length)
         return np.asarray(text[places % len(text)], dtype=np.int64)
@@ -125,24 +124,24 @@ class DuplicatedBatch(BatchFault):
     kind: str = "duplicated_batch"
     late: int = number(PER_TRIAL, 1, "steps before the first strike at which the batch was first read", low=1)
 
-    def check(self, trial: Trial, places: Places) -> None:
+    def check(self, facts: Facts) -> None:
         if self.late > self.start:
             raise ConfigError(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
 
     def looks(self, steps: range) -> tuple[tuple[Site, int], ...]:
         return ((Site.BATCH, self.start - self.late),)
 
-    def poison(self, context: FaultContext, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
+    def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
         assert seen is not None
         return seen[: shape[0]]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Poison(Strike):
     """Replaces the first sequences of the batch."""
 
-    fault: BatchFault = BatchFault()
-    context: FaultContext | None = None
+    fault: BatchFault
+    facts: Facts
     _seen: Tensor | None = None
     remembers = ("_seen",)
 
@@ -150,11 +149,9 @@ class Poison(Strike):
         self._seen = visit.tensors["batch"].clone()
 
     def strike(self, visit: Visit) -> list[Event]:
-        assert self.context is not None
         batch, before = visit.tensors["batch"], digest(visit.tensors["batch"])
         sequences = max(1, round(self.fault.share * batch.shape[0]))
         seen = batch if self._seen is None else self._seen
-        tokens = self.fault.poison(self.context, visit.step, (sequences, batch.shape[1]), seen)
+        tokens = self.fault.poison(self.facts, visit.step, (sequences, batch.shape[1]), seen)
         batch[:sequences] = torch.as_tensor(tokens, dtype=batch.dtype, device=batch.device)
-        after = digest(batch)
-        return [Event(self.site, "batch", None, None, visit.step, before, after, None, None, before != after)]
+        return whole_event(visit, "batch", before, [batch])

@@ -6,8 +6,8 @@ import fnmatch
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -17,60 +17,11 @@ import torch
 from torch import Tensor
 
 from harness.basics import plugins
-from harness.config import ConfigError, Fault, Trial
-from harness.model.branches import branches_of
-from harness.model.outline import tap_shapes
-from harness.model.scaling import tensor_table
+from harness.config import ConfigError, Fault
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Event, Injector, Site, Visit
 from injectors.draws import stream
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where a fault can strike in one trial: the tensors of its model, and the activations of one rank's batch."""
-
-    tensors: Shapes
-    taps: Shapes
-
-
-def places_of(trial: Trial, vocabulary: int) -> Places:
-    """The tensors and activations of the trial's model, with their shapes; fused attention keeps no scores."""
-    branches = branches_of(trial)
-    tensors = {row.name: row.shape for row in tensor_table(trial.model, vocabulary, branches=branches)}
-    taps = tap_shapes(trial.model, trial.train.sequences, vocabulary, branches)
-    kept = trial.model.explicit_attention
-    return Places(tensors, {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")})
-
-
-@dataclass(frozen=True)
-class FaultContext:
-    """What a fault may know of the trial that it strikes.
-
-    `tokens` is the training text [N], `rates` the schedule of learning rates [steps], `seed` the fault's own.
-    """
-
-    trial: Trial
-    places: Places
-    tokens: np.ndarray = field(repr=False)
-    token_counts: np.ndarray = field(repr=False)
-    rates: np.ndarray = field(repr=False)
-    seed: int
-    fingerprint: str = ""
-
-    @property
-    def vocabulary(self) -> int:
-        return len(self.token_counts)
-
-    def generator(self, *words: int) -> np.random.Generator:
-        """A random stream that depends on the fault's seed and `words` alone."""
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, *words])))
-
-    def key(self, *words: int | str) -> tuple[int | str, ...]:
-        """A key for injectors/draws.py that depends on the fault's seed and `words` alone."""
-        return (self.seed, *words)
+from injectors.facts import Facts, Shapes
 
 
 @dataclass(frozen=True)
@@ -90,19 +41,19 @@ class InjectableFault(Fault):
         """The fault with everything in it that it refers to. Raises ConfigError."""
         return self
 
-    def check(self, trial: Trial, places: Places) -> None:
+    def check(self, facts: Facts) -> None:
         """Refuse what can be refused before anything is trained. Raises ConfigError."""
 
     def check_corpus(self, fingerprint: str) -> None:
         """Refuse a corpus on which this fault means nothing. Raises ConfigError."""
 
-    def arm(self, context: FaultContext) -> Injector:
+    def arm(self, facts: Facts) -> Injector:
         """The injector that strikes at the steps that `strike_steps` gives."""
         raise NotImplementedError
 
-    def strike_steps(self, trial: Trial) -> range:
-        """The steps at which it strikes, up to the end of the trial."""
-        end = trial.steps if self.duration is None else min(trial.steps, self.start + self.duration)
+    def strike_steps(self, facts: Facts) -> range:
+        """The steps at which it strikes, up to the end of the run."""
+        end = facts.steps if self.duration is None else min(facts.steps, self.start + self.duration)
         return range(self.start, max(self.start, end), self.period)
 
 
@@ -176,15 +127,9 @@ def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, w
     return found
 
 
-def wrong_rank(rank: int, trial: Trial) -> list[str]:
-    """The reason against a data-parallel rank that the trial does not have, if there is one."""
-    ranks = trial.train.ranks
+def wrong_rank(rank: int, ranks: int) -> list[str]:
+    """The reason against a data-parallel rank that a run of so many does not have, if there is one."""
     return [] if rank < ranks else [f"fault.rank={rank}: beyond train.ranks={ranks}; allowed: 0 to {ranks - 1}"]
-
-
-def slots_of(trial: Trial) -> tuple[str, ...]:
-    """The arrays of the trial's optimizer that have an element for each weight: its moments, of those that it has."""
-    return OPTIMIZERS[trial.optim.name].slots
 
 
 def optimizers_with(slot: str) -> str:
@@ -205,6 +150,12 @@ def digest(*tensors: Tensor) -> str:
     for tensor in tensors:
         found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def whole_event(visit: Visit, name: str, before: str, tensors: Iterable[Tensor]) -> list[Event]:
+    """The one event of a strike at whole tensors, whose `digest` was `before`."""
+    after = digest(*tensors)
+    return [Event(visit.site, name, None, None, visit.step, before, after, None, None, before != after, visit.rank)]
 
 
 def elements_of(shapes: Shapes, names: list[str]) -> list[int]:

@@ -10,20 +10,19 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, number
+from harness.config import PER_TRIAL, ConfigError, anything, choice, number
 from harness.model.formats import FORMATS
 from harness.training.ranks import RankMean
 from harness.training.sites import Event, Site, Visit
+from injectors.facts import Facts
 from injectors.fault import (
-    FaultContext,
     InjectableFault,
-    Places,
     Strike,
     digest,
     elements_of,
     matching,
     optimizers_with,
-    slots_of,
+    whole_event,
     wrong_rank,
 )
 
@@ -32,12 +31,6 @@ Tensors = Mapping[str, Tensor]
 
 def _copy(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _event(visit: Visit, before: str, tensors: Tensors) -> list[Event]:
-    """One event for all tensors of a visit."""
-    after = digest(*tensors.values())
-    return [Event(visit.site, "*", None, None, visit.step, before, after, None, None, before != after, visit.rank)]
 
 
 @dataclass(frozen=True)
@@ -52,15 +45,15 @@ class StaleGradient(InjectableFault):
     rank: int = number(PER_TRIAL, 0, "data-parallel rank", low=0)
     late: int = number(PER_TRIAL, 1, "steps by which it is late", low=1)
 
-    def check(self, trial: Trial, places: Places) -> None:
-        reasons = wrong_rank(self.rank, trial)
+    def check(self, facts: Facts) -> None:
+        reasons = wrong_rank(self.rank, facts.ranks)
         if self.late > self.start:
             reasons.append(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
         if reasons:
             raise ConfigError(*reasons)
 
-    def arm(self, context: FaultContext) -> Stale:
-        steps = self.strike_steps(context.trial)
+    def arm(self, facts: Facts) -> Stale:
+        steps = self.strike_steps(facts)
         looks = tuple((Site.GRADIENT, step - self.late) for step in steps)
         return Stale(Site.GRADIENT, steps, self.duration is None, looks=looks, rank=self.rank, late=self.late)
 
@@ -103,7 +96,7 @@ class Stale(Strike):
         before = digest(*visit.tensors.values())
         for name, tensor in visit.tensors.items():
             tensor.copy_(old[name])
-        return _event(visit, before, visit.tensors)
+        return whole_event(visit, "*", before, visit.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -118,15 +111,15 @@ class DroppedRank(InjectableFault):
     rank: int = number(PER_TRIAL, 0, "data-parallel rank", low=0)
     rescale: bool = anything(PER_TRIAL, False, "take the mean over the ranks that are left")
 
-    def check(self, trial: Trial, places: Places) -> None:
-        reasons = wrong_rank(self.rank, trial)
-        if self.rescale and trial.train.ranks == 1:
+    def check(self, facts: Facts) -> None:
+        reasons = wrong_rank(self.rank, facts.ranks)
+        if self.rescale and facts.ranks == 1:
             reasons.append("fault.rescale=true: no rank is left of train.ranks=1; allowed: false, or more ranks")
         if reasons:
             raise ConfigError(*reasons)
 
-    def arm(self, context: FaultContext) -> Dropped:
-        steps, ranks = self.strike_steps(context.trial), context.trial.train.ranks
+    def arm(self, facts: Facts) -> Dropped:
+        steps, ranks = self.strike_steps(facts), facts.ranks
         others = ranks / (ranks - 1) if self.rescale else 1.0
         return Dropped(Site.GRADIENT, steps, self.duration is None, rank=self.rank, others=others)
 
@@ -146,7 +139,7 @@ class Dropped(Strike):
         before = digest(*visit.tensors.values())
         for tensor in visit.tensors.values():
             tensor.zero_()
-        return _event(visit, before, visit.tensors)
+        return whole_event(visit, "*", before, visit.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -161,14 +154,14 @@ class Reduction(InjectableFault):
     order: str = choice(PER_TRIAL, "sequential", "order of the sum", "sequential", "reversed", "pairwise")
     format: str = choice(PER_TRIAL, "bf16", "format of the running sum", *FORMATS)
 
-    def check(self, trial: Trial, places: Places) -> None:
-        if trial.train.ranks == 1:
+    def check(self, facts: Facts) -> None:
+        if facts.ranks == 1:
             raise ConfigError("train.ranks=1: nothing to add; allowed with fault=reduction: 2 or more")
 
-    def arm(self, context: FaultContext) -> OtherSum:
-        steps = self.strike_steps(context.trial)
+    def arm(self, facts: Facts) -> OtherSum:
+        steps = self.strike_steps(facts)
         looks = tuple((Site.GRADIENT, step) for step in steps)
-        ranks = context.trial.train.ranks
+        ranks = facts.ranks
         return OtherSum(
             Site.REDUCED_GRADIENT,
             steps,
@@ -200,7 +193,7 @@ class OtherSum(Strike):
                 mean.add(self._parts[rank][name])
             mean.finish(tensor)
         self._parts.clear()
-        return _event(visit, before, visit.tensors)
+        return whole_event(visit, "*", before, visit.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -219,14 +212,14 @@ class MissedUpdate(InjectableFault):
     shards: int = number(PER_TRIAL, 1, "slices into which the matching elements are cut", low=1)
     shard: int = number(PER_TRIAL, 0, "the slice that misses the update", low=0)
 
-    def check(self, trial: Trial, places: Places) -> None:
-        if not slots_of(trial):
+    def check(self, facts: Facts) -> None:
+        if not facts.slots:
             raise ConfigError(
-                f"optim.name={trial.optim.name}: keeps no moment element by element that fault.kind={self.kind} could "
+                f"optim.name={facts.optimizer}: keeps no moment element by element that fault.kind={self.kind} could "
                 f"leave as it was; allowed: {optimizers_with('moment_1')}"
             )
-        names = matching("fault.tensor", self.tensor, places.tensors, self.layer)
-        total = sum(elements_of(places.tensors, names))
+        names = matching("fault.tensor", self.tensor, facts.tensors, self.layer)
+        total = sum(elements_of(facts.tensors, names))
         if self.shards > total:
             raise ConfigError(f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}")
         if self.shard >= self.shards:
@@ -234,8 +227,8 @@ class MissedUpdate(InjectableFault):
                 f"fault.shard={self.shard}: beyond fault.shards={self.shards}; allowed: 0 to {self.shards - 1}"
             )
 
-    def arm(self, context: FaultContext) -> Missed:
-        shapes = context.places.tensors
+    def arm(self, facts: Facts) -> Missed:
+        shapes = facts.tensors
         names = matching("fault.tensor", self.tensor, shapes, self.layer)
         sizes = elements_of(shapes, names)
         first, last = (sum(sizes) * number // self.shards for number in (self.shard, self.shard + 1))
@@ -244,9 +237,9 @@ class MissedUpdate(InjectableFault):
             start, end = end, end + size
             if start < last and end > first:
                 slices[name] = slice(max(first - start, 0), min(last - start, size))
-        steps = self.strike_steps(context.trial)
+        steps = self.strike_steps(facts)
         looks = tuple((Site.BEFORE_UPDATE, step) for step in steps)
-        arrays = ("", *(f"{slot}:" for slot in slots_of(context.trial)))
+        arrays = ("", *(f"{slot}:" for slot in facts.slots))
         return Missed(Site.UPDATE, steps, self.duration is None, looks=looks, slices=slices, arrays=arrays)
 
 
@@ -270,4 +263,4 @@ class Missed(Strike):
         updated = digest(*shard.values())
         for name, values in shard.items():
             values.copy_(self._before[name])
-        return _event(visit, updated, shard)
+        return whole_event(visit, "*", updated, shard.values())

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.config import PER_TRIAL, Trial, anything, choice, number
+from harness.config import PER_TRIAL, anything, choice, number
 from harness.model.formats import FORMATS
 from injectors.draws import distinct, stream
-from injectors.fault import FaultContext, InjectableFault, Places, elements_of, located, matching
+from injectors.facts import Facts
+from injectors.fault import InjectableFault, elements_of, located, matching
 from injectors.value import MOST_ELEMENTS, SITES, Value
 from injectors.value_strike import Target, ValueStrike
 
@@ -57,14 +58,14 @@ class RealisticSDC(InjectableFault):
             rank=self.rank,
         )
 
-    def check(self, trial: Trial, places: Places) -> None:
-        self._value().check(trial, places)
+    def check(self, facts: Facts) -> None:
+        self._value().check(facts)
 
-    def arm(self, context: FaultContext) -> ValueStrike:
-        draw = stream(*context.key("realistic"))
+    def arm(self, facts: Facts) -> ValueStrike:
+        draw = stream(*facts.key("realistic"))
         kinds = ("nan", "infinity", "minus_infinity")
         value = self._value(kinds[next(draw) % 3] if next(draw) / UNIT < self.nonfinite else "bit_flip")
-        shapes = value.shapes(context.places)
+        shapes = value.shapes(facts)
         names = matching("fault.tensor", self.tensor, shapes, self.layer)
         sizes = elements_of(shapes, names)
         which, first = located(sizes, next(draw) % sum(sizes))
@@ -73,6 +74,6 @@ class RealisticSDC(InjectableFault):
         size = FORMATS[self.format].bits
         count = 1 if next(draw) / UNIT < self.single else 2 + next(draw) % (self.most - 1)
         count = count if value.model == "bit_flip" else 0  # what is not finite has no bits of its own
-        masks = [sum(1 << bit for bit in distinct(size, count, *context.key("bits", i))) for i in range(len(flat))]
+        masks = [sum(1 << bit for bit in distinct(size, count, *facts.key("bits", i))) for i in range(len(flat))]
         target = Target(names[which], np.array(flat), np.array(masks, dtype=np.int64))
-        return value.strike_at((target,), context)
+        return value.strike_at((target,), facts)

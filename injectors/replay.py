@@ -24,7 +24,8 @@ from harness.config import (
 )
 from harness.storage.stored import read_packs
 from harness.training.sites import Event, Injector, Site, Visit
-from injectors.fault import FaultContext, InjectableFault, Places, fault_types
+from injectors.facts import Facts, shape_of
+from injectors.fault import InjectableFault, fault_types
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
 MOST_BYTES = 2**24  # of a record; one has thousands
@@ -39,14 +40,14 @@ class ReplayError(RuntimeError):
 def record_of(trial: Mapping[str, Any], events: list[Mapping[str, Any]], fingerprint: str) -> dict[str, Any]:
     """The record of a fault, as plain values: from a trial's stored config, its events and its corpus' fingerprint."""
     whole = trial_from_dict(trial, fault_types())
-    values = (vars(whole.fault), whole.seeds["fault"], fingerprint, shape_of(whole), [dict(event) for event in events])
+    values = (
+        vars(whole.fault),
+        whole.seeds["fault"],
+        fingerprint,
+        shape_of(whole.model, whole.train),
+        [dict(event) for event in events],
+    )
     return dict(zip(PARTS, values, strict=True))
-
-
-def shape_of(trial: Trial) -> dict[str, Any]:
-    """What decides which addresses a trial has, and what stands there."""
-    model = {f"model.{name}": value for name, value in vars(trial.model).items() if name != "seed"}
-    return model | {f"train.{name}": getattr(trial.train, name) for name in ("batch", "ranks", "precision")}
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ class Replay(InjectableFault):
             raise ConfigError(f"{self._given}: that trial has no fault; allowed: {WANTED}")
         return record
 
-    def check(self, trial: Trial, places: Places) -> None:
-        recorded, here = json.loads(self.record)["shape"], shape_of(trial)
+    def check(self, facts: Facts) -> None:
+        recorded, here = json.loads(self.record)["shape"], facts.shape
         reasons = [
             f"{key}={_shown(here.get(key))}: but fault.record is from a trial with {_shown(value)}; "
             f"allowed: {_shown(value)}"
@@ -132,7 +133,7 @@ class Replay(InjectableFault):
         ]
         if reasons:
             raise ConfigError(*reasons)
-        _fault_of(json.loads(self.record)).check(trial, places)
+        _fault_of(json.loads(self.record)).check(facts)
 
     def check_corpus(self, fingerprint: str) -> None:
         recorded = json.loads(self.record)["corpus"]
@@ -142,9 +143,9 @@ class Replay(InjectableFault):
                 f"allowed: a record from this corpus"
             )
 
-    def arm(self, context: FaultContext) -> Replayed:
+    def arm(self, facts: Facts) -> Replayed:
         record = json.loads(self.record)
-        inner = _fault_of(record).arm(dataclasses.replace(context, seed=record["seed"]))
+        inner = _fault_of(record).arm(dataclasses.replace(facts, seed=record["seed"]))
         return Replayed(inner, _events_of(record))
 
 

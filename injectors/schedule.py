@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.config import PER_TRIAL, ConfigError, Trial, number
-from harness.optim.schedules import warmup_steps
+from harness.config import PER_TRIAL, ConfigError, number
 from harness.training.sites import Event, Site, Visit
-from injectors.fault import FaultContext, InjectableFault, Places, Strike
+from injectors.facts import Facts
+from injectors.fault import InjectableFault, Strike
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,9 @@ class ScheduleOffset(InjectableFault):
     duration: int | None = number(PER_TRIAL, None, "steps with the wrong rate; null: to the end", low=1)
     offset: int = number(PER_TRIAL, -100, "steps by which the schedule is ahead")
 
-    def arm(self, context: FaultContext) -> OtherRate:
-        last = len(context.rates) - 1
-        steps = self.strike_steps(context.trial)
-        rates = {step: float(context.rates[min(max(step + self.offset, 0), last)]) for step in steps}
+    def arm(self, facts: Facts) -> OtherRate:
+        steps, last = self.strike_steps(facts), facts.steps - 1
+        rates = {step: facts.rate(min(max(step + self.offset, 0), last)) for step in steps}
         return OtherRate(Site.LEARNING_RATE, steps, self.duration is None, rates=rates)
 
 
@@ -41,17 +40,16 @@ class WarmupSkipped(InjectableFault):
     start: int = number(PER_TRIAL, 0, "first step at the peak rate", low=0)
     duration: int | None = number(PER_TRIAL, None, "steps at the peak rate; null: to the end of the warm-up", low=1)
 
-    def check(self, trial: Trial, places: Places) -> None:
-        warmup = warmup_steps(trial)
+    def check(self, facts: Facts) -> None:
+        warmup = facts.warmup
         if self.start >= warmup:
             allowed = f"0 to {warmup - 1}" if warmup else "a schedule with a warm-up"
             raise ConfigError(f"fault.start={self.start}: after the warm-up of {warmup} steps; allowed: {allowed}")
 
-    def arm(self, context: FaultContext) -> OtherRate:
-        trial, warmup = context.trial, warmup_steps(context.trial)
-        steps = [step for step in self.strike_steps(trial) if step < warmup]
+    def arm(self, facts: Facts) -> OtherRate:
+        steps = [step for step in self.strike_steps(facts) if step < facts.warmup]
         whole = range(self.start, steps[-1] + 1, self.period) if steps else range(0)
-        rates = dict.fromkeys(whole, trial.optim.lr)
+        rates = dict.fromkeys(whole, facts.peak)
         return OtherRate(Site.LEARNING_RATE, whole, self.duration is None, rates=rates)
 
 

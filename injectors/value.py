@@ -11,26 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.config import PER_TRIAL, ConfigError, Trial, anything, choice, number
+from harness.config import PER_TRIAL, ConfigError, anything, choice, number
 from harness.model.formats import FORMATS
 from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.bits import OPERATIONS
 from injectors.draws import distinct, stream
-from injectors.fault import (
-    FaultContext,
-    InjectableFault,
-    Places,
-    Shapes,
-    elements_of,
-    located,
-    matching,
-    optimizers_with,
-    slots_of,
-    wrong_rank,
-)
+from injectors.facts import Facts, Shapes
+from injectors.fault import InjectableFault, elements_of, located, matching, optimizers_with, wrong_rank
 from injectors.numbers import wrong_number
-from injectors.value_strike import CONSTANTS, Target, ValueStrike
+from injectors.value_strike import CONSTANTS, Change, Target, ValueStrike
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
@@ -100,16 +90,16 @@ class Value(InjectableFault):
     weight: str = choice(PER_TRIAL, "size", "in a campaign, tensors count by size or all alike", *WEIGHTS)
     stratify: str = choice(PER_TRIAL, "none", "in a campaign, what gets equal shares of the faults", *STRATIFICATIONS)
 
-    def check(self, trial: Trial, places: Places) -> None:
-        shapes, what = self.shapes(places), "activation" if self.site in AT_TAPS else "tensor"
-        if what == "activation" and self.tensor.endswith(".scores") and not trial.model.explicit_attention:
+    def check(self, facts: Facts) -> None:
+        shapes, what = self.shapes(facts), "activation" if self.site in AT_TAPS else "tensor"
+        if what == "activation" and self.tensor.endswith(".scores") and not facts.keeps_scores:
             raise ConfigError(
                 f"fault.tensor={self.tensor}: attention is fused in this model, and keeps no scores; "
                 f"allowed: other activations, or model.attention=explicit"
             )
         names = matching("fault.tensor", self.tensor, shapes, self.layer, what)
         sizes = elements_of(shapes, names)
-        reasons = self._missing_moment(trial)
+        reasons = self._missing(facts)
         if self.element is not None and self.element >= min(sizes):
             reasons.append(
                 f"fault.element={self.element}: beyond fault.tensor={self.tensor}, whose smallest match has "
@@ -125,19 +115,23 @@ class Value(InjectableFault):
         if self.model in OPERATIONS:
             reasons += self._wrong_bits()
         reasons += self._wrong_block()
-        reasons += wrong_number(self.model, self.value, self.format, trial.train.precision)
-        reasons += self._wrong_samples(trial)
-        reasons += wrong_rank(self.rank, trial)
+        reasons += wrong_number(self.model, self.value, self.format, facts.precision)
+        reasons += self._wrong_samples(facts.steps)
+        reasons += wrong_rank(self.rank, facts.ranks)
         if reasons:
             raise ConfigError(*reasons)
 
-    def _missing_moment(self, trial: Trial) -> list[str]:
-        kept = slots_of(trial)
-        if self.site not in MOMENTS or self.site in kept:
+    def _missing(self, facts: Facts) -> list[str]:
+        if self.site == Site.LOSS_SCALE and not facts.has_loss_scale:
+            return [
+                "fault.site=loss_scale: train.loss_scaling=none has no scale; "
+                "allowed: another site, or train.loss_scaling=static or dynamic"
+            ]
+        if self.site not in MOMENTS or self.site in facts.slots:
             return []
-        others = ", ".join([*kept, "a site that is no moment"])
+        others = ", ".join([*facts.slots, "a site that is no moment"])
         return [
-            f"fault.site={self.site}: optim.name={trial.optim.name} keeps no such array; "
+            f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; "
             f"allowed: {others}, or optim.name={optimizers_with(self.site)}"
         ]
 
@@ -165,7 +159,7 @@ class Value(InjectableFault):
             return [f"fault.block={self.block}: nobody keeps fault.site={self.site} in blocks; allowed: null"]
         return []
 
-    def _wrong_samples(self, trial: Trial) -> list[str]:
+    def _wrong_samples(self, steps: int) -> list[str]:
         if self.samples is None:
             alone = {"until": None, "weight": "size", "stratify": "none"}
             return [
@@ -178,8 +172,8 @@ class Value(InjectableFault):
         if self.elements != 1:
             given = "null" if self.elements is None else self.elements
             reasons.append(f"fault.elements={given}: a campaign draws single elements; allowed with fault.samples: 1")
-        if self.until is not None and not self.start <= self.until < trial.steps:
-            allowed = f"fault.start={self.start} to {trial.steps - 1}"
+        if self.until is not None and not self.start <= self.until < steps:
+            allowed = f"fault.start={self.start} to {steps - 1}"
             reasons.append(f"fault.until={self.until}: outside of the run after the start; allowed: {allowed}")
         if self.stratify == "bit" and self.model not in OPERATIONS:
             reasons.append(
@@ -187,9 +181,9 @@ class Value(InjectableFault):
             )
         return reasons
 
-    def population(self, places: Places) -> Population:
+    def population(self, facts: Facts) -> Population:
         """Every fault that the description allows."""
-        shapes = self.shapes(places)
+        shapes = self.shapes(facts)
         names = matching("fault.tensor", self.tensor, shapes, self.layer)
         bits = None
         if self.model in OPERATIONS:
@@ -218,37 +212,39 @@ class Value(InjectableFault):
             stratify="none",
         )
 
-    def shapes(self, places: Places) -> Shapes:
+    def shapes(self, facts: Facts) -> Shapes:
         """What stands at the site, by name."""
         if self.site in SCALARS:
             return {SCALARS[Site(self.site)]: ()}
-        return places.taps if self.site in AT_TAPS else places.tensors
+        return facts.taps if self.site in AT_TAPS else facts.tensors
 
-    def arm(self, context: FaultContext) -> ValueStrike:
-        return self.strike_at(self._targets(context), context)
+    def arm(self, facts: Facts) -> ValueStrike:
+        return self.strike_at(self._targets(facts), facts)
 
-    def strike_at(self, targets: tuple[Target, ...], context: FaultContext) -> ValueStrike:
+    def strike_at(self, targets: tuple[Target, ...], facts: Facts) -> ValueStrike:
         """The injector that changes these elements."""
-        steps, site = self.strike_steps(context.trial), Site(self.site)
+        steps, site = self.strike_steps(facts), Site(self.site)
         looks = tuple((Site.BEFORE_UPDATE, step) for step in steps) if site == Site.UPDATE else ()
         taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
+        mask = self.mask(facts, 0)
+        change = Change(self.model, self.value, self.format, self.block, mask, facts.seed)
         return ValueStrike(
-            site, steps, self.duration is None, taps, looks, fault=self, targets=targets, context=context
+            site, steps, self.duration is None, taps, looks, change=change, targets=targets, rank=self.rank
         )
 
-    def _targets(self, context: FaultContext) -> tuple[Target, ...]:
-        shapes = self.shapes(context.places)
+    def _targets(self, facts: Facts) -> tuple[Target, ...]:
+        shapes = self.shapes(facts)
         names = matching("fault.tensor", self.tensor, shapes, self.layer)
         if self.elements is None:
             return tuple(Target(name, None, None) for name in names)
         sizes = elements_of(shapes, names)
         if self.element is not None:
-            drawn = distinct(len(names), 1, *context.key("tensor"))
+            drawn = distinct(len(names), 1, *facts.key("tensor"))
             places = [(drawn[0], self.element)]
         else:
-            drawn = distinct(sum(sizes), self.elements, *context.key("address"))
+            drawn = distinct(sum(sizes), self.elements, *facts.key("address"))
             places = [located(sizes, address) for address in drawn]
-        masks = {place: self.mask(context, i) for i, place in enumerate(places)}
+        masks = {place: self.mask(facts, i) for i, place in enumerate(places)}
         targets = []
         for which in sorted({which for which, _ in places}):
             flat = sorted(element for number, element in places if number == which)
@@ -256,7 +252,7 @@ class Value(InjectableFault):
             targets.append(Target(names[which], np.array(flat), np.array(found, dtype=np.int64)))
         return tuple(targets)
 
-    def mask(self, context: FaultContext, element: int) -> int:
+    def mask(self, facts: Facts, element: int) -> int:
         """The bits that change in the element, as an integer of the format."""
         if self.model not in OPERATIONS:
             return 0
@@ -264,9 +260,9 @@ class Value(InjectableFault):
             return ((1 << self.bits) - 1) << self.bit
         choices = FORMATS[self.format].field(self.field)
         if self.spread == "adjacent":
-            low = choices[next(stream(*context.key("bit", element))) % (len(choices) - self.bits + 1)]
+            low = choices[next(stream(*facts.key("bit", element))) % (len(choices) - self.bits + 1)]
             return ((1 << self.bits) - 1) << low
         fixed = [] if self.bit is None else [self.bit]
         rest = [bit for bit in choices if bit not in fixed]
-        drawn = distinct(len(rest), self.bits - len(fixed), *context.key("bit", element))
+        drawn = distinct(len(rest), self.bits - len(fixed), *facts.key("bit", element))
         return sum(1 << bit for bit in [*fixed, *(rest[i] for i in drawn)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,10 +13,7 @@ from harness.config.limits import KEPT_EVENTS
 from harness.model.formats import FORMATS, round_to
 from harness.training.sites import AT_TAPS, Event, Site, Visit
 from injectors.bits import OPERATIONS, change_bits, is_zero, raw_bits, same_bits
-from injectors.fault import FaultContext, Strike, digest
-
-if TYPE_CHECKING:  # a fault arms its strike, so the import would be a circle
-    from injectors.value import Value
+from injectors.fault import Strike, digest
 
 CONSTANTS = {"zero": 0.0, "nan": math.nan, "infinity": math.inf, "minus_infinity": -math.inf}
 RANKED = (*AT_TAPS, Site.GRADIENT)  # sites that a rank has for itself
@@ -33,13 +29,63 @@ class Target:
     masks: np.ndarray | None
 
 
+@dataclass(frozen=True)
+class Change:
+    """What becomes of a value: by which model and number, and in which format, or blocks of it, it is held.
+
+    `mask` are the bits that change in each element of a whole tensor, and `seed` is that of noise.
+    """
+
+    model: str
+    value: float = 0.0
+    format: str = "fp32"
+    block: int | None = None
+    mask: int = 0
+    seed: int = 0
+
+    def of(self, values: Tensor, target: Target, step: int, scales: Tensor | None = None) -> Tensor:
+        """The new values of a target, [k] or the shape of its tensor; `scales`: the factors at which it is kept."""
+        held = values if scales is None else values.double() * scales
+        if self.model in OPERATIONS:
+            changed = change_bits(held, self._masks(target, values), self.model, self.format)
+            if scales is None:
+                return changed
+            # What no bit changes stays as it was, unrounded.
+            return torch.where(same_bits(changed, held), values, (changed / scales).to(values.dtype))
+        changed = self._number(values, target.tensor, step)
+        if scales is None:
+            return changed if self.format == "fp32" else round_to(changed, self.format)
+        return (round_to(changed.double() * scales, self.format) / scales).to(values.dtype)
+
+    def _number(self, values: Tensor, tensor: str, step: int) -> Tensor:
+        if self.model in CONSTANTS:
+            return torch.full_like(values, CONSTANTS[self.model])
+        if self.model == "set":  # not by full_like, which refuses what is too large for activations in half precision
+            return torch.empty_like(values).copy_(torch.tensor(self.value, dtype=torch.float64))
+        if self.model == "scale":
+            return values * self.value
+        if self.model == "sign":
+            return -values
+        if self.model == "round":
+            return values
+        seeds = np.random.SeedSequence([self.seed, step, *tensor.encode()])
+        draw = np.random.Generator(np.random.Philox(seeds))
+        noise = draw.standard_normal(tuple(values.shape)) * self.value
+        return values + torch.as_tensor(noise, dtype=values.dtype, device=values.device)
+
+    def _masks(self, target: Target, values: Tensor) -> Tensor:
+        if target.masks is not None:
+            return torch.as_tensor(target.masks, device=values.device)
+        return torch.full(values.shape, self.mask, dtype=torch.int64, device=values.device)
+
+
 @dataclass(kw_only=True)
 class ValueStrike(Strike):
     """Gathers the values, changes them, and puts back those that changed."""
 
-    fault: Value
-    targets: tuple[Target, ...] = ()
-    context: FaultContext | None = None
+    change: Change
+    targets: tuple[Target, ...]
+    rank: int = 0
     _weights: dict[str, Tensor] = field(default_factory=dict)  # of this step
     _told: int = 0
     remembers = ("_told",)
@@ -51,7 +97,7 @@ class ValueStrike(Strike):
     def strike(self, visit: Visit) -> list[Event]:
         events = []
         for target in self.targets:
-            if target.tensor in visit.tensors and visit.rank == self.fault.rank * (visit.site in RANKED):
+            if target.tensor in visit.tensors and visit.rank == self.rank * (visit.site in RANKED):
                 events += self._strike(visit, target)
         return events
 
@@ -60,50 +106,13 @@ class ValueStrike(Strike):
         found = _gather(whole, target)
         origin = self._weights[target.tensor] if self.site == Site.UPDATE else None
         values = found if origin is None else found - origin
-        scales = None if self.fault.block is None else _scales(whole, target, self.fault.block, self.fault.format)
-        changed = self.change(values, target, visit.step, scales)
+        change = self.change
+        scales = None if change.block is None else _scales(whole, target, change.block, change.format)
+        changed = change.of(values, target, visit.step, scales)
         differs = ~same_bits(values, changed)
         if bool(differs.any()):
             _scatter(whole, target, torch.where(differs, changed if origin is None else origin + changed, found))
         return self._events(visit, target, tuple(whole.shape), values, changed, differs, scales)
-
-    def change(self, values: Tensor, target: Target, step: int, scales: Tensor | None = None) -> Tensor:
-        """The new values of a target, [k] or the shape of its tensor; `scales`: the factors at which it is kept."""
-        fault = self.fault
-        held = values if scales is None else values.double() * scales
-        if fault.model in OPERATIONS:
-            changed = change_bits(held, self._masks(target, values), fault.model, fault.format)
-            if scales is None:
-                return changed
-            # What no bit changes stays as it was, unrounded.
-            return torch.where(same_bits(changed, held), values, (changed / scales).to(values.dtype))
-        changed = self._number(values, target, step)
-        if scales is None:
-            return changed if fault.format == "fp32" else round_to(changed, fault.format)
-        return (round_to(changed.double() * scales, fault.format) / scales).to(values.dtype)
-
-    def _number(self, values: Tensor, target: Target, step: int) -> Tensor:
-        fault = self.fault
-        if fault.model in CONSTANTS:
-            return torch.full_like(values, CONSTANTS[fault.model])
-        if fault.model == "set":  # not by full_like, which refuses what is too large for activations in half precision
-            return torch.empty_like(values).copy_(torch.tensor(fault.value, dtype=torch.float64))
-        if fault.model == "scale":
-            return values * fault.value
-        if fault.model == "sign":
-            return -values
-        if fault.model == "round":
-            return values
-        assert self.context is not None
-        draw = self.context.generator(step, *target.tensor.encode())
-        noise = draw.standard_normal(tuple(values.shape)) * fault.value
-        return values + torch.as_tensor(noise, dtype=values.dtype, device=values.device)
-
-    def _masks(self, target: Target, values: Tensor) -> Tensor:
-        if target.masks is not None:
-            return torch.as_tensor(target.masks, device=values.device)
-        assert self.context is not None
-        return torch.full(values.shape, self.fault.mask(self.context, 0), dtype=torch.int64, device=values.device)
 
     def _events(
         self,
@@ -124,7 +133,7 @@ class ValueStrike(Strike):
                 Event(**place, **whole, before=texts[0], after=texts[1], changed=bool(differs.any()))  # type: ignore[arg-type]
             ]
         assert target.masks is not None
-        was_zero = is_zero(before if scales is None else before.double() * scales, self.fault.format)
+        was_zero = is_zero(before if scales is None else before.double() * scales, self.change.format)
         rows = zip(
             target.elements.tolist(),
             target.masks.tolist(),

@@ -56,7 +56,7 @@ def train(out: Path, arguments: tuple[str, ...], kills: int = 0) -> None:
             streams = {"stdout": printed, "stderr": printed}
             process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, start_new_session=True, **streams)
             if number < kills:
-                while process.poll() is None and not any((out / "checkpoints").glob("*/*.json")):
+                while process.poll() is None and not any((out / "checkpoints").glob("*/*.safetensors")):
                     time.sleep(0.1)
                 time.sleep(draw.uniform(0, 3))
                 os.killpg(process.pid, signal.SIGKILL)

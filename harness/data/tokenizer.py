@@ -19,7 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import platformdirs
 import tokenizers
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from harness.storage.sealed import Damaged, read_sealed, write_sealed
 
 Tokens = npt.NDArray[np.uint16]
 
@@ -32,7 +35,7 @@ TRAINING_BYTES = 16_000_000
 PIECE = 1_000_000
 """Characters encoded as one string; longer documents are cut, after a newline where there is one."""
 CACHE_VARIABLE = "STABILITY_HARNESS_CACHE"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +71,7 @@ def encode_bpe(
     written goes without a cache, both with a RuntimeWarning. Several processes may do this at once: each may build
     the entry, and one of the equal results stays.
     """
-    entry = (cache_folder() if cache is None else cache) / f"bpe-{_key(train, validation, vocabulary)}.tokens"
+    entry = (cache_folder() if cache is None else cache) / f"bpe-{_key(train, validation, vocabulary)}.safetensors"
     found = _read(entry)
     if found is None:
         tokenizer = _train(train, vocabulary)
@@ -146,35 +149,28 @@ def _key(train: Sequence[bytes], validation: Sequence[bytes], vocabulary: int) -
     return hashlib.sha256(json.dumps([recipe, texts]).encode()).hexdigest()[:32]
 
 
-# --- one entry of the cache: a line with the hash of the rest, a line of JSON, the tokens -------------------------
+# --- one entry of the cache -------------------------------------------------------------------------------------------
 
 
 def _read(entry: Path) -> Encoded | None:
     try:
-        content = entry.read_bytes()
+        parts, tokenizer = read_sealed(entry, FORMAT)
+        return Encoded(parts["train"].numpy(), parts["validation"].numpy(), tokenizer)
     except OSError:
         return None
-    digest, _, rest = content.partition(b"\n")
-    if digest != hashlib.sha256(rest).hexdigest().encode():
+    except Damaged:
         warnings.warn(f"{entry}: damaged cache entry; building it again", RuntimeWarning, stacklevel=2)
         return None
-    header, _, stored = rest.partition(b"\n")
-    values = json.loads(header)
-    tokens = np.frombuffer(stored, "<u2").astype(np.uint16, copy=False)
-    return Encoded(tokens[: values["train"]], tokens[values["train"] :], values["tokenizer"])
 
 
 def _write(entry: Path, encoded: Encoded) -> None:
-    header = json.dumps({"train": len(encoded.train), "tokenizer": encoded.tokenizer}).encode()
-    parts = [part.astype("<u2", copy=False).tobytes() for part in (encoded.train, encoded.validation)]
-    rest = b"".join([header, b"\n", *parts])
+    parts = {"train": torch.from_numpy(encoded.train), "validation": torch.from_numpy(encoded.validation)}
     temporary = entry.with_name(f".{entry.name}.{uuid.uuid4().hex}")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(temporary, "xb") as file:
-                file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
-                file.flush()
+            write_sealed(temporary, parts, encoded.tokenizer, FORMAT)
+            with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, entry)
         finally:

@@ -1,10 +1,9 @@
 """The whole state of a pack on disk, so that one that was killed goes on where it was, bit for bit on a CPU.
 
-    <folder>/<step>.safetensors   every tensor
-    <folder>/<step>.json          everything else, with the SHA-256 of both
+    <folder>/<step>.safetensors   every tensor, and in its metadata everything else as JSON, with the SHA-256 of both
 
-The JSON comes last and each file appears whole, so that a checkpoint is there altogether or not at all; what is damaged
-later shows by its checksum, and then the checkpoint before it is used. Nothing is unpickled. A checkpoint has little to
+The file appears whole, so that a checkpoint is there altogether or not at all; what is damaged later shows by its
+checksum, and then the checkpoint before it is used. Nothing is unpickled. A checkpoint has little to
 hold, because random streams are functions of a seed and the step: the arrays of `harness/model/state.py`, which rows
 are whose, what faults remember, and what has been recorded so far.
 """
@@ -12,28 +11,27 @@ are whose, what faults remember, and what has been recorded so far.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
+from harness.storage.sealed import Damaged, read_sealed, values_of, write_sealed
 
-VERSION = 1
+VERSION = 2  # 1 had the JSON in a file of its own
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
-TENSORS, REST = ".safetensors", ".json"
-_STEP = re.compile(r"[0-9]{1,12}")
-_STRAY = re.compile(r"\.[0-9]+\.(safetensors|json)\.[0-9a-f]{32}")
+SUFFIX = ".safetensors"
+_NAME = re.compile(r"([0-9]{1,12})\.safetensors")
+_STRAY = re.compile(r"\.[0-9]+\.safetensors\.[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,6 @@ class Saved:
     step: int
     tensors: dict[str, Tensor]
     values: dict[str, Any]
-
-
-class Damaged(Exception):
-    """A checkpoint that cannot be used, and why."""
 
 
 class Stopped(Exception):
@@ -109,7 +103,7 @@ class Checkpoints:
             try:
                 return self._read(step)
             except (Damaged, OSError, ConfigError) as error:
-                warnings.warn(f"{self._path(step, REST)}: {error}; the checkpoint before it is used", stacklevel=2)
+                warnings.warn(f"{self._path(step)}: {error}; the checkpoint before it is used", stacklevel=2)
         return None
 
     @property
@@ -127,44 +121,31 @@ class Checkpoints:
         """Remove all: the pack is complete, or begins anew."""
         self.folder.remove_tree()
 
-    def _path(self, step: int, suffix: str) -> ResultsPath:
-        return self.folder / f"{step}{suffix}"
+    def _path(self, step: int) -> ResultsPath:
+        return self.folder / f"{step}{SUFFIX}"
 
     def _steps(self) -> list[int]:
         """The steps of all checkpoints, the newest first."""
-        found = (entry.stem for entry in self.folder.entries() if entry.name.endswith(REST))
-        return sorted((int(stem) for stem in found if _STEP.fullmatch(stem)), reverse=True)
+        found = (_NAME.fullmatch(entry.name) for entry in self.folder.entries())
+        return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def _remove(self, step: int) -> None:
-        for suffix in (REST, TENSORS):  # what says that it is there goes first
-            with contextlib.suppress(OSError):
-                self._path(step, suffix).unlink()
+        with contextlib.suppress(OSError):
+            self._path(step).unlink()
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         self.folder.make_folder()
         for entry in self.folder.entries():
             if _STRAY.fullmatch(entry.name):  # only one process trains a pack, so nobody is writing it
                 entry.unlink()
-        with self._path(step, TENSORS).whole_file(is_synced=True) as path:
-            save_file({name: values.contiguous() for name, values in tensors.items()}, path)
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        body = json.dumps({"step": step, "about": self.about, "values": values})
-        checksum = hashlib.sha256(body.encode()).hexdigest()
-        outer = json.dumps({"version": VERSION, "tensors": digest, "body": body, "sha256": checksum})
-        self._path(step, REST).write(outer.encode(), is_synced=True)
+        with self._path(step).whole_file(is_synced=True) as path:
+            write_sealed(path, tensors, {"step": step, "about": self.about, "values": values}, VERSION)
 
     def _read(self, step: int) -> Saved:
-        outer = _outer(self._path(step, REST))
-        file = self._path(step, TENSORS)
-        if not file.exists():
-            raise Damaged(f"{file.name} is missing")
-        if _digest(file) != outer["tensors"]:
-            raise Damaged(f"{file.name} is damaged: its checksum is another")
+        tensors, found = read_sealed(_checked(self._path(step)), VERSION)
         try:
-            body = json.loads(outer["body"])
-            return Saved(body["step"], load_file(file.path), body["values"])
-        except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+            return Saved(found["step"], tensors, found["values"])
+        except (KeyError, TypeError) as error:
             raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
 
 
@@ -172,26 +153,13 @@ def about(folder: ResultsPath) -> dict[str, Any] | None:
     """What the newest readable checkpoint in a pack's folder says it is `about`; None if there is none."""
     checkpoints = Checkpoints(folder)
     for step in checkpoints._steps():
-        with contextlib.suppress(Damaged, OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads(_outer(checkpoints._path(step, REST))["body"])["about"]
+        with contextlib.suppress(Damaged, OSError, KeyError, TypeError):
+            found = values_of(_checked(checkpoints._path(step)), VERSION)["about"]
             return found if isinstance(found, dict) else None
     return None
 
 
-def _outer(file: ResultsPath) -> dict[str, Any]:
-    try:
-        outer = json.loads(file.read_bytes())
-        version, body, checksum, _ = outer["version"], outer["body"], outer["sha256"], outer["tensors"]
-        body.encode()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
-    if version != VERSION:
-        raise Damaged(f"is of version {version}, and {VERSION} is read")
-    if hashlib.sha256(body.encode()).hexdigest() != checksum:
-        raise Damaged("is damaged: its checksum is another")
-    return outer
-
-
-def _digest(file: ResultsPath) -> str:
-    with os.fdopen(file.descriptor(os.O_RDONLY), "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+def _checked(file: ResultsPath) -> Path:
+    """Its path, to read from. Raises ConfigError for a link, or whatever is no file."""
+    os.close(file.descriptor(os.O_RDONLY))
+    return file.path

@@ -32,8 +32,7 @@ from harness.config import (
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.acts import idle_parts
 from harness.training.contradictions import check_trial
-from injectors import InjectableFault, fault_types
-from injectors.fault import Places, places_of
+from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose import settings
 from sweeps.compose.arguments import CONFIG_NAME
 from sweeps.compose.choices import NONE, PLAIN, unknown_option
@@ -78,7 +77,6 @@ class Composer:
     _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
     _parts: dict[tuple, Any] = field(default_factory=dict)
-    _places: dict[tuple, Places] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _overruled: dict[str, str] = field(default_factory=dict)
     _idle: dict[str, bool] = field(default_factory=dict)
@@ -210,7 +208,7 @@ class Composer:
             check_trial(trial)
         if isinstance(trial.fault, InjectableFault) and trial.model.width % trial.model.head_dim == 0:
             with problems.collect():
-                self._check_fault(trial.fault, trial)
+                trial.fault.check(facts_of(trial))
         return tuple(problems.reasons)
 
     def _fault(self, name: str, given: Mapping[str, Any]) -> Fault:
@@ -244,11 +242,6 @@ class Composer:
         if (part, fields) not in self._parts:
             self._parts[part, fields] = cls(*fields)
         return self._parts[part, fields]
-
-    def _check_fault(self, fault: InjectableFault, trial: Trial) -> None:
-        if trial.structure not in self._places:
-            self._places[trial.structure] = places_of(trial, trial.data.vocabulary)
-        fault.check(trial, self._places[trial.structure])
 
     def _note(self, key: str, value: Any, used: bool, why: str) -> None:
         if used:

@@ -14,7 +14,7 @@ import numpy as np
 from harness.config import ConfigError, Trial
 from injectors.addresses import Address, Population, half_width, in_order, sample, strata, stratum_of
 from injectors.draws import stream
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from injectors.value import MOST_FAULTS, Value
 
 
@@ -65,7 +65,7 @@ def campaign_of(trial: Trial) -> Campaign | None:
     fault = trial.fault
     if not isinstance(fault, Value) or fault.samples is None:
         return None
-    population = fault.population(places_of(trial, trial.data.vocabulary))
+    population = fault.population(facts_of(trial))
     if fault.samples > population.size:
         raise ConfigError(
             f"fault.samples={fault.samples}: the description allows {population.size} different faults; "
@@ -99,7 +99,7 @@ def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iter
         each = math.ceil(twins / len(goldens))
         for golden, start in goldens.values():
             fault = dataclasses.replace(last_bit, start=start, duration=1, samples=each)
-            population = fault.population(places_of(golden, golden.data.vocabulary))
+            population = fault.population(facts_of(golden))
             if each > population.size:
                 reason = f"{each} golden runs with a last bit changed, of {population.size} that a recipe allows"
                 raise ConfigError(f"campaign.envelope={twins}: {reason}; allowed: fewer")

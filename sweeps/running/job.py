@@ -31,7 +31,6 @@ from harness.basics.version import provenance
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
 from harness.model.precision import make_deterministic, pick_device
-from harness.optim.schedules import rates_of
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.last_weights import write_weights
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
@@ -42,8 +41,7 @@ from harness.training.loop import Result, train
 from harness.training.pack import Pack
 from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
-from injectors import FaultContext, InjectableFault, fault_types
-from injectors.fault import places_of
+from injectors import InjectableFault, facts_of, fault_types
 from sweeps.planning.planner import PackPlan
 from sweeps.running.claims import claimed, claims_on
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
@@ -143,9 +141,7 @@ def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
     """The trial's fault, armed."""
     if not isinstance(trial.fault, InjectableFault):
         return None
-    places, rates = places_of(trial, corpus.vocabulary), rates_of(trial)
-    context = FaultContext(trial, places, corpus.train, corpus.counts, rates, trial.seeds["fault"], corpus.fingerprint)
-    return trial.fault.arm(context)
+    return trial.fault.arm(facts_of(trial, corpus.train, corpus.counts))
 
 
 def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | Elsewhere:

@@ -1,4 +1,9 @@
-"""Locks on files, which end with the process that holds them, however that ends."""
+"""Locks on files, which end with the process that holds them, however that ends.
+
+They are those of `filelock` on a descriptor of ours. Its locks of a path would follow a link on the way, not notice a
+folder that was moved, and become files that a killed process leaves locked where a file system has no locks. It has no
+shared lock, with which many can look at once whether somebody trains without being taken for him: `is_locked`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,11 @@ import contextlib
 import errno
 import fcntl
 import os
-import time
 import warnings
 from collections.abc import Iterator
 from typing import TextIO
+
+from filelock import lock_descriptor
 
 from harness.config import ConfigError
 from harness.storage.results_folder import FolderLost, ResultsPath
@@ -22,13 +28,14 @@ def owned(file: ResultsPath) -> Iterator[bool]:
     while True:
         handle = os.fdopen(file.descriptor(os.O_RDWR | os.O_CREAT), "a")
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            is_own = lock_descriptor(handle.fileno(), blocking=False)
+        except OSError as error:
+            is_own = True
+            warnings.warn(f"{file}: locks do not work here ({error}); let one command at a time train", stacklevel=4)
+        if not is_own:
             handle.close()
             yield False
             return
-        except OSError as error:
-            warnings.warn(f"{file}: locks do not work here ({error}); let one command at a time train", stacklevel=4)
         found, own = file.status(), os.fstat(handle.fileno())
         if found is not None and (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
             break
@@ -69,14 +76,9 @@ class Turn:
         """Wait for it. Signals are heard meanwhile."""
         self.file.parent.make_folder()
         self._handle = handle = os.fdopen(self.file.descriptor(os.O_RDWR | os.O_CREAT), "a")
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:  # locks do not work here: `owned` says so
-                return True
+        with contextlib.suppress(OSError):  # locks do not work here: `owned` says so
+            lock_descriptor(handle.fileno(), poll_interval=0.01)
+        return True
 
     def release(self) -> None:
         """Let the next one have it."""

@@ -19,17 +19,15 @@ import statistics
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from harness.config import Model, Train, Trial
 from harness.data.corpus import load_corpus
-from harness.optim.schedules import learning_rate
 from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once
 from harness.training.sites import Agenda, Site, Visit
-from injectors.fault import FaultContext, Places, places_of
+from injectors.facts import Facts
 from injectors.value import SITES, Value
 from sweeps.running.job import injector_of
 
@@ -90,13 +88,10 @@ def armed(width: int, depth: int, steps: int, rounds: int, device: torch.device)
 
 def memory() -> None:
     tensor, small = torch.ones(2**26), torch.ones(8)
-    trial = Trial()
-    places = Places({"large": tuple(tensor.shape), "small": (8,)}, places_of(trial, 256).taps)
-    rates = np.array([learning_rate(trial, step) for step in range(trial.train.steps)])
-    context = FaultContext(trial, places, np.zeros(1, np.uint8), np.ones(256, np.int64), rates, 0)
+    facts = Facts(1000, {"large": tuple(tensor.shape), "small": (8,)})
     for site in (Site.WEIGHT, Site.UPDATE):
-        injector = Value(site=site, tensor="large", bit=30, start=0).arm(context)
-        warm = Value(site=site, tensor="small", bit=30, start=0).arm(context)
+        injector = Value(site=site, tensor="large", bit=30, start=0).arm(facts)
+        warm = Value(site=site, tensor="small", bit=30, start=0).arm(facts)
         for call, step in warm.calls:  # whatever is loaded when a fault strikes for the first time
             warm.visit(Visit(call, step, {"small": small}))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from harness.config import NO_FAULT
-from harness.storage.checkpoint import KEPT, Checkpoints, Stopped, about
+from harness.storage.checkpoint import KEPT, VERSION, Checkpoints, Stopped, about
 from harness.storage.results_folder import ResultsPath
+from harness.storage.sealed import write_sealed
 from injectors.value import Value
 
 STEPS = 12
@@ -58,19 +60,18 @@ def test_nothing_saved(tmp_path):
 
 def test_the_newest_are_kept(tmp_path):
     checkpoints = filled(tmp_path, 2, 4, 10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["10.json", "10.safetensors", "4.json", "4.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10.safetensors", "4.safetensors"]
     assert KEPT == 2
     checkpoints.remove()
     assert not tmp_path.exists()
 
 
-@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
 @pytest.mark.parametrize("damage", ["byte", "cut", "empty", "gone"])
-def test_a_damaged_one_is_passed_over(tmp_path, suffix, damage):
+def test_a_damaged_one_is_passed_over(tmp_path, damage):
     checkpoints = filled(tmp_path, 4, 10)
-    path = tmp_path / f"10{suffix}"
+    path = tmp_path / "10.safetensors"
     content = path.read_bytes()
-    for place in range(0, len(content), 7) if damage == "byte" else [0]:
+    for place in range(0, len(content), 3) if damage == "byte" else [0]:
         if damage == "byte":
             path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
         elif damage == "cut":
@@ -83,23 +84,68 @@ def test_a_damaged_one_is_passed_over(tmp_path, suffix, damage):
             warnings.simplefilter("always")
             saved = checkpoints.newest()
         assert saved is not None and saved.step == 4, place
-        silent = damage == "gone" and suffix == ".json"  # as if it had never been
-        assert [str(path.with_suffix(".json")) in str(one.message) for one in told] == ([] if silent else [True])
+        silent = damage == "gone"  # as if it had never been
+        assert [str(path) in str(one.message) for one in told] == ([] if silent else [True])
 
 
 def test_all_damaged(tmp_path):
     checkpoints = filled(tmp_path, 4, 10)
     for step in (4, 10):
         (tmp_path / f"{step}.safetensors").write_bytes(b"{}")
-    with pytest.warns(UserWarning, match="its checksum is another"):
+    with pytest.warns(UserWarning, match=r"10\.safetensors: is damaged \(SafetensorError: .*before it is used"):
+        assert checkpoints.newest() is None
+
+
+@pytest.mark.parametrize("changed", ["tensors", "type", "body"])
+def test_a_sound_file_with_other_content_is_found_out(tmp_path, changed):
+    """What the checksums are there for, and the format does not see by itself."""
+    checkpoints = filled(tmp_path, 4)
+    path = tmp_path / "4.safetensors"
+    with safe_open(path, "pt") as file:
+        sealed = file.metadata()
+    tensors = load_file(path)
+    if changed == "tensors":
+        tensors["weights"][1, 2] += 1
+    elif changed == "type":
+        tensors["active"] = tensors["active"].view(torch.uint8)
+    else:
+        sealed = {name: text.replace("again", "aside") for name, text in sealed.items()}
+    save_file(tensors, path, sealed)
+    with pytest.warns(UserWarning, match="is damaged: its checksum is another"):
         assert checkpoints.newest() is None
 
 
 def test_another_version(tmp_path):
     checkpoints = filled(tmp_path, 4)
-    path = tmp_path / "4.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 99}))
-    with pytest.warns(UserWarning, match="is of version 99, and 1 is read"):
+    write_sealed(tmp_path / "4.safetensors", TENSORS, {}, version=99)
+    with pytest.warns(UserWarning, match="is of version 99, and 2 is read"):
+        assert checkpoints.newest() is None
+
+
+def test_the_first_version_is_not_read(tmp_path):
+    """Its tensors stood beside a file of JSON, and had nothing else in theirs."""
+    save_file(TENSORS, tmp_path / "4.safetensors")
+    (tmp_path / "4.json").write_text('{"version": 1, "tensors": "", "body": "{}", "sha256": ""}')
+    with pytest.warns(UserWarning, match="4.safetensors: has no checksum: no file of this version"):
+        assert filled(tmp_path).newest() is None
+    assert about(ResultsPath.at(tmp_path)) is None
+
+
+@pytest.mark.parametrize("values", [{}, [], "text", None, 1, {"step": 4}, {"about": [], "values": {}}])
+def test_what_no_checkpoint_says_is_damage(tmp_path, values):
+    """With the right checksum: somebody else's."""
+    checkpoints = filled(tmp_path, 4)
+    write_sealed(tmp_path / "4.safetensors", TENSORS, values, VERSION)
+    with pytest.warns(UserWarning, match="4.safetensors: is damaged"):
+        assert checkpoints.newest() is None
+    assert about(ResultsPath.at(tmp_path)) is None
+
+
+def test_a_link_is_not_followed(tmp_path):
+    checkpoints = filled(tmp_path / "own", 4)
+    (tmp_path / "own" / "4.safetensors").rename(tmp_path / "elsewhere")
+    (tmp_path / "own" / "4.safetensors").symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(UserWarning, match="4.safetensors is a link"):
         assert checkpoints.newest() is None
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from harness.config import Fault, Trial
 from harness.training.pack import Pack
 from harness.training.sites import AT_TAPS, Event, Injector, Site, Visit
-from injectors.fault import FaultContext, InjectableFault, Places
+from injectors.facts import Facts
+from injectors.fault import InjectableFault
 
 START, STEPS = 4, 8
 TOKENS = np.arange(1000) % 10
@@ -135,27 +136,19 @@ def row(tensors: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
 # --- without a pack ----------------------------------------------------------------------------------------------
 
 
-def context(shapes: Mapping[str, Sequence[int]], seed: int = 0, **others: Any) -> FaultContext:
-    """What a fault is told of a trial whose tensors, and whose activations, have these shapes."""
+def facts(shapes: Mapping[str, Sequence[int]], seed: int = 0, **others: Any) -> Facts:
+    """What a fault is told of a run whose tensors, and whose activations, have these shapes."""
     own = {name: tuple(shape) for name, shape in shapes.items()}
-    rates = np.linspace(1e-3, 8e-3, STEPS)
-    fields: dict[str, Any] = {
-        "trial": Trial(),
-        "places": Places(own, own),
-        "tokens": TOKENS,
-        "token_counts": np.bincount(TOKENS),
-        "rates": rates,
-        "seed": seed,
-        **others,
-    }
-    return FaultContext(**fields)
+    text = {"tokens": TOKENS, "token_counts": np.bincount(TOKENS)}
+    slots = ("moment_1", "moment_2")
+    return Facts(Trial().steps, own, own, **{"seed": seed, "slots": slots, "context": 64, **text, **others})
 
 
 def strike(
     fault: InjectableFault, tensors: Mapping[str, Tensor], seed: int = 0, step: int | None = None, **others: Any
 ) -> list[Event]:
     """The events of one strike on these tensors, which it changes; at the fault's own site and first step."""
-    own = context({name: x.shape for name, x in tensors.items()}, seed, **others)
+    own = facts({name: x.shape for name, x in tensors.items()}, seed, **others)
     injector = fault.arm(own)
     site = next(site for site, when in injector.calls if when == (fault.start if step is None else step))
     return injector.visit(Visit(site, fault.start if step is None else step, tensors))

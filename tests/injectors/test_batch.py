@@ -14,9 +14,9 @@ from scipy.stats import binom
 from harness.config import ConfigError
 from harness.training.sites import Site, Visit
 from injectors.batch import DuplicatedBatch, LongDocument, RandomTokens, RareTokens, Repetition
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from tests.injectors.conftest import composer
-from tests.injectors.spies import START, STEPS, context, strike, trial, watch
+from tests.injectors.spies import START, STEPS, facts, strike, trial, watch
 
 COUNTS = np.array([9, 0, 3, 500, 1, 3, 0, 2, 70, 3])
 """From the rarest: 4, 7, then 2, 5 and 9 alike, 0, 8, 3; tokens 1 and 6 never occur."""
@@ -199,7 +199,7 @@ def test_the_batch_of_an_earlier_step(engine, late, duration, period, forks):
 @pytest.mark.parametrize("kind", KINDS)
 def test_share_of_the_sequences(kind, share, sequences):
     """The first ones. A duplicate is here of the batch that was seen a step before."""
-    injector = kind(share=share).arm(context({"batch": (8, 20)}))
+    injector = kind(share=share).arm(facts({"batch": (8, 20)}))
     batch = torch.arange(100, 260).view(8, 20)
     before = batch.clone()
     if kind is DuplicatedBatch:
@@ -258,7 +258,7 @@ def test_what_was_there_already_is_no_change():
 def test_what_they_refuse(engine, fault, words):
     struck = trial(engine, fault)
     with pytest.raises(ConfigError, match=words):
-        fault.check(struck, places_of(struck, 64))
+        fault.check(facts_of(struck))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import torch
 from harness.config import ConfigError
 from harness.training.contradictions import check_trial
 from harness.training.sites import Event, Site, Visit
-from injectors.fault import places_of
+from injectors.facts import Facts, facts_of
 from injectors.value import Value
-from injectors.value_strike import Target, ValueStrike
+from injectors.value_strike import Target
 
 TYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2, "fp16": np.float16}
 MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "fp16": 65504.0}
@@ -30,10 +30,10 @@ def values(size: int = 44, seed: int = 0) -> np.ndarray:
 def struck(
     whole: np.ndarray, elements: list[int] | None, mask: int = 0, **fields: Any
 ) -> tuple[np.ndarray, list[Event]]:
-    fault = Value(site="moment_2", elements=None if elements is None else 1, **fields)
+    fault = Value(site="moment_2", start=0, elements=None if elements is None else 1, **fields)
     places = None if elements is None else np.array(elements)
     target = Target("x", places, None if elements is None else np.full(len(elements), mask, dtype=np.int64))
-    strike = ValueStrike(Site.MOMENT_2, range(1), False, (), (), fault=fault, targets=(target,))
+    strike = fault.strike_at((target,), Facts(1, {"x": whole.shape}))
     tensor = torch.from_numpy(whole.copy())
     events = strike.strike(Visit(Site.MOMENT_2, 0, {"x": tensor}, 0))
     return tensor.numpy(), events
@@ -127,7 +127,7 @@ def test_what_has_no_blocks_is_refused(engine, fields: dict, words: str) -> None
     trial = engine.trial(steps=200)
     fault = Value(**{"site": "moment_2", "start": 1, "block": 64, **fields})
     with pytest.raises(ConfigError, match=words):
-        fault.check(trial, places_of(trial, 64))
+        fault.check(facts_of(trial))
 
 
 def test_a_run_with_a_strike_in_blocks_is_that_of_its_twin_before_and_has_its_record(engine) -> None:

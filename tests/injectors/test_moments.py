@@ -10,7 +10,7 @@ import torch
 from harness.config import ConfigError
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Site
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from injectors.ranks import MissedUpdate
 from injectors.value import Value
 from tests.injectors.conftest import composer
@@ -23,7 +23,7 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 def refused(engine, fault, name):
     struck = trial(engine, fault, name=name)
     with pytest.raises(ConfigError) as error:
-        fault.check(struck, places_of(struck, 64))
+        fault.check(facts_of(struck))
     (reason,) = error.value.reasons
     assert "\n" not in reason
     return reason
@@ -51,7 +51,7 @@ def test_a_moment_is_struck_or_refused(engine, name, site):
         assert "adamw" in reason and f", {name}" not in reason.split("optim.name=")[2]
         return
     struck = trial(engine, fault, name=name)
-    fault.check(struck, places_of(struck, 64))
+    fault.check(facts_of(struck))
     run, clean = runs(engine, name)
     number, last = run.pack.planned.index(struck), len(run.pack.planned) - 1
     (event,) = run.result.events[number]

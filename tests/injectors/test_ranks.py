@@ -16,11 +16,11 @@ import torch
 from harness.config import ConfigError
 from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site, Visit
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.value import Value
 from tests.injectors.conftest import composer
-from tests.injectors.spies import START, STEPS, context, differing, row, trial, watch
+from tests.injectors.spies import START, STEPS, differing, facts, row, trial, watch
 from tests.number_formats import NUMPY
 
 GOLDEN = 0
@@ -293,7 +293,7 @@ def test_slices_share_out_all_elements(shards):
     owners = {f"{part}{name}": torch.full(shape, -1.0) for part in parts for name, shape in shapes.items()}
     sizes = []
     for shard in range(shards):
-        injector = MissedUpdate(start=0, shards=shards, shard=shard).arm(context(shapes))
+        injector = MissedUpdate(start=0, shards=shards, shard=shard).arm(facts(shapes))
         kept = {name: x.clone() for name, x in owners.items()}
         own = {name: torch.full(x.shape, float(shard)) for name, x in owners.items()}
         injector.visit(Visit(Site.BEFORE_UPDATE, 0, own))
@@ -327,7 +327,7 @@ def test_slices_share_out_all_elements(shards):
 def test_what_they_refuse(engine, fault, words):
     struck = trial(engine, fault, ranks=1 if "train.ranks=1" in words else 2)
     with pytest.raises(ConfigError, match=words):
-        fault.check(struck, places_of(struck, 64))
+        fault.check(facts_of(struck))
 
 
 def test_what_a_sweep_refuses():

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from harness.config import ConfigError
 from harness.training.sites import Site
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from injectors.realistic import RealisticSDC
 from tests.injectors.conftest import composer
 from tests.injectors.spies import START, differing, row, strike, trial, watch, words
@@ -165,7 +165,7 @@ def test_the_record_says_which_bits(engine):
 def test_what_it_refuses(engine, fields, words):
     fault = RealisticSDC(start=1, **fields)
     with pytest.raises(ConfigError, match=words):
-        fault.check(trial(engine, fault), places_of(trial(engine), 64))
+        fault.check(facts_of(trial(engine, fault)))
 
 
 @pytest.mark.parametrize(

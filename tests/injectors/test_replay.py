@@ -17,7 +17,7 @@ import xarray as xr
 
 from harness.config import ConfigError
 from harness.storage.stored import read_packs
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from injectors.replay import Replay, ReplayError, record_of
 from tests.injectors.conftest import engine_module, train_told
 from tests.injectors.conftest import fault as named
@@ -142,9 +142,9 @@ def test_another_trial_has_other_values(engine):
 def test_a_record_of_another_shape(engine, fields, words):
     _, _, record = recorded(engine, "weight_bit")
     own, here = replay(record), trial(engine, **fields)
-    own.check(trial(engine), places_of(trial(engine), 64))
+    own.check(facts_of(trial(engine)))
     with pytest.raises(ConfigError, match=words) as caught:
-        own.check(here, places_of(here, 64))
+        own.check(facts_of(here))
     assert len(caught.value.reasons) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from harness.config import ConfigError
 from harness.optim.schedules import learning_rate
 from harness.training.sites import Site
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from injectors.schedule import ScheduleOffset, WarmupSkipped
 from tests.injectors.conftest import composer
 from tests.injectors.spies import START, STEPS, trial
@@ -127,7 +127,7 @@ def test_there_has_to_be_a_warmup(engine, start, warmup, words):
     fault = WarmupSkipped(start=start)
     struck = trial(engine, fault, warmup=warmup)
     with pytest.raises(ConfigError, match=words):
-        fault.check(struck, places_of(struck, 64))
+        fault.check(facts_of(struck))
 
 
 def test_what_a_sweep_refuses():

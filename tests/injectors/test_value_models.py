@@ -17,7 +17,7 @@ from scipy.stats import binom, chi2, norm
 
 from harness.config import ConfigError
 from harness.training.sites import Site
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from injectors.value import MODELS, Value
 from tests.injectors.conftest import composer
 from tests.injectors.spies import differing, strike, trial, words
@@ -305,7 +305,7 @@ def test_what_it_refuses(engine, fields, words):
     fault = Value(start=1, **fields)
     struck = trial(engine, fault, **own)
     with pytest.raises(ConfigError, match=words) as caught:
-        fault.check(struck, places_of(struck, 64))
+        fault.check(facts_of(struck))
     assert len(caught.value.reasons) == 1
 
 
@@ -322,13 +322,13 @@ def test_what_it_allows(engine):
     ):
         own = {"attention": fields.pop("attention")} if "attention" in fields else {}
         fault = Value(start=1, **fields)
-        fault.check(trial(engine, fault, **own), places_of(trial(engine, **own), 64))
+        fault.check(facts_of(trial(engine, fault, **own)))
 
 
 def test_all_that_is_wrong_is_said_at_once(engine):
     fault = Value(start=1, tensor="head", elements=5000, bits=2, field="sign", rank=7)
     with pytest.raises(ConfigError) as caught:
-        fault.check(trial(engine, fault), places_of(trial(engine), 64))
+        fault.check(facts_of(trial(engine, fault)))
     assert [reason.partition("=")[0] for reason in caught.value.reasons] == [
         "fault.elements",
         "fault.bits",

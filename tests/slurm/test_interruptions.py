@@ -52,7 +52,7 @@ def begun(process: Forked, out: Path, jobs: int = 1) -> Iterator[str]:
 
     def are_held() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        for folder in {file.parent for file in out.glob("checkpoints/*/*.json")} - held.keys():
+        for folder in {file.parent for file in out.glob("checkpoints/*/*.safetensors")} - held.keys():
             note = json.loads((out / "slurm" / "packs" / f"{folder.name}.json").read_text())
             for pid in training(note["job"]):
                 os.kill(pid, signal.SIGSTOP)

@@ -69,7 +69,7 @@ def workers(parent: int) -> list[int]:
 def alive(out: Path, process: subprocess.Popen, since: float) -> bool:
     """Wait until a pack of this command has saved a checkpoint; False if it ended before."""
     while process.poll() is None:
-        for file in (out / CHECKPOINTS).glob("*/*.json"):
+        for file in (out / CHECKPOINTS).glob("*/*.safetensors"):
             try:
                 if file.stat().st_mtime > since:
                     return True

@@ -33,8 +33,8 @@ class Rigged(InjectableFault):
     start: int = number(PER_TRIAL, 3, "step of the strike", low=0)
     switch: str = anything(PER_TRIAL, "", "file with words raise, kill or wait, each with a seed")
 
-    def arm(self, context):
-        return _Trap(Site.WEIGHT, self.strike_steps(context.trial), False, switch=Path(self.switch), seed=context.seed)
+    def arm(self, facts):
+        return _Trap(Site.WEIGHT, self.strike_steps(facts), False, switch=Path(self.switch), seed=facts.seed)
 
 
 @dataclass

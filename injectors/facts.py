@@ -1,0 +1,100 @@
+"""What faults may know of the run that they strike: one of ours, by `facts_of`, or one that its owner describes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+
+from harness.config import Model, Train, Trial
+from harness.model.branches import Branches, branches_of
+from harness.model.outline import tap_shapes
+from harness.model.scaling import tensor_table
+from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.schedules import rates_of, warmup_steps
+
+Shapes = Mapping[str, tuple[int, ...]]
+NO_TOKENS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """A run of `steps` steps with these `tensors`, by name and shape. What is left out is something that it lacks.
+
+    `taps` are the activations of one rank's batch, by name and shape; `slots` the arrays that the optimizer keeps with
+    an element for each weight, such as moment_1. A batch has `batch` sequences of `context` tokens. The learning rate
+    of a step is `rate(step)`, and `peak` after a warm-up of `warmup` steps. `tokens` is the training text [N], and
+    `token_counts` says how often each token of the vocabulary occurs in it. A record of the fault keeps `shape`, by
+    key: what decides which elements there are, and what stands there. What a fault draws follows from `seed`.
+    """
+
+    steps: int
+    tensors: Shapes
+    taps: Shapes = field(default_factory=dict)
+    seed: int = 0
+    optimizer: str = "none"
+    slots: tuple[str, ...] = ()
+    precision: str = "fp32"
+    has_loss_scale: bool = False
+    keeps_scores: bool = True  # of attention, which a fused kernel does not
+    ranks: int = 1
+    batch: int = 0
+    context: int = 0
+    warmup: int = 0
+    peak: float = 0.0
+    rate: Callable[[int], float] = field(default=lambda step: 0.0, repr=False)
+    tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS, repr=False)
+    token_counts: np.ndarray = field(default_factory=lambda: NO_TOKENS, repr=False)
+    shape: Mapping[str, Any] = field(default_factory=dict)
+
+    def key(self, *words: int | str) -> tuple[int | str, ...]:
+        """A key for injectors/draws.py that depends on the fault's seed and `words` alone."""
+        return (self.seed, *words)
+
+
+def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndarray = NO_TOKENS) -> Facts:
+    """The facts of a trial; before its text is read, all but that."""
+    model, train = trial.model, trial.train
+    vocabulary = len(token_counts) or trial.data.vocabulary
+    plain = model if model.seed is None else dataclasses.replace(model, seed=None)
+    tensors, taps, shape = _places(plain, train, vocabulary, branches_of(trial))
+    rates = cache(lambda: rates_of(trial))  # of no use to most faults
+    return Facts(
+        trial.steps,
+        tensors,
+        taps,
+        seed=trial.seeds["fault"],
+        optimizer=trial.optim.name,
+        slots=OPTIMIZERS[trial.optim.name].slots,
+        precision=train.precision,
+        has_loss_scale=train.loss_scaling != "none",
+        keeps_scores=model.explicit_attention,
+        ranks=train.ranks,
+        batch=train.batch,
+        context=model.context,
+        warmup=warmup_steps(trial),
+        peak=trial.optim.lr,
+        rate=lambda step: float(rates()[step]),
+        tokens=tokens,
+        token_counts=token_counts,
+        shape=shape,
+    )
+
+
+@lru_cache(maxsize=64)
+def _places(model: Model, train: Train, vocabulary: int, branches: Branches) -> tuple[Shapes, Shapes, dict[str, Any]]:
+    """The tensors and the activations, with their shapes, and what records keep; fused attention keeps no scores."""
+    taps, kept = tap_shapes(model, train.sequences, vocabulary, branches), model.explicit_attention
+    tensors = {row.name: row.shape for row in tensor_table(model, vocabulary, branches=branches)}
+    taps = {name: shape for name, shape in taps.items() if kept or not name.endswith(".scores")}
+    return tensors, taps, shape_of(model, train)
+
+
+def shape_of(model: Model, train: Train) -> dict[str, Any]:
+    """What decides which addresses a trial has, and what stands there."""
+    structure = {f"model.{name}": value for name, value in vars(model).items() if name != "seed"}
+    return structure | {f"train.{name}": getattr(train, name) for name in ("batch", "ranks", "precision")}
