@@ -5,8 +5,13 @@ A package brings a part along by an entry point in the group `stability_harness.
     [project.entry-points."stability_harness.clippers"]
     my_clipper = "my_package.my_clipper"
 
-The module is the same file that would stand in the project's own folder. This is the only place that imports by name:
-what is found here builds on the configuration, which lists the options of all parts.
+The module is the same file that would stand in the project's own folder. YAML files come along in a package of folders:
+
+    [project.entry-points."stability_harness.conf"]
+    my_package = "my_package.conf"
+
+This is the only place that imports by name: what is found here builds on the configuration, which lists the options of
+all parts.
 """
 
 from __future__ import annotations
@@ -16,8 +21,11 @@ import pkgutil
 from collections.abc import Sequence
 from functools import cache, cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+
+from harness.basics.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -44,6 +52,18 @@ def modules(kind: str) -> dict[str, ModuleType]:
             where = found[entry.name].__name__
             raise ValueError(f"{GROUP}.{kind}: {entry.name} of {entry.value} is there already, in {where}")
         found[entry.name] = entry.load()
+    return found
+
+
+def folders(kind: str) -> dict[str, Path]:
+    """The folder of each package that an installed one names, by who names it. Raises ConfigError for what is none."""
+    found = {}
+    for entry in sorted(entry_points(group=f"{GROUP}.{kind}"), key=lambda entry: (entry.name, entry.value)):
+        given = f"{GROUP}.{kind}: {entry.name} = {entry.value}"
+        try:
+            found[given] = Path(next(iter(entry.load().__path__)))
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{given}: not a package ({error}); allowed: an installed package of folders") from None
     return found
 
 

@@ -57,11 +57,11 @@ def test_a_combination_is_the_union_of_the_differences(command: ModuleType, fold
     }
 
 
-def test_hydra_composes_the_same_from_a_list(command: ModuleType) -> None:
+def test_hydra_composes_the_same_from_a_list(command: ModuleType, tmp_path: Path) -> None:
     names = ["beta2_0999", "no_clip", "mup", "qk_norm"]
     combinations = [parts for size in (2, 3, 4) for parts in itertools.combinations(names, size)]
     composer = command.composer()
-    with hydra.initialize_config_dir(str(FOLDER), version_base="1.3"):
+    with hydra.initialize_config_dir(str(command.without_about(tmp_path)), version_base="1.3"):
         for parts in combinations:
             stock = hydra.compose("config", [f"mitigation=[{','.join(parts)}]"])
             values = composer.trial([f"mitigation={'+'.join(parts)}"]).to_dict()
