@@ -1,8 +1,12 @@
-"""docs/extending.md is true: its files are written into a copy of the source, and its commands are run there."""
+"""docs/extending.md is true: its files are written into a copy of the source, and its commands are run there.
+
+Beside the copy the package of examples/plugin is installed, as pip installs it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,10 +17,12 @@ import pytest
 
 import analysis
 from tests.documented import commands, words_of
+from tests.installed import run
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "extending.md").read_text()
-FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```(?:python|yaml)\n(.*?)```", TEXT, flags=re.MULTILINE | re.DOTALL))
+FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```(?:python|yaml|toml)\n(.*?)```", TEXT, flags=re.MULTILINE | re.DOTALL))
+SHOWN = {name: FILES.pop(name) for name in list(FILES) if name.startswith("examples/")}
 COMMANDS = commands(TEXT)
 SHORT = (
     "model.width=16 model.depth=1 model.head_dim=8 model.context=16 train.batch=2 data.source=zipf data.vocabulary=32 "
@@ -55,7 +61,17 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(copy: Path) -> dict[str, tuple[int | str, str, str]]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package of examples/plugin is installed, from a copy, in which building leaves its traces."""
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(ROOT / "examples/plugin", folder / "source")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", folder / "site"]
+    run(sys.executable, "-m", "pip", "install", *options, folder / "source", cwd=folder)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def ended(copy: Path, site: Path) -> dict[str, tuple[int | str, str, str]]:
     """The status and both outputs of each command, all of them called in one process of the copy's Python."""
     typed = [words_of(command, copy) for command in COMMANDS]
     lines = [[*words, *([] if words[0] == "list" else SHORT.split())] for words in typed]
@@ -63,6 +79,7 @@ def ended(copy: Path) -> dict[str, tuple[int | str, str, str]]:
         [sys.executable, "-c", CALL_ALL],
         input=json.dumps(lines),
         cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -81,13 +98,28 @@ def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str
     status, printed, errors = ended[command]
     assert status == 0, f"{status}\n{errors}"
     if command.startswith("stability-harness list"):
-        assert "calm" in printed and "2005.14165" in printed
+        text = "calm" if "--config-dir" in command else "agc"
+        paper = {"calm": "Brown et al. 2020, arXiv 2005.14165", "agc": "Brock et al. 2021, arXiv 2102.06171"}[text]
+        assert any(line.startswith(f"{text} ") and line.endswith(f"({paper}).") for line in printed.splitlines())
         return
     out = copy / next(word for word in command.split() if word.startswith("out=")).removeprefix("out=")
-    sweep = analysis.reading.open_sweep(out)
+    sweep = analysis.open_sweep(out)
     assert len(sweep.trial) >= 2 and set(sweep.outcome.values) == {"trained"}
     last = sweep.loss.isel(step=-1).values
     assert len(set(last.tolist())) == len(last), "each of them changes the run"
+
+
+def test_it_shows_the_example_as_it_is() -> None:
+    assert len(SHOWN) == 2 and "\npip install ./examples/plugin\n" in TEXT
+    assert {name: (ROOT / name).read_text() for name in SHOWN} == SHOWN
+
+
+def test_the_package_alone_brings_its_options(copy: Path) -> None:
+    """Without it they are refused."""
+    command = [sys.executable, "-m", "sweeps", "mitigation=agc", "plan=true"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: mitigation=agc: unknown mitigation; did you mean adagc? allowed: ")
 
 
 def test_its_files_pass_the_linter(copy: Path) -> None:

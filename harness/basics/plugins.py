@@ -42,7 +42,7 @@ KINDS = {
 def modules(kind: str) -> dict[str, ModuleType]:
     """The modules of a kind by name: those of the project's folder, then those of installed packages.
 
-    Raises ValueError for two of one name.
+    Raises ConfigError for two of one name.
     """
     folder = importlib.import_module(KINDS[kind])
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
@@ -50,7 +50,8 @@ def modules(kind: str) -> dict[str, ModuleType]:
     for entry in sorted(entry_points(group=f"{GROUP}.{kind}"), key=lambda entry: entry.name):
         if entry.name in found:
             where = found[entry.name].__name__
-            raise ValueError(f"{GROUP}.{kind}: {entry.name} of {entry.value} is there already, in {where}")
+            given = f"{GROUP}.{kind}: {entry.name} = {entry.value}"
+            raise ConfigError(f"{given}: the name is that of {where} already; allowed: another name")
         found[entry.name] = entry.load()
     return found
 

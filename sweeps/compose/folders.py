@@ -287,11 +287,11 @@ def named(folder: str | None) -> Path | None:
 
 def places(folder: Path | None = None) -> list[Path]:
     """Where files of `GROUPS` are: our folder, those of installed packages, and a user's own. Raises ConfigError."""
-    return [*_shipped(), *([folder] if folder else [])]
+    return [*shipped(), *([folder] if folder else [])]
 
 
 @cache
-def _shipped() -> tuple[Path, ...]:
+def shipped() -> tuple[Path, ...]:
     """Our folder and those of installed packages. Raises ConfigError for files in these that stand in for others'."""
     found, problems = [FOLDER], Problems()
     for given, path in plugins.folders("conf").items():
