@@ -46,6 +46,38 @@ for words in json.load(sys.stdin):
 json.dump(ended, sys.stdout)
 """
 
+CHECK_AGC = """
+import torch
+from harness.model.parameters import Layout
+from harness.model.scaling import tensor_table
+from harness.model.state import State
+from stability_harness_agc.agc import AGC
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.grid import Composer
+
+register()
+composer, ratios = Composer(config_loader(), "grid"), (0.01, 0.5, 1e30)
+trials = [composer.trial(["model.width=16", "model.head_dim=8", f"agc.ratio={ratio}"]) for ratio in ratios]
+layout, state = Layout(tuple(tensor_table(trials[0].model, 64))), State(4)
+draw = torch.Generator().manual_seed(0)
+weights, gradients = (torch.randn(3, layout.size, generator=draw, dtype=torch.float64) for _ in range(2))
+layout.view(weights, "embedding")[0].zero_()
+state.add("weights", weights)
+clipper, clipped = AGC(layout, state, 3, weights.device), gradients.clone()
+clipper.bind(trials)
+acted = clipper.clip(clipped, clipped.norm(dim=1), torch.tensor([True, True, True]))
+assert acted.tolist() == [True, True, False], acted
+for row in layout.rows:
+    for r, ratio in enumerate(ratios):
+        w, g, found = (layout.view(x, row.name)[r] for x in (weights, gradients, clipped))
+        factor = min(1.0, ratio * max(float(w.norm()), 1e-3) / (float(g.norm()) + 1e-6))
+        torch.testing.assert_close(found, g * factor, rtol=1e-6, atol=0)
+stands = gradients.clone()
+clipper.clip(stands, stands.norm(dim=1), torch.tensor([False, True, True]))
+assert torch.equal(stands[0], gradients[0]) and torch.equal(stands[1], clipped[1])
+"""
+
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -112,6 +144,11 @@ def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str
 def test_it_shows_the_example_as_it_is() -> None:
     assert len(SHOWN) == 2 and "\npip install ./examples/plugin\n" in TEXT
     assert {name: (ROOT / name).read_text() for name in SHOWN} == SHOWN
+
+
+def test_its_clipper_is_that_of_the_paper(copy: Path, site: Path) -> None:
+    """By whole tensors: to `ratio` times the norm of the weights, of which no norm is taken for less than 1e-3."""
+    run(sys.executable, "-c", CHECK_AGC, cwd=copy, PYTHONPATH=str(site))
 
 
 def test_the_package_alone_brings_its_options(copy: Path) -> None:

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from harness.basics import plugins
+from harness.config import ConfigError
 from sweeps.commands.completion import completed
 from sweeps.compose import folders
 
@@ -100,6 +102,15 @@ def test_not_a_package(command: ModuleType, install: Install, empty: Path) -> No
     (line,) = command.refused(empty, "plan=true")
     given = "error: stability_harness.conf: theirs = theirs_nowhere.conf: not a package"
     assert line == f"{given} (No module named 'theirs_nowhere'); allowed: an installed package of folders"
+
+
+def test_a_module_with_the_name_of_one_of_ours(install: Install) -> None:
+    about = install({}, "a").parents[1] / "a-1.0.dist-info"
+    (about / "entry_points.txt").write_text("[stability_harness.clippers]\nzclip = a_package.zclip\n")
+    with pytest.raises(
+        ConfigError, match="stability_harness.clippers: zclip = a_package.zclip: the name is that of harn"
+    ):
+        plugins.modules.__wrapped__("clippers")
 
 
 def test_they_are_checked_like_a_users(command: ModuleType, install: Install, empty: Path) -> None:
