@@ -18,7 +18,8 @@ THEIRS = {
     "mitigation/theirs.yaml": f"{GLOBAL}about: {{text: Their clip, paper: They 2024}}\noptim: {{clip: 0.25}}",
     "fault/their_bit.yaml": "about: {text: Their bit}\ndefaults: [value]\nsite: weight\nbit: 3",
     "recipe/their_recipe.yaml": f"{GLOBAL}optim: {{beta2: 0.9}}",
-    "study/their_study.yaml": GLOBAL + "hydra: {sweeper: {params: {mitigation: 'none,theirs'}}}",
+    "study/their_study.yaml": GLOBAL
+    + "hydra: {sweeper: {params: {mitigation: 'none,theirs'}}, launcher: {workers: 3}}",
 }
 Install = Callable[..., Path]
 
@@ -57,6 +58,7 @@ def test_their_files_are_options(command: ModuleType, install: Install, empty: P
     trial = command.only(*chosen)
     assert (trial.optim.clip, trial.model.qk_norm, trial.optim.beta2, trial.fault.bit) == (0.25, True, 0.9, 3)
     assert [t.mitigation for t in command.trials(study="their_study")] == ["none", "theirs"]
+    assert folders.launch_of("their_study", None) == (None, {"workers": 3})
     ended = command.call(*command.tiny("study=their_study", "out=out"))
     assert (ended.status, ended.err) == (0, "") and "trained 2 of 2 trials" in ended.out
     shown = command.call("--cfg", "job", "mitigation=theirs")
