@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart picture test fuzz lint benchmark slurm browser
+.PHONY: install quickstart picture tables test fuzz lint benchmark slurm browser
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -26,6 +26,10 @@ quickstart: install
 # The README's picture, from the quickstart's results.
 picture: quickstart
 	$(BIN)/stability-harness figure loss_against_rate results/quickstart docs/quickstart.svg
+
+# The tables of the documentation, from what the files of mitigations and faults say of themselves.
+tables: install
+	$(BIN)/python -m sweeps.commands.tables docs/mitigations.md docs/faults.md
 
 # Three files of tests at a time, some of which wait for processes, and beside them the tests that wait for Slurm.
 # Hundreds of processes load the project: what is compiled is kept.

@@ -1,8 +1,12 @@
-"""docs/extending.md is true: its files are written into a copy of the source, and its commands are run there."""
+"""docs/extending.md is true: its files are written into a copy of the source, and its commands are run there.
+
+Beside the copy the package of examples/plugin is installed, as pip installs it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,10 +17,12 @@ import pytest
 
 import analysis
 from tests.documented import commands, words_of
+from tests.installed import run
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "extending.md").read_text()
-FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```(?:python|yaml)\n(.*?)```", TEXT, flags=re.MULTILINE | re.DOTALL))
+FILES = dict(re.findall(r"^`([\w./]+)`:\n\n```(?:python|yaml|toml)\n(.*?)```", TEXT, flags=re.MULTILINE | re.DOTALL))
+SHOWN = {name: FILES.pop(name) for name in list(FILES) if name.startswith("examples/")}
 COMMANDS = commands(TEXT)
 SHORT = (
     "model.width=16 model.depth=1 model.head_dim=8 model.context=16 train.batch=2 data.source=zipf data.vocabulary=32 "
@@ -40,6 +46,38 @@ for words in json.load(sys.stdin):
 json.dump(ended, sys.stdout)
 """
 
+CHECK_AGC = """
+import torch
+from harness.model.parameters import Layout
+from harness.model.scaling import tensor_table
+from harness.model.state import State
+from stability_harness_agc.agc import AGC
+from sweeps.commands.sweep import register
+from sweeps.compose.arguments import config_loader
+from sweeps.compose.grid import Composer
+
+register()
+composer, ratios = Composer(config_loader(), "grid"), (0.01, 0.5, 1e30)
+trials = [composer.trial(["model.width=16", "model.head_dim=8", f"agc.ratio={ratio}"]) for ratio in ratios]
+layout, state = Layout(tuple(tensor_table(trials[0].model, 64))), State(4)
+draw = torch.Generator().manual_seed(0)
+weights, gradients = (torch.randn(3, layout.size, generator=draw, dtype=torch.float64) for _ in range(2))
+layout.view(weights, "embedding")[0].zero_()
+state.add("weights", weights)
+clipper, clipped = AGC(layout, state, 3, weights.device), gradients.clone()
+clipper.bind(trials)
+acted = clipper.clip(clipped, clipped.norm(dim=1), torch.tensor([True, True, True]))
+assert acted.tolist() == [True, True, False], acted
+for row in layout.rows:
+    for r, ratio in enumerate(ratios):
+        w, g, found = (layout.view(x, row.name)[r] for x in (weights, gradients, clipped))
+        factor = min(1.0, ratio * max(float(w.norm()), 1e-3) / (float(g.norm()) + 1e-6))
+        torch.testing.assert_close(found, g * factor, rtol=1e-6, atol=0)
+stands = gradients.clone()
+clipper.clip(stands, stands.norm(dim=1), torch.tensor([False, True, True]))
+assert torch.equal(stands[0], gradients[0]) and torch.equal(stands[1], clipped[1])
+"""
+
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -55,7 +93,17 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ended(copy: Path) -> dict[str, tuple[int | str, str, str]]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the package of examples/plugin is installed, from a copy, in which building leaves its traces."""
+    folder = tmp_path_factory.mktemp("plugin")
+    shutil.copytree(ROOT / "examples/plugin", folder / "source")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", folder / "site"]
+    run(sys.executable, "-m", "pip", "install", *options, folder / "source", cwd=folder)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def ended(copy: Path, site: Path) -> dict[str, tuple[int | str, str, str]]:
     """The status and both outputs of each command, all of them called in one process of the copy's Python."""
     typed = [words_of(command, copy) for command in COMMANDS]
     lines = [[*words, *(SHORT.split() if words[0] == "sweep" else [])] for words in typed]
@@ -63,6 +111,7 @@ def ended(copy: Path) -> dict[str, tuple[int | str, str, str]]:
         [sys.executable, "-c", CALL_ALL],
         input=json.dumps(lines),
         cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -81,7 +130,9 @@ def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str
     status, printed, errors = ended[command]
     assert status == 0, f"{status}\n{errors}"
     if command.startswith("stability-harness list"):
-        assert "calm" in printed and "2005.14165" in printed
+        text = "calm" if "--config-dir" in command else "agc"
+        paper = {"calm": "Brown et al. 2020, arXiv 2005.14165", "agc": "Brock et al. 2021, arXiv 2102.06171"}[text]
+        assert any(line.startswith(f"{text} ") and line.endswith(f"({paper}).") for line in printed.splitlines())
         return
     if not command.startswith("stability-harness sweep"):
         assert "loss_against_time." in printed, printed
@@ -91,6 +142,24 @@ def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str
     assert len(sweep.trial) >= 2 and set(sweep.outcome.values) == {"trained"}
     last = sweep.loss.isel(step=-1).values
     assert len(set(last.tolist())) == len(last), "each of them changes the run"
+
+
+def test_it_shows_the_example_as_it_is() -> None:
+    assert len(SHOWN) == 2 and "\npip install ./examples/plugin\n" in TEXT
+    assert {name: (ROOT / name).read_text() for name in SHOWN} == SHOWN
+
+
+def test_its_clipper_is_that_of_the_paper(copy: Path, site: Path) -> None:
+    """By whole tensors: to `ratio` times the norm of the weights, of which no norm is taken for less than 1e-3."""
+    run(sys.executable, "-c", CHECK_AGC, cwd=copy, PYTHONPATH=str(site))
+
+
+def test_the_package_alone_brings_its_options(copy: Path) -> None:
+    """Without it they are refused."""
+    command = [sys.executable, "-m", "sweeps", "mitigation=agc", "plan=true"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: mitigation=agc: unknown mitigation; did you mean adagc? allowed: ")
 
 
 def test_its_files_pass_the_linter(copy: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sweeps.commands.sweep import register
+from sweeps.commands.tables import with_tables
 from sweeps.compose.arguments import check_arguments, config_loader, expand
 from sweeps.compose.grid import Composer
 from tests.documented import commands, words_of
@@ -29,6 +30,11 @@ def test_its_trials_can_be_made(line: str, tmp_path: Path) -> None:
     assert trials
     if study == "grid":
         assert all(trial.fault.name != "none" for trial in trials)
+
+
+def test_its_tables_are_up_to_date() -> None:
+    register()
+    assert with_tables(TEXT) == TEXT, "make tables"
 
 
 def test_every_fault_is_shown() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import sections
+from harness.config import ConfigError, sections
 from sweeps.commands.sweep import register
+from sweeps.commands.tables import with_tables
 from sweeps.compose.arguments import check_arguments, config_loader, expand
 from sweeps.compose.grid import Composer
 from tests.documented import commands, words_of
@@ -16,6 +17,26 @@ from tests.documented import commands, words_of
 TEXT = (Path(__file__).parent.parent / "docs" / "mitigations.md").read_text()
 LINES = commands(TEXT, "sweep")
 WORDS = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
+
+
+def test_its_tables_are_up_to_date() -> None:
+    register()
+    assert with_tables(TEXT) == TEXT, "make tables"
+
+
+def test_a_table_that_is_not_up_to_date_is_made_anew() -> None:
+    register()
+    row = next(line for line in TEXT.splitlines() if line.startswith("| `qk_clip` |"))
+    assert with_tables(TEXT.replace(f"{row}\n", "")) == with_tables(TEXT.replace(row, f"{row}\n{row}")) == TEXT
+
+
+def test_a_section_that_no_page_has() -> None:
+    register()
+    with pytest.raises(ConfigError) as raised:
+        with_tables(TEXT.replace("<!-- mitigation: Precision -->", "<!-- mitigation: Precisions -->"))
+    assert raised.value.reasons[0].startswith(
+        "mitigation=accumulation_fp32: about.section=Precision: no such part of the page; allowed: Parametrisation, "
+    )
 
 
 def test_every_mitigation_is_shown() -> None:

@@ -5,8 +5,13 @@ A package brings a part along by an entry point in the group `stability_harness.
     [project.entry-points."stability_harness.clippers"]
     my_clipper = "my_package.my_clipper"
 
-The module is the same file that would stand in the project's own folder. This is the only place that imports by name:
-what is found here builds on the configuration, which lists the options of all parts.
+The module is the same file that would stand in the project's own folder. YAML files come along in a package of folders:
+
+    [project.entry-points."stability_harness.conf"]
+    my_package = "my_package.conf"
+
+This is the only place that imports by name: what is found here builds on the configuration, which lists the options of
+all parts.
 """
 
 from __future__ import annotations
@@ -16,8 +21,11 @@ import pkgutil
 from collections.abc import Sequence
 from functools import cache, cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+
+from harness.basics.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -38,7 +46,7 @@ KINDS = {
 def modules(kind: str) -> dict[str, ModuleType]:
     """The modules of a kind by name: those of the project's folder, then those of installed packages.
 
-    Raises ValueError for two of one name.
+    Raises ConfigError for two of one name.
     """
     folder = importlib.import_module(KINDS[kind])
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
@@ -46,8 +54,21 @@ def modules(kind: str) -> dict[str, ModuleType]:
     for entry in sorted(entry_points(group=f"{GROUP}.{kind}"), key=lambda entry: entry.name):
         if entry.name in found:
             where = found[entry.name].__name__
-            raise ValueError(f"{GROUP}.{kind}: {entry.name} of {entry.value} is there already, in {where}")
+            given = f"{GROUP}.{kind}: {entry.name} = {entry.value}"
+            raise ConfigError(f"{given}: the name is that of {where} already; allowed: another name")
         found[entry.name] = entry.load()
+    return found
+
+
+def folders(kind: str) -> dict[str, Path]:
+    """The folder of each package that an installed one names, by who names it. Raises ConfigError for what is none."""
+    found = {}
+    for entry in sorted(entry_points(group=f"{GROUP}.{kind}"), key=lambda entry: (entry.name, entry.value)):
+        given = f"{GROUP}.{kind}: {entry.name} = {entry.value}"
+        try:
+            found[given] = Path(next(iter(entry.load().__path__)))
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"{given}: not a package ({error}); allowed: an installed package of folders") from None
     return found
 
 

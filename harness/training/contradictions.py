@@ -54,9 +54,6 @@ def _batches(trial: Trial) -> Iterator[str]:
 def _fault(trial: Trial) -> Iterator[str]:
     """Strikes at what is not there, or not yet."""
     fault, site = trial.fault, getattr(trial.fault, "site", None)
-    if trial.train.loss_scaling == "none" and site == "loss_scale":
-        allowed = "another site, or train.loss_scaling=static or dynamic"
-        yield f"fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: {allowed}"
     if fault != NO_FAULT and fault.start >= trial.steps:
         why = f"after the last step of train.steps={trial.train.steps}"
         yield f"fault.start={fault.start}: {why}; allowed: 0 to {trial.steps - 1}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -16,9 +17,10 @@ from rich.text import Text
 from harness.basics.printing import printable
 from harness.config import ConfigError
 from injectors import fault_types
+from sweeps.compose.about import About
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.choices import NONE
-from sweeps.compose.folders import FOLDER, check_folder, named
+from sweeps.compose.folders import check_folder, named, places, read
 from sweeps.compose.yaml_files import text_of
 
 HEADINGS = {
@@ -32,6 +34,7 @@ _REFERENCE = re.compile(
     r"|doi[: ]10\.\d{4,9}/[^\s,;]*[^\s,;.)]"
     r"|[A-Z][\w'-]+(?: et al\.| (?:and|&) [A-Z][\w'-]+)?,? (?:19|20)\d\d\b)"
 )
+_ABOUT = re.compile(r"^about\s*:", re.MULTILINE)
 _PACKAGE = re.compile(r"#\s*@\w")
 
 
@@ -43,6 +46,8 @@ class Entry:
     name: str
     text: str
     file: Path | None
+    about: About = About()
+    fields: Mapping[str, Any] = field(default_factory=dict)  # that the file sets, as it has them
 
     @property
     def references(self) -> tuple[str, ...]:
@@ -51,14 +56,24 @@ class Entry:
 
 
 def entries(group: str, folder: Path | None = None) -> list[Entry]:
-    """Every option of `recipe`, `mitigation` or `fault`, by name; those of a user's own `folder` come before ours."""
-    folders = [path for path in (folder, FOLDER) if path]
+    """Every option of `recipe`, `mitigation` or `fault`, by name: ours, installed packages', and a user's `folder`'s.
+
+    Raises ConfigError for what a file should not say of itself.
+    """
     found = []
     for name in sorted(config_loader(folder).get_group_options(group)):
-        files = [path / group / f"{name}.yaml" for path in folders]
-        file = next((path for path in files if path.is_file()), None)
-        found.append(Entry(group, name, _said_of_kind(name) if file is None else said_in(file), file))
+        place = next((path for path in places(folder) if (path / group / f"{name}.yaml").is_file()), None)
+        found.append(Entry(group, name, _said_of_kind(name), None) if place is None else _entry(place, group, name))
     return found
+
+
+def _entry(place: Path, group: str, name: str) -> Entry:
+    """Of a file: what it says under `about`, or else the comment at its head."""
+    file = place / group / f"{name}.yaml"
+    if not _ABOUT.search(text_of(file)):
+        return Entry(group, name, said_in(file), file)
+    content = read(place, group, name)
+    return Entry(group, name, printable(content.about.said) or said_in(file), file, content.about, content.fields)
 
 
 def said_in(file: Path) -> str:

@@ -23,7 +23,7 @@ from harness.basics.printing import printable
 from harness.config import ConfigError, Problems
 from sweeps.compose import settings
 from sweeps.compose.choices import unknown_option
-from sweeps.compose.folders import FOLDER, LAUNCHERS, OPTIONS, check_folder, launch_of, named
+from sweeps.compose.folders import FOLDER, LAUNCHERS, OPTIONS, check_folder, launch_of, named, places
 from sweeps.compose.overrides import (
     RUN_KEYS,
     Axis,
@@ -149,10 +149,10 @@ def folder_of(arguments: Sequence[str]) -> Path | None:
 
 
 def search_path(folder: Path | None = None) -> ConfigSearchPath:
-    """Where Hydra finds files: what it brings itself, our configuration, and after it a user's folder."""
+    """Where Hydra finds files: what it brings itself, our configuration, packages' folders and a user's."""
     path = create_config_search_path(f"checked://{FOLDER}")
-    if folder:
-        path.prepend("command-line", f"checked://{folder.absolute()}", SearchPathQuery(provider="schema"))
+    for place in places(folder)[1:]:
+        path.prepend("others", f"checked://{place.absolute()}", SearchPathQuery(provider="schema"))
     return path
 
 

@@ -18,10 +18,12 @@ from typing import Any
 
 from hydra.plugins.config_source import ConfigSource
 
+from harness.basics import plugins
 from harness.config import ConfigError, Problems, sections, shown
 from injectors import fault_types
 from sweeps.compose import settings
-from sweeps.compose.yaml_files import LARGEST, has_control, text_of, tree_of
+from sweeps.compose.about import About, about_of
+from sweeps.compose.yaml_files import LARGEST, has_control, text_of, told_of, tree_of
 
 FOLDER = Path(__file__).parents[1] / "conf"
 GROUPS = ("study", "recipe", "mitigation", "fault")
@@ -50,6 +52,7 @@ class Content:
     """What a file says: `fields` and `defaults` are for Hydra, the rest is for us."""
 
     fields: Mapping[str, Any]
+    about: About = About()
     defaults: Sequence[Any] = ()
     base: str | None = None  # the file of the same group that it builds on
     launcher: str | None = None
@@ -71,11 +74,14 @@ def read(folder: Path, group: str, name: str) -> Content:
     for path, value in leaves(tree, where):
         with problems.collect():
             _check_leaf(where, path, value)
+    about = tree.pop("about", {})
     for part, cls in settings.PARTS.items():
         if not isinstance(tree.get(part, {}), dict):
             keys = ", ".join(f"{part}.{key}" for key in vars(cls()))
             problems.reasons[f"{where}: {part}={_short(tree[part])}: a section, and no key; allowed: {keys}"] = None
     content = Content(tree)
+    with problems.collect(), told_of(where):
+        content = Content(tree, about_of(group, about))
     with problems.collect():
         content = _with_defaults(content, where, group, [] if defaults is None else defaults)
     with problems.collect():
@@ -257,7 +263,7 @@ def chain(group: str, name: str, folder: Path | None) -> list[Content]:
     found: dict[str, Content] = {}
     base: str | None = name
     while base is not None:
-        place = next((path for path in (FOLDER, folder) if path and (path / group / f"{base}.yaml").is_file()), None)
+        place = next((path for path in places(folder) if (path / group / f"{base}.yaml").is_file()), None)
         if place is None:
             break  # a kind of fault, or Hydra will say that there is none
         if base in found or len(found) == MOST_BASES:
@@ -279,22 +285,47 @@ def named(folder: str | None) -> Path | None:
     return None if folder is None else Path(folder)
 
 
+def places(folder: Path | None = None) -> list[Path]:
+    """Where files of `GROUPS` are: our folder, those of installed packages, and a user's own. Raises ConfigError."""
+    return [*shipped(), *([folder] if folder else [])]
+
+
+@cache
+def shipped() -> tuple[Path, ...]:
+    """Our folder and those of installed packages. Raises ConfigError for files in these that stand in for others'."""
+    found, problems = [FOLDER], Problems()
+    for given, path in plugins.folders("conf").items():
+        with problems.collect():
+            _check_files(given, path, found)
+        found.append(path)
+    problems.check()
+    return tuple(found)
+
+
 def check_folder(folder: Path | None) -> None:
-    """Raises ConfigError for a --config-dir that is none, or has what would stand in for this program's own files."""
+    """Raises ConfigError for a --config-dir that is none, or has what would stand in for files that there are."""
     if folder is None:
         return
-    problems, given = Problems(), f"--config-dir={_short(str(folder))}"
+    given = f"--config-dir={_short(str(folder))}"
     if wrong := _why_none(folder):
         raise ConfigError(f"{given}: {wrong}; allowed: {WANTED}")
+    _check_files(given, folder, places())
+
+
+def _check_files(given: str, folder: Path, others: Sequence[Path]) -> None:
+    """Raises ConfigError for names of files in a folder that this program or `others` have already."""
+    problems = Problems()
     for name in TAKEN:
         if os.path.lexists(folder / name):
             reason = f"its {name} would take the place of this program's own"
             problems.reasons[f"{given}: {reason}; allowed: {WANTED}"] = None
     for group in GROUPS:
         with problems.collect():
-            ours = {*stems(FOLDER / group), *(fault_types() if group == "fault" else ())}
+            taken = dict.fromkeys(fault_types() if group == "fault" else (), FOLDER)
+            taken |= {name: other for other in reversed(others) for name in stems(other / group)}
             for name in stems(folder / group):
-                reason = f"there is a {group} of that name already" if name in ours else ""
+                reason = f"there is a {group} of that name already" if name in taken else ""
+                reason += f" in {taken[name]}" if taken.get(name, FOLDER) != FOLDER else ""
                 reason = "control characters in its name" if has_control(name) else reason
                 if reason:
                     problems.reasons[f"{given}: {group}/{name}.yaml: {reason}; allowed: another name"] = None

@@ -37,8 +37,9 @@ from sweeps.compose import settings
 from sweeps.compose.arguments import CONFIG_NAME
 from sweeps.compose.choices import NONE, PLAIN, unknown_option
 from sweeps.compose.folders import BESIDE
-from sweeps.compose.mitigations import Mitigation, Mitigations, flat, told_of
+from sweeps.compose.mitigations import Mitigation, Mitigations, flat
 from sweeps.compose.overrides import GROUPS, RUN_KEYS, assignment, parse, trial_fields, unknown_key
+from sweeps.compose.yaml_files import told_of
 
 
 def schema() -> dict[str, Any]:

@@ -5,8 +5,7 @@ A recipe's file is read as a mitigation's is: fields of the trial, and nothing e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from harness.config import ConfigError, Problems, checked, shown
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.choices import parts_of
 from sweeps.compose.overrides import assignment, combination, trial_fields, unknown_key
+from sweeps.compose.yaml_files import told_of
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,3 @@ def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
-
-
-@contextmanager
-def told_of(where: str) -> Iterator[None]:
-    """Say of each reason where its key stands."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(*(f"{where}: {reason}" for reason in error.reasons)) from None

@@ -6,6 +6,7 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -109,3 +110,12 @@ def _check_size(file: Path, events: Iterator[yaml.Event]) -> None:
             opened[-1] = (opened[-1][0], opened[-1][1] + size)
         if size > MOST_NODES or (opened and opened[-1][1] > MOST_NODES):
             raise ConfigError(f"{file}: more than {MOST_NODES:,} values, those of its aliases counted; allowed: fewer")
+
+
+@contextmanager
+def told_of(where: str) -> Iterator[None]:
+    """Say of each reason where its key stands."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*(f"{where}: {reason}" for reason in error.reasons)) from None

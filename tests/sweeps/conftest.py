@@ -10,6 +10,7 @@ import hashlib
 import io
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from omegaconf import OmegaConf
 from analysis.reading.open_sweep import open_sweep
 from harness.config import Trial
 from sweeps.commands.sweep import main, register
-from sweeps.compose.arguments import config_loader, expand
+from sweeps.compose.arguments import FOLDER, config_loader, expand
 from sweeps.compose.grid import Composer
 from sweeps.running import local, progress
 from sweeps.running.job import corpus_of
@@ -280,6 +281,15 @@ def loader(folder: Path | None = None) -> ConfigLoader:
     """What composes configurations in the command; `folder` is its --config-dir."""
     register()
     return config_loader(folder)
+
+
+def without_about(folder: Path) -> Path:
+    """A copy of our files as stock Hydra can read them, made in `folder`: without what they say of themselves."""
+    for file in FOLDER.rglob("*.yaml"):
+        copied = folder / file.relative_to(FOLDER)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copied.write_text(re.sub(r"^about:\n(  .*\n)*", "", file.read_text(), flags=re.MULTILINE))
+    return folder
 
 
 def trials(*overrides: str, study: str = "grid", folder: Path | None = None) -> list[Trial]:

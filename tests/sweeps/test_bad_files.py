@@ -34,9 +34,35 @@ FILES = {
         "mitigation=device: device=cpu: unknown key",
         "allowed: adafactor, adagc, data, lars, model",
     ),
+    "mitigation/typo.yaml": (
+        "about: {txet: What it is}\noptim: {clip: 3}",
+        "mitigation=typo: about.txet=What it is: unknown key; did you mean about.text",
+        "allowed: about.text, about.paper, about.section",
+    ),
+    "mitigation/neutral.yaml": (
+        "about: {neutral: {optim.clpi: 1}}\noptim: {clip: 3}",
+        "mitigation=neutral: optim.clpi=1: unknown key in about.neutral; did you mean optim.clip",
+        "allowed: optim.name, ",
+    ),
+    "mitigation/beside.yaml": (
+        "about: {beside: {optim.beta2: high}}\noptim: {clip: 3}",
+        "mitigation=beside: about.beside.optim.beta2=high: wrong type (str)",
+        "a number",
+    ),
+    "mitigation/survives.yaml": (
+        "about: {survives: {minus_inf: it does}}\noptim: {clip: 3}",
+        "mitigation=survives: minus_inf=it does: unknown key in about.survives",
+        "allowed: inf, nan",
+    ),
+    "mitigation/about.yaml": ("about: nothing\noptim: {clip: 3}", "mitigation=about: about=nothing: a section", "text"),
     "mitigation/sum.yaml": ("defaults: [qk_norm]", "mitigation=sum: defaults: a mitigation stands alone", "allowed"),
     "mitigation/broken.yaml": ("model: [", "{folder}/mitigation/broken.yaml: line", "allowed: YAML"),
     "fault/odd.yaml": ("{kind: value, bitt: 3}", "fault=odd: bitt=3: unknown key; did you mean bit", "element"),
+    "fault/typo.yaml": (
+        "{about: {not_neutral: no}, kind: value}",
+        "fault=typo: about.not_neutral=false: unknown key",
+        "allowed: about.text, about.paper, about.section, about.note, about.example",
+    ),
     "fault/kind.yaml": (
         "kind: gremlin",
         "fault=kind: kind=gremlin: unknown kind of fault",

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from injectors import fault_types
 from sweeps.commands.catalogue import HEADINGS, Entry, entries, said_in
@@ -45,7 +46,9 @@ def test_every_option_has_its_line(command: ModuleType) -> None:
     for group in ("mitigation", "fault"):
         assert list(found[group]) == sorted(command.loader().get_group_options(group))
         for file in (FOLDER / group).glob("*.yaml"):
-            assert found[group][file.stem] == said_in(file)
+            about = yaml.safe_load(file.read_text())["about"]
+            paper = f" ({about['paper']})" if "paper" in about else ""
+            assert found[group][file.stem] == f"{about['text']}{paper}."
     assert set(fault_types()) < set(found["fault"])
     assert found["mitigation"]["clip_1"].endswith("(Pascanu et al. 2013, arXiv 1211.5063).")
     assert found["fault"]["none"] == "No fault: the golden run."
@@ -89,12 +92,15 @@ def test_users_files(command: ModuleType, empty: Path) -> None:
     command.write_yaml(
         empty / "mine", "mitigation/mine.yaml", "# What I do [red]about[/red] it\n# (Me 2024).\noptim: {}"
     )
+    said = "about: {text: What I say, paper: Me 2024}\noptim: {beta2: 0.9}"
+    command.write_yaml(empty / "mine", "mitigation/said.yaml", f"# Not this.\n{said}")
     command.write_yaml(empty / "mine", "mitigation/silent.yaml", "optim: {beta2: 0.9}\n# too late")
     command.write_yaml(empty / "mine", "fault/own.yaml", "# A fault :bug: of my own.\ndefaults: [value]")
     ended = command.call("--list", "--config-dir", "mine")
     assert (ended.status, ended.err) == (None, "")
     found = listed(ended.out)
     assert found["mitigation"]["mine"] == "What I do [red]about[/red] it (Me 2024)."
+    assert found["mitigation"]["said"] == "What I say (Me 2024)."
     assert found["mitigation"]["silent"] == "(no comment at the head of mine/mitigation/silent.yaml)"
     assert found["fault"]["own"] == "A fault :bug: of my own."
     assert "qk_norm" in found["mitigation"]
@@ -166,7 +172,7 @@ OURS = [entry for group in HEADINGS for entry in entries(group) if entry.name no
 
 @pytest.mark.parametrize("entry", OURS, ids=[f"{entry.group}={entry.name}" for entry in OURS])
 def test_one_description_and_a_source(entry: Entry) -> None:
-    assert not entry.text.startswith("(no "), "a comment at the head of the file says what it is"
+    assert not entry.text.startswith("(no "), "about.text says what it is"
     assert entry.text.endswith(".") and sentences(entry.text) == 1, f"one sentence: {entry.text}"
     assert entry.references, f"a source, such as (Pascanu et al. 2013, arXiv 1211.5063): {entry.text}"
     assert [other.name for other in OURS if other.text == entry.text] == [entry.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,9 +14,11 @@ from omegaconf import OmegaConf
 
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError, Trial
-from sweeps.compose.arguments import FOLDER, expand
+from sweeps.compose.arguments import expand
+from sweeps.compose.folders import FOLDER, read, stems
 
-COUNT = len({path.stem for path in (FOLDER / "mitigation").glob("*.yaml")} - {"none"})
+NAMES = stems(FOLDER / "mitigation")
+COUNT = len(NAMES) - 1  # without `none`
 STUDIES = sorted({path.stem for path in (FOLDER / "study").glob("*.yaml")} - {"grid"})
 OURS = f"the {COUNT} names that stability-harness list shows"
 
@@ -57,11 +60,27 @@ def test_a_combination_is_the_union_of_the_differences(command: ModuleType, fold
     }
 
 
-def test_hydra_composes_the_same_from_a_list(command: ModuleType) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
+def test_with_another_it_is_the_union_or_refused(command: ModuleType, name: str) -> None:
+    """In a small model; what is refused names the parts that disagree, or the combination and the key."""
+    small = ("model.width=16", "model.head_dim=8", "model.depth=2", "model.context=16", "train.steps=200")
+    for other in (other for other in NAMES if other > name and other != "none"):
+        fields = [read(FOLDER, "mitigation", part).fields for part in (name, other)]
+        try:
+            trial = command.composer().trial([f"mitigation={name}+{other}", *small]).to_dict()
+        except ConfigError as error:
+            assert all(re.match(r"mitigation=[\w+]+: .+; allowed: ", reason) for reason in error.reasons), error
+            assert "z_loss" not in (name, other), "a field that no other part sets or needs"
+            continue
+        for section, values in (pair for part in fields for pair in part.items()):
+            assert values.items() <= trial[section].items(), (name, other)
+
+
+def test_hydra_composes_the_same_from_a_list(command: ModuleType, tmp_path: Path) -> None:
     names = ["beta2_0999", "no_clip", "mup", "qk_norm"]
     combinations = [parts for size in (2, 3, 4) for parts in itertools.combinations(names, size)]
     composer = command.composer()
-    with hydra.initialize_config_dir(str(FOLDER), version_base="1.3"):
+    with hydra.initialize_config_dir(str(command.without_about(tmp_path)), version_base="1.3"):
         for parts in combinations:
             stock = hydra.compose("config", [f"mitigation=[{','.join(parts)}]"])
             values = composer.trial([f"mitigation={'+'.join(parts)}"]).to_dict()

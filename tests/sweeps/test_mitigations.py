@@ -1,4 +1,7 @@
-"""What every mitigation has to keep: found in sweeps/conf/mitigation, each trained in real packs."""
+"""What every mitigation has to keep: found in sweeps/conf/mitigation, each trained in real packs.
+
+What a mitigation's paper has it do otherwise than AdamW with the recipe, its file says itself, under `about`.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import Trial
+from harness.config import Trial, shown
 from harness.objectives.outcome import NON_FINITE, TRAINED
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
 from harness.training.sites import Site
 from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader
+from sweeps.compose.folders import FOLDER, read, stems
 from sweeps.compose.grid import Composer
 from tests.harness import conftest as engine
 from tests.harness.test_promises import Change
 
-MITIGATIONS = sorted(path.stem for path in (Path(engine.__file__).parents[2] / "sweeps/conf/mitigation").glob("*.yaml"))
+ABOUT = {name: read(FOLDER, "mitigation", name).about for name in stems(FOLDER / "mitigation")}
+MITIGATIONS = list(ABOUT)
 SMALL = {
     "model.width": 16,
     "model.depth": 2,
@@ -45,8 +50,6 @@ SMALL = {
     "optim.beta2": 0.999,
     "optim.decay_follows": "rate",
 }
-RATES = {"sgd": 0.3, "lars": 0.05, "lion": 3e-3, "lamb": 3e-2, "adafactor": 3e-2}
-"""Where the scale of a rate is another than AdamW's, by the mitigation's own paper."""
 
 
 class Times(NamedTuple):
@@ -57,19 +60,9 @@ class Times(NamedTuple):
     killed: tuple[int, int]
 
 
-SLOW = {
-    "batch_warmup": "grows over 50 steps, some of which are added",
-    "sequence_reshape": "grows over 50 steps",
-    "sequence_warmup": "grows over 50 steps, some of which are added",
-    "spam": "clips nothing in its first 20 steps",
-    "stable_spam": "its threshold follows slow means",
-    "zclip": "clips nothing in its first 25 steps",
-}
-
-
 def times(mitigation: str) -> Times:
     """Long enough for every part of a mitigation to act."""
-    return Times(30, 20, (15, 18)) if mitigation in SLOW else Times(12, 8, (6, 7))
+    return Times(30, 20, (15, 18)) if ABOUT[mitigation].slow else Times(12, 8, (6, 7))
 
 
 @cache
@@ -82,16 +75,19 @@ def trial(mitigation: str, **fields: object) -> Trial:
     """A small trial of this mitigation; `fields` as on the command line, with `__` for the dot."""
     steps = times(mitigation).steps
     given = {**SMALL, "train.steps": steps, "train.validate_every": steps}
-    given |= {"optim.lr": RATES.get(mitigation, SMALL["optim.lr"])}
-    given |= {key.replace("__", "."): value for key, value in fields.items()}
+    given |= {"optim.lr": rate(mitigation)}
+    given |= {key.replace("__", "."): shown(value) for key, value in fields.items()}
     return composer().trial([f"mitigation={mitigation}", *(f"{key}={value}" for key, value in given.items())])
+
+
+def rate(mitigation: str) -> float:
+    return ABOUT[mitigation].rate or SMALL["optim.lr"]
 
 
 def different(mitigation: str, count: int) -> list[Trial]:
     """Trials of one structure, with other seeds and other values of what is per-trial everywhere."""
-    rate = RATES.get(mitigation, 1e-2)
     return [
-        trial(mitigation, seed=seed, optim__lr=rate * (1 + 0.3 * seed), optim__weight_decay=1e-3 * seed)
+        trial(mitigation, seed=seed, optim__lr=rate(mitigation) * (1 + 0.3 * seed), optim__weight_decay=1e-3 * seed)
         for seed in range(count)
     ]
 
@@ -226,24 +222,12 @@ def test_a_trained_pack_gives_its_memory_back_at_once(mitigation: str) -> None:
 
 # --- a gradient that is not what it should be ------------------------------------------------------------------------
 
-SURVIVE_INFINITY = {
-    "clip_value": "an infinite element becomes the bound",
-    "spam": "an element beyond the threshold becomes the threshold (arXiv 2501.06842, section 4.1)",
-    "fp16_dynamic": "the step is skipped (Micikevicius et al. 2017, section 3.2)",
-    "lion": "a step is a sign, also that of infinity",
-}
-SURVIVE_NAN = {"fp16_dynamic"}
-BREAK_AT_A_MILLION = {
-    "sgd": "a step is in proportion to the gradient, and nothing bounds it",
-    "lars": "so it is for the gains of norms, which are left out of the scaling",
-}
-
 
 @pytest.mark.parametrize("element", ["nan", "inf", "-inf"])
 def test_an_element_that_is_not_finite(mitigated: Mitigated, element: str) -> None:
     """It freezes the trial at that step, or is survived by what says that it does."""
     step, outcome, loss = mitigated.ends(element)
-    if mitigated.name in (SURVIVE_NAN if element == "nan" else SURVIVE_INFINITY):
+    if element.removeprefix("-") in ABOUT[mitigated.name].survives:
         assert step is None and np.isfinite(loss).all()
         assert loss[-1] < loss[0]
     else:
@@ -256,112 +240,16 @@ def test_a_gradient_a_million_times_too_large(mitigated: Mitigated) -> None:
     """No step makes anything non-finite, except where it is in proportion to the gradient."""
     loss = mitigated.ends("million")[2]
     broken = not np.isfinite(loss).all() or loss[-1] > 100
-    assert broken == (mitigated.name in BREAK_AT_A_MILLION), loss[times(mitigated.name).struck :]
+    assert broken == bool(ABOUT[mitigated.name].breaks), loss[times(mitigated.name).struck :]
 
 
 # --- no strength is no mitigation ------------------------------------------------------------------------------------
 
-NEUTRAL: dict[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
-    # mitigation: (the recipe, what has no strength): equal bit for bit
-    "adagc": ({}, {"adagc.threshold": 1e30, "adagc.warmup_clip": 1e30}),
-    "attention_temperature": ({}, {"model.attention_temperature": 1.0}),
-    "batch_warmup": ({}, {"schedule.batch_start": 4}),
-    "beta2_095": ({}, {"optim.beta2": 0.999}),
-    "beta2_0999": ({"optim.beta2": 0.95}, {"optim.beta2": 0.95}),
-    "checkpointing": ({}, {"train.checkpointing": "true"}),
-    "clip_1": ({}, {"optim.clip": 1e30}),
-    "clip_tensor": ({}, {"optim.clip_tensor": 1e30}),
-    "clip_value": ({}, {"optim.clip_value": 1e30}),
-    "coupled_decay": (
-        {"optim.weight_decay": 0.0, "optim.decay_follows": "schedule"},
-        {"optim.weight_decay": 0.0, "optim.decay_follows": "rate"},
-    ),
-    "completep": ({}, {"model.parametrization": "completep", "model.base_width": 16, "model.base_depth": 2}),
-    "eps_large": ({}, {"optim.eps": 1e-8}),
-    "eps_small": ({}, {"optim.eps": 1e-8}),
-    "fp16_static": (
-        {"train.precision": "fp16"},
-        {"train.precision": "fp16", "train.loss_scaling": "static", "train.loss_scale": 1.0},
-    ),
-    "independent_decay": (
-        {"optim.weight_decay": 0.0, "optim.decay_follows": "rate"},
-        {"optim.weight_decay": 0.0, "optim.decay_follows": "schedule"},
-    ),
-    "long_warmup": ({"schedule.warmup": "null"}, {"schedule.warmup": "null", "schedule.warmup_share": 0.05}),
-    "mix_ln": ({}, {"model.placement": "mix", "model.mix": 0.0}),
-    "mup": ({}, {"model.parametrization": "mup", "model.base_width": 16}),
-    "qk_clip": ({}, {"model.qk_clip": 1e30}),
-    "restarts": ({}, {"schedule.decay": "restarts", "schedule.cycles": 1}),
-    "screen_entropy": ({}, {"screen.entropy": 1e-9}),
-    "screen_rarity": ({}, {"screen.rarity": 1e9}),
-    "screen_repetition": ({}, {"screen.repetition": 1.0}),
-    "sequence_reshape": ({}, {"schedule.sequence_start": 16, "schedule.sequence_mode": "reshape"}),
-    "sequence_warmup": ({}, {"schedule.sequence_start": 16}),
-    "soft_clip": ({}, {"model.soft_clip_high": 1.0, "model.soft_clip_low": 0.0}),
-    # Of whole vectors: beside them a CPU rounds SiLU by where an element lies, and the clamp copies the gate.
-    "swiglu_clamp": (
-        {"model.activation": "swiglu", "model.feedforward": 64},
-        {"model.activation": "swiglu", "model.feedforward": 64, "model.swiglu_clamp": 1e30},
-    ),
-    "z_loss": ({}, {"train.z_loss": 0.0}),
-    "zclip": ({}, {"zclip.threshold": 1e30}),
-}
 
-NOT_BITWISE = {
-    # mitigation: why no setting of it equals the recipe bit for bit
-    "accumulation_fp32": "it is what the recipe has",
-    "adafactor": "other equations",
-    "attention_cap": "c tanh(x / c) rounds, however large c is",
-    "bf16": "another format",
-    "branchnorm": "branches are absent in step 0, however few steps they grow in",
-    "clip_update": "it takes AdamW's equations one by one, and the recipe a fused kernel",
-    "constant_rate": "a shape, not a strength",
-    "deepnorm": "constants of the depth",
-    "deepnorm_glm": "constants of the depth",
-    "down_norm": "a norm",
-    "embedding_norm": "a norm",
-    "fixup": "another structure",
-    "fp16": "another format",
-    "fp16_dynamic": "the scale moves by itself",
-    "fp8": "another format",
-    "lamb": "other equations",
-    "lars": "other equations",
-    "layer_scale": "gains of one learn",
-    "linear_decay": "a shape, not a strength",
-    "lion": "other equations",
-    "no_clip": "it takes away what has a strength",
-    "norms_fp32": "it is what the recipe has",
-    "output_cap": "c tanh(x / c) rounds, however large c is",
-    "post_ln": "another structure",
-    "projection_norm": "a norm",
-    "qk_fc_norm": "a norm",
-    "qk_norm": "a norm",
-    "qk_norm_per_head": "a norm",
-    "qkv_norm": "a norm",
-    "relu": "another activation",
-    "rms_norm": "another norm",
-    "sandwich": "a norm",
-    "scaled_embedding": "a constant of the width",
-    "scaled_residual": "a constant of the depth",
-    "sgd": "other equations",
-    "sigma_reparam": "a matrix divided by its spectral norm",
-    "small_init": "a constant of the width",
-    "softmax_fp32": "it is what the recipe has",
-    "spam": "its equations one by one, and the recipe a fused kernel",
-    "spike_no_more": "constants of width and depth",
-    "stable_adamw": "other equations",
-    "stable_spam": "other equations",
-    "swiglu": "another activation",
-    "up_norm": "a norm",
-    "wsd": "a shape, not a strength",
-    "zero_head": "another start",
-    "zero_residual": "another start",
-}
-
-
-def test_it_is_said_of_every_mitigation_whether_it_has_a_setting_without_strength() -> None:
-    assert NEUTRAL.keys() | NOT_BITWISE.keys() == set(MITIGATIONS) - {"none"}
-    assert not NEUTRAL.keys() & NOT_BITWISE.keys()
+def test_each_says_whether_it_has_a_setting_without_strength() -> None:
+    """It names that, or why there is none."""
+    unsaid = [name for name, about in ABOUT.items() if bool(about.neutral) == bool(about.not_neutral)]
+    assert unsaid == ["none"]
 
 
 def neutral(mitigation: str, fields: Mapping[str, object], **others: object) -> Trial:
@@ -376,10 +264,11 @@ def pair(of: Trial) -> engine.Run:
     return engine.run([of, of])
 
 
-@pytest.mark.parametrize("mitigation", NEUTRAL)
+@pytest.mark.parametrize("mitigation", [name for name, about in ABOUT.items() if about.neutral])
 def test_without_strength_it_is_the_recipe(mitigation: str) -> None:
     """Bit for bit, beside a trial in which it acts where the two can share a pack."""
-    recipe, weak = (neutral(mitigation, fields) for fields in NEUTRAL[mitigation])
+    about = ABOUT[mitigation]
+    recipe, weak = (neutral(mitigation, fields) for fields in (about.beside, {**about.beside, **about.neutral}))
     acting = trial(mitigation, seed=1)
     neighbour = acting if acting.structure == weak.structure else weak
     left, right = pair(recipe)[0], engine.run([weak, neighbour])[0]

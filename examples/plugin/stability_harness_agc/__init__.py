@@ -1,0 +1,1 @@
+"""What the package brings along: a clipper, an optimizer, and in `conf` the mitigations that switch them on."""

@@ -1,0 +1,73 @@
+"""The tables of docs/mitigations.md and docs/faults.md, from what each file says: python -m sweeps.commands.tables ...
+
+A part of a page is between `<!-- mitigation: SECTION -->` and `<!-- end -->`: the files whose `about.section` is that.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.basics.command_line import PROGRAM
+from harness.config import ConfigError, Problems, shown
+from sweeps.commands.catalogue import Entry, entries
+from sweeps.commands.sweep import refuse, register
+from sweeps.compose.folders import FOLDER, leaves
+
+_PART = re.compile(r"^<!-- (mitigation|fault): ([^\n]*) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+
+
+def with_tables(page: str) -> str:
+    """The page with its marked parts as our files are now. Raises ConfigError for a file of which it has no part."""
+    sections = [(part[1], part[2]) for part in _PART.finditer(page)]
+    ours = [entry for group in dict(sections) for entry in entries(group) if _is_ours(entry)]
+    problems = Problems()
+    for entry in ours:
+        if (entry.group, entry.about.section) not in sections:
+            given = f"{entry.group}={entry.name}: about.section={shown(entry.about.section)}"
+            allowed = "; ".join(section for group, section in sections if group == entry.group)
+            problems.reasons[f"{given}: no such part of the page; allowed: {allowed}"] = None
+    problems.check()
+
+    def made(part: re.Match[str]) -> str:
+        here = [entry for entry in ours if (entry.group, entry.about.section) == part.groups()]
+        first, last = part[0].split("\n")[0], part[0].split("\n")[-1]
+        return "\n".join([first, "", *_table(part[1], here), "", *_examples(here), last])
+
+    return _PART.sub(made, page)
+
+
+def _is_ours(entry: Entry) -> bool:
+    return entry.name != "none" and entry.file is not None and entry.file.is_relative_to(FOLDER)
+
+
+def _table(group: str, found: Sequence[Entry]) -> list[str]:
+    lines = [f"| {group} | what it is | what it sets |", "|---|---|---|"]
+    for entry in found:
+        said = f"{entry.text} {entry.about.note}." if entry.about.note else entry.text
+        fields = ", ".join(f"`{'.'.join(path)}: {shown(value)}`" for path, value in leaves(entry.fields, "") if path)
+        lines.append(f"| `{entry.name}` | {said} | {fields} |")
+    return lines
+
+
+def _examples(found: Sequence[Entry]) -> list[str]:
+    """A command for each fault."""
+    faults = [entry for entry in found if entry.group == "fault"]
+    lines = [f"{PROGRAM} sweep fault={entry.name} {entry.about.example}".rstrip() for entry in faults]
+    return ["```", *lines, "```", ""] if lines else []
+
+
+def main(pages: Sequence[str]) -> None:
+    """Write the tables of these pages anew."""
+    register()
+    try:
+        for page in map(Path, pages):
+            page.write_text(with_tables(page.read_text()))
+    except ConfigError as error:
+        refuse(error)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
