@@ -194,6 +194,7 @@ class SlurmExecutor:
         executor = submitit.SlurmExecutor(folder=place, max_num_timeout=self.options["requeues"])
         executor.update_parameters(**self._parameters(place, processes), array_parallelism=parallel)
         executor.parameters["map_count"] = tasks
+        # Private: in public submitit writes this only where it submits, too, and we do that under a lock of ours.
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _parameters(self, folder: Path, processes: int) -> dict[str, Any]:

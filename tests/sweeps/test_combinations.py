@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError, Trial
-from sweeps.compose.arguments import FOLDER, expand
+from sweeps.compose.arguments import expand
+from sweeps.compose.folders import FOLDER
 
 COUNT = len({path.stem for path in (FOLDER / "mitigation").glob("*.yaml")} - {"none"})
 STUDIES = sorted({path.stem for path in (FOLDER / "study").glob("*.yaml")} - {"grid"})
