@@ -131,11 +131,11 @@ class PackLauncher(Launcher):
 
     def train(self, job_overrides: Sequence[Sequence[str]]) -> int:
         """Train the grid. Returns the exit status."""
-        from sweeps.running.launch import run_rounds
+        from sweeps.running.launch import run_grid
 
         composer, run, executor, trials = self._checked(lambda composer: composer.trials(job_overrides))
         notices = composer.notices(trials, run.idle)
-        return run_rounds(trials, composer.last_bit(), run, executor, self.console, notices)
+        return run_grid(trials, composer.last_bit(), run, executor, self.console, notices)
 
     def search(self, axes: Sequence[Any]) -> int:
         """Ask Optuna, instead of training a grid."""

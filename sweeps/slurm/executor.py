@@ -214,7 +214,7 @@ class SlurmExecutor:
 
 def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Job]]:
     """Which packs share a Slurm job: as many as take about `seconds`, but no fewer jobs than can run in parallel."""
-    times = [pack_seconds(job.pack, job.device) for job in jobs]
+    times = [pack_seconds(job.pack, job.run.device) for job in jobs]
     groups: list[list[Job]] = []
     room, remaining = 0.0, sum(times)
     for number, (job, needed) in enumerate(zip(jobs, times, strict=True)):

@@ -21,6 +21,7 @@ from harness.storage.zarr_files import METADATA
 from sweeps.planning.planner import PackPlan, make_plan
 from sweeps.running.job import Failed, Finished, Job, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
+from tests.jobs import job_of
 from tests.sweeps import kills
 
 STEPS, BLOCK = 12, 2
@@ -39,14 +40,14 @@ def whole(pack: PackPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What undisturbed training leaves."""
     out = tmp_path_factory.mktemp("whole")
     open_store(out, "grid")
-    assert isinstance(train_pack(Job(pack, out, "cpu", block=BLOCK)), Finished)
+    assert isinstance(train_pack(job_of(pack, out, block=BLOCK)), Finished)
     return out
 
 
 @pytest.fixture
 def job(pack: PackPlan, tmp_path: Path) -> Job:
     open_store(tmp_path / "out", "grid")
-    return Job(pack, tmp_path / "out", "cpu", block=BLOCK, every=3)
+    return job_of(pack, tmp_path / "out", block=BLOCK, every=3)
 
 
 @pytest.fixture
