@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -19,7 +21,17 @@ from omegaconf import DictConfig, OmegaConf
 Names = list[str]
 
 
-class CheckedFolder(FileConfigSource):
+class OwnSources(SearchPathPlugin):
+    """Our files, and those of --config-dir, are read by `CheckedFolder`."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        from sweeps.compose.folders import shipped
+        from sweeps.compose.hydra_calls import set_sources
+
+        set_sources(search_path, shipped()[1:])
+
+
+class CheckedFolder(ConfigSource):
     """YAML files of which Hydra is given what sweeps/compose/folders.py lets pass; of a user's folder, nothing else."""
 
     @staticmethod
@@ -32,26 +44,32 @@ class CheckedFolder(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         from sweeps.compose import folders
+        from sweeps.compose.yaml_files import text_of, tree_of
 
         group, _, file = config_path.rpartition("/")
         if group not in folders.GROUPS:
-            if not self._is_ours:
+            if not self.is_config(config_path):
                 raise ConfigLoadError(f"Config not found : {config_path}")
-            return super().load_config(config_path)
-        found = folders.chain(group, file.removesuffix(".yaml"), Path(self.path))
-        if not found:
+            text = text_of(self._file(config_path))
+            tree, package = tree_of(self._file(config_path), text), dict(folders.header_of(text)).get("package")
+        elif found := folders.chain(group, file.removesuffix(".yaml"), Path(self.path)):
+            tree, package = found[0].composed, folders.PACKAGES[group]
+        else:
             raise ConfigLoadError(f"Config not found : {config_path}")
-        header = {"package": folders.PACKAGES[group]}
-        return ConfigResult(
-            self.provider, f"{self.scheme()}://{self.path}", OmegaConf.create(found[0].composed), header
-        )
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
+
+    def _file(self, config_path: str) -> Path:
+        return Path(self.path, f"{config_path.removesuffix('.yaml')}.yaml")
+
+    def available(self) -> bool:
+        return os.path.isdir(self.path)
 
     def is_config(self, config_path: str) -> bool:
         group = config_path.rpartition("/")[0]
-        return (self._is_ours or (group != "" and self._is_seen(group))) and super().is_config(config_path)
+        return (self._is_ours or (group != "" and self._is_seen(group))) and os.path.isfile(self._file(config_path))
 
     def is_group(self, config_path: str) -> bool:
-        return self._is_seen(config_path) and super().is_group(config_path)
+        return self._is_seen(config_path) and os.path.isdir(os.path.join(self.path, config_path))
 
     def _is_seen(self, group: str) -> bool:
         from sweeps.compose.folders import GROUPS
@@ -62,10 +80,15 @@ class CheckedFolder(FileConfigSource):
         from harness.config import ConfigError
 
         try:
-            return super().list(config_path, results_filter)
+            names = os.listdir(os.path.join(self.path, config_path))
         except OSError as error:
             reason = f"{error.strerror}; allowed: a folder that can be read"
             raise ConfigError(f"{Path(self.path, config_path)}: {reason}") from None
+        files = {name.removesuffix(".yaml") for name in names if name.endswith(".yaml")}
+        of_files = {name for name in files if self.is_config(f"{config_path}/{name}")}
+        of_groups = {name for name in names if self.is_group(os.path.join(config_path, name))} - {"__pycache__"}
+        found = {ObjectType.CONFIG: of_files, ObjectType.GROUP: of_groups}
+        return sorted(of_files | of_groups if results_filter is None else found[results_filter])
 
 
 class GridSweeper(Sweeper):
@@ -80,13 +103,17 @@ class GridSweeper(Sweeper):
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> None:
+        """Ends the process with the sweep's exit status, of which Hydra knows nothing, if that is not 0."""
         from sweeps.compose.arguments import axes_of, expand
 
         assert isinstance(self.launcher, PackLauncher)
         if self.kind != "none":
-            return self.launcher.search(axes_of(self.params, arguments, self.loader))
-        return self.launcher.train(expand(self.params, arguments, self.loader))
+            status = self.launcher.search(axes_of(self.params, arguments, self.loader))
+        else:
+            status = self.launcher.train(expand(self.params, arguments, self.loader))
+        if status:
+            raise SystemExit(status)
 
 
 class PackLauncher(Launcher):
@@ -94,28 +121,29 @@ class PackLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         from harness.basics.printing import Terminal
+        from sweeps.compose.hydra_calls import current
 
         self.loader, self.config = hydra_context.config_loader, config
-        self.console = Terminal()
+        self.console = current().console or Terminal()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """What other sweepers than ours would call: jobs are no use to us one by one."""
         raise NotImplementedError
 
-    def train(self, job_overrides: Sequence[Sequence[str]]) -> tuple[int, Any]:
-        """Train the grid. Returns the exit status, and the run."""
-        from sweeps.running.launch import run_rounds
+    def train(self, job_overrides: Sequence[Sequence[str]]) -> int:
+        """Train the grid. Returns the exit status."""
+        from sweeps.running.launch import run_grid
 
         composer, run, executor, trials = self._checked(lambda composer: composer.trials(job_overrides))
         notices = composer.notices(trials, run.idle)
-        return run_rounds(trials, composer.last_bit(), run, executor, self.console, notices), run
+        return run_grid(trials, composer.last_bit(), run, executor, self.console, notices)
 
-    def search(self, axes: Sequence[Any]) -> tuple[int, Any]:
+    def search(self, axes: Sequence[Any]) -> int:
         """Ask Optuna, instead of training a grid."""
         from sweeps.search.rounds import run_search
 
         composer, run, executor, _ = self._checked(lambda composer: None)
-        return run_search(axes, composer, run, executor, self.console), run
+        return run_search(axes, composer, run, executor, self.console)
 
     def _checked(self, trials: Callable[[Any], Any]) -> tuple[Any, Any, Any, Any]:
         """The composer, the run, what runs its packs, and what `trials` makes of the composer. Raises ConfigError."""

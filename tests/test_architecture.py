@@ -49,7 +49,7 @@ NARROW = {
     },
 }
 ALONE = {"harness/basics/plugins.py"}  # imports by name: parts find themselves
-LONGEST_FILE, LONGEST_FUNCTION = 400, 72
+LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 
 
 @cache

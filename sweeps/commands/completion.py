@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import shlex
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from harness.basics.command_line import PROGRAM
 
@@ -77,7 +81,8 @@ def _of_sweep(words: Sequence[str], word: str) -> list[str]:
     """Hydra's own completion; and that of the last of several values, such as `mitigation=none,qk_norm+z`."""
     if word.startswith("-"):
         return ["--cfg ", "--config-dir=", "--help ", "--info ", "--list ", "--multirun ", "--version "]
-    from hydra.plugins.completion_plugin import DefaultCompletionPlugin
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.completion_plugin import CompletionPlugin
 
     from sweeps.commands.sweep import register
     from sweeps.compose.arguments import CONFIG_NAME, config_loader, folder_of
@@ -90,6 +95,11 @@ def _of_sweep(words: Sequence[str], word: str) -> list[str]:
         text.split("=", 1) for text in words if text.startswith(("fault=", "recipe=", "study=", "search=", "hydra/"))
     )
     given = [f"{group}={value.rpartition(',')[2]}" for group, value in chosen.items()]
-    completion = DefaultCompletionPlugin(config_loader(folder_of(words)))
-    found = completion._query(CONFIG_NAME, " ".join(["--multirun", *given, f"{key}{equals}{values[begun:]}"]))
+    # Hydra's plugins of shells read the line there, and print; this one a word a line.
+    os.environ["COMP_LINE"] = " ".join([PROGRAM, "--multirun", *given, f"{key}{equals}{values[begun:]}"])
+    plugins: list[Any] = Plugins.instance().discover(CompletionPlugin)
+    plugin = next(cls for cls in plugins if cls.provides() == "fish")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        plugin(config_loader(folder_of(words))).query(CONFIG_NAME)
+    found = printed.getvalue().splitlines()
     return [f"{key}={values[:begun]}{text.partition('=')[2]}" for text in found] if begun else found

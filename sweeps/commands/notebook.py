@@ -20,13 +20,13 @@ import torch
 import xarray as xr
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from omegaconf.basecontainer import BaseContainer
 
 from analysis.reading.open_sweep import open_sweep
 from harness.basics.printing import Terminal, count
 from harness.config import ConfigError, Problems
 from sweeps.commands.status import status_of
 from sweeps.commands.sweep import explained, fill, sweep
+from sweeps.compose.hydra_calls import resolvers_put_back
 
 _one_at_a_time = threading.Lock()
 
@@ -99,7 +99,8 @@ def _left_as_it_was() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(_restore, os.environ, dict(os.environ))
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
-        stack.enter_context(_own_hydra())
+        stack.enter_context(resolvers_put_back())
+        stack.enter_context(_own_configurations())
         stack.enter_context(_own_torch())
         yield
 
@@ -111,20 +112,19 @@ def _restore(values: MutableMapping[str, Any], before: Mapping[str, Any]) -> Non
 
 
 @contextlib.contextmanager
-def _own_hydra() -> Iterator[None]:
+def _own_configurations() -> Iterator[None]:
     """Of the configurations that are known to Hydra, its own and ours."""
     Plugins.instance()  # which puts some there once, for whoever comes later
-    store, resolvers = ConfigStore.instance(), dict(BaseContainer._resolvers)
-    before = dict(vars(store))
-    store.repo = {name: copy.copy(node) for name, node in store.repo.items() if name.startswith(("hydra", "_"))}
+    store = ConfigStore.instance()
+    before = store.repo
+    store.repo = {name: copy.copy(node) for name, node in before.items() if name.startswith(("hydra", "_"))}
     for name in ("launcher", "sweeper"):
         store.repo["hydra"] |= {name: dict(store.repo["hydra"].get(name, {}))}
     fill(store)
     try:
         yield
     finally:
-        _restore(vars(store), before)
-        _restore(BaseContainer._resolvers, resolvers)
+        store.repo = before
 
 
 def _deterministic() -> tuple[bool, bool]:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 import hydra
 import yaml
-from hydra._internal.callbacks import Callbacks
 from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
-from hydra.core.utils import configure_log, setup_globals
 from hydra.errors import HydraException
-from hydra.types import HydraContext
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.basics.printing import Terminal, say, warn_in_one_line
@@ -25,13 +19,23 @@ from harness.basics.version import version_line
 from harness.config import ConfigError
 from harness.storage.results_folder import FolderLost
 from sweeps.commands import status
-from sweeps.commands.answers import answer
 from sweeps.commands.catalogue import folder_beside_list, is_list, print_catalogue
-from sweeps.compose.arguments import CONFIG_NAME, check_command_line, explain, is_question
-from sweeps.compose.folders import FOLDER
+from sweeps.compose.arguments import (
+    check_command_line,
+    check_flags,
+    checked_overrides,
+    explain,
+    folder_of,
+    is_hydras,
+    options_of,
+    question_of,
+)
+from sweeps.compose.folders import check_folder
 from sweeps.compose.grid import fault_schemas, schema
 from sweeps.compose.homes import with_homes
-from sweeps.compose.settings import GridOptions, LocalOptions, Run, SlurmOptions
+from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader, run
+from sweeps.compose.mitigations import in_parts
+from sweeps.compose.settings import GridOptions, LocalOptions, Run, SlurmOptions, run_from
 
 MOST_REASONS = 20
 
@@ -44,8 +48,6 @@ def register() -> None:
 
 def fill(store: ConfigStore) -> None:
     """Put the dataclasses' defaults into what Hydra composes from."""
-    # Hydra copies it, schemas and all, with every configuration that it composes, and writes into no copy.
-    vars(store)["__deepcopy__"] = lambda memo: store
     store.store(name="schema", node=schema())
     for kind, node in fault_schemas().items():
         store.store(group="fault", name=kind, node=node)
@@ -62,7 +64,6 @@ def application(config: DictConfig) -> None:
 
 def main() -> None:
     """Run a sweep. Wrong input is a line each on standard error, and exit status 2."""
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # otherwise Hydra prints and exits itself
     warn_in_one_line()
     register()
     arguments = sys.argv[1:]
@@ -79,10 +80,7 @@ def main() -> None:
             print_catalogue(folder_beside_list(arguments), Terminal())
             return
         with explained(arguments):
-            if is_question(arguments):
-                answer(arguments)
-            else:
-                sys.exit(sweep(arguments)[0])
+            sys.exit(answer(arguments) if question_of(options_of(arguments)) else sweep(arguments)[0])
     except ConfigError as error:
         refuse(error)
     except FolderLost as error:
@@ -108,20 +106,35 @@ def explained(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, Run]:
-    """What Hydra does with --multirun, without composing the same configuration twice more.
+    """What Hydra does with --multirun, once the command line is checked.
 
     Returns the exit status and what was run; `console` is told of it. Raises ConfigError.
     """
-    setup_globals()
-    config, loader = check_command_line(with_homes(arguments))
-    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
-    callbacks = Callbacks(config)
-    callbacks.on_multirun_start(config=config, config_name=CONFIG_NAME)
-    context = HydraContext(config_loader=loader, callbacks=callbacks)
-    sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=application, config=config)
-    launcher: Any = sweeper.launcher
-    launcher.console = console or launcher.console
-    return sweeper.sweep(list(config.hydra.overrides.task))
+    arguments = with_homes(arguments)
+    config, overrides = check_command_line(arguments)
+    status = run(application, ["--multirun", *overrides], Call(folder_of(arguments), console))
+    return status, run_from(config.hydra.runtime.choices.study, OmegaConf.to_container(config))  # type: ignore[arg-type]
+
+
+def answer(arguments: Sequence[str]) -> int:
+    """Have Hydra print what its --help, --hydra-help, --cfg, --info or --shell-completion ask for.
+
+    Returns the exit status. Raises ConfigError.
+    """
+    options, folder = options_of(arguments), folder_of(arguments)
+    check_flags(options)
+    check_folder(folder)
+    overrides = list(options.overrides)
+    if not options.shell_completion:  # whose overrides are its own
+        overrides = in_parts(checked_overrides(overrides, config_loader(folder), folder), folder)
+    if options.hydra_help:
+        overrides = [text for text in overrides if is_hydras(text)]
+    try:
+        return run(application, [*question_of(options), *overrides], Call(folder))
+    except (HydraException, OmegaConfBaseException, ConfigError):
+        raise
+    except (ValueError, KeyError, RuntimeError) as error:  # how Hydra refuses flags that do not go together
+        raise ConfigError(f"{' '.join(arguments)}: {error}; allowed: see --help") from None
 
 
 def refuse(error: ConfigError) -> None:

@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.basics.printing import printable
 from harness.config import ConfigError, Problems
 from sweeps.compose import settings
 from sweeps.compose.choices import unknown_option
-from sweeps.compose.folders import FOLDER, LAUNCHERS, OPTIONS, check_folder, launch_of, named, places
+from sweeps.compose.folders import LAUNCHERS, OPTIONS, check_folder, launch_of, named
+from sweeps.compose.hydra_calls import CONFIG_NAME, config_loader
 from sweeps.compose.overrides import (
     RUN_KEYS,
     Axis,
@@ -37,13 +36,32 @@ from sweeps.compose.overrides import (
 )
 from sweeps.compose.yaml_files import has_control, not_yaml
 
-CONFIG_NAME = "config"
 OF_HYDRA = (
     "hydra/launcher",
     "hydra/sweeper",
     "hydra.mode",
 )  # what does something on a command line, and hydra.launcher.*
 INSTEAD = {"hydra.run.": "out=DIR", "hydra.sweep.": "out=DIR", "hydra.sweeper.params.": "the key itself, KEY=VALUES"}
+_SWITCH: dict[str, Any] = {"action": "store_true"}
+FLAGS: dict[str, dict[str, Any]] = {  # as in Hydra's manual, under "Hydra's command line flags"
+    "--help -h": _SWITCH,
+    "--hydra-help": _SWITCH,
+    "--cfg -c": {"choices": ("job", "hydra", "all")},
+    "--resolve": _SWITCH,
+    "--package -p": {},
+    "--run -r": _SWITCH,
+    "--multirun -m": _SWITCH,
+    "--shell-completion -sc": _SWITCH,
+    "--config-path -cp": {},
+    "--config-name -cn": {},
+    "--config-dir -cd": {},
+    "--experimental-rerun": {},
+    "--info -i": {
+        "nargs": "?",
+        "const": "all",
+        "choices": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    },
+}
 SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
@@ -123,42 +141,37 @@ def _as_text(value: Any) -> str:
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     """The flags and overrides of a command line, as Hydra takes them apart. Raises ConfigError, and prints nothing."""
-    problems, parser = Problems(), get_args_parser()
+    problems, parser = Problems(), _Parser(add_help=False)
     for text in arguments:
         if has_control(text):
             reason = "control characters, or bytes that are no UTF-8; allowed: printable text"
             problems.reasons[f"{printable(text)}: {reason}"] = None
     problems.check()
 
-    def refuse(message: str) -> NoReturn:
+    parser.add_argument("overrides", nargs="*")
+    for names, kind in FLAGS.items():
+        parser.add_argument(*names.split(), **kind)
+    return parser.parse_intermixed_args(list(arguments))  # overrides may stand on both sides of a flag
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; allowed: KEY=VALUE, --config-dir DIR, -m, --help, --list, --cfg, --info")
 
-    parser.error = refuse  # type: ignore[method-assign]
-    return parser.parse_args(list(arguments))
 
-
-def is_question(arguments: Sequence[str]) -> bool:
-    """Whether Hydra is to answer something, and not to run. Raises ConfigError for flags that there are not."""
-    options = options_of(arguments)
-    return bool(options.help or options.hydra_help or options.cfg or options.info or options.shell_completion)
+def question_of(options: argparse.Namespace) -> list[str]:
+    """The flags by which Hydra is to answer something, and not to run; none if there are none."""
+    if not (options.help or options.hydra_help or options.cfg or options.info or options.shell_completion):
+        return []
+    switches = [name for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(options, name)]
+    values = {name: getattr(options, name) for name in ("cfg", "info", "package")}
+    words = [*switches, *(f"{name}={value}" for name, value in values.items() if value is not None)]
+    return [f"--{word.replace('_', '-', 1)}" for word in words]
 
 
 def folder_of(arguments: Sequence[str]) -> Path | None:
     """The user's own folder that a command line names."""
     return named(options_of(arguments).config_dir)
-
-
-def search_path(folder: Path | None = None) -> ConfigSearchPath:
-    """Where Hydra finds files: what it brings itself, our configuration, packages' folders and a user's."""
-    path = create_config_search_path(f"checked://{FOLDER}")
-    for place in places(folder)[1:]:
-        path.prepend("others", f"checked://{place.absolute()}", SearchPathQuery(provider="schema"))
-    return path
-
-
-def config_loader(folder: Path | None = None) -> ConfigLoader:
-    """The loader that Hydra itself makes, of `search_path`."""
-    return ConfigLoaderImpl(search_path(folder))
 
 
 def check_flags(options: argparse.Namespace, *others: str) -> None:
@@ -171,8 +184,8 @@ def check_flags(options: argparse.Namespace, *others: str) -> None:
     problems.check()
 
 
-def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, ConfigLoader]:
-    """What Hydra makes of a command line, and its loader.
+def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """What Hydra makes of a command line, and the overrides of which it makes that.
 
     Raises ConfigError with everything that is wrong, before Hydra acts on it.
     """
@@ -183,10 +196,10 @@ def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, ConfigLoad
         check_folder(folder)
     problems.check()
     loader = config_loader(folder)
-    overrides = checked_overrides(options.overrides, loader, folder)
-    config = loader.load_configuration(CONFIG_NAME, [*map(as_sweep, overrides)], run_mode=RunMode.MULTIRUN)
+    overrides = [*map(as_sweep, checked_overrides(options.overrides, loader, folder))]
+    config = loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
     check_composed(config)
-    return config, loader
+    return config, overrides
 
 
 def checked_overrides(given: Sequence[str], loader: ConfigLoader, folder: Path | None) -> list[str]:
@@ -258,10 +271,6 @@ def _targets(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return here + [found for key, value in tree.items() for found in _targets(value, f"{prefix}{key}.")]
 
 
-_NO_KEY = re.compile(r"Could not override '([^']+)'")
-_BAD_VALUE = re.compile(r"^\s*full_key: (\S+)", re.MULTILINE)
-
-
 def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:
     """What Hydra refused, as one line that names key, value and what is allowed, as far as it can be known."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
@@ -273,19 +282,16 @@ def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:
     given = {key: value for key, _, value in (text.partition("=") for text in arguments)}
     launcher = LAUNCHERS.get(given.get("hydra/launcher", "local"), settings.LocalOptions)
     options = [f"hydra.launcher.{name}" for name in vars(launcher()) if name != "_target_"]
-    for found in map(_NO_KEY.search, map(str, chain)):
-        if found:
-            key = found[1]
-            known = (
-                options if key.startswith("hydra.launcher.") else [*known_keys(), "hydra.launcher", "hydra/launcher"]
-            )
-            return unknown_key(key, given.get(key, ""), known)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return not_yaml(error.problem_mark.name, error)
     for problem in reversed(chain):
-        if found := _BAD_VALUE.search(str(problem)):
-            key, reason = found[1], " ".join(str(problem)[: found.start()].split())
+        if isinstance(problem, OmegaConfBaseException) and (key := problem.full_key):
+            if isinstance(problem, ConfigAttributeError | ConfigKeyError):
+                key = next((text for text in given if text.startswith(f"{key}.")), key)
+                is_launchers = key.startswith("hydra.launcher.")
+                known = options if is_launchers else [*known_keys(), "hydra.launcher", "hydra/launcher"]
+                return unknown_key(key, given.get(key, ""), known)
             value = f"={given[key]}" if key in given else ""
             wanted = str(launcher.__annotations__.get(key.rpartition(".")[2], "see --hydra-help"))
-            return ConfigError(f"{key}{value}: {reason}; allowed: {wanted}")
+            return ConfigError(f"{key}{value}: {(problem.msg or '').partition(chr(10))[0]}; allowed: {wanted}")
     return ConfigError(" ".join(str(error).split()) or type(error).__name__)

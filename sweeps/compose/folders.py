@@ -16,16 +16,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.plugins.config_source import ConfigSource
-
 from harness.basics import plugins
 from harness.config import ConfigError, Problems, sections, shown
 from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.about import About, about_of
+from sweeps.compose.hydra_calls import FOLDER
 from sweeps.compose.yaml_files import LARGEST, has_control, text_of, told_of, tree_of
 
-FOLDER = Path(__file__).parents[1] / "conf"
 GROUPS = ("study", "recipe", "mitigation", "fault")
 PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
 TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
@@ -108,13 +106,18 @@ def leaves(tree: Any, where: str, path: tuple[str, ...] = ()) -> Iterator[tuple[
 def _check_package(where: str, group: str, text: str) -> None:
     """Raises ConfigError for a header that would put what a file says at another place than that of its group."""
     allowed = "no such line" if PACKAGES[group] is None else f"# @package {PACKAGES[group]}"
-    try:
-        header = ConfigSource._get_header_dict(text[:512])
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}; allowed: {allowed}") from None
-    for key, value in header.items():
-        if key != "package" or value not in (None, PACKAGES[group]):
-            raise ConfigError(f"{where}: @{key} {value}: a {group} has its own place; allowed: {allowed}")
+    for key, value in header_of(text):
+        if key != "package" or value != PACKAGES[group]:
+            given = f"@{key} {value}".strip()
+            raise ConfigError(f"{where}: {given}: a {group} has its own place; allowed: {allowed}")
+
+
+def header_of(text: str) -> Iterator[tuple[str, str]]:
+    """The lines `# @KEY VALUE` at the head of a file, by which it says its package to Hydra."""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if not (found := re.match(r"#\s*@(\S*)\s*(.*)", line)):
+            return
+        yield found[1], found[2]
 
 
 def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:

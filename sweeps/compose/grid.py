@@ -10,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.config_loader import ConfigLoader
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from harness.basics.printing import count
 from harness.config import (
@@ -34,11 +31,11 @@ from harness.training.acts import idle_parts
 from harness.training.contradictions import check_trial
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose import settings
-from sweeps.compose.arguments import CONFIG_NAME
 from sweeps.compose.choices import NONE, PLAIN, unknown_option
-from sweeps.compose.folders import BESIDE
+from sweeps.compose.folders import BESIDE, chain
+from sweeps.compose.hydra_calls import CONFIG_NAME, own_folder
 from sweeps.compose.mitigations import Mitigation, Mitigations, flat
-from sweeps.compose.overrides import GROUPS, RUN_KEYS, assignment, parse, trial_fields, unknown_key
+from sweeps.compose.overrides import GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
 from sweeps.compose.yaml_files import told_of
 
 
@@ -128,8 +125,7 @@ class Composer:
             options = self.loader.get_group_options("fault")
             if name not in options:
                 raise unknown_option("fault", name, options)
-            composed = {"kind": "none"} if name == "none" else self._fault_composed(name)
-            values = flat(OmegaConf.to_container(OmegaConf.create(composed)))  # type: ignore[arg-type]
+            values = {"kind": "none"} if name == "none" else self._fault_composed(name)
             kinds: Mapping[str, type] = fault_types()
             kind = str(values.get("kind"))
             with told_of(f"fault={name}"):
@@ -146,19 +142,20 @@ class Composer:
             self._presets[name] = found
         return self._presets[name]
 
-    def _fault_composed(self, name: str) -> Any:
-        """What the files of a fault say, and null for what other faults have; composed without the rest if that can be.
+    def _fault_composed(self, name: str) -> dict[str, Any]:
+        """What the files of a fault say, as Hydra would compose them, and null for what other faults have.
 
-        The whole configuration takes ten times as long.
+        To have it compose the whole configuration takes 0.1 s a fault. Raises ConfigError.
         """
-        loader: Any = self.loader
-        try:
-            chosen = parse(f"+fault={name}")
-            found = create_defaults_list(loader.repository, None, [chosen], prepend_hydra=False, skip_missing=True)
-            alone = loader._compose_config_from_defaults_list(found.defaults, loader.repository)
-            return OmegaConf.merge(schema()["fault"], alone.get("fault", {}))
-        except (HydraException, OmegaConfBaseException):
-            return self._compose(f"fault={name}").fault
+        files = chain("fault", name, own_folder(self.loader))
+        base = files[-1].base if files else name
+        if base is not None and base not in (schemas := fault_schemas()):
+            raise unknown_option("fault", base, self.loader.get_group_options("fault"))
+        found = schemas[base] if base is not None else {}
+        for content in reversed(files):
+            is_before = content.defaults[:1] == ["_self_"]  # what it builds on has the last word
+            found = {**content.fields, **found} if is_before else {**found, **content.fields}
+        return schema()["fault"] | found
 
     def trial(self, overrides: Sequence[str]) -> Trial:
         """The trial that a list of overrides describes. Raises ConfigError with everything that is wrong with it."""

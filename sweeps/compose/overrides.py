@@ -89,8 +89,8 @@ def parse(text: str) -> Override:
             f"{_start(text)}: not an override (a number of too many digits); allowed: key=value"
         ) from None
     except HydraException as error:
-        reason = str(error).split("\n")[0].removeprefix(f"Error parsing override '{text}'").strip()
-        raise ConfigError(f"{text}: not an override{f' ({reason})' if reason else ''}; allowed: key=value") from None
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"{text}: not an override ({reason}); allowed: key=value") from None
 
 
 def _check_form(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -172,36 +172,33 @@ class SlurmOptions:
     requeues: int = 1000  # how often a job whose time is over goes back into the queue
 
 
-PARTS: dict[str, type] = {
-    "pack": PackSettings,
-    "telemetry": TelemetrySettings,
-    "checkpoint": CheckpointSettings,
-    "campaign": CampaignSettings,
-    "search": SearchSettings,
-}
+@dataclass(frozen=True, kw_only=True)
+class Run(Settings):
+    """All settings of one run, checked. Each is declared above, once; all that knows of it follows from there."""
+
+    out: Path  # type: ignore[assignment]  # the folder itself
+    study: str = "grid"
+    pack: PackSettings = PackSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    campaign: CampaignSettings = CampaignSettings()
+    search: SearchSettings = SearchSettings()
+
+    @property
+    def pack_size(self) -> int | None:
+        """None: auto."""
+        return None if self.pack.size == "auto" else int(self.pack.size)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], out: Path, study: str = "grid") -> Run:
+        """Of checked values by key; a key that is not given has its default."""
+        own = {key: value for key, value in values.items() if "." not in key}
+        for part, kind in PARTS.items():
+            own[part] = kind(**{k.removeprefix(f"{part}."): v for k, v in values.items() if k.startswith(f"{part}.")})
+        return cls(**own | {"out": out, "study": study})
 
 
-@dataclass(frozen=True)
-class Run:
-    """The checked settings of one run."""
-
-    study: str
-    out: Path
-    device: str
-    ranks: str
-    plan: bool
-    memory: float | None  # bytes; None: what this machine has
-    wait: bool
-    keep: str
-    idle: str
-    pack_size: int | None  # None: auto
-    block: int
-    every: int | None  # steps between checkpoints
-    minutes: float | None
-    envelope: int
-    width: float | None
-    round: int
-    search: SearchSettings
+PARTS: dict[str, type] = {own.name: type(own.default) for own in fields(Run) if is_dataclass(own.default)}
 
 
 def schema() -> dict[str, Any]:
@@ -263,26 +260,7 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
         with problems.collect():
             found[key] = check_key(key, (values[part] if part else values)[name])
     problems.check()
-    size, memory = found["pack.size"], found["memory"]
-    if memory is not None and not found["plan"]:
+    if found["memory"] is not None and not found["plan"]:
         words = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
-        raise ConfigError(f"memory={memory}: {words}")
-    return Run(
-        study,
-        Path(f"results/{study}" if found["out"] is None else found["out"]).absolute(),
-        found["device"],
-        found["ranks"],
-        found["plan"],
-        None if memory is None else bytes_of(memory),
-        found["wait"],
-        found["keep"],
-        found["idle"],
-        None if size == "auto" else size,
-        found["telemetry.block"],
-        found["checkpoint.every"],
-        found["checkpoint.minutes"],
-        found["campaign.envelope"],
-        found["campaign.width"],
-        found["campaign.round"],
-        SearchSettings(**{name: found[f"search.{name}"] for name in vars(SearchSettings())}),
-    )
+        raise ConfigError(f"memory={found['memory']}: {words}")
+    return Run.of(found, Path(found["out"] or f"results/{study}").absolute(), study)

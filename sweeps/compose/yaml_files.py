@@ -7,14 +7,13 @@ import stat
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
 
 from harness.config import ConfigError
+from sweeps.compose.hydra_calls import yaml_loader
 
 MOST_BYTES = 256 * 1024
 MOST_NODES = 10_000  # as often as they are referred to
@@ -53,7 +52,7 @@ def tree_of(file: Path, text: str) -> dict[str, Any]:
     """
     try:
         _check_size(file, yaml.parse(text, Loader=yaml.SafeLoader))
-        found = yaml.load(text, Loader=_loader())
+        found = yaml.load(text, Loader=yaml_loader())
     except yaml.MarkedYAMLError as error:
         raise not_yaml(file, error) from None
     except yaml.YAMLError as error:
@@ -73,12 +72,6 @@ def not_yaml(file: Any, error: yaml.MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     line = "it" if mark is None else f"line {mark.line + 1}"
     return ConfigError(f"{file}: {line} is not YAML ({error.problem}); allowed: YAML")
-
-
-@cache
-def _loader() -> Any:
-    """OmegaConf's own safe loader: numbers and words are those that Hydra would read."""
-    return get_yaml_loader()
 
 
 def _check_size(file: Path, events: Iterator[yaml.Event]) -> None:

@@ -42,6 +42,7 @@ from harness.training.pack import Pack
 from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
+from sweeps.compose.settings import Run
 from sweeps.planning.planner import PackPlan
 from sweeps.running.claims import claimed, claims_on
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
@@ -54,17 +55,15 @@ ATTEMPTS = 3  # at a pack whose chunks are found damaged when it is trained
 
 @dataclass(frozen=True)
 class Job:
-    """A pack and where it goes. Travels to worker processes and to Slurm."""
+    """A pack, and the run that it belongs to. Travels to worker processes and to Slurm."""
 
     pack: PackPlan
-    out: Path
-    device: str
-    block: int
-    every: int | None = None  # steps between checkpoints
-    minutes: float | None = None
-    ranks: str = "simulated"
-    keep: str = "nothing"
+    run: Run
     folder_id: str = ""  # of the results folder for which it was planned; of any, if there is none
+
+    @property
+    def out(self) -> Path:
+        return self.run.out
 
     @property
     def folder(self) -> ResultsPath:
@@ -80,12 +79,13 @@ class Job:
     @property
     def processes(self) -> int:
         """How many processes train it at the same time."""
-        return self.pack.trials[0].train.ranks if self.ranks == "processes" else 1
+        return self.pack.trials[0].train.ranks if self.run.ranks == "processes" else 1
 
     @property
     def checkpoints(self) -> Checkpoints:
-        seconds = None if self.minutes is None else 60 * self.minutes
-        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, self.every, seconds, self.about)
+        often = self.run.checkpoint
+        seconds = None if often.minutes is None else 60 * often.minutes
+        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, often.every, seconds, self.about)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     first = trials[0]
     progress = ProgressFile(job.progress_file, first.steps, len(trials))
     progress.begin(0)
-    device = pick_device(job.device, first.train.precision)
+    device = pick_device(job.run.device, first.train.precision)
     pack, agenda, corpus = _prepared(job, device)
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     folder, store = job.folder, None
@@ -245,7 +245,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
             first.model.depth,
             description,
             _environment(device) | ({"processes": job.processes} if job.processes > 1 else {}),
-            job.block,
+            job.run.telemetry.block,
             {name: Signal(("trial", "step"), own.units, own.long_name) for name, own in pack.guard_signals.items()},
         )
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
@@ -260,7 +260,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
     progress.begin(steps_done(saved) if saved else 0)
     try:
         with _all_ranks(job, pack, store.block, saved is not None):
-            asked = leave if job.keep == "weights" else None
+            asked = leave if job.run.keep == "weights" else None
             result = train(
                 pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved, leave=asked
             )

@@ -7,14 +7,16 @@ import math
 import re
 import signal
 import threading
-from collections.abc import Generator, Sequence, Set
+from collections.abc import Generator, Iterable, Sequence, Set
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from harness.basics.memory import bytes_of
 from harness.basics.printing import count
 from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.data.corpus import check_data
@@ -74,7 +76,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM has come."""
 
 
-def run_rounds(
+def run_grid(
     trials: Sequence[Trial],
     last_bit: Fault,
     run: Run,
@@ -101,22 +103,23 @@ def run_rounds(
     problems.check()
     assert isinstance(last_bit, Value)
     notes = [*notices, *(campaign.words() for campaign in campaigns)]
-    common = [*single, *(envelope(campaigns, last_bit, run.envelope) if run.envelope and campaigns else ())]
+    asked = run.campaign
+    common = [*single, *(envelope(campaigns, last_bit, asked.envelope) if asked.envelope and campaigns else ())]
     largest = max((campaign.samples for campaign in campaigns), default=0)
-    rounds = [largest] if run.width is None or run.plan else [*range(run.round, largest, run.round), largest]
+    rounds = [largest] if asked.width is None or run.plan else [*range(asked.round, largest, asked.round), largest]
     for most in rounds:
         drawn = [trial for campaign in campaigns for trial in campaign.trials(most)]
         name = "" if most == rounds[0] else f"{most} faults of each description"
         status = run_sweep([*common, *drawn], run, executor, console, notes, name)
         notes = []
-        if status or run.width is None or most == largest:
+        if status or asked.width is None or most == largest:
             break
         if not run.wait and not {trial.id for trial in drawn} <= complete_trials(run.out):
             break  # the same command looks at this round once its jobs have ended
         widest = widest_interval(run.out, campaigns, most)
         words = f"widest 95% interval of a masked share: {widest:.3f} after {most} faults of each description"
-        console.print(f"{words}; asked for: {run.width}", highlight=False, soft_wrap=True)
-        if widest <= run.width:
+        console.print(f"{words}; asked for: {asked.width}", highlight=False, soft_wrap=True)
+        if widest <= asked.width:
             break
     return status
 
@@ -149,13 +152,58 @@ def run_sweep(
 
     Raises ConfigError before anything is written if something about the run is wrong.
     """
+    device, processes = _checked(trials, run)
+    has_results = (run.out / STORE / METADATA).exists()
+    complete = complete_trials(run.out) if has_results else set()
+    running = executor.running(run.out)
+    taken = {trial.id for job in running for trial in job.pack.recorded}
+    asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
+    begun = begun_packs(run.out, asked - complete - taken) if has_results else []
+    plan, executor, lacking = _planned(trials, run, executor, device, processes, complete | taken, begun)
+    if is_rehearsal or not run.plan:
+        lacking.check()
+    if run.plan:
+        _say(notes, console)
+        print_plan(plan, device, executor.workers, console)
+        _say([f"no room: {reason}" for reason in lacking.reasons], console)
+        return 0
+    check_corpora(trials, run, has_results)
+    folder = open_store(run.out, run.study)
+    if run.keep == "weights" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
+        words = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
+        notes = [*notes, f"keep=weights: {words}"]
+    if plan.packs:
+        write_plan(folder, asked)
+    _remove_leftovers(folder, {job.pack.id for job in running}, complete)
+    _say([*(() if name else (f"study {run.study} -> {run.out}",)), *notes], console)
+    if not name:
+        say_counts(plan, console)
+    jobs = [Job(pack, run, folder.id) for pack in plan.packs]
+    results, stopped = _followed(jobs, running, run.out, executor, console)
+    if not run.wait and not results and not stopped and (jobs or running):
+        words = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
+        _say([f"{words}; the same command picks up what has finished"], console)
+        return 0
+    summarize(plan, run, results, console, is_idle=not (jobs or running), name=name)
+    if stopped:
+        console.print("interrupted; the same command goes on from here", highlight=False)
+        return 143 if isinstance(stopped, Terminated) else 130
+    return 1 if any(isinstance(result, Failed) for result in results) else 0
+
+
+def _say(lines: Iterable[str], console: Console) -> None:
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int]:
+    """The device, and how many processes train one pack. Raises ConfigError with all that speaks against the run."""
     problems = Problems()
     with problems.collect():
         check_store(run.out, run.study)
     with problems.collect():
         _check_heads(trials)
     problems.check()
-    has_results = (run.out / STORE / METADATA).exists()
     is_for_another = run.plan and run.device == "cuda" and not torch.cuda.is_available()
     for precision in {trial.train.precision for trial in trials}:
         with problems.collect():
@@ -166,40 +214,17 @@ def run_sweep(
         with problems.collect():
             check_data(data, context)
     problems.check()
-    complete = complete_trials(run.out) if has_results else set()
-    running = executor.running(run.out)
-    taken = {trial.id for job in running for trial in job.pack.recorded}
-    asked = {trial.id for trial in trials} | {trial.golden.id for trial in trials}
-    begun = begun_packs(run.out, asked - complete - taken) if has_results else []
-    plan, executor, lacking = _planned(trials, run, executor, device, processes, complete | taken, begun)
-    if is_rehearsal or not run.plan:
-        lacking.check()
-    if run.plan:
-        for note in notes:
-            console.print(note, highlight=False, soft_wrap=True)
-        print_plan(plan, device, executor.workers, console)
-        for reason in lacking.reasons:
-            console.print(f"no room: {reason}", highlight=False, soft_wrap=True)
-        return 0
-    check_corpora(trials, run, has_results)
-    folder = open_store(run.out, run.study)
-    if run.keep == "weights" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
-        words = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
-        notes = [*notes, f"keep=weights: {words}"]
-    if plan.packs:
-        write_plan(folder, asked)
-    _remove_leftovers(folder, {job.pack.id for job in running}, complete)
-    for line in (*(() if name else (f"study {run.study} -> {run.out}",)), *notes):
-        console.print(line, highlight=False, soft_wrap=True)
-    if not name:
-        say_counts(plan, console)
-    own = (run.out, run.device, run.block, run.every, run.minutes, run.ranks, run.keep, folder.id)
-    jobs = [Job(pack, *own) for pack in plan.packs]
+    return device, processes
+
+
+def _followed(
+    jobs: Sequence[Job], running: Sequence[Job], out: Path, executor: Executor, console: Console
+) -> tuple[list[Finished | Failed | Elsewhere], KeyboardInterrupt | None]:
+    """What came of each pack that is trained now, or runs already; and what has stopped that, if anything has."""
     results: list[Finished | Failed | Elsewhere] = []
-    stopped: KeyboardInterrupt | None = None
     with (
         _stopped_by_sigterm(),
-        Display([*plan.packs, *(job.pack for job in running)], run.out, console) as display,
+        Display([job.pack for job in (*jobs, *running)], out, console) as display,
         contextlib.closing(executor(jobs, running)) as stream,
     ):
         try:
@@ -210,16 +235,8 @@ def run_sweep(
                     results.append(result)
                     display.finished(result)
         except KeyboardInterrupt as interrupt:
-            stopped = interrupt
-    if not run.wait and not results and not stopped and (jobs or running):
-        words = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
-        console.print(f"{words}; the same command picks up what has finished", highlight=False, soft_wrap=True)
-        return 0
-    summarize(plan, run, results, console, is_idle=not (jobs or running), name=name)
-    if stopped:
-        console.print("interrupted; the same command goes on from here", highlight=False)
-        return 143 if isinstance(stopped, Terminated) else 130
-    return 1 if any(isinstance(result, Failed) for result in results) else 0
+            return results, interrupt
+    return results, None
 
 
 def _processes(trials: Sequence[Trial], run: Run) -> int:
@@ -258,14 +275,14 @@ def _planned(
     with lacking.collect():
         executor = executor.fitting(plan.packs) if device == "cpu" else executor
     with lacking.collect():
-        check_results(plan, run.out, run.block, run.keep)
+        check_results(plan, run.out, run.telemetry.block, run.keep)
     return plan, executor, lacking
 
 
 def _memory(run: Run, executor: Executor, device: str, processes: int) -> float:
     """Bytes that each process of a pack may take; infinite where that is not known."""
-    if run.memory is not None:
-        return SHARE_OF_MEMORY * run.memory
+    if run.memory is not None and (size := bytes_of(run.memory)):
+        return SHARE_OF_MEMORY * size
     if device == "cuda" and not torch.cuda.is_available():
         return math.inf
     return executor.memory(device) / _processes_on_one(device, processes)

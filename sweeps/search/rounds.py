@@ -68,7 +68,7 @@ def run_search(axes: Sequence[Axis], composer: Composer, run: Run, executor: Exe
     run_sweep(corners, replace(run, plan=True), executor, quiet, is_rehearsal=not run.plan)
     search = Search(goal, composer, corners, run, executor, console)
     with search.studies.open():
-        return search.run_rounds()
+        return search.ask_and_train()
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Search:
         self.studies = Studies(None if self.run.plan else open_store(self.run.out, self.run.study))
         self._notices = self.composer.notices(self.corners, self.run.idle)
 
-    def run_rounds(self) -> int:
+    def ask_and_train(self) -> int:
         """All rounds. Returns the exit status."""
         space = self.goal.space
         cells = count(len(space.cells), "cell")

@@ -194,6 +194,7 @@ class SlurmExecutor:
         executor = submitit.SlurmExecutor(folder=place, max_num_timeout=self.options["requeues"])
         executor.update_parameters(**self._parameters(place, processes), array_parallelism=parallel)
         executor.parameters["map_count"] = tasks
+        # Private: in public submitit writes this only where it submits, too, and we do that under a lock of ours.
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _parameters(self, folder: Path, processes: int) -> dict[str, Any]:
@@ -213,7 +214,7 @@ class SlurmExecutor:
 
 def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Job]]:
     """Which packs share a Slurm job: as many as take about `seconds`, but no fewer jobs than can run in parallel."""
-    times = [pack_seconds(job.pack, job.device) for job in jobs]
+    times = [pack_seconds(job.pack, job.run.device) for job in jobs]
     groups: list[list[Job]] = []
     room, remaining = 0.0, sum(times)
     for number, (job, needed) in enumerate(zip(jobs, times, strict=True)):

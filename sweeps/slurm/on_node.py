@@ -30,7 +30,7 @@ class OnNode:
         import torch
 
         torch.set_num_threads(int(os.environ.get("SLURM_CPUS_PER_TASK", available_cores())))
-        warning = submitit.JobEnvironment._usr_sig()
+        warning = signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
         requeue = signal.getsignal(warning)  # by submitit, with what `checkpoint` returns; ends the process
         for number in (warning, signal.SIGTERM):
             signal.signal(number, self._stop)

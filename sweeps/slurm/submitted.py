@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,21 +26,14 @@ from harness.storage.records import Unreadable, parse_json, record_of
 from harness.storage.results_folder import MARKER, LinkRefused, ResultsPath
 from harness.storage.stored import is_complete
 from injectors import fault_types
-from sweeps.compose.settings import check_key
+from sweeps.compose.settings import Run, check_key
 from sweeps.planning.planner import PackPlan
 from sweeps.running.job import Job
 from sweeps.slurm.squeue import FOLDER, NUMBER, TOKEN, Queued, name_of, queue_of, submitters
 
 PACKS, SUBMITTING = "packs", "submitting"
-OWN_FIELDS = ("device", "block", "every", "minutes", "ranks", "keep")  # of a job in a record
-KEYS = (
-    "device",
-    "telemetry.block",
-    "checkpoint.every",
-    "checkpoint.minutes",
-    "ranks",
-    "keep",
-)  # what says what they may be
+KEYS = ("device", "telemetry.block", "checkpoint.every", "checkpoint.minutes", "ranks", "keep")
+NOTED = {key.rpartition(".")[2]: key for key in KEYS}  # the settings of a run in a record, by their names there
 MOST_BYTES, MOST_OF_ARRAY = 2**26, 2**30  # of one note, and of what is being submitted
 MOST_NAMED = 3  # damaged files, in an error
 _PACK = re.compile(r"[0-9a-f]{16}")
@@ -135,7 +129,7 @@ def _write_down(folder: ResultsPath, job: Job, number: str) -> None:
 def _record(job: Job) -> dict[str, Any]:
     """The job as JSON takes it; where its store is, the place of the record says."""
     trials = [trial.to_dict() for trial in job.pack.trials]
-    own = {name: getattr(job, name) for name in OWN_FIELDS}
+    own = {name: attrgetter(key)(job.run) for name, key in NOTED.items()}
     return {**own, "trials": trials, "witnesses": sorted(job.pack.witnesses)}
 
 
@@ -251,11 +245,11 @@ def _job(record: Packed, file: ResultsPath) -> Job:
     """Of a record. Raises Unreadable."""
     try:
         trials = tuple(trial_from_dict(values, fault_types()) for values in record.trials)
-        own = {name: check_key(key, getattr(record, name)) for name, key in zip(OWN_FIELDS, KEYS, strict=True)}
+        own = {key: check_key(key, getattr(record, name)) for name, key in NOTED.items()}
         pack = PackPlan(trials, frozenset(record.witnesses))
         if not pack.recorded or not pack.witnesses <= {trial.id for trial in trials}:
             raise ValueError("no trials of its own, or witnesses that are none of them")
-        return Job(pack, file.root, **own, folder_id=file.id)
+        return Job(pack, Run.of(own, file.root), file.id)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Unreadable(file.path, f"holds no pack ({type(error).__name__}: {str(error)!r:.100})") from None
 

@@ -29,7 +29,7 @@ def main() -> None:
     from hydra import compose, initialize_config_dir
 
     from sweeps.commands.sweep import register
-    from sweeps.compose.arguments import FOLDER
+    from sweeps.compose.folders import FOLDER
 
     register()
     with initialize_config_dir(str(FOLDER), version_base="1.3"):

@@ -251,14 +251,15 @@ def _unfinished(out: Path) -> None:
     """A pack that was killed after its checkpoint at step 9, and one that was submitted to Slurm."""
     from harness.storage.results_folder import ResultsPath
     from sweeps.planning.planner import make_plan
-    from sweeps.running.job import Job, train_pack
+    from sweeps.running.job import train_pack
     from sweeps.slurm.submitted import write_down_all
     from tests.harness.conftest import Dying, Killed
+    from tests.jobs import job_of
     from tests.sweeps import conftest
 
     given = [text for text in conftest.tiny(*UNFINISHED) if not text.startswith(("pack.", "telemetry.", "hydra."))]
     (pack,) = make_plan(conftest.trials(*given), (), 8, "cpu", 1).packs
-    job = Job(pack, out.absolute(), "cpu", block=2, every=3)
+    job = job_of(pack, out.absolute(), block=2, every=3)
     own = job.checkpoints
     with contextlib.suppress(Killed):
         train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))

@@ -14,8 +14,8 @@ import pytest
 import analysis
 from sweeps.compose.settings import SlurmOptions
 from sweeps.planning.planner import make_plan, pack_seconds
-from sweeps.running.job import Job
 from sweeps.slurm.executor import SlurmExecutor, together
+from tests.jobs import job_of
 from tests.slurm.conftest import (
     GRID,
     LAUNCH,
@@ -123,7 +123,7 @@ FOUR = ["model.width=16,24,32,40", "train.steps=10", *SMALL]
 def test_packs_are_put_together_as_far_as_they_would_wait_anyway(tmp_path: Path, order: str) -> None:
     """One that takes most of the time, and eight short ones; `share` of all their time is what a job may take."""
     given = trials("model.head_dim=4", "model.width=16,20,24,28,32,36,40,44,256")
-    jobs = [Job(pack, tmp_path, "cpu", 50) for pack in make_plan(given, (), 1, "cpu", 1).packs]
+    jobs = [job_of(pack, tmp_path) for pack in make_plan(given, (), 1, "cpu", 1).packs]
     jobs = jobs if order == "as planned" else jobs[::-1]
     seconds = {job: pack_seconds(job.pack, "cpu") for job in jobs}
     for parallel, share in itertools.product((1, 2, 3, 5, 9, 100), (0.0, 0.3, 1.0)):
@@ -175,7 +175,7 @@ def test_packs_that_are_trained_by_several_processes_get_cores_for_each(
     tmp_path: Path, ranks: str, cores: list[str]
 ) -> None:
     given = trials("model.width=16", "train.ranks=1,2,4", "train.batch=8", "seed=0,1")
-    jobs = [Job(pack, tmp_path, "cpu", 50, ranks=ranks) for pack in make_plan(given, (), 2, "cpu", 1).packs]
+    jobs = [job_of(pack, tmp_path, ranks=ranks) for pack in make_plan(given, (), 2, "cpu", 1).packs]
     executor, found = SlurmExecutor(options(cpus=3), wait=True), []
     for groups in executor._arrays(jobs):
         script = executor._text(tmp_path, groups[0][0].processes, len(groups), 2)

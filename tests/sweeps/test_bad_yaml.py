@@ -85,7 +85,7 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
     "a target": ("model: {_target_: os.mkdir}", "{name}: model._target_=os.mkdir: would be imported and called"),
     "a header of nothing": (
         "# @package\nmodel: {}",
-        "{name}: Expected header format: KEY VALUE, got '@package'; allowed",
+        "{name}: @package: a {group} has its own place; allowed",
     ),
     "a header of another": (
         "# @package optim\nlr: 1",

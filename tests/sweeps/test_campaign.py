@@ -25,7 +25,8 @@ from harness.storage.store import open_store
 from harness.storage.stored import read_packs
 from injectors import fault_types
 from sweeps.planning.planner import PackPlan
-from sweeps.running.job import Finished, Job, train_pack_safely
+from sweeps.running.job import Finished, train_pack_safely
+from tests.jobs import job_of
 from tests.sweeps.traps import recorded
 
 TENSORS = ("weight", "reduced_gradient", "moment_1", "moment_2", "update", "gradient", "clipped_gradient")
@@ -300,7 +301,7 @@ def test_no_trial_shows_that_it_has_shared(
     open_store(tmp_path, "grid")
     trials = [trial_from_dict(trial.config, fault_types()) for trial in drawn(out).values()]
     for two in zip(trials[::2], trials[1::2], strict=True):
-        assert isinstance(train_pack_safely(Job(PackPlan(two, frozenset()), tmp_path, "cpu", 2)), Finished)
+        assert isinstance(train_pack_safely(job_of(PackPlan(two, frozenset()), tmp_path, block=2)), Finished)
     alone, shared = command.results(tmp_path), command.results(out)
     assert not command.differing(alone, shared.sel(trial=alone.trial))
     assert np.isnan(alone.masked_step).all() and not np.isnan(shared.masked_step).all()

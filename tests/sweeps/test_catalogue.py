@@ -15,7 +15,7 @@ import yaml
 
 from injectors import fault_types
 from sweeps.commands.catalogue import HEADINGS, Entry, entries, said_in
-from sweeps.compose.arguments import FOLDER
+from sweeps.compose.folders import FOLDER
 
 
 def listed(text: str) -> dict[str, dict[str, str]]:

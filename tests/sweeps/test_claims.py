@@ -14,7 +14,8 @@ from harness.storage.store import open_store
 from harness.storage.stored import read_packs
 from sweeps.planning.planner import PackPlan, make_plan, without
 from sweeps.running.claims import claimed, claims_on, lock_of
-from sweeps.running.job import Elsewhere, Finished, Job, finished, train_pack
+from sweeps.running.job import Elsewhere, Finished, finished, train_pack
+from tests.jobs import job_of
 
 COMMON = ("optim.lr=1e-2,1e-1", "fault=none,weight_bit,rare_tokens", "fault.start=20", "train.steps=40")
 GRIDS = ("seed=range(0,4)", "seed=range(1,5)", "seed=range(2,6)", "seed=5,3,1,0")
@@ -80,7 +81,7 @@ def ids(pack: PackPlan | None) -> set[str]:
 
 
 def test_a_pack_is_trained_without_what_another_one_has(packs: list[PackPlan], tmp_path: Path) -> None:
-    first, second = (Job(pack, tmp_path, "cpu", block=4) for pack in packs)
+    first, second = (job_of(pack, tmp_path, block=4) for pack in packs)
     assert isinstance(train_pack(first), Finished)
     assert finished(second) is None
     ended = train_pack(second)
@@ -103,7 +104,7 @@ def test_what_another_process_is_training_is_left_to_it(
             assert own is not None and {trial.golden.id for trial in own.trials} <= {trial.id for trial in own.trials}
         with claimed(folder, first) as own:
             assert own is None
-        assert train_pack(Job(first, tmp_path, "cpu", block=4)) == Elsewhere(first.id)
+        assert train_pack(job_of(first, tmp_path, block=4)) == Elsewhere(first.id)
     with claimed(folder, second) as own:
         assert own == second, "its claim ended with it"
 
@@ -126,7 +127,7 @@ def test_less_of_a_pack_keeps_the_twins_and_company(packs: list[PackPlan]) -> No
 )
 def test_a_damaged_ledger_claims_nothing(packs: list[PackPlan], tmp_path: Path, line: bytes) -> None:
     folder, (first, second) = ResultsPath.open(tmp_path), packs
-    assert isinstance(train_pack(Job(first, tmp_path, "cpu", block=4)), Finished)
+    assert isinstance(train_pack(job_of(first, tmp_path, block=4)), Finished)
     ledger = tmp_path / "claims" / "ledger.jsonl"
     ledger.write_bytes(line + b"\n" + ledger.read_bytes() + line)
     with claimed(folder, second) as own:

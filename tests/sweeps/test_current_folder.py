@@ -16,9 +16,9 @@ from harness.storage.stored import complete_trials
 from sweeps import current_folder
 from sweeps.compose.settings import SlurmOptions
 from sweeps.planning.planner import make_plan
-from sweeps.running.job import Job
 from sweeps.slurm.executor import SlurmExecutor
 from tests.installed import run, run_all
+from tests.jobs import job_of
 
 BIN = Path(sys.executable).parent
 OURS = {"harness", "injectors", "analysis", "sweeps", "hydra_plugins"}
@@ -85,7 +85,7 @@ def test_a_slurm_job(command: ModuleType, tmp_path: Path) -> None:
     keys = [text for text in command.tiny("seed=1,2") if not text.startswith(("pack.", "telemetry.", "hydra."))]
     (pack,) = make_plan(command.trials(*keys), (), None, "cpu", 1).packs
     folder = open_store(out, "grid")
-    script = SlurmExecutor(OPTIONS, wait=True)._script(folder, "token", [[Job(pack, out, "cpu", 2)]], 1)
+    script = SlurmExecutor(OPTIONS, wait=True)._script(folder, "token", [[job_of(pack, out, block=2)]], 1)
     words = script.read_text()
     assert words.index("export PYTHONSAFEPATH=1") < words.index("srun")
     numbers = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "1", "SLURM_JOB_ID": "1", "SLURM_LOCALID": "0"}

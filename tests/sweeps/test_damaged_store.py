@@ -21,6 +21,7 @@ from harness.storage.zarr_files import METADATA
 from sweeps.planning.planner import PackPlan, make_plan
 from sweeps.running.job import Failed, Finished, Job, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
+from tests.jobs import job_of
 from tests.sweeps import kills
 
 STEPS, BLOCK = 12, 2
@@ -39,14 +40,14 @@ def whole(pack: PackPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What undisturbed training leaves."""
     out = tmp_path_factory.mktemp("whole")
     open_store(out, "grid")
-    assert isinstance(train_pack(Job(pack, out, "cpu", block=BLOCK)), Finished)
+    assert isinstance(train_pack(job_of(pack, out, block=BLOCK)), Finished)
     return out
 
 
 @pytest.fixture
 def job(pack: PackPlan, tmp_path: Path) -> Job:
     open_store(tmp_path / "out", "grid")
-    return Job(pack, tmp_path / "out", "cpu", block=BLOCK, every=3)
+    return job_of(pack, tmp_path / "out", block=BLOCK, every=3)
 
 
 @pytest.fixture
@@ -153,14 +154,14 @@ def test_a_disk_that_keeps_nothing_is_a_failure(job: Job) -> None:
         failed = train_pack_safely(job, checkpoints)
     assert isinstance(failed, Failed)
     assert failed.reason.endswith("after 3 attempts: the disk does not keep what is written to it")
-    assert not analysis.reading.open_sweep(job.out).complete.any()
+    assert not analysis.open_sweep(job.out).complete.any()
 
 
 @pytest.mark.parametrize("harm", HARM)
 def test_reading_a_damaged_chunk_names_it(copied: Path, harm: Callable[[Path], None]) -> None:
     (victim,) = (file for file in chunks(copied, 2) if file.parent.name == "loss")
     harm(victim)
-    sweep = analysis.reading.open_sweep(copied)
+    sweep = analysis.open_sweep(copied)
     assert np.isfinite(sweep.grad_norm.values).any()
     with pytest.raises(DamagedStore, match=rf"{victim}: is (damaged|missing)"):
         sweep.loss.values  # noqa: B018
@@ -234,7 +235,7 @@ def test_metadata_of_another_kind_are_no_pack(copied: Path, old: str, new: str, 
     assert times
     file.write_text(text)
     with pytest.warns(UserWarning, match=f"not a pack, left out .*{said}"):
-        assert not analysis.reading.open_sweep(copied).trial.size
+        assert not analysis.open_sweep(copied).trial.size
 
 
 def test_what_is_not_finished_is_not_damaged(command: ModuleType, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from sweeps.planning.planner import make_plan, pack_bytes
 from sweeps.running import local, progress, progress_files
 from sweeps.running.job import Finished, Job, record_failure
 from sweeps.running.local import LocalExecutor
+from tests.jobs import job_of
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
 
@@ -132,7 +133,7 @@ def test_progress_counts_packs_that_run_end_and_fail(tmp_path: Path, monkeypatch
     trials = [Trial(seed=seed) for seed in range(6)]
     plan = make_plan(trials, (), 2, "cpu", 1)
     open_store(tmp_path, "grid")
-    first, second, third = (Job(pack, tmp_path, "cpu", 50) for pack in plan.packs)
+    first, second, third = (job_of(pack, tmp_path, block=50) for pack in plan.packs)
     shown = StringIO()
     with progress.Display(plan.packs, tmp_path, Console(file=shown, width=200)) as display:
         display.update()
@@ -165,7 +166,7 @@ def test_the_rate_leaves_out_what_an_earlier_command_trained(tmp_path: Path, mon
     look_only_here(monkeypatch)
     plan = make_plan([Trial(seed=seed) for seed in range(4)], (), 2, "cpu", 1)
     open_store(tmp_path, "grid")
-    first, second = (Job(pack, tmp_path, "cpu", 50) for pack in plan.packs)
+    first, second = (job_of(pack, tmp_path, block=50) for pack in plan.packs)
     shown = StringIO()
     with progress.Display(plan.packs, tmp_path, Console(file=shown, width=200)) as display:
         display.started -= 10

@@ -20,6 +20,7 @@ from sweeps.running.job import Finished, Job, train_pack
 from sweeps.running.local import LocalExecutor
 from sweeps.running.processes import RankFailed, RankKilled, ranks, share_of_threads
 from tests.harness.conftest import Dying, Killed
+from tests.jobs import job_of
 from tests.sweeps import kills
 from tests.sweeps.forks import Forked
 from tests.sweeps.rank_work import dies_at_once, exchange, fails
@@ -97,7 +98,7 @@ def pack(command: ModuleType) -> PackPlan:
 def job(pack: PackPlan, tmp_path: Path) -> Job:
     """That pack; a store with other results."""
     open_store(tmp_path, "grid")
-    return Job(pack, tmp_path, "cpu", block=4, every=1, ranks="processes")
+    return job_of(pack, tmp_path, block=4, every=1, ranks="processes")
 
 
 class Killing(Checkpoints):
@@ -111,7 +112,7 @@ class Killing(Checkpoints):
 
 def test_a_pack_goes_on_from_its_checkpoint_bit_for_bit(job: Job, tmp_path: Path) -> None:
     """Asked to stop, killed, bereft of a rank: every rank goes on from what rank 0 has saved."""
-    whole = Job(job.pack, tmp_path / "whole", "cpu", block=4)
+    whole = job_of(job.pack, tmp_path / "whole", block=4)
     open_store(whole.out, "grid")
     train_pack(whole)
     own = job.checkpoints
@@ -128,7 +129,7 @@ def test_a_pack_goes_on_from_its_checkpoint_bit_for_bit(job: Job, tmp_path: Path
 
 def test_ranks_go_back_to_the_same_checkpoint(job: Job, tmp_path: Path) -> None:
     """A chunk before the newest checkpoint is lost: all ranks go on from the one before it."""
-    whole = Job(job.pack, tmp_path / "whole", "cpu", block=4)
+    whole = job_of(job.pack, tmp_path / "whole", block=4)
     open_store(whole.out, "grid")
     train_pack(whole)
     own = job.checkpoints

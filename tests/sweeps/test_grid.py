@@ -19,7 +19,8 @@ from harness.config import CORE, NO_FAULT, ConfigError, Model, Optim, Trial, sec
 from injectors import fault_types
 from injectors.batch import RareTokens
 from injectors.value import Value
-from sweeps.compose.arguments import FOLDER, expand
+from sweeps.compose.arguments import expand
+from sweeps.compose.folders import FOLDER
 
 
 def weight_bit(**fields: Any) -> Value:

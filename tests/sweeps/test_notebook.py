@@ -181,7 +181,7 @@ def test_packs_that_fail(command: ModuleType, empty: Path, monkeypatch: pytest.M
     assert list(failed.value.packs.values()) == ["RuntimeError: out of luck"]
     import analysis
 
-    assert int(analysis.reading.open_sweep(failed.value.out).complete.sum()) == 4
+    assert int(analysis.open_sweep(failed.value.out).complete.sum()) == 4
     monkeypatch.undo()
     monkeypatch.chdir(empty)
     assert len(sweeps.run(line, out="out", progress=False).trial) == len(whole.trial)

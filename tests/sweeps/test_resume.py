@@ -23,6 +23,7 @@ from sweeps.planning.planner import PackPlan, make_plan
 from sweeps.running.claims import lock_of
 from sweeps.running.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
 from tests.harness.conftest import Dying, Killed
+from tests.jobs import job_of
 from tests.sweeps import kills
 from tests.sweeps.forks import Forked
 
@@ -41,7 +42,7 @@ def pack(command: ModuleType) -> PackPlan:
 def job(pack: PackPlan, tmp_path: Path) -> Job:
     """That pack; a store with other results."""
     open_store(tmp_path, "grid")
-    return Job(pack, tmp_path, "cpu", block=4, every=1)
+    return job_of(pack, tmp_path, block=4, every=1)
 
 
 def kill(job: Job, step: int) -> None:
@@ -66,7 +67,7 @@ def steps_trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_it_goes_on_from_the_checkpoint_and_leaves_none(job: Job, steps_trained: list[int], tmp_path: Path) -> None:
-    whole = Job(job.pack, tmp_path / "whole", "cpu", block=4)
+    whole = job_of(job.pack, tmp_path / "whole", block=4)
     open_store(whole.out, "grid")
     train_pack(whole)
     steps_trained.clear()
@@ -97,7 +98,7 @@ def arguments_of(command: ModuleType) -> Sequence[str]:
 
 def test_another_length_of_blocks_changes_nothing_for_what_is_begun(job: Job, steps_trained: list[int]) -> None:
     kill(job, 7)
-    assert isinstance(train_pack(Job(job.pack, job.out, "cpu", block=5)), Finished)
+    assert isinstance(train_pack(job_of(job.pack, job.out, block=5)), Finished)
     assert steps_trained == list(range(STEPS))
 
 

@@ -22,6 +22,7 @@ from sweeps.planning.planner import make_plan
 from sweeps.running.job import Job
 from sweeps.slurm.squeue import Queued, name_of
 from sweeps.slurm.submitted import running_jobs, submitted, submitting, write_down_all
+from tests.jobs import job_of
 
 TOKEN = "0123456789ab"
 OTHER = "f" * 16  # a pack that the store does not have
@@ -78,7 +79,7 @@ def planned(command: ModuleType, out: Path, *overrides: str) -> list[Job]:
     """The jobs of a sweep that has not been trained."""
     given = command.trials(*command.tiny(*overrides)[: len(command.TINY) - 2], *overrides)
     own = ResultsPath.open(out).id
-    return [Job(pack, out, "cpu", 50, folder_id=own) for pack in make_plan(given, (), 2, "cpu", 1).packs]
+    return [job_of(pack, out, folder_id=own) for pack in make_plan(given, (), 2, "cpu", 1).packs]
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""How Hydra is called, by its public names. What is private of it, or of OmegaConf, stands in this file alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf._utils import get_yaml_loader
+from omegaconf.basecontainer import BaseContainer
+
+FOLDER = Path(__file__).parents[1] / "conf"
+CONFIG_NAME = "config"
+OWN_FILES = "command-line"  # who provides a user's folder, as Hydra calls it
+
+
+@dataclass(frozen=True)
+class Call:
+    """What our plugins are told of a call, beside its command line."""
+
+    folder: Path | None = None  # the user's own, of --config-dir
+    console: Any = None  # where a sweep tells of itself; None: standard output
+
+
+_current: ContextVar[Call | None] = ContextVar("call", default=None)
+
+
+def current() -> Call:
+    """The call that is under way."""
+    return _current.get() or Call()
+
+
+@contextmanager
+def calling(call: Call) -> Iterator[None]:
+    """Within, Hydra is ours; afterwards it is again as somebody else in this process has initialized it."""
+    before, token = GlobalHydra.instance().hydra, _current.set(call)
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        _current.reset(token)
+        GlobalHydra.instance().hydra = before
+
+
+def run(application: Callable[[], None], words: Sequence[str], call: Call) -> int:
+    """Have a function under `hydra.main` act on a command line. Returns the exit status, and raises as Hydra does."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors and exits itself
+    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    try:
+        with calling(call):
+            application()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def config_loader(folder: Path | None = None) -> ConfigLoader:
+    """What composes configurations of our files, and of a user's `folder`."""
+    with calling(Call(folder)):
+        initialize_config_dir(str(FOLDER), job_name="sweeps", version_base="1.3")
+        return GlobalHydra.instance().config_loader()
+
+
+def set_sources(path: ConfigSearchPath, packages: Sequence[Path]) -> None:
+    """Have all files read by the source `checked://` of hydra_plugins: ours, those of `packages`, and a user's own."""
+    if _current.get() is None:  # another application
+        return
+    for element in path.get_path():
+        if element.provider == "main":
+            element.path = f"checked://{FOLDER}"
+    for package in packages:
+        path.append("packages", f"checked://{package.absolute()}")
+    if folder := current().folder:
+        path.append(OWN_FILES, f"checked://{folder.absolute()}")
+
+
+def own_folder(loader: ConfigLoader) -> Path | None:
+    """The user's folder with which it was made."""
+    return next((Path(source.path) for source in loader.get_sources() if source.provider == OWN_FILES), None)
+
+
+@cache
+def yaml_loader() -> Any:
+    """OmegaConf's safe loader: numbers and words are those that Hydra would read. It has no public one."""
+    return get_yaml_loader()
+
+
+@contextmanager
+def resolvers_put_back() -> Iterator[None]:
+    """Hydra registers resolvers, perhaps in place of a notebook's; OmegaConf has no public way to ask for those."""
+    before = dict(BaseContainer._resolvers)
+    try:
+        yield
+    finally:
+        BaseContainer._resolvers.clear()
+        BaseContainer._resolvers.update(before)
