@@ -137,6 +137,9 @@ def test_its_commands_run(copy: Path, ended: dict[str, tuple[int | str, str, str
     if not command.startswith("stability-harness sweep"):
         assert "loss_against_time." in printed, printed
         return
+    if not command.startswith("stability-harness sweep"):
+        assert "loss_against_time." in printed, printed
+        return
     out = copy / next(word for word in command.split() if word.startswith("out=")).removeprefix("out=")
     sweep = analysis.open_sweep(out)
     assert len(sweep.trial) >= 2 and set(sweep.outcome.values) == {"trained"}

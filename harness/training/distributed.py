@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.storage.checkpoint import Checkpoints
-from harness.training.ranks import RankMean, State, T
+from harness.training.ranks import RankMean, Replica, T
 
 PATIENCE = datetime.timedelta(minutes=30)  # with another rank that neither answers nor ends
 PIECE = 2**24  # elements of each rank that are gathered at a time
@@ -175,7 +175,7 @@ class ProcessMean(RankMean):
     def agreed(self, choice: bool) -> bool:
         return bool(self.group.from_first(choice))
 
-    def verify(self, state: State) -> None:
+    def verify(self, state: Replica) -> None:
         tensors, values = state()
         own = {name: _sum_of_bits(x) for name, x in tensors.items()}
         records = json.dumps({part: values[part] for part in ("pack", "agenda")})

@@ -18,6 +18,7 @@ from harness.training.answers import Answers
 from harness.training.leaving import Leave, hand_over
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
+from harness.training.ranks import Replica
 from harness.training.resume import restore, state_of
 from harness.training.signals import Measured, Recorder, Write
 from harness.training.sites import Agenda, Event, Site
@@ -122,12 +123,8 @@ def train(
         if pack.device.type == "cpu" or is_due:
             pack.find_masked(tick, agenda.last, loss)
         answers.settle(is_due)
-        if is_due:
-            pack.ranks.verify(state)
-            recorder.flush()
-            _shrink(pack, recorder.nonfinite, leave)
-            if not bool(pack.active.any()):
-                break
+        if is_due and not _look(pack, recorder, state, leave):
+            break
         progress(tick.front + 1, len(recorder.nonfinite))
         passed = pack.clock.number
         if checkpoints and not pack.clock.is_over and pack.ranks.agreed(checkpoints.is_due(passed)):
@@ -137,6 +134,14 @@ def train(
     if leave:
         hand_over(pack, range(len(pack)), recorder.nonfinite, leave)
     return result
+
+
+def _look(pack: Pack, recorder: Recorder, state: Replica, leave: Leave | None) -> bool:
+    """Write what is full, and drop the rows that are done. Whether any is left to train."""
+    pack.ranks.verify(state)
+    recorder.flush()
+    _shrink(pack, recorder.nonfinite, leave)
+    return bool(pack.active.any())
 
 
 def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:

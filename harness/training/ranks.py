@@ -20,7 +20,7 @@ from torch import Tensor
 
 from harness.model.formats import round_to
 
-State = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]
+Replica = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]
 T = TypeVar("T")
 
 
@@ -98,7 +98,7 @@ class RankMean:
         """The choice of rank 0."""
         return choice
 
-    def verify(self, state: State) -> None:
+    def verify(self, state: Replica) -> None:
         """Raise ReplicasDiffer unless all processes have the same state."""
 
     def _merge(self) -> None:

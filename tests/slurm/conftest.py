@@ -61,7 +61,7 @@ def arrays(out: Path) -> list[str]:
 
 
 def assert_equal_stores(one: Path, other: Path) -> None:
-    first, second = (analysis.reading.open_sweep(out).sortby("trial").load() for out in (one, other))
+    first, second = (analysis.open_sweep(out).sortby("trial").load() for out in (one, other))
     assert list(first.trial.values) == list(second.trial.values)
     for name in first.data_vars:
         if name not in ("tokens_per_second", "step_seconds"):

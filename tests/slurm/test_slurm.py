@@ -83,7 +83,7 @@ def test_a_campaign_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
     for done in (local, remote):
         assert done.status == 0, done.out + done.err
     assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
-    changes = analysis.reading.open_sweep(tmp_path / "slurm").changes.values
+    changes = analysis.open_sweep(tmp_path / "slurm").changes.values
     assert len(changes) == 36 + 8 + 1
     here, there = (tree(tmp_path / where / "weights") for where in ("local", "slurm"))
     assert len(here) == 2 * len(changes)
@@ -107,7 +107,7 @@ def test_a_campaign_that_stops_by_itself_goes_on_where_it_was_left(tmp_path: Pat
     assert " after 4 faults of each description" in again.out and "1 pack submitted" in again.out
     assert sweep(tmp_path, *line).status == 0
     assert len(arrays(tmp_path)) == 2, "one for each round"
-    done = analysis.reading.open_sweep(tmp_path)
+    done = analysis.open_sweep(tmp_path)
     assert done.sizes["trial"] == 6 + 1 and bool(done.complete.all())
 
 
@@ -119,7 +119,7 @@ def test_the_same_or_a_wider_grid_submits_only_what_is_neither_stored_nor_queued
     wider = sweep(tmp_path, *GRID, *ONE_JOB, "seed=0,1")
     assert wider.status == 0, wider.err
     packs = {path.parent.name: path for path in tmp_path.glob("store.zarr/*/zarr.json")}
-    done = analysis.reading.open_sweep(tmp_path)
+    done = analysis.open_sweep(tmp_path)
     assert done.sizes["trial"] == 8 and bool(done.complete.all())
     assert len(packs) == 4 and len(arrays(tmp_path)) == 2, "each trial stands in one pack"
     assert "4 complete already" in sweep(tmp_path, *GRID, *ONE_JOB).out
@@ -191,5 +191,5 @@ def goes_on_with_one_array(out: Path) -> None:
     assert len(list(out.glob("slurm/packs/*.json"))) == 2
     assert sweep(out, *GRID, *ONE_JOB).status == 0
     assert len(arrays(out)) == 1
-    done = analysis.reading.open_sweep(out)
+    done = analysis.open_sweep(out)
     assert done.sizes["trial"] == 4 and bool(done.complete.all())

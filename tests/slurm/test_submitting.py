@@ -158,7 +158,7 @@ def test_an_array_is_no_longer_than_slurm_allows(tmp_path: Path, monkeypatch: py
     alone = ["hydra.launcher.minutes_per_job=0", "hydra.launcher.parallel=3"]
     done = sweep(tmp_path / "out", "model.width=16,24,32", *FOUR[1:], *LAUNCH, *alone)
     assert done.status == 0, done.out + done.err
-    trained = analysis.reading.open_sweep(tmp_path / "out")
+    trained = analysis.open_sweep(tmp_path / "out")
     assert trained.sizes["trial"] == 3 and bool(trained.complete.all())
     scripts = [script.read_text() for script in tmp_path.glob("out/slurm/*/submission.sh")]
     assert sorted(re.findall(r"--array=(\S+)", " ".join(scripts))) == ["0-0%1", "0-1%2"]

@@ -34,8 +34,9 @@ from omegaconf import OmegaConf
 from analysis.reading.open_sweep import open_sweep
 from harness.config import Trial
 from sweeps.commands.sweep import main, register
-from sweeps.compose.arguments import FOLDER, config_loader, expand
+from sweeps.compose.arguments import config_loader, expand
 from sweeps.compose.grid import Composer
+from sweeps.compose.hydra_calls import FOLDER
 from sweeps.running import local, progress
 from sweeps.running.job import corpus_of
 from tests.sweeps.forks import Forked
