@@ -1,10 +1,11 @@
 # make quickstart   install into .venv and run the quickstart study
+# make check        install, lint and the tests that matter most, in two minutes
 # make test         install and run the whole test suite
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart picture tables test fuzz lint benchmark slurm browser
+.PHONY: install quickstart picture tables check test fuzz lint benchmark slurm browser
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -36,6 +37,13 @@ tables: install
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadscope --no-loadscope-reorder
+
+# Lint, and the tests that matter most: promises, arithmetic against plain torch, faults, bad input. Some two minutes.
+CHECKED := tests/test_architecture.py tests/harness/test_promises.py tests/harness/test_twins.py tests/harness/test_differential.py \
+  tests/harness/test_row_clocks.py tests/harness/test_checkpoint.py tests/harness/test_loss.py tests/injectors/test_bits.py \
+  tests/injectors/test_replay.py tests/analysis/test_statistics.py tests/analysis/test_metrics.py tests/sweeps/test_plan_table.py
+check: lint
+	$(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadscope $(CHECKED)
 
 # An hour of command lines, YAML files and damaged stores, each shrunk if it fails; `make test` tries a few.
 fuzz: install

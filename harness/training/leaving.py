@@ -11,11 +11,8 @@ from harness.training.pack import Pack
 Leave = Callable[[int, Mapping[str, Tensor]], None]  # is given a planned trial's number and tensors by name
 
 
-def hand_over(pack: Pack, rows: Iterable[int], nonfinite: Mapping[int, int], leave: Leave) -> None:
-    """Give `leave` the weights of rows that are about to go: those of their trials, and of all whose twin they serve.
-
-    `nonfinite` holds the trials that froze in a row of their own, which have left already if that is gone.
-    """
+def hand_over(pack: Pack, rows: Iterable[int], leave: Leave) -> None:
+    """Give `leave` the weights of rows that are about to go: of their trials, and of all whose twin they serve."""
     twins = pack.twins
     for row in rows:
         own, tensors = pack.rows[row], pack.tensors(pack.weights, row)

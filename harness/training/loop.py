@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -130,17 +130,16 @@ def train(
         if checkpoints and not pack.clock.is_over and pack.ranks.agreed(checkpoints.is_due(passed)):
             pack.ranks.verify(state)
             checkpoints.save(passed, *state())
-    result = _result(pack, agenda, recorder)
     if leave:
-        hand_over(pack, range(len(pack)), recorder.nonfinite, leave)
-    return result
+        hand_over(pack, range(len(pack)), leave)
+    return _result(pack, agenda, recorder)
 
 
 def _look(pack: Pack, recorder: Recorder, state: Replica, leave: Leave | None) -> bool:
     """Write what is full, and drop the rows that are done. Whether any is left to train."""
     pack.ranks.verify(state)
     recorder.flush()
-    _shrink(pack, recorder.nonfinite, leave)
+    _shrink(pack, leave)
     return bool(pack.active.any())
 
 
@@ -165,7 +164,7 @@ def digests(*values: np.ndarray) -> list[str]:
     ]
 
 
-def _shrink(pack: Pack, nonfinite: Mapping[int, int], leave: Leave | None) -> None:
+def _shrink(pack: Pack, leave: Leave | None) -> None:
     """Drop the rows of frozen and masked trials when they are many, but keep the smallest pack that rounds alike."""
     active, clock = pack.active.tolist(), pack.clock
     finished = set() if clock.is_over else {row for row, step in enumerate(clock.steps) if step >= clock.last}
@@ -177,5 +176,5 @@ def _shrink(pack: Pack, nonfinite: Mapping[int, int], leave: Leave | None) -> No
     kept += done[: max(0, smallest_pack(pack.device) - len(kept))]
     if len(kept) < len(active):
         if leave:
-            hand_over(pack, sorted(set(range(len(active))) - set(kept)), nonfinite, leave)
+            hand_over(pack, sorted(set(range(len(active))) - set(kept)), leave)
         pack.keep(sorted(kept))

@@ -24,7 +24,7 @@ from harness.model.branches import BRANCHES, Branch, branches_of
 from harness.model.outline import model_tensors
 from harness.training.acts import idle_parts, parts_of
 from harness.training.contradictions import check_trial
-from injectors.fault import places_of
+from injectors.facts import facts_of
 from sweeps.planning.planner import activation_elements, state_bytes, trial_step_seconds
 from tests.harness.test_model_parts_memory import SHAPE, kept_by_a_token_of
 from tests.harness.variants import roughen, with_fields
@@ -85,7 +85,7 @@ def test_the_usual_block_changes_no_id_and_no_stored_configuration() -> None:
 
 def test_its_tensors_and_taps_stand_where_those_of_attention_do(engine) -> None:
     trial = mixing(engine.trial(depth=1))
-    tensors, places = list(model_tensors(trial.model, 64, branches_of(trial))), places_of(trial, 64)
+    tensors, places = list(model_tensors(trial.model, 64, branches_of(trial))), facts_of(trial)
     assert [tensor.name for tensor in tensors] == [
         "embedding",
         *(f"blocks.0.causal_mean.{name}" for name in ("gate", "value", "projection")),
@@ -96,7 +96,7 @@ def test_its_tensors_and_taps_stand_where_those_of_attention_do(engine) -> None:
     assert dict(places.tensors) == {tensor.name: tensor.shape for tensor in tensors}
     pack, seen = engine.pack_of([trial, trial]), []
     pack.model.taps.attach("*", lambda name, x: seen.append((name, tuple(x.shape[1:]))))
-    pack.loss(pack.batches(0))
+    pack.loss(pack.objective.batch(0))
     assert seen == list(places.taps.items())
     assert [name.rpartition(".")[2] for name, _ in seen[1:5]] == ["input", "value", "mean", "projection"]
 
