@@ -66,6 +66,7 @@ class Clock:
     def bind(self) -> None:
         """Work on the rows in use from now on; here the host waits for the device."""
         self.steps = self._steps.used.tolist()
+        self._holds = self._holds or bool((self._held.used >= 0).any())
 
     def start(self, step: int) -> None:
         """All rows stand at this step."""

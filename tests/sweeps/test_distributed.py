@@ -159,7 +159,7 @@ def begun(command: ModuleType, folder: Path, seeds: int = 2, workers: int = 1) -
     """A command whose packs train in processes, and those of the other ranks, once there is a checkpoint."""
     more = (f"seed=range({seeds})", f"hydra.launcher.workers={workers}", "checkpoint.every=20", "out=out")
     process = command.fork(*command.tiny("-m", *LONG, *more), cwd=folder)
-    command.until(lambda: list(folder.glob("out/checkpoints/*/20.json")), "a checkpoint")
+    command.until(lambda: list(folder.glob("out/checkpoints/*/20.safetensors")), "a checkpoint")
     return process, others(process.pid)
 
 
@@ -170,7 +170,7 @@ def test_a_killed_rank_ends_its_pack_with_one_line_and_keeps_the_checkpoint(comm
     assert ended.status == 1 and "rank 1 of 2 was killed by SIGKILL" in ended.out, ended
     (error,) = (empty / "out/errors").iterdir()
     assert error.read_text().startswith("RankKilled: rank 1 of 2 was killed by SIGKILL\n")
-    assert list(empty.glob("out/checkpoints/*/*.json"))
+    assert list(empty.glob("out/checkpoints/*/*.safetensors"))
 
 
 @pytest.mark.parametrize("workers", [2, 4])

@@ -76,7 +76,7 @@ def test_gpt2_is_that_of_transformers(overrides: list[str]) -> None:
     for row, trial in enumerate(fresh.planned):
         own = {name: values.clone() for name, values in fresh.tensors(fresh.weights, row).items()}
         theirs = gpt2_of(trial, own)
-        batch = fresh.batches(0)
+        batch = fresh.objective.batch(0)
         with torch.no_grad():
             logits = fresh.model(batch[:, :, :-1])[row].view(*batch.shape[1:2], -1, 61)
             torch.testing.assert_close(logits, theirs(batch[row, :, :-1]).logits, rtol=0, atol=1e-12)
@@ -87,7 +87,7 @@ def test_gpt2_is_that_of_transformers(overrides: list[str]) -> None:
         for name, parameter in theirs.named_parameters():
             if trial.model.biases or not name.endswith("bias"):
                 torch.testing.assert_close(named[name], parameter.grad, rtol=0, atol=1e-12, msg=name)
-        losses, norms = their_training(theirs, trial, lambda step, row=row: fresh.batches(step)[row])
+        losses, norms = their_training(theirs, trial, lambda step, row=row: fresh.objective.batch(step)[row])
         torch.testing.assert_close(signals["loss"][row].double(), losses, rtol=0, atol=1e-6)  # stored as float32
         torch.testing.assert_close(signals["grad_norm"][row].double(), norms, rtol=1e-6, atol=0)
         ended = dict(pack.tensors(pack.weights, row))

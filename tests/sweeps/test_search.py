@@ -246,7 +246,7 @@ def test_killed_searches_go_on(command: ModuleType, tmp_path: Path, kind: str) -
     arguments = command.tiny(f"search={kind}", *own, *sizes, *ONCE)
     one_worker = [text.replace("workers=2", "workers=1") for text in arguments]
     process = command.fork(*arguments, "out=out", cwd=tmp_path)
-    command.until(lambda: list(tmp_path.glob("out/checkpoints/*/*.json")), "a checkpoint")
+    command.until(lambda: list(tmp_path.glob("out/checkpoints/*/*.safetensors")), "a checkpoint")
     os.killpg(process.pid, signal.SIGKILL)
     command.end(process)
     asked = {study.study_name: points(study, TrialState.RUNNING) for study in searched(tmp_path / "out")}
