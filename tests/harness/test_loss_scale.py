@@ -18,6 +18,7 @@ from harness.objectives.outcome import NON_FINITE
 from harness.optim.loss_scale import LossScale
 from harness.training.contradictions import check_trial
 from harness.training.sites import Site
+from injectors.facts import facts_of
 from injectors.value import Value
 from tests.harness.test_promises import Change
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
@@ -264,11 +265,11 @@ def test_a_fault_changes_the_scale_in_force_for_good(engine):
     assert scales(run, 2) == [1] * 8 and scales(run, 3) == [64] * 8
     assert run.result.strikes == run.result.changes == [1, 1, 0, 0], "where nothing is scaled it never fires"
     assert [(event.before, event.after) for event in run.result.events[0]] == [("64.0", "16.0")]
-    check_trial(trials[1])
+    trials[1].fault.check(facts_of(trials[1]))
     with pytest.raises(
         ConfigError, match="fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: anoth"
     ):
-        check_trial(trials[2])
+        trials[2].fault.check(facts_of(trials[2]))
 
 
 def test_a_fault_pushes_fp16_past_its_range(engine):

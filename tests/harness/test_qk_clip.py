@@ -80,7 +80,7 @@ def test_the_largest_of_all_parts_and_ranks_counts(engine):
     one = engine.pack_of(trials(engine, [0.5, 0.7]))
     many = engine.pack_of(trials(engine, [0.5, 0.7]) * 9)
     ranks = engine.pack_of(trials(engine, [0.5, 0.7], ranks=4))
-    assert len(many._parts) > 1
+    assert len(many.parts) > 1
     one.learn(one.objective.batch(0))
     many.learn(many.objective.batch(0))
     for _, part in ranks.ranks.parts(ranks.objective.batch(0)):

@@ -51,8 +51,8 @@ def small(engine, seed):
 def test_every_row_of_a_large_pack_is_struck_as_in_a_small_one(engine, site, forks):
     """Faulty rows of each site in several parts."""
     run, spy = large(engine, forks)
-    parts, planned = spy.pack._parts, list(spy.pack.planned)
-    assert len(parts) > 2 and len(small(engine, STRUCK[0]).pack._parts) == 1
+    parts, planned = spy.pack.parts, list(spy.pack.planned)
+    assert len(parts) > 2 and len(small(engine, STRUCK[0]).pack.parts) == 1
     own_parts = set()
     for i, r in enumerate(STRUCK):
         number, twin_number = planned.index(one_of(engine, site, r)), 18 + 5 * len(STRUCK) + i
