@@ -10,6 +10,17 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+# What tests share is asserted in as in a test: with the values of both sides.
+for shared in (
+    "harness.engine",
+    "sweeps.command",
+    "analysis.synthetic",
+    "analysis.judging",
+    "analysis.mitigated",
+    "injectors.faults",
+):
+    pytest.register_assert_rewrite(f"tests.{shared}")
+
 # Tests run side by side: threads that spin while they wait take the cores from one another. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed import run, run_all
-from tests.sweeps.conftest import tiny
+from tests.sweeps.command import tiny
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("harness", "injectors", "sweeps", "analysis", "hydra_plugins")

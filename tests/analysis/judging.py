@@ -12,6 +12,7 @@ import xarray as xr
 from analysis import open_sweep, outcomes
 from analysis.measures.envelope import FEWEST_TWINS
 from harness.config import Trial
+from tests.analysis import synthetic
 
 STEPS, START = 40, 20
 GOLDEN = 2.0
@@ -34,15 +35,15 @@ def deviation(curve: Curve, steps: int = STEPS) -> np.ndarray:
 class Campaign:
     """Trials whose loss is GOLDEN + D_t; written by name, judged, and read by name."""
 
-    def __init__(self, synthetic, out: Path):
-        self.synthetic, self.out = synthetic, out
+    def __init__(self, out: Path):
+        self.out = out
         self.trials: dict[str, Trial] = {}
         self.curves: dict[str, np.ndarray] = {}
         self.options: dict[str, Callable] = {}
 
     def fault(self, name: str, curve: Curve, start: int = START, base: Trial | None = None, **fields) -> Trial:
-        fault = self.synthetic.WeightBit(start=start, tensor=f"t{len(self.trials)}", **fields)
-        return self.add(name, dataclasses.replace(base or self.synthetic.make_trial(steps=STEPS), fault=fault), curve)
+        fault = synthetic.WeightBit(start=start, tensor=f"t{len(self.trials)}", **fields)
+        return self.add(name, dataclasses.replace(base or synthetic.make_trial(steps=STEPS), fault=fault), curve)
 
     def add(self, name: str, trial: Trial, curve: Curve) -> Trial:
         self.trials[name] = trial
@@ -51,16 +52,16 @@ class Campaign:
 
     def envelope(self, count: int = FEWEST_TWINS, base: Trial | None = None, scale: float = 1.0) -> None:
         """Twins of which the first reaches ENVELOPE_MAX and the second, from below, ENVELOPE_FINAL."""
-        base = base or self.synthetic.make_trial(steps=STEPS)
+        base = base or synthetic.make_trial(steps=STEPS)
         curves: list[Curve] = [{25: ENVELOPE_MAX * scale}, {range(30, STEPS): -ENVELOPE_FINAL * scale}]
         for number in range(count):
-            trial = dataclasses.replace(base, fault=self.synthetic.LastBit(start=START, seed=number))
+            trial = dataclasses.replace(base, fault=synthetic.LastBit(start=START, seed=number))
             self.add(f"twin {len(self.trials)}", trial, curves[number] if number < 2 else {28: -SLIGHTLY})
 
     def write(self, trials: list[Trial] | None = None, **options) -> None:
-        trials = self.synthetic.with_golden(self.trials.values()) if trials is None else trials
+        trials = synthetic.with_golden(self.trials.values()) if trials is None else trials
         curve = self.curves.get
-        self.synthetic.write_pack(
+        synthetic.write_pack(
             self.out, trials, lambda t: curve(t.id, np.full(t.train.steps, GOLDEN)), faults=events, **options
         )
 

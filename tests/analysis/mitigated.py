@@ -14,6 +14,7 @@ import xarray as xr
 from analysis import open_sweep
 from analysis.measures.mitigations import Comparison, compare
 from harness.config import Fault, Trial
+from tests.analysis import synthetic
 
 STEPS, START = 40, 20
 RATES = (1e-3, 1e-2, 1e-1)
@@ -38,15 +39,15 @@ LOST = Ending(outcome="non-finite", is_lost=True)
 class Study:
     """Writes a sweep into a folder, and compares its mitigations."""
 
-    def __init__(self, synthetic, out: Path):
-        self.synthetic, self.out = synthetic, out
+    def __init__(self, out: Path):
+        self.out = out
         self.compared: Comparison | None = None
 
     def flip(self, **fields) -> Fault:
-        return self.synthetic.WeightBit(start=START, **fields)
+        return synthetic.WeightBit(start=START, **fields)
 
     def poison(self, duration: int | None = 3) -> Fault:
-        return self.synthetic.RareTokens(start=START, duration=duration)
+        return synthetic.RareTokens(start=START, duration=duration)
 
     def write(
         self,
@@ -62,7 +63,7 @@ class Study:
         """A pack for each mitigation, width and depth."""
         for mitigation, width, depth in product(mitigations, widths, depths):
             trials = [
-                self.synthetic.make_trial(width, lr, seed, mitigation, fault, depth=depth, steps=STEPS)
+                synthetic.make_trial(width, lr, seed, mitigation, fault, depth=depth, steps=STEPS)
                 for lr, seed, fault in product(rates, seeds, [None, *faults])
             ]
             self.write_pack(trials, ending, **options)
@@ -74,7 +75,7 @@ class Study:
         def loss(trial: Trial) -> np.ndarray:
             own = ending(trial)
             curve = np.full(STEPS, ending(trial.golden).loss)
-            curve[0] = self.synthetic.INITIAL
+            curve[0] = synthetic.INITIAL
             for where, value in own.deviation.items():
                 curve[START:][[*where] if isinstance(where, range) else where] += value
             if own.is_lost:
@@ -82,7 +83,7 @@ class Study:
             return curve
 
         def events(trial: Trial) -> list[dict]:
-            site = "batch" if isinstance(trial.fault, self.synthetic.RareTokens) else "weight"
+            site = "batch" if isinstance(trial.fault, synthetic.RareTokens) else "weight"
             event = {"site": site, "tensor": "head", "bit": 0, "step": START, "changed": ending(trial).changed}
             return [] if trial.fault.name == "none" else [event]
 
@@ -92,8 +93,8 @@ class Study:
         }
         self.compared = None
         own = {"faults": events, "outcome": lambda trial: ending(trial).outcome, "signals": signals}
-        own |= {"block": STEPS, "measured": self.synthetic.READ}
-        self.synthetic.write_pack(self.out, trials, loss, **own | options)
+        own |= {"block": STEPS, "measured": synthetic.READ}
+        synthetic.write_pack(self.out, trials, loss, **own | options)
 
     @property
     def sweep(self) -> xr.Dataset:

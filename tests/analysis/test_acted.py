@@ -17,6 +17,7 @@ from analysis.reading.acted import EVERY_BIT, Acting, idle_note, marked
 from analysis.reading.open_sweep import open_with_events
 from analysis.reports.report import write_report
 from harness.config import NO_FAULT, Trial
+from tests.analysis import synthetic
 from tests.analysis.given import given
 from tests.analysis.mitigated import Study, of_faults
 
@@ -24,7 +25,7 @@ PLAIN = Acting({}, {}, "plain")
 
 
 @pytest.fixture
-def write(synthetic, tmp_path: Path) -> Callable:
+def write(tmp_path: Path) -> Callable:
     """Write trials of these mitigations, each with what the store has of it; the folder."""
 
     def write(
@@ -84,7 +85,7 @@ def test_what_the_recipe_itself_has_is_not_the_mitigations(write) -> None:
     assert sweep["idle_parts"].values.tolist() == ["schedule.decay, optim.clip"] * 4 + [""] * 4
 
 
-def test_a_trial_is_compared_with_its_own_counterpart(write, synthetic) -> None:
+def test_a_trial_is_compared_with_its_own_counterpart(write) -> None:
     """Of the same rate, seed, width and fault, whatever a mitigation sets beside."""
 
     def name(trial: Trial) -> str:
@@ -166,13 +167,13 @@ def test_a_mark_is_on_each_number_behind_which_nothing_acted(write, acts_at: flo
     assert any(text.endswith("†") for text in texts) == bool(idle)
 
 
-def test_of_faults_those_at_the_common_rate_count(synthetic, tmp_path: Path) -> None:
+def test_of_faults_those_at_the_common_rate_count(tmp_path: Path) -> None:
     """What screens batches acts where one is poisoned, and not without a fault."""
 
     def screens(trial: Trial) -> Acting:
         return Acting({"screen.rarity": int(trial.fault != NO_FAULT)}, {}, "other")
 
-    study = Study(synthetic, tmp_path)
+    study = Study(tmp_path)
     study.write(of_faults(lambda trial: {3: 1.0}), faults=[study.poison()], acting=of(screens))
     found, row = study.compare(), study.row()
     idle = {name for name in found.metrics if row[f"{name}_idle"]}

@@ -20,10 +20,11 @@ from analysis.measures.statistics import studied
 from analysis.reports import campaign
 from analysis.reports.campaign import write_campaign
 from harness.storage.store import open_store
+from tests.analysis import synthetic
 
 
 @pytest.fixture(scope="module")
-def commanded(synthetic, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.Campaign, list[str]]:
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.Campaign, list[str]]:
     """A folder, what the command has made of it, and the lines that it printed, none of them a warning."""
     out, made = tmp_path_factory.mktemp("campaign"), []
     synthetic.write_campaign(out, faults=60)
@@ -89,7 +90,7 @@ def test_the_command_prints_the_table_and_where_things_are(commanded) -> None:
     assert f"Note: {made.notes[0]}" in lines and lines[-1] == f"Page: {out / 'campaign.html'}"
 
 
-def test_how_many_faults_struck_a_number_that_was_zero_is_said(tmp_path: Path, synthetic) -> None:
+def test_how_many_faults_struck_a_number_that_was_zero_is_said(tmp_path: Path) -> None:
     """In the fault's format; of events that do not say so nothing is counted."""
     faulty = [synthetic.make_trial(seed=seed, fault=synthetic.WeightBit(start=20)) for seed in range(5)]
     kinds = [{"was_zero": True}, {"was_zero": True}, {"was_zero": False}, {"was_zero": None}, {}]
@@ -103,7 +104,7 @@ def test_how_many_faults_struck_a_number_that_was_zero_is_said(tmp_path: Path, s
     assert write_campaign(tmp_path).table["zeros"].tolist() == ["67% of 3"] * 2
 
 
-def test_what_is_missing_is_said(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done, running, orphan, idle = (
         synthetic.make_trial(seed=seed, fault=synthetic.RareTokens(start=20)) for seed in range(4)
     )
@@ -127,7 +128,7 @@ def test_what_is_missing_is_said(tmp_path: Path, synthetic, capsys: pytest.Captu
     assert rows["batch"].split()[1] == "1" and rows["never"].split()[2] == "1" and rows["all"].split()[2] == "2"
 
 
-def test_no_fault_is_judged_yet(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_fault_is_judged_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
     synthetic.write_pack(tmp_path, [trial.golden, trial], steps_done=10, finish=False)
     assert main(["campaign", str(tmp_path)]) == 0
@@ -135,19 +136,19 @@ def test_no_fault_is_judged_yet(tmp_path: Path, synthetic, capsys: pytest.Captur
     assert text.count("No figure: ") == 4 and "1 fault unfinished" in text
 
 
-def no_results(out: Path, synthetic) -> None:
+def no_results(out: Path) -> None:
     pass
 
 
-def no_trials(out: Path, synthetic) -> None:
+def no_trials(out: Path) -> None:
     open_store(out, "test")
 
 
-def no_faults(out: Path, synthetic) -> None:
+def no_faults(out: Path) -> None:
     synthetic.write_pack(out, [synthetic.make_trial()])
 
 
-def only_the_envelope(out: Path, synthetic) -> None:
+def only_the_envelope(out: Path) -> None:
     synthetic.write_pack(out, synthetic.with_golden([synthetic.make_trial(fault=synthetic.LastBit(start=3))]))
 
 
@@ -161,9 +162,9 @@ def only_the_envelope(out: Path, synthetic) -> None:
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(
-    tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str], prepare, reason: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prepare, reason: str
 ) -> None:
-    prepare(tmp_path, synthetic)
+    prepare(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     assert main(["campaign", str(tmp_path)]) == 2
     captured = capsys.readouterr()
@@ -174,7 +175,7 @@ def test_wrong_input_is_one_line_and_status_2(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trial = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
     synthetic.write_pack(tmp_path, [trial.golden, trial])
     (tmp_path / "campaign.html").mkdir()
@@ -188,7 +189,7 @@ def test_one_figure_of_a_campaign_can_be_drawn_alone(written, tmp_path: Path) ->
 
 
 def test_what_there_is_to_say_of_the_envelope_is_one_line_beside_the_figure(
-    tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     synthetic.write_campaign(tmp_path, faults=10, beta2s=[0.95], clips=[None], twins=3)
     assert main(["figure", "outcome_shares", str(tmp_path), str(tmp_path / "shares.png")]) == 0

@@ -12,6 +12,7 @@ from analysis import open_sweep
 from analysis.figures.registry import Needs, Results, figures
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import OUTCOMES
+from tests.analysis import synthetic
 from tests.analysis.sizes import SIZES
 
 CAMPAIGN_FIGURES = figures(Needs.OUTCOMES)
@@ -21,7 +22,7 @@ CAMPAIGN_FIGURES = figures(Needs.OUTCOMES)
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CAMPAIGN_FIGURES)
-def test_readable_at_every_size(drawn, synthetic, name: str, size: str) -> None:
+def test_readable_at_every_size(drawn, name: str, size: str) -> None:
     drawing = drawn[size][name]
     if drawing.figure is None:
         assert (name, size) == ("recovery_against_beta2", "one site, one bit, no envelope")
@@ -34,12 +35,12 @@ def test_readable_at_every_size(drawn, synthetic, name: str, size: str) -> None:
 
 
 @pytest.mark.parametrize("name", CAMPAIGN_FIGURES)
-def test_global_settings_stay(drawn, synthetic, name: str) -> None:
+def test_global_settings_stay(drawn, name: str) -> None:
     assert drawn["few faults"][name].figure and synthetic.settings() == synthetic.SETTINGS
 
 
 @pytest.mark.parametrize("name", CAMPAIGN_FIGURES)
-def test_without_judged_faults_there_is_none_and_a_reason(tmp_path: Path, synthetic, name: str) -> None:
+def test_without_judged_faults_there_is_none_and_a_reason(tmp_path: Path, name: str) -> None:
     faulty = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
     synthetic.write_pack(tmp_path, [faulty.golden, faulty], steps_done=10, finish=False)
     drawing = CAMPAIGN_FIGURES[name](Results(open_sweep(tmp_path)))
@@ -77,9 +78,7 @@ def test_bars_by_site_and_by_time_are_the_table(sweeps, drawn) -> None:
     assert by_time.get_yticklabels()[0].get_text() == f"0 to 19 (n = {early})"
 
 
-def test_few_first_steps_are_rows_of_their_own_and_runs_of_different_length_are_cut_by_share(
-    tmp_path: Path, synthetic
-) -> None:
+def test_few_first_steps_are_rows_of_their_own_and_runs_of_different_length_are_cut_by_share(tmp_path: Path) -> None:
     def labels(out: Path) -> list[str]:
         figure = CAMPAIGN_FIGURES["outcome_shares"](Results(open_sweep(out))).figure
         return [label.get_text() for label in figure.axes[1].get_yticklabels()]

@@ -18,6 +18,7 @@ from analysis.figures.registry import Results
 from analysis.measures.judged_faults import COLOURS
 from analysis.measures.outcomes import OUTCOMES
 from analysis.measures.statistics import studied
+from tests.analysis import synthetic
 from tests.analysis.judging import GOLDEN, START, STEPS, Campaign
 
 
@@ -34,7 +35,7 @@ def band(panel: Axes) -> tuple[np.ndarray, np.ndarray]:
     return steps, upper[first, 1]
 
 
-def test_deviation_curves_are_a_sample_over_the_envelope(sweeps, drawn, synthetic) -> None:
+def test_deviation_curves_are_a_sample_over_the_envelope(sweeps, drawn) -> None:
     ds, drawing = sweeps["three sites"], drawn["three sites"]["deviation_curves"]
     panels = [panel for panel in drawing.figure.axes if panel.get_title()]
     assert len(panels) == 4 and "2 recipes with fewer such faults not shown" in drawing.caption
@@ -60,7 +61,7 @@ def check_band(panel: Axes, faulty: xr.Dataset) -> None:
     assert (np.diff(height) >= 0).all() and height[0] < height[-1]
 
 
-def test_a_small_campaign_is_drawn_whole_and_says_that_it_has_no_envelope(sweeps, drawn, synthetic) -> None:
+def test_a_small_campaign_is_drawn_whole_and_says_that_it_has_no_envelope(sweeps, drawn) -> None:
     size = "one site, one bit, no envelope"
     drawing, ds = drawn[size]["deviation_curves"], studied(sweeps[size])
     highest = sorted(np.nanmax(line.get_ydata()) for line in curves(drawing.figure.axes[0]))
@@ -69,8 +70,8 @@ def test_a_small_campaign_is_drawn_whole_and_says_that_it_has_no_envelope(sweeps
 
 
 @pytest.mark.parametrize("exploded", [0, 1, 2])
-def test_an_explosion_runs_along_the_edge_and_is_counted(synthetic, tmp_path: Path, exploded: int) -> None:
-    campaign = Campaign(synthetic, tmp_path)
+def test_an_explosion_runs_along_the_edge_and_is_counted(tmp_path: Path, exploded: int) -> None:
+    campaign = Campaign(tmp_path)
     for number in range(4):
         campaign.fault(f"small {number}", {range(START, STEPS): 2.0**-number})
     for number in range(exploded):
@@ -87,8 +88,8 @@ def test_an_explosion_runs_along_the_edge_and_is_counted(synthetic, tmp_path: Pa
     assert synthetic.check_texts(drawing.figure)
 
 
-def test_a_clean_run_that_explodes_does_not_stretch_the_axis_either(synthetic, tmp_path: Path) -> None:
-    campaign = Campaign(synthetic, tmp_path)
+def test_a_clean_run_that_explodes_does_not_stretch_the_axis_either(tmp_path: Path) -> None:
+    campaign = Campaign(tmp_path)
     campaign.envelope()
     campaign.curves[campaign.trials["twin 0"].id][25] = 1e30
     campaign.fault("a", {range(START, STEPS): 1.0})

@@ -15,8 +15,8 @@ from tests.analysis.judging import ENVELOPE_MAX, SLIGHTLY, START, STEPS, Campaig
 
 
 @pytest.fixture
-def campaign(synthetic, tmp_path: Path) -> Campaign:
-    return Campaign(synthetic, tmp_path)
+def campaign(tmp_path: Path) -> Campaign:
+    return Campaign(tmp_path)
 
 
 @pytest.mark.parametrize("count", [FEWEST_TWINS - 1, FEWEST_TWINS])

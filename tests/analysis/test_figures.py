@@ -20,6 +20,7 @@ from analysis.figures.loss_against_rate import loss_against_rate
 from analysis.figures.registry import Needs, Results, figures
 from analysis.figures.sensitivity_against_width import sensitivity_against_width
 from analysis.measures import metrics
+from tests.analysis import synthetic
 from tests.analysis.mitigated import Ending, Study
 
 FIGURES = figures(Needs.SWEEP)
@@ -62,12 +63,12 @@ def test_every_panel_has_data_and_every_axis_a_label(drawn, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_no_text_lies_on_another_or_outside(drawn, synthetic, name: str) -> None:
+def test_no_text_lies_on_another_or_outside(drawn, name: str) -> None:
     assert synthetic.check_texts(drawn[name]) > 8
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_drawing_again_gives_the_same_picture_and_changes_no_global_setting(sweep, drawn, synthetic, name: str) -> None:
+def test_drawing_again_gives_the_same_picture_and_changes_no_global_setting(sweep, drawn, name: str) -> None:
     backend = matplotlib.get_backend()
     assert png(FIGURES[name](Results(*sweep)).figure) == png(drawn[name])
     assert synthetic.settings() == synthetic.SETTINGS and matplotlib.get_backend() == backend
@@ -91,7 +92,7 @@ def test_rates_have_a_panel_a_width_and_a_line_a_mitigation(sweep, drawn) -> Non
     assert plain.get_ydata()[-1] > normed.get_ydata()[-1] + 1
 
 
-def test_nonfinite_trials_are_crosses_at_the_loss_at_initialisation(tmp_path: Path, synthetic) -> None:
+def test_nonfinite_trials_are_crosses_at_the_loss_at_initialisation(tmp_path: Path) -> None:
     trials = [synthetic.make_trial(lr=lr, seed=seed) for lr in (1e-3, 1e-2, 1e-1) for seed in (0, 1)]
 
     def loss(trial) -> np.ndarray:
@@ -110,7 +111,7 @@ def test_nonfinite_trials_are_crosses_at_the_loss_at_initialisation(tmp_path: Pa
     np.testing.assert_allclose(drawing.figure.axes[0].lines[0].get_ydata(), [3, 2, (3 + 5) / 2])
 
 
-def test_the_loss_at_initialisation_is_left_out_where_nothing_comes_near_it(tmp_path: Path, synthetic) -> None:
+def test_the_loss_at_initialisation_is_left_out_where_nothing_comes_near_it(tmp_path: Path) -> None:
     trials = [synthetic.make_trial(lr=lr) for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, trials)
     drawing = loss_against_rate(Results(open_sweep(tmp_path)))
@@ -126,7 +127,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize(("mitigations", "words", "level"), STARTS.values(), ids=STARTS)
-def test_the_loss_at_initialisation_is_the_baselines(tmp_path: Path, synthetic, mitigations, words, level) -> None:
+def test_the_loss_at_initialisation_is_the_baselines(tmp_path: Path, mitigations, words, level) -> None:
     """Mitigations may start at losses of their own; where the baseline is not in the sweep the legend says so."""
     starts = {"none": 5.0, "deep": 7.0, "wild": 9.0}
     trials = [synthetic.make_trial(lr=lr, mitigation=name) for name in mitigations for lr in (1e-3, 1e-2)]
@@ -144,7 +145,7 @@ def test_the_loss_at_initialisation_is_the_baselines(tmp_path: Path, synthetic, 
     assert [text for text in legend_texts(figure) if text.startswith("loss at")] == words
 
 
-def test_other_axes_of_the_sweep_make_lines_of_their_own(tmp_path: Path, synthetic) -> None:
+def test_other_axes_of_the_sweep_make_lines_of_their_own(tmp_path: Path) -> None:
     for depth in (1, 2):
         trials = [synthetic.make_trial(lr=lr, depth=depth) for lr in (1e-3, 1e-2)]
         synthetic.write_pack(tmp_path, trials)
@@ -169,7 +170,7 @@ def test_sensitivity_shows_the_table(sweep, drawn) -> None:
         np.testing.assert_allclose(reach, own[["low", "high"]], atol=1e-12)
 
 
-def test_different_ranges_of_rates_are_said_in_the_caption(tmp_path: Path, synthetic) -> None:
+def test_different_ranges_of_rates_are_said_in_the_caption(tmp_path: Path) -> None:
     for mitigation, rates in (("none", (1e-3, 1e-2)), ("qk_norm", (1e-3, 1e-1))):
         synthetic.write_pack(tmp_path, [synthetic.make_trial(lr=lr, mitigation=mitigation) for lr in rates])
     caption = sensitivity_against_width(Results(open_sweep(tmp_path))).caption
@@ -250,7 +251,7 @@ def test_strikes_beyond_the_events_that_are_kept() -> None:
     assert strikes(planned(fault_duration=np.nan, strikes=64), events) == [(30, 93)]
 
 
-def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path, synthetic) -> None:
+def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path) -> None:
     idle = synthetic.make_trial(fault=synthetic.RareTokens(start=20))
     lost = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
 
@@ -278,9 +279,9 @@ def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path, synthetic
 # --- nothing to draw ---------------------------------------------------------------------------------------------
 
 
-def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Path, synthetic) -> None:
+def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Path) -> None:
     names = ["none", *(f"m{number:02}" for number in range(20))]
-    study = Study(synthetic, tmp_path)
+    study = Study(tmp_path)
 
     def ending(trial) -> Ending:
         size = 20 - names.index(trial.mitigation)
@@ -304,7 +305,7 @@ def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Pa
     assert own[:, 0].max() < own[:, 1].min(), "no series reaches the next width"
 
 
-def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(tmp_path: Path, synthetic) -> None:
+def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(tmp_path: Path) -> None:
     axes = {"beta2": (0.9, 0.95, 0.99), "eps": (1e-10, 1e-9, 1e-8), "weight_decay": (0.01, 0.1)}
     grid = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     trials = [
@@ -321,7 +322,7 @@ def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(
         assert drawing.caption.endswith(" Not shown: 26 combinations with higher values."), name
 
 
-def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path, synthetic) -> None:
+def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
     results = Results(open_sweep(tmp_path), fault_events(tmp_path))
     reasons = {name: draw(results) for name, draw in FIGURES.items()}
@@ -331,13 +332,13 @@ def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path, syn
     assert "no faults" in reasons["faulty_against_golden"].caption
 
 
-def test_one_rate_and_a_number_that_is_swept_beside_it(tmp_path: Path, synthetic) -> None:
+def test_one_rate_and_a_number_that_is_swept_beside_it(tmp_path: Path) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial(beta2=beta2) for beta2 in (0.95, 0.999)])
     drawing = sensitivity_against_width(Results(open_sweep(tmp_path)))
     assert drawing.figure is None and "two learning rates" in drawing.caption
 
 
-def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path, synthetic) -> None:
+def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path) -> None:
     faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), steps_done=10, finish=False)
     results = Results(open_sweep(tmp_path), fault_events(tmp_path))
@@ -345,7 +346,7 @@ def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path, synthetic) -
     assert all(drawing.figure is None and drawing.caption.startswith("No figure: ") for drawing in drawings)
 
 
-def test_names_in_two_columns_have_room_under_a_single_panel(tmp_path: Path, synthetic) -> None:
+def test_names_in_two_columns_have_room_under_a_single_panel(tmp_path: Path) -> None:
     names = ["none", "scaled_embedding", "attention_temperature", "screen_repetition", "sequence_reshape"]
     trials = [synthetic.make_trial(lr=lr, mitigation=name) for name in names for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, trials)

@@ -14,6 +14,7 @@ import xarray as xr
 from analysis import open_sweep
 from analysis.measures import metrics
 from analysis.reading.twins import Trials, deviations, twin_curves
+from tests.analysis import synthetic
 
 
 def one_value(values: xr.DataArray, trial) -> float:
@@ -24,7 +25,7 @@ def one_value(values: xr.DataArray, trial) -> float:
 
 
 @pytest.mark.parametrize(("steps", "window"), [(200, 10), (101, 6), (40, 5), (3, 3)])
-def test_final_loss_is_the_mean_over_the_last_steps(tmp_path: Path, synthetic, steps: int, window: int) -> None:
+def test_final_loss_is_the_mean_over_the_last_steps(tmp_path: Path, steps: int, window: int) -> None:
     trial, longer = synthetic.make_trial(steps=steps), synthetic.make_trial(steps=steps + 50)
     for each in (trial, longer):
         synthetic.write_pack(tmp_path, [each], lambda t: np.arange(t.train.steps, dtype=float))
@@ -33,7 +34,7 @@ def test_final_loss_is_the_mean_over_the_last_steps(tmp_path: Path, synthetic, s
     assert metrics.final_loss(ds).attrs["units"] == "nat/token"
 
 
-def test_final_loss_is_nan_where_there_is_none(tmp_path: Path, synthetic) -> None:
+def test_final_loss_is_nan_where_there_is_none(tmp_path: Path) -> None:
     trials = [synthetic.make_trial(seed=seed) for seed in range(5)]
     lost = {trials[1].id: slice(10, None), trials[2].id: slice(39, None), trials[3].id: slice(10, 11)}
 
@@ -49,7 +50,7 @@ def test_final_loss_is_nan_where_there_is_none(tmp_path: Path, synthetic) -> Non
     assert all(np.isnan(one_value(final, trial)) for trial in trials[1:])
 
 
-def test_steps_whose_batch_was_dropped_are_left_out_of_the_final_loss(tmp_path: Path, synthetic) -> None:
+def test_steps_whose_batch_was_dropped_are_left_out_of_the_final_loss(tmp_path: Path) -> None:
     trials = [synthetic.make_trial(seed=seed) for seed in range(3)]
     synthetic.write_pack(tmp_path, trials, lambda t: np.arange(t.train.steps, dtype=float))
     ds = open_sweep(tmp_path)
@@ -61,7 +62,7 @@ def test_steps_whose_batch_was_dropped_are_left_out_of_the_final_loss(tmp_path: 
     assert np.isnan(one_value(final, trials[2])), "nothing is left"
 
 
-def test_final_validation_loss_is_that_of_the_last_step(tmp_path: Path, synthetic) -> None:
+def test_final_validation_loss_is_that_of_the_last_step(tmp_path: Path) -> None:
     trial, longer, lost = synthetic.make_trial(), synthetic.make_trial(steps=60), synthetic.make_trial(seed=1)
     for each in (trial, longer, lost):
         curve = {
@@ -74,7 +75,7 @@ def test_final_validation_loss_is_that_of_the_last_step(tmp_path: Path, syntheti
     assert found.attrs["units"] == "nat/token"
 
 
-def test_initial_loss_is_that_of_the_first_step(tmp_path: Path, synthetic) -> None:
+def test_initial_loss_is_that_of_the_first_step(tmp_path: Path) -> None:
     trials = [synthetic.make_trial(seed=seed) for seed in range(2)]
     synthetic.write_pack(tmp_path, trials, lambda t: np.where(np.arange(40) == 0, [5, np.inf][t.seed], 1))
     np.testing.assert_array_equal(metrics.initial_loss(open_sweep(tmp_path)).values, [5, np.nan])
@@ -83,7 +84,7 @@ def test_initial_loss_is_that_of_the_first_step(tmp_path: Path, synthetic) -> No
 # --- LR sensitivity ----------------------------------------------------------------------------------------------
 
 
-def final_losses(synthetic, table: dict) -> dict:
+def final_losses(table: dict) -> dict:
     """Trial -> loss curve that starts at 5 and ends at a given value."""
     return {
         trial.id: np.where(np.arange(trial.train.steps) == 0, synthetic.INITIAL, value)
@@ -91,14 +92,14 @@ def final_losses(synthetic, table: dict) -> dict:
     }
 
 
-def sensitivity_of(tmp_path: Path, synthetic, losses: dict[float, list[float]], **fields):
+def sensitivity_of(tmp_path: Path, losses: dict[float, list[float]], **fields):
     """`losses`: rate -> final loss of each seed."""
     values = {
         synthetic.make_trial(lr=lr, seed=seed, **fields): loss
         for lr, own in losses.items()
         for seed, loss in enumerate(own)
     }
-    curves = final_losses(synthetic, values)
+    curves = final_losses(values)
     synthetic.write_pack(tmp_path, list(values), lambda trial: curves[trial.id])
     return metrics.lr_sensitivity(open_sweep(tmp_path))
 
@@ -114,8 +115,8 @@ def sensitivity_of(tmp_path: Path, synthetic, losses: dict[float, list[float]], 
     ],
     ids=["plain", "non-finite counts as no learning", "worse than no learning too", "at chance everywhere", "flat"],
 )
-def test_lr_sensitivity_by_hand(tmp_path: Path, synthetic, losses: dict, expected: float) -> None:
-    table = sensitivity_of(tmp_path, synthetic, losses)
+def test_lr_sensitivity_by_hand(tmp_path: Path, losses: dict, expected: float) -> None:
+    table = sensitivity_of(tmp_path, losses)
     assert len(table) == 1
     row = table.iloc[0]
     assert row["sensitivity"] == pytest.approx(expected, abs=1e-6)  # losses are stored in single precision
@@ -124,8 +125,8 @@ def test_lr_sensitivity_by_hand(tmp_path: Path, synthetic, losses: dict, expecte
     assert np.isnan(row["low"]) and np.isnan(row["high"])
 
 
-def test_each_seed_has_its_own_sensitivity_and_the_interval_is_over_them(tmp_path: Path, synthetic) -> None:
-    row = sensitivity_of(tmp_path, synthetic, {1e-3: [3, 2], 1e-2: [2, 4]}).iloc[0]
+def test_each_seed_has_its_own_sensitivity_and_the_interval_is_over_them(tmp_path: Path) -> None:
+    row = sensitivity_of(tmp_path, {1e-3: [3, 2], 1e-2: [2, 4]}).iloc[0]
     assert row["sensitivity"] == pytest.approx((0.5 + 1.0) / 2)
     # 0.5 and 1.0 by hand: their standard error is 0.25, and Student's t with one degree of freedom 12.706.
     assert (row["low"], row["high"]) == pytest.approx((0.75 - 12.706 * 0.25, 0.75 + 12.706 * 0.25), abs=1e-3)
@@ -148,7 +149,7 @@ def of_segments(values: dict[tuple[float, int], list[float]], initial: float = 5
     }
 
 
-def test_initial_loss_is_that_of_held_out_text_where_the_store_has_it(tmp_path: Path, synthetic) -> None:
+def test_initial_loss_is_that_of_held_out_text_where_the_store_has_it(tmp_path: Path) -> None:
     trial = synthetic.make_trial(lr=1e-2)
     synthetic.write_pack(tmp_path, [trial], **of_segments({(1e-2, 0): [2.0, 3.0]}, initial=5.4))
     ds = open_sweep(tmp_path)
@@ -156,7 +157,7 @@ def test_initial_loss_is_that_of_held_out_text_where_the_store_has_it(tmp_path: 
     assert ds["final_validation_loss"].values == [2.5]
 
 
-def test_sensitivity_is_of_the_validation_loss_with_the_text_in_its_interval(tmp_path: Path, synthetic) -> None:
+def test_sensitivity_is_of_the_validation_loss_with_the_text_in_its_interval(tmp_path: Path) -> None:
     """Two seeds alike: between them nothing differs, and what is not known is the text's."""
     values = {(lr, seed): own for lr, own in {1e-3: [2.0, 4.0], 1e-2: [2.5, 5.5]}.items() for seed in (0, 1)}
     trials = [synthetic.make_trial(lr=lr, seed=seed) for lr, seed in values]
@@ -172,7 +173,7 @@ def test_sensitivity_is_of_the_validation_loss_with_the_text_in_its_interval(tmp
 
 @pytest.mark.parametrize("initial", [3.5, 5.0, 90.0])
 def test_the_cap_hangs_on_the_loss_at_initialisation_and_what_is_not_capped_does_not(
-    tmp_path: Path, synthetic, initial: float
+    tmp_path: Path, initial: float
 ) -> None:
     values = {(1e-3, 0): [2.0], (1e-2, 0): [3.0], (1e-1, 0): [7.0]}
     trials = [synthetic.make_trial(lr=lr) for lr, _ in values]
@@ -182,15 +183,15 @@ def test_the_cap_hangs_on_the_loss_at_initialisation_and_what_is_not_capped_does
     assert row["uncapped"] == pytest.approx(4 - 2)
 
 
-def test_a_run_that_was_lost_is_infinite_without_the_cap(tmp_path: Path, synthetic) -> None:
-    row = sensitivity_of(tmp_path, synthetic, {1e-3: [3], 1e-2: [2], 1e-1: [np.nan]}).iloc[0]
+def test_a_run_that_was_lost_is_infinite_without_the_cap(tmp_path: Path) -> None:
+    row = sensitivity_of(tmp_path, {1e-3: [3], 1e-2: [2], 1e-1: [np.nan]}).iloc[0]
     assert row["uncapped"] == np.inf and row["sensitivity"] == pytest.approx(4 / 3)
 
 
-def test_whose_best_loss_is_meant_is_named(tmp_path: Path, synthetic) -> None:
+def test_whose_best_loss_is_meant_is_named(tmp_path: Path) -> None:
     """Each seed's own best, 3 and 2, or both at the rate that is best for their mean."""
     losses = {1e-3: [3.0, 4.0], 1e-2: [4.0, 2.0]}
-    sensitivity_of(tmp_path, synthetic, losses)
+    sensitivity_of(tmp_path, losses)
     ds = open_sweep(tmp_path)
     assert metrics.lr_sensitivity(ds, best="seed").iloc[0]["sensitivity"] == pytest.approx((0.5 + 1.0) / 2)
     assert metrics.lr_sensitivity(ds, best="mean").iloc[0]["sensitivity"] == pytest.approx((-0.5 + 1.0) / 2)
@@ -200,22 +201,22 @@ def test_whose_best_loss_is_meant_is_named(tmp_path: Path, synthetic) -> None:
         metrics.lr_sensitivity(ds, loss="test")
 
 
-def test_faulty_and_unfinished_trials_do_not_count(tmp_path: Path, synthetic) -> None:
+def test_faulty_and_unfinished_trials_do_not_count(tmp_path: Path) -> None:
     faulty = synthetic.make_trial(lr=1e-2, fault=synthetic.WeightBit(start=1))
     running = synthetic.make_trial(lr=1e-2, seed=1)
     synthetic.write_pack(tmp_path, [faulty], lambda t: np.full(40, 0.1))
     synthetic.write_pack(tmp_path, [running], steps_done=10, finish=False)
     synthetic.write_pack(tmp_path, [synthetic.make_trial(lr=1e-3, seed=1)])
-    row = sensitivity_of(tmp_path, synthetic, {1e-3: [3], 1e-2: [2]}).iloc[0]
+    row = sensitivity_of(tmp_path, {1e-3: [3], 1e-2: [2]}).iloc[0]
     assert row["sensitivity"] == pytest.approx(0.5) and row["seeds"] == 1, "seed 1 has one rate of two so far"
 
 
-def test_one_rate_has_no_sensitivity(tmp_path: Path, synthetic) -> None:
-    row = sensitivity_of(tmp_path, synthetic, {1e-2: [3, 2]}).iloc[0]
+def test_one_rate_has_no_sensitivity(tmp_path: Path) -> None:
+    row = sensitivity_of(tmp_path, {1e-2: [3, 2]}).iloc[0]
     assert np.isnan(row["sensitivity"]) and row["rates"] == 1
 
 
-def test_groups_are_width_mitigation_and_other_axes(tmp_path: Path, synthetic) -> None:
+def test_groups_are_width_mitigation_and_other_axes(tmp_path: Path) -> None:
     for width, depth, mitigation in [(32, 1, "none"), (32, 1, "qk_norm"), (64, 1, "none"), (64, 3, "none")]:
         trials = [synthetic.make_trial(width, lr, depth=depth, mitigation=mitigation) for lr in (1e-3, 1e-1)]
         synthetic.write_pack(tmp_path, trials)
@@ -227,7 +228,7 @@ def test_groups_are_width_mitigation_and_other_axes(tmp_path: Path, synthetic) -
     assert len(metrics.lr_sensitivity(ds, over=["width"])) == 2
 
 
-def test_no_finished_trials_is_an_empty_table(tmp_path: Path, synthetic) -> None:
+def test_no_finished_trials_is_an_empty_table(tmp_path: Path) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()], steps_done=0, finish=False)
     table = metrics.lr_sensitivity(open_sweep(tmp_path))
     assert table.empty and metrics.group_axes(table) == ["width", "mitigation"]
@@ -236,7 +237,7 @@ def test_no_finished_trials_is_an_empty_table(tmp_path: Path, synthetic) -> None
 # --- deviation from golden ---------------------------------------------------------------------------------------
 
 
-def test_deviation_from_the_golden_twin(tmp_path: Path, synthetic) -> None:
+def test_deviation_from_the_golden_twin(tmp_path: Path) -> None:
     faults = {
         kind: synthetic.WeightBit(start=20, bit=bit) for bit, kind in enumerate(["spike", "masked", "lost", "dip"])
     }
@@ -263,14 +264,14 @@ def test_deviation_from_the_golden_twin(tmp_path: Path, synthetic) -> None:
     assert lost["worst_deviation"] == 0 and np.isnan(lost["final_deviation"]) and np.isinf(lost["size"])
 
 
-def test_a_twin_that_is_not_finished_is_no_yardstick(tmp_path: Path, synthetic) -> None:
+def test_a_twin_that_is_not_finished_is_no_yardstick(tmp_path: Path) -> None:
     faulty = synthetic.make_trial(fault=synthetic.WeightBit(start=1))
     synthetic.write_pack(tmp_path, [faulty])
     synthetic.write_pack(tmp_path, [faulty.golden], steps_done=10, finish=False)
     assert metrics.deviation_table(open_sweep(tmp_path)).empty
 
 
-def test_deviations_are_read_a_block_at_a_time(tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deviations_are_read_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the block, the table is the same; and no more is in memory than the trials of a chunk."""
     for seed in range(6):
         trial = synthetic.make_trial(seed=seed, fault=synthetic.WeightBit(start=20))

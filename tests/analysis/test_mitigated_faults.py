@@ -14,8 +14,8 @@ from tests.analysis.mitigated import LOST, RATES, START, STEPS, Ending, Study, o
 
 
 @pytest.fixture
-def study(synthetic, tmp_path: Path) -> Study:
-    return Study(synthetic, tmp_path)
+def study(tmp_path: Path) -> Study:
+    return Study(tmp_path)
 
 
 def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:

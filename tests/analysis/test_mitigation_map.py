@@ -15,6 +15,7 @@ from analysis.figures.mitigation_words import mitigation_findings, table_rows
 from analysis.measures.mitigations import METRICS, Comparison, compare
 from analysis.reports.report import DOTS_PER_INCH
 from harness.config import Trial
+from tests.analysis import synthetic
 from tests.analysis.given import given
 from tests.analysis.mitigated import LOST, Ending, Study
 
@@ -22,8 +23,8 @@ PAGE = 1088  # pixels that a figure has on the page
 
 
 @pytest.fixture(scope="module")
-def study(synthetic, tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return Study(synthetic, tmp_path_factory.mktemp("mitigations"))
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return Study(tmp_path_factory.mktemp("mitigations"))
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,8 @@ def test_more_is_better_for_the_stable_rate_alone(figure: Figure) -> None:
     assert blue[2] > blue[0] and weight == "bold", "10 times the baseline's, in every seed"
 
 
-def test_a_change_that_cannot_be_told_is_paler_than_one_that_can(study: Study, synthetic, tmp_path: Path) -> None:
-    other = Study(synthetic, tmp_path)
+def test_a_change_that_cannot_be_told_is_paler_than_one_that_can(study: Study, tmp_path: Path) -> None:
+    other = Study(tmp_path)
     sizes = {"none": (0.0, 0.0, 0.0), "sure": (1.0, 1.0, 1.0), "unsure": (-1.0, 0.0, 4.0)}
     other.write(lambda t: Ending(loss=3 + sizes[t.mitigation][t.seed]), mitigations=list(sizes), seeds=(0, 1, 2))
     figure = mitigation_map(given(comparison=other.compare())).figure
@@ -119,8 +120,8 @@ def test_the_full_colour_is_written_over_the_metric(known: Comparison, figure: F
     assert "slowest recovery\n[steps]" in texts and "width" in texts and texts.count("64") == 6
 
 
-def test_what_was_not_measured_is_a_dash_on_grey(synthetic, tmp_path: Path) -> None:
-    own = Study(synthetic, tmp_path)
+def test_what_was_not_measured_is_a_dash_on_grey(tmp_path: Path) -> None:
+    own = Study(tmp_path)
     own.write(lambda t: LOST if t.mitigation == "b" else Ending(), mitigations=["none", "a", "b"], faults=[own.flip()])
     figure = mitigation_map(given(comparison=own.compare())).figure
     assert words_at(figure, "b") == ["∞", "<0.001", "0.00", "–", "–", "1.00"]
@@ -128,8 +129,8 @@ def test_what_was_not_measured_is_a_dash_on_grey(synthetic, tmp_path: Path) -> N
     assert len(set(grey)) == 1 and grey[0] < 1
 
 
-def test_one_seed_has_numbers_and_no_bold_but_the_baseline(synthetic, tmp_path: Path) -> None:
-    own = Study(synthetic, tmp_path)
+def test_one_seed_has_numbers_and_no_bold_but_the_baseline(tmp_path: Path) -> None:
+    own = Study(tmp_path)
     drawing = mitigation_map(given(comparison=own.write(lambda t: Ending(loss=len(t.mitigation)), seeds=[0]).compare()))
     assert looks_at(drawing.figure, "qk_norm", 0)[1] == "normal"
     assert "One seed, so there are no intervals" in drawing.caption
@@ -141,8 +142,8 @@ def test_the_caption_says_what_the_signs_mean(known: Comparison) -> None:
         assert words in caption
 
 
-def test_without_a_comparison_there_is_a_reason(synthetic, tmp_path: Path) -> None:
-    drawing = mitigation_map(given(comparison=Study(synthetic, tmp_path).write(mitigations=["a", "b"]).compare()))
+def test_without_a_comparison_there_is_a_reason(tmp_path: Path) -> None:
+    drawing = mitigation_map(given(comparison=Study(tmp_path).write(mitigations=["a", "b"]).compare()))
     assert drawing.figure is None
     assert drawing.caption == "No figure: the baseline, mitigation=none, is not among the finished trials."
 
@@ -174,16 +175,14 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def fifty(synthetic, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    return many(Study(synthetic, tmp_path_factory.mktemp("fifty")), NAMES["fifty"], widths=(32, 64))
+def fifty(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return many(Study(tmp_path_factory.mktemp("fifty")), NAMES["fifty"], widths=(32, 64))
 
 
 @pytest.mark.parametrize(("names", "widths"), [("three", (32,)), ("three", (32, 64)), ("fifty", (32, 64))])
-def test_no_text_lies_on_another_or_outside(request, synthetic, tmp_path: Path, names: str, widths: tuple) -> None:
+def test_no_text_lies_on_another_or_outside(request, tmp_path: Path, names: str, widths: tuple) -> None:
     is_many = names == "fifty"
-    found = (
-        request.getfixturevalue("fifty") if is_many else many(Study(synthetic, tmp_path), NAMES[names], widths=widths)
-    )
+    found = request.getfixturevalue("fifty") if is_many else many(Study(tmp_path), NAMES[names], widths=widths)
     figure = mitigation_map(given(comparison=found)).figure
     assert synthetic.check_texts(figure) > 6 * len(NAMES[names]) * len(widths)
     assert figure.get_figwidth() * DOTS_PER_INCH < 1.25 * PAGE, "letters shrink with the figure"
@@ -191,15 +190,15 @@ def test_no_text_lies_on_another_or_outside(request, synthetic, tmp_path: Path, 
     assert len(cut) == is_many and all(WIDEST - 0.4 < box.width / figure.dpi <= WIDEST for box in cut)
 
 
-def test_other_axes_stand_upright_beside_the_width(synthetic, tmp_path: Path) -> None:
-    found = many(Study(synthetic, tmp_path), NAMES["three"], widths=(32, 64), depths=(1, 2))
+def test_other_axes_stand_upright_beside_the_width(tmp_path: Path) -> None:
+    found = many(Study(tmp_path), NAMES["three"], widths=(32, 64), depths=(1, 2))
     figure = mitigation_map(given(comparison=found)).figure
     assert synthetic.check_texts(figure)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert "width, depth" in texts and texts.count("64, 2") == 6
 
 
-def test_of_very_many_columns_and_rows_some_are_drawn(synthetic, tmp_path: Path) -> None:
+def test_of_very_many_columns_and_rows_some_are_drawn(tmp_path: Path) -> None:
     """Beyond 65,535 pixels a figure cannot be saved at all, and long before that nobody can read it."""
     names = ["none", *(f"m{number:03}" for number in range(160))]
     axes = ["mitigation", "width", "depth"]
@@ -274,13 +273,11 @@ def test_findings_are_short_however_many_mitigations_there_are(fifty: Comparison
     ],
     ids=["all stable", "one seed", "lowered"],
 )
-def test_findings_say_what_cannot_be_told(
-    synthetic, tmp_path: Path, outcomes: dict, seeds: tuple, expected: str
-) -> None:
-    found = Study(synthetic, tmp_path).write(lambda t: Ending(outcome=outcomes[t.mitigation]), seeds=seeds).compare()
+def test_findings_say_what_cannot_be_told(tmp_path: Path, outcomes: dict, seeds: tuple, expected: str) -> None:
+    found = Study(tmp_path).write(lambda t: Ending(outcome=outcomes[t.mitigation]), seeds=seeds).compare()
     assert mitigation_findings(found)[0].startswith(f"Largest stable learning rate at width 32: {expected}")
 
 
-def test_without_a_comparison_there_are_no_findings(synthetic, tmp_path: Path) -> None:
-    found = compare(Study(synthetic, tmp_path).write(mitigations=["none"]).sweep)
+def test_without_a_comparison_there_are_no_findings(tmp_path: Path) -> None:
+    found = compare(Study(tmp_path).write(mitigations=["none"]).sweep)
     assert mitigation_findings(found) == [] and table_rows(found)["rows"] == []

@@ -12,7 +12,7 @@ import torch
 from analysis import open_sweep
 from analysis.__main__ import main
 from analysis.measures.mitigations import compare
-from tests.sweeps.conftest import call
+from tests.sweeps.command import call
 
 SMALL = ["model.width=16", "model.depth=1", "model.head_dim=8", "model.context=16", "train.steps=16", "train.batch=4"]
 SMALL += ["schedule.warmup=2", "fault.start=8", "optim.lr=1e-2,1", "seed=range(2)", "train.validate_every=16"]

@@ -20,8 +20,8 @@ from tests.analysis.reads import count_reads
 
 
 @pytest.fixture
-def study(synthetic, tmp_path: Path) -> Study:
-    return Study(synthetic, tmp_path)
+def study(tmp_path: Path) -> Study:
+    return Study(tmp_path)
 
 
 def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:
@@ -162,9 +162,9 @@ STABLE = {
 
 
 @pytest.fixture(scope="module")
-def stable(synthetic, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def stable(tmp_path_factory: pytest.TempPathFactory) -> Study:
     words = {"none": ("ttd",) * 3} | {name: letters for name, (letters, _, _) in STABLE.items()}
-    return Study(synthetic, tmp_path_factory.mktemp("stable")).write(of_outcomes(**words), mitigations=list(words))
+    return Study(tmp_path_factory.mktemp("stable")).write(of_outcomes(**words), mitigations=list(words))
 
 
 @pytest.mark.parametrize("name", STABLE)

@@ -16,12 +16,13 @@ from analysis.reading.open_sweep import short_names
 from harness.config import ConfigError, Data, Model, Train, Trial
 from harness.storage.store import ENDS, SIGNALS, open_store
 from harness.storage.stored import FORMAT_VERSION, STORE
+from tests.analysis import synthetic
 from tests.analysis.reads import count_reads
 
 # --- values and coordinates --------------------------------------------------------------------------------------
 
 
-def test_values_of_several_packs(tmp_path: Path, synthetic) -> None:
+def test_values_of_several_packs(tmp_path: Path) -> None:
     packs = [[synthetic.make_trial(32, lr) for lr in (1e-3, 1e-2)], [synthetic.make_trial(64, lr) for lr in (1e-3, 1)]]
     for trials in packs:
         synthetic.write_pack(tmp_path, trials)
@@ -51,7 +52,7 @@ def test_units_and_long_names_everywhere(realistic: Path) -> None:
     }
 
 
-def test_shorter_and_shallower_packs_are_padded(tmp_path: Path, synthetic) -> None:
+def test_shorter_and_shallower_packs_are_padded(tmp_path: Path) -> None:
     long, deep = synthetic.make_trial(steps=50), synthetic.make_trial(steps=20, depth=4)
     synthetic.write_pack(tmp_path, [long])
     synthetic.write_pack(tmp_path, [deep])
@@ -67,7 +68,7 @@ def test_shorter_and_shallower_packs_are_padded(tmp_path: Path, synthetic) -> No
     assert list(ds["steps"].sel(trial=[long.id, deep.id]).values) == [50, 20]
 
 
-def test_an_older_store_is_read_with_the_names_of_now(tmp_path: Path, synthetic) -> None:
+def test_an_older_store_is_read_with_the_names_of_now(tmp_path: Path) -> None:
     trial = synthetic.make_trial(fault=synthetic.WeightBit(start=3, bit=7))
     synthetic.write_pack(tmp_path, synthetic.with_golden([trial]))
     (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 4, "study": "test"}}))
@@ -75,7 +76,7 @@ def test_an_older_store_is_read_with_the_names_of_now(tmp_path: Path, synthetic)
     assert float(ds["fault_bit"].sel(trial=trial.id)) == 7 and np.isfinite(ds["final_loss"].values).all()
 
 
-def test_each_trial_has_its_own_last_losses(tmp_path: Path, synthetic) -> None:
+def test_each_trial_has_its_own_last_losses(tmp_path: Path) -> None:
     """The last step of the longest trial is none of a shorter one's. Nothing is read before it is asked for."""
     long, short = synthetic.make_trial(steps=50), synthetic.make_trial(steps=20)
     own = {"validation_loss": lambda trial: 0.5 + np.arange(trial.train.steps)}
@@ -89,7 +90,7 @@ def test_each_trial_has_its_own_last_losses(tmp_path: Path, synthetic) -> None:
     assert ds["final_loss"].dims == ("trial",) and is_dask_collection(ds["final_loss"].data)
 
 
-def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> None:
+def test_a_coordinate_for_each_field_that_varies(tmp_path: Path) -> None:
     trials = [
         synthetic.make_trial(beta2=0.95, clip=1.0),
         synthetic.make_trial(beta2=0.999, clip=None, fault=synthetic.WeightBit(start=3, bit=7, tensor="head")),
@@ -117,7 +118,7 @@ def test_a_coordinate_for_each_field_that_varies(tmp_path: Path, synthetic) -> N
     assert ds["golden"].values[1] == trials[1].golden.id != trials[1].id
 
 
-def test_what_the_fault_did_lies_along_trial(tmp_path: Path, synthetic) -> None:
+def test_what_the_fault_did_lies_along_trial(tmp_path: Path) -> None:
     """Strikes are counted beyond the events that are kept, and an address is one only if all events have it."""
     kinds = ["idle", "once", "permanent", "two tensors"]
     trials = {kind: synthetic.make_trial(fault=synthetic.WeightBit(start=3, bit=n)) for n, kind in enumerate(kinds)}
@@ -151,13 +152,13 @@ def test_what_the_fault_did_lies_along_trial(tmp_path: Path, synthetic) -> None:
     assert len(fault_events(tmp_path)) == 1 + 64 + 2
 
 
-def test_a_permanent_fault_has_no_duration(tmp_path: Path, synthetic) -> None:
+def test_a_permanent_fault_has_no_duration(tmp_path: Path) -> None:
     faults = [synthetic.WeightBit(start=3, duration=duration) for duration in (None, 4)]
     synthetic.write_pack(tmp_path, [synthetic.make_trial(fault=fault) for fault in faults])
     np.testing.assert_array_equal(open_sweep(tmp_path)["fault_duration"].values, [np.nan, 4])
 
 
-def test_fields_of_one_name_are_told_apart(tmp_path: Path, synthetic) -> None:
+def test_fields_of_one_name_are_told_apart(tmp_path: Path) -> None:
     faults = [synthetic.RareTokens(seed=seed) for seed in (5, 6)]
     trials = [
         Trial(model=Model(seed=n), data=Data(seed=n + 2), train=Train(steps=10), fault=faults[n], seed=n + 8)
@@ -174,7 +175,7 @@ def test_fields_of_one_name_are_told_apart(tmp_path: Path, synthetic) -> None:
     }
 
 
-def test_a_fault_cannot_hide_a_name_that_is_taken(synthetic) -> None:
+def test_a_fault_cannot_hide_a_name_that_is_taken() -> None:
     names = short_names(
         ["model.width", "mitigation", "fault.kind", "fault.name", "fault.width", "fault.step", "fault.loss", "fault.x"]
     )
@@ -193,7 +194,7 @@ def test_a_fault_cannot_hide_a_name_that_is_taken(synthetic) -> None:
 # --- trials in several packs, and sweeps that are not done -------------------------------------------------------
 
 
-def test_of_a_trial_in_several_packs_the_complete_one_is_taken(tmp_path: Path, synthetic) -> None:
+def test_of_a_trial_in_several_packs_the_complete_one_is_taken(tmp_path: Path) -> None:
     trial, other = synthetic.make_trial(), synthetic.make_trial(seed=1)
 
     def constant(value: float):
@@ -207,7 +208,7 @@ def test_of_a_trial_in_several_packs_the_complete_one_is_taken(tmp_path: Path, s
     assert float(ds["loss"].sel(trial=trial.id)[0]) == 2 and ds["pack"].sel(trial=trial.id) == "b0"
 
 
-def test_of_unfinished_packs_the_newest_is_taken(tmp_path: Path, synthetic) -> None:
+def test_of_unfinished_packs_the_newest_is_taken(tmp_path: Path) -> None:
     trial = synthetic.make_trial()
     for pack, value in (("c0", 1), ("a0", 2), ("b0", 3)):
         synthetic.write_pack(tmp_path, [trial], lambda _, v=value: np.full(40, v), pack=pack, finish=False)
@@ -215,7 +216,7 @@ def test_of_unfinished_packs_the_newest_is_taken(tmp_path: Path, synthetic) -> N
     assert ds["pack"].values.tolist() == ["b0"] and float(ds["loss"][0, 0]) == 3
 
 
-def test_a_live_sweep(tmp_path: Path, synthetic) -> None:
+def test_a_live_sweep(tmp_path: Path) -> None:
     done, running, begun = (synthetic.make_trial(seed=seed) for seed in range(3))
     synthetic.write_pack(tmp_path, [done])
     synthetic.write_pack(tmp_path, [running], steps_done=20, finish=False)
@@ -236,7 +237,7 @@ def test_a_sweep_without_packs_yet(tmp_path: Path) -> None:
     assert len(fault_events(tmp_path)) == 0
 
 
-def test_a_nonfinite_trial(tmp_path: Path, synthetic) -> None:
+def test_a_nonfinite_trial(tmp_path: Path) -> None:
     trial = synthetic.make_trial()
     loss = synthetic.flat_loss(trial)
     loss[7:] = np.nan
@@ -249,9 +250,7 @@ def test_a_nonfinite_trial(tmp_path: Path, synthetic) -> None:
 # --- laziness ----------------------------------------------------------------------------------------------------
 
 
-def test_opening_reads_one_file_a_pack_and_no_values(
-    tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_reads_one_file_a_pack_and_no_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(4):
         synthetic.write_pack(tmp_path, [synthetic.make_trial(seed=seed)])
     read = count_reads(monkeypatch)
@@ -263,7 +262,7 @@ def test_opening_reads_one_file_a_pack_and_no_values(
     assert [path.name for path in read] == ["c.0.0", "c.0.1"], "two of the four blocks of one of the four packs"
 
 
-def test_a_thousand_trials_in_many_packs(tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_trials_in_many_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [synthetic.make_trial(lr=1e-3 * (1 + n), steps=10) for n in range(1000)]
     packs = [trials[begin : begin + 8] for begin in range(0, 1000, 8)]
     for pack in packs:
@@ -291,7 +290,7 @@ KEYS = [
 @pytest.mark.parametrize("key", KEYS, ids=str)
 @pytest.mark.parametrize("chunk_bytes", [1, 2**20])
 def test_a_part_read_lazily_is_that_part(
-    tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch, key: dict, chunk_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: dict, chunk_bytes: int
 ) -> None:
     # The function open_sweep hides the module of that name.
     monkeypatch.setattr("analysis.reading.stored_variables.CHUNK_BYTES", chunk_bytes)
@@ -309,7 +308,7 @@ def test_a_part_read_lazily_is_that_part(
 # --- selecting, and the grid -------------------------------------------------------------------------------------
 
 
-def test_unstacks_into_a_grid_and_selects_by_coordinate(tmp_path: Path, synthetic) -> None:
+def test_unstacks_into_a_grid_and_selects_by_coordinate(tmp_path: Path) -> None:
     axes = {"width": [32, 64], "lr": [1e-3, 1e-2, 1e-1], "seed": [0, 1]}
     for width in axes["width"]:
         trials = [synthetic.make_trial(width, lr, seed) for lr in axes["lr"] for seed in axes["seed"]]
@@ -330,7 +329,7 @@ def test_unstacks_into_a_grid_and_selects_by_coordinate(tmp_path: Path, syntheti
 # --- fault events ------------------------------------------------------------------------------------------------
 
 
-def test_fault_events_one_row_each(tmp_path: Path, synthetic) -> None:
+def test_fault_events_one_row_each(tmp_path: Path) -> None:
     clean = synthetic.make_trial()
     flip = synthetic.make_trial(fault=synthetic.WeightBit(start=3))
     rare = synthetic.make_trial(fault=synthetic.RareTokens(start=5))
@@ -361,7 +360,7 @@ def test_fault_events_one_row_each(tmp_path: Path, synthetic) -> None:
     assert set(table["pack"]) == set(open_sweep(tmp_path)["pack"].values)
 
 
-def test_no_events_is_a_table_with_columns(tmp_path: Path, synthetic) -> None:
+def test_no_events_is_a_table_with_columns(tmp_path: Path) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
     table = fault_events(tmp_path)
     assert len(table) == 0

@@ -13,6 +13,7 @@ from analysis import open_sweep, outcomes
 from analysis.measures.envelope import FEWEST_TWINS
 from analysis.measures.outcomes import JUDGED, OUTCOMES, UNJUDGED
 from analysis.reading.twins import final_window
+from tests.analysis import synthetic
 from tests.analysis.judging import (
     CHANGES_NOTHING,
     ENVELOPE_FINAL,
@@ -27,8 +28,8 @@ from tests.analysis.judging import (
 
 
 @pytest.fixture
-def campaign(synthetic, tmp_path: Path) -> Campaign:
-    return Campaign(synthetic, tmp_path)
+def campaign(tmp_path: Path) -> Campaign:
+    return Campaign(tmp_path)
 
 
 # --- deviations --------------------------------------------------------------------------------------------------
@@ -106,8 +107,8 @@ CASES: dict[str, tuple[Curve, str, float]] = {
 
 
 @pytest.fixture(scope="module")
-def cases(synthetic, tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    campaign = Campaign(synthetic, tmp_path_factory.mktemp("cases"))
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    campaign = Campaign(tmp_path_factory.mktemp("cases"))
     campaign.envelope()
     for name, (curve, _, _) in CASES.items():
         campaign.fault(name, curve)
@@ -256,7 +257,7 @@ def test_without_an_envelope_only_bitwise_equality_masks(campaign: Campaign) -> 
     assert found == {"tiny": ("recovered", 3), "loss is golden": ("recovered", 0), "bitwise": ("masked", 0)}
 
 
-def test_sweeps_without_faults_or_trials(campaign: Campaign, synthetic) -> None:
+def test_sweeps_without_faults_or_trials(campaign: Campaign) -> None:
     synthetic.open_store(campaign.out, "test")
     assert outcomes(open_sweep(campaign.out)).sizes["trial"] == 0
     synthetic.write_pack(campaign.out, [synthetic.make_trial()])

@@ -10,12 +10,13 @@ import pytest
 
 from analysis import open_sweep, outcomes
 from harness.config import Trial
+from tests.analysis import synthetic
 from tests.analysis.reads import count_reads
 
 GOLDEN = 2.0
 
 
-def test_ten_thousand_trials_are_read_by_the_chunk(tmp_path: Path, synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ten_thousand_trials_are_read_by_the_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file of losses and norms is read a few times at most, whatever the number of trials in it."""
     packs, size, steps = 40, 250, 20
     base = synthetic.make_trial(steps=steps)

@@ -13,6 +13,7 @@ from analysis.figures.recovery_against_beta2 import MEASURES, recovery_against_b
 from analysis.figures.registry import Results
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.measures.statistics import median_interval, studied
+from tests.analysis import synthetic
 from tests.analysis.judging import NEVER_FIRES, START, STEPS, Campaign
 
 RANGE, LEVEL, ENVELOPE = MEASURES
@@ -56,9 +57,9 @@ def test_idle_faults_and_twins_do_not_recover(sweeps) -> None:
     assert set(table["clip"]) == {1.0, np.inf} and (table["watched"] > 0).all()
 
 
-def test_the_table_has_all_times(synthetic, tmp_path: Path) -> None:
+def test_the_table_has_all_times(tmp_path: Path) -> None:
     """Without a golden twin there is a state that was golden again, but no range that a loss could leave."""
-    campaign = Campaign(synthetic, tmp_path)
+    campaign = Campaign(tmp_path)
     campaign.envelope()
     campaign.fault("back", {range(START, START + 3): 9.0, range(START + 3, START + 8): 0.75})
     campaign.fault("idle", {}, bit=NEVER_FIRES)
@@ -74,7 +75,7 @@ def test_the_table_has_all_times(synthetic, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("clip", "title"), [(None, "no clipping"), (0.5, "clipped at 0.5")])
-def test_one_clip_threshold_for_the_whole_sweep_is_named(synthetic, tmp_path: Path, clip, title: str) -> None:
+def test_one_clip_threshold_for_the_whole_sweep_is_named(tmp_path: Path, clip, title: str) -> None:
     synthetic.write_campaign(tmp_path, faults=10, clips=[clip], beta2s=(0.9, 0.99))
     figure = recovery_against_beta2(Results(open_sweep(tmp_path))).figure
     assert [panel.get_title() for panel in figure.axes] == [title, *[""] * 5]

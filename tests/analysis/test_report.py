@@ -21,6 +21,7 @@ from analysis.__main__ import main
 from analysis.measures.metrics import lr_sensitivity
 from analysis.reports import report
 from harness.storage.store import PackStore, open_store
+from tests.analysis import synthetic
 from tests.analysis.mitigated import Ending, Study
 
 HOSTILE = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
@@ -88,7 +89,7 @@ def test_findings_compare_with_and_without(written) -> None:
     assert lines[7].startswith("Largest stable learning rate at width 128: ") and "2 seeds" in lines[9]
 
 
-def test_hostile_text_stays_text(tmp_path: Path, synthetic) -> None:
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
     trials = [
         dataclasses.replace(synthetic.make_trial(lr=lr, fault=fault), mitigation=HOSTILE)
         for lr in (1e-3, 1e-2)
@@ -108,7 +109,7 @@ def test_the_same_results_give_the_same_page(written, again) -> None:
     assert again[1] == written[1]
 
 
-def test_a_figure_that_is_out_of_date_goes(tmp_path: Path, synthetic) -> None:
+def test_a_figure_that_is_out_of_date_goes(tmp_path: Path) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "faulty_against_golden.png").write_bytes(b"old")
@@ -118,7 +119,7 @@ def test_a_figure_that_is_out_of_date_goes(tmp_path: Path, synthetic) -> None:
     assert "No figure: the sweep has no faults." in made.html.read_text(encoding="utf-8")
 
 
-def test_sweeps_that_are_not_done(tmp_path: Path, synthetic) -> None:
+def test_sweeps_that_are_not_done(tmp_path: Path) -> None:
     open_store(tmp_path, "test")
     assert report.write_report(tmp_path).findings == ["No trials yet."]
     faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
@@ -133,7 +134,7 @@ def test_sweeps_that_are_not_done(tmp_path: Path, synthetic) -> None:
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
-def test_faults_are_counted_by_what_they_did(tmp_path: Path, synthetic) -> None:
+def test_faults_are_counted_by_what_they_did(tmp_path: Path) -> None:
     kinds = ["moved", "masked", "no_effect", "idle", "lost"]
     faulty = {kind: synthetic.make_trial(fault=synthetic.WeightBit(start=20, bit=b)) for b, kind in enumerate(kinds)}
 
@@ -175,7 +176,7 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path, synthetic) -> None:
     )
 
 
-def write_sensitivities(out: Path, synthetic, final: dict[str, list[float]], rates=(1e-3, 1e-2)) -> None:
+def write_sensitivities(out: Path, final: dict[str, list[float]], rates=(1e-3, 1e-2)) -> None:
     """A mitigation's trials end at 2 for the first rate, and for the last at what `final` says for each seed."""
     for mitigation, values in final.items():
         trials = [
@@ -208,14 +209,14 @@ def write_sensitivities(out: Path, synthetic, final: dict[str, list[float]], rat
     ],
     ids=["apart", "overlap", "one seed", "nothing to compare with"],
 )
-def test_findings_say_how_sure_they_are(tmp_path: Path, synthetic, final: dict, expected: str) -> None:
-    write_sensitivities(tmp_path, synthetic, final)
+def test_findings_say_how_sure_they_are(tmp_path: Path, final: dict, expected: str) -> None:
+    write_sensitivities(tmp_path, final)
     assert findings_of(open_sweep(tmp_path))[1:] == [expected]
 
 
-def test_different_rates_are_not_compared(tmp_path: Path, synthetic) -> None:
-    write_sensitivities(tmp_path, synthetic, {"none": [4]})
-    write_sensitivities(tmp_path, synthetic, {"qk_norm": [3]}, rates=(1e-3, 1e-1))
+def test_different_rates_are_not_compared(tmp_path: Path) -> None:
+    write_sensitivities(tmp_path, {"none": [4]})
+    write_sensitivities(tmp_path, {"qk_norm": [3]}, rates=(1e-3, 1e-1))
     assert findings_of(open_sweep(tmp_path))[1].endswith(
         "without; their learning rates differ, so the two cannot be compared."
     )
@@ -228,8 +229,8 @@ def section(page: str, heading: str) -> str:
     return page.split(f"<h2>{heading}</h2>")[1].split("<h2>")[0] if f"<h2>{heading}</h2>" in page else ""
 
 
-def test_mitigations_have_a_figure_and_a_table_with_intervals(tmp_path: Path, synthetic) -> None:
-    study = Study(synthetic, tmp_path)
+def test_mitigations_have_a_figure_and_a_table_with_intervals(tmp_path: Path) -> None:
+    study = Study(tmp_path)
     size = {"none": 3.0, HOSTILE: 2.5}
     study.write(lambda t: Ending(loss=size[t.mitigation]), mitigations=list(size), faults=[study.flip()])
     page = section(report.write_report(tmp_path).html.read_text(encoding="utf-8"), "Mitigations")
@@ -242,8 +243,8 @@ def test_mitigations_have_a_figure_and_a_table_with_intervals(tmp_path: Path, sy
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_without_other_mitigations_there_is_no_section(tmp_path: Path, synthetic) -> None:
-    Study(synthetic, tmp_path).write(mitigations=["none"])
+def test_without_other_mitigations_there_is_no_section(tmp_path: Path) -> None:
+    Study(tmp_path).write(mitigations=["none"])
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "mitigation_map.png").write_bytes(b"old")
     made = report.write_report(tmp_path)
@@ -251,16 +252,16 @@ def test_without_other_mitigations_there_is_no_section(tmp_path: Path, synthetic
     assert not (tmp_path / "figures" / "mitigation_map.png").exists()
 
 
-def test_without_a_baseline_the_section_says_so(tmp_path: Path, synthetic) -> None:
-    Study(synthetic, tmp_path).write(mitigations=["a", "b"])
+def test_without_a_baseline_the_section_says_so(tmp_path: Path) -> None:
+    Study(tmp_path).write(mitigations=["a", "b"])
     page = section(report.write_report(tmp_path).html.read_text(encoding="utf-8"), "Mitigations")
     assert "No figure: the baseline, mitigation=none, is not among the finished trials." in page
     assert "<table" not in page
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_many_mitigations_do_not_make_many_sentences(tmp_path: Path, synthetic) -> None:
-    study = Study(synthetic, tmp_path)
+def test_many_mitigations_do_not_make_many_sentences(tmp_path: Path) -> None:
+    study = Study(tmp_path)
     names = ["none", *(f"m{number}" for number in range(11))]
 
     def ending(trial) -> Ending:
@@ -293,13 +294,13 @@ def test_the_command_says_what_was_found_and_where_to_look(written, again) -> No
     assert lines[-2] == f"Report: {out / 'report.html'}" and str(out / "figures" / "loss_against_rate.png") in lines[-1]
 
 
-def test_the_map_of_mitigations_is_a_figure_of_its_own(tmp_path: Path, synthetic, capsys) -> None:
-    Study(synthetic, tmp_path).write()
+def test_the_map_of_mitigations_is_a_figure_of_its_own(tmp_path: Path, capsys) -> None:
+    Study(tmp_path).write()
     assert main(["figure", "mitigation_map", str(tmp_path), str(tmp_path / "map.svg")]) == 0
     drawn = (tmp_path / "map.svg").read_text()
     assert "qk_norm" in drawn and "largest stable" in drawn
     other = tmp_path / "other"
-    Study(synthetic, other).write(mitigations=["a", "b"])
+    Study(other).write(mitigations=["a", "b"])
     assert main(["figure", "mitigation_map", str(other), str(tmp_path / "none.png")]) == 2
     expected = (
         "error: figure mitigation_map: No figure: the baseline, mitigation=none, is not among the finished trials.\n"
@@ -318,7 +319,7 @@ def test_a_figure_of_a_kind_that_is_not_written(tmp_path: Path, realistic, capsy
     assert [file.name for file in tmp_path.iterdir()] == ["pipe.png"]
 
 
-def test_errors_are_one_line_and_status_2(tmp_path: Path, synthetic, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "missing")]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1

@@ -16,6 +16,7 @@ from analysis.reports.campaign import write_campaign
 from analysis.reports.report import write_report
 from harness.storage.stored import STORE
 from sweeps.commands.status import status_of
+from tests.analysis import synthetic
 from tests.analysis.reads import count_reads
 from tests.benchmarks import scale
 
@@ -127,7 +128,7 @@ def calls(work: Callable[[], object]) -> int:
 
 
 @pytest.fixture(scope="module")
-def growing(synthetic, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def growing(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A small sweep, and those of `SEEDS`."""
     outs = [tmp_path_factory.mktemp("growing") for _ in range(1 + len(SEEDS))]
     for out, seeds in zip(outs, (1, *SEEDS), strict=True):

@@ -15,6 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from analysis.figures.registry import Needs, figures
 from analysis.reading.searches import front, read_searches
+from tests.analysis import synthetic
 from tests.analysis.given import given
 
 SEARCH_FIGURES = figures(Needs.SEARCHES)
@@ -98,7 +99,7 @@ def test_the_front_has_what_nothing_beats() -> None:
 
 @pytest.mark.parametrize("cells", [1, 4, 14])
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_figures_can_be_read(tmp_path: Path, synthetic, kind: str, cells: int) -> None:
+def test_the_figures_can_be_read(tmp_path: Path, kind: str, cells: int) -> None:
     write(tmp_path, kind, cells, points=20)
     searches = read_searches(tmp_path)
     for name, draw in SEARCH_FIGURES.items():
@@ -112,7 +113,7 @@ def test_the_figures_can_be_read(tmp_path: Path, synthetic, kind: str, cells: in
         assert ("Not shown: 4 further cells." in drawing.caption) == (cells == 14)
 
 
-def test_numbers_of_a_dense_front_do_not_lie_on_each_other(tmp_path: Path, synthetic) -> None:
+def test_numbers_of_a_dense_front_do_not_lie_on_each_other(tmp_path: Path) -> None:
     write(tmp_path, "pareto", cells=1, points=60, is_dense=True)
     drawing = SEARCH_FIGURES["pareto_front"](given(searches=read_searches(tmp_path)))
     assert synthetic.check_texts(drawing.figure)
@@ -120,7 +121,7 @@ def test_numbers_of_a_dense_front_do_not_lie_on_each_other(tmp_path: Path, synth
     assert [text.get_text() for text in panel.texts] == list("12345678") and "; 8: optim.clip=" in drawing.caption
 
 
-def test_several_kinds_in_one_folder(tmp_path: Path, synthetic) -> None:
+def test_several_kinds_in_one_folder(tmp_path: Path) -> None:
     for kind in SPACES:
         write(tmp_path, kind, cells=2, points=8)
     searches = read_searches(tmp_path)

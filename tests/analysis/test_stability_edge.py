@@ -10,6 +10,7 @@ import pytest
 from analysis.figures.registry import Results
 from analysis.figures.stability_edge import edge_table, stability_edge
 from harness.config import Trial
+from tests.analysis import synthetic
 from tests.analysis.mitigated import LOST, Ending, Study
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0)
@@ -29,8 +30,8 @@ def ending(trial: Trial) -> Ending:
 
 
 @pytest.fixture
-def study(tmp_path: Path, synthetic) -> Study:
-    return Study(synthetic, tmp_path).write(ending, widths=(32, 64, 96, 128), rates=RATES, mitigations=("none", "m1"))
+def study(tmp_path: Path) -> Study:
+    return Study(tmp_path).write(ending, widths=(32, 64, 96, 128), rates=RATES, mitigations=("none", "m1"))
 
 
 def test_the_bracket_of_each_group(study: Study) -> None:
@@ -43,7 +44,7 @@ def test_the_bracket_of_each_group(study: Study) -> None:
     assert len(table) == 8
 
 
-def test_the_figure_marks_edges_and_open_ends(study: Study, synthetic) -> None:
+def test_the_figure_marks_edges_and_open_ends(study: Study) -> None:
     drawing = stability_edge(Results(study.sweep))
     assert drawing.figure is not None and synthetic.check_texts(drawing.figure)
     (panel,) = drawing.figure.axes
@@ -54,6 +55,6 @@ def test_the_figure_marks_edges_and_open_ends(study: Study, synthetic) -> None:
     assert "3 seeds a rate, 4 to 4 rates a marker" in drawing.caption
 
 
-def test_one_rate_has_no_edge(tmp_path: Path, synthetic) -> None:
-    study = Study(synthetic, tmp_path).write(rates=(1e-3,))
+def test_one_rate_has_no_edge(tmp_path: Path) -> None:
+    study = Study(tmp_path).write(rates=(1e-3,))
     assert stability_edge(Results(study.sweep)).figure is None

@@ -13,6 +13,7 @@ from scipy.stats import binomtest
 from analysis import open_sweep, outcomes, rates
 from analysis.measures.outcomes import OUTCOMES
 from analysis.measures.statistics import draws, median_interval, wilson_interval
+from tests.analysis import synthetic
 
 PAIRS = [(0, 1), (1, 1), (0, 17), (3, 17), (17, 17), (1, 10_000), (5_000, 10_000), (9_999, 10_000)]
 
@@ -33,7 +34,7 @@ def test_wilson_interval_of_nothing_is_nan_and_of_a_number_a_number() -> None:
 
 
 @pytest.fixture(scope="module")
-def judged(synthetic, tmp_path_factory: pytest.TempPathFactory):
+def judged(tmp_path_factory: pytest.TempPathFactory):
     """Faults by bit: of 0 none, of 1 one, of 2 two ... of four trials end far out, one of bit 3 is not finished."""
     out = tmp_path_factory.mktemp("rates")
     trials = [
@@ -84,7 +85,7 @@ def test_rates_judge_a_sweep_that_was_not_and_group_missing_values(judged) -> No
         rates(sweep, by=["nonsense"])
 
 
-def test_rates_without_faults(tmp_path: Path, synthetic) -> None:
+def test_rates_without_faults(tmp_path: Path) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
     sweep = open_sweep(tmp_path)
     assert rates(sweep)["trials"].tolist() == [0] * 5 and rates(sweep, by=["width"]).empty

@@ -15,8 +15,8 @@ from tests.analysis.mitigated import STEPS, Ending, Study
 
 
 @pytest.fixture
-def study(synthetic, tmp_path: Path) -> Study:
-    return Study(synthetic, tmp_path)
+def study(tmp_path: Path) -> Study:
+    return Study(tmp_path)
 
 
 def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:

@@ -7,7 +7,6 @@ import io
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 
 import matplotlib
 import numpy as np
@@ -24,6 +23,7 @@ from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.open_sweep import fault_events, open_sweep
 from harness.basics.printing import label, printable
 from harness.config import Fault, Trial
+from tests.analysis import synthetic
 
 EVIL = {
     "a formula": r"$\frac{$",
@@ -47,7 +47,7 @@ class Odd(Fault):
 
 
 @pytest.fixture(scope="module")
-def evil(tmp_path_factory: pytest.TempPathFactory, synthetic: ModuleType) -> Path:
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose every name is one of EVIL."""
     out = tmp_path_factory.mktemp("evil")
     names = [*EVIL.values()]
@@ -129,7 +129,7 @@ def test_different_names_stay_different(evil: Path) -> None:
     assert after.sizes == before.sizes
 
 
-def test_a_formula_is_drawn_as_it_stands_even_where_tex_is_asked_for(synthetic: ModuleType, tmp_path: Path) -> None:
+def test_a_formula_is_drawn_as_it_stands_even_where_tex_is_asked_for(tmp_path: Path) -> None:
     mitigations = ("none", EVIL["a formula"], "$x^2$")
     synthetic.write_pack(
         tmp_path, [synthetic.make_trial(lr=lr, mitigation=name) for name in mitigations for lr in (1e-3, 1e-2, 1e-1)]

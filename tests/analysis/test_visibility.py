@@ -31,13 +31,13 @@ CASES: dict[str, tuple[Curve, Curve, str, float]] = {
 
 
 @pytest.fixture
-def campaign(synthetic, tmp_path: Path) -> Campaign:
-    return Campaign(synthetic, tmp_path)
+def campaign(tmp_path: Path) -> Campaign:
+    return Campaign(tmp_path)
 
 
 @pytest.fixture(scope="module")
-def cases(synthetic, tmp_path_factory: pytest.TempPathFactory) -> Judged:
-    campaign = Campaign(synthetic, tmp_path_factory.mktemp("cases"))
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    campaign = Campaign(tmp_path_factory.mktemp("cases"))
     norms: dict[str, np.ndarray] = {}
     for name, (loss, norm, _, _) in CASES.items():
         trial = campaign.fault(name, {})

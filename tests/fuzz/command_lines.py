@@ -23,7 +23,7 @@ from sweeps.commands.console import COMMANDS
 from sweeps.compose import settings
 from sweeps.compose.overrides import known_keys
 from tests.fuzz import commands, values
-from tests.sweeps.conftest import TINY
+from tests.sweeps.command import TINY
 
 HYDRA = [
     *("hydra/launcher", "hydra/sweeper", "hydra/job_logging", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir"),

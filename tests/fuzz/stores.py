@@ -23,7 +23,7 @@ from hypothesis.strategies import SearchStrategy
 from analysis.__main__ import figure_names
 from harness.storage.stored import CHECKSUM, STORE, checksum_of
 from tests.fuzz import commands
-from tests.sweeps.conftest import TINY
+from tests.sweeps.command import TINY
 
 GRID = (*(f"{key}={value}" for key, value in TINY.items()), "seed=range(2)", "optim.lr=1e-2,1e-1")
 FAULTS = (*GRID, "fault=none,weight_bit", "fault.start=3")
@@ -253,17 +253,17 @@ def _unfinished(out: Path) -> None:
     from sweeps.planning.planner import make_plan
     from sweeps.running.job import train_pack
     from sweeps.slurm.submitted import write_down_all
-    from tests.harness.conftest import Dying, Killed
+    from tests.harness.engine import Dying, Killed
     from tests.jobs import job_of
-    from tests.sweeps import conftest
+    from tests.sweeps import command
 
-    given = [text for text in conftest.tiny(*UNFINISHED) if not text.startswith(("pack.", "telemetry.", "hydra."))]
-    (pack,) = make_plan(conftest.trials(*given), (), 8, "cpu", 1).packs
+    given = [text for text in command.tiny(*UNFINISHED) if not text.startswith(("pack.", "telemetry.", "hydra."))]
+    (pack,) = make_plan(command.trials(*given), (), 8, "cpu", 1).packs
     job = job_of(pack, out.absolute(), block=2, every=3)
     own = job.checkpoints
     with contextlib.suppress(Killed):
         train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))
-    waiting = make_plan(conftest.trials(*given, "optim.lr=0.3"), (), 8, "cpu", 1).packs[0]
+    waiting = make_plan(command.trials(*given, "optim.lr=0.3"), (), 8, "cpu", 1).packs[0]
     write_down_all(ResultsPath.open(out), [[dataclasses.replace(job, pack=waiting)]], "17")
 
 

@@ -12,7 +12,7 @@ from harness.config import field_types, sections
 from harness.config.limits import LARGEST_SEED
 from sweeps.compose import settings
 from sweeps.compose.overrides import fault_fields, trial_fields
-from tests.sweeps.conftest import TINY
+from tests.sweeps.command import TINY
 
 NUMBERS = [0, 1, -1, 2, 3, 4, 7, 16, 100, 10**6, 10**9, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 10**30, 10**400]
 FRACTIONS = [0.0, -0.0, 0.5, 1.0, 1.5, 1e-3, -1e-3, 1e-45, 1e-320, 3.4e38, 1e39, 1e308, float("inf"), float("nan")]

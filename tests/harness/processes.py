@@ -15,7 +15,7 @@ import torch.distributed as dist
 from harness.config import Trial
 from harness.training.distributed import Group, ReplicasDiffer
 from harness.training.sites import Site
-from tests.harness import conftest as engine
+from tests.harness import engine
 
 CPU = torch.device("cpu")
 

@@ -11,6 +11,7 @@ import pytest
 from harness.config import Trial, sections
 from harness.training.acts import idle_parts, parts_of
 from injectors.value import Value
+from tests.harness import engine
 
 STEPS = 12
 
@@ -21,20 +22,20 @@ def with_section(trial: Trial, section: str, /, **fields: Any) -> Trial:
     return Trial.of(parts, fault=trial.fault, mitigation=trial.mitigation, seed=trial.seed)
 
 
-def different(engine, count: int, **fields: Any) -> list[Trial]:
+def different(count: int, **fields: Any) -> list[Trial]:
     """Trials that differ, none of them clipped."""
     return [with_section(trial, "optim", clip=None) for trial in engine.different(count, steps=STEPS, **fields)]
 
 
-def counted(engine, trials: list[Trial], **options: Any) -> list[dict[str, int]]:
+def counted(trials: list[Trial], **options: Any) -> list[dict[str, int]]:
     return engine.run(trials, **options).result.acts
 
 
 # --- how often ---------------------------------------------------------------------------------------------------
 
 
-def test_clipping_by_norm_is_counted_where_the_norm_was_above(engine) -> None:
-    plain = different(engine, 4)
+def test_clipping_by_norm_is_counted_where_the_norm_was_above() -> None:
+    plain = different(4)
     norms = engine.run(plain).signals["grad_norm"]
     limits = [*np.median(norms[:3], axis=1).tolist(), 1e9]
     trials = [with_section(t, "optim", clip=limit) for t, limit in zip(plain, limits, strict=True)]
@@ -44,10 +45,10 @@ def test_clipping_by_norm_is_counted_where_the_norm_was_above(engine) -> None:
     assert above[-1] == 0 and all(0 < count < STEPS for count in above[:3]), above
 
 
-def test_a_part_that_is_off_is_not_there(engine) -> None:
-    off, on = different(engine, 2)
+def test_a_part_that_is_off_is_not_there() -> None:
+    off, on = different(2)
     on = with_section(on, "optim", clip=0.1)
-    assert counted(engine, [off, on]) == [{}, {"optim.clip": STEPS}]
+    assert counted([off, on]) == [{}, {"optim.clip": STEPS}]
 
 
 SIZES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -69,10 +70,10 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("part", SIZES)
-def test_each_part_is_counted_at_the_steps_at_which_it_acted(engine, part: str) -> None:
+def test_each_part_is_counted_at_the_steps_at_which_it_acted(part: str) -> None:
     """And the losses are those of the recipe without it, bit for bit, exactly where the count is zero."""
     section, acts, never = SIZES[part]
-    plain = different(engine, 2, **({"activation": "swiglu"} if part == "model.swiglu_clamp" else {}))
+    plain = different(2, **({"activation": "swiglu"} if part == "model.swiglu_clamp" else {}))
     runs = [engine.run([with_section(t, section, **fields) for t in plain]) for fields in (acts, never)]
     digest = engine.run(plain).result.digest
     for run, is_acting in zip(runs, (True, False), strict=True):
@@ -91,15 +92,15 @@ def test_each_part_is_counted_at_the_steps_at_which_it_acted(engine, part: str) 
         ("stable_spam", {"interval": STEPS + 1}, {"stable_spam.interval": 0}),
     ],
 )
-def test_resets_are_counted(engine, name: str, fields: dict, expected: dict[str, int]) -> None:
-    trials = [with_section(t, "optim", name=name) for t in different(engine, 2)]
-    for own in counted(engine, [with_section(t, name, **fields) for t in trials]):
+def test_resets_are_counted(name: str, fields: dict, expected: dict[str, int]) -> None:
+    trials = [with_section(t, "optim", name=name) for t in different(2)]
+    for own in counted([with_section(t, name, **fields) for t in trials]):
         assert expected.items() <= own.items()
         if fields.get("threshold", 1e9) < 1:
             assert own["spam.threshold"] > STEPS // 2, "in all steps but those of the grace"
 
 
-def test_a_fork_has_what_its_twin_had_and_a_masked_trial_what_it_has(engine) -> None:
+def test_a_fork_has_what_its_twin_had_and_a_masked_trial_what_it_has() -> None:
     """The counts of a faulty trial are those of a run of its own from the first step on."""
     plain = with_section(engine.trial(steps=STEPS), "optim", clip=None)
     limit = float(np.median(engine.run([plain, plain]).signals["grad_norm"][0]))
@@ -187,7 +188,7 @@ CANNOT: dict[str, tuple[dict[str, dict[str, Any]], str, str]] = {
 }
 
 
-def configured(engine, parts: dict[str, dict[str, Any]]) -> Trial:
+def configured(parts: dict[str, dict[str, Any]]) -> Trial:
     trial = engine.trial(steps=100, warmup=5)
     for name, fields in parts.items():
         trial = with_section(trial, name, **fields)
@@ -195,9 +196,9 @@ def configured(engine, parts: dict[str, dict[str, Any]]) -> Trial:
 
 
 @pytest.mark.parametrize("case", CANNOT)
-def test_what_cannot_act_is_told_with_its_key_and_the_number(engine, case: str) -> None:
+def test_what_cannot_act_is_told_with_its_key_and_the_number(case: str) -> None:
     parts, key, words = CANNOT[case]
-    found = idle_parts(configured(engine, parts))
+    found = idle_parts(configured(parts))
     assert list(found) == [key] and words in found[key]
 
 
@@ -216,12 +217,12 @@ NUMBERS = {
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("steps", [100, 200, 10_000])
-def test_by_default_what_has_a_time_scale_acts_in_short_and_long_runs(engine, name: str, steps: int) -> None:
-    trial = with_section(configured(engine, NUMBERS[name][0]), "train", steps=steps)
+def test_by_default_what_has_a_time_scale_acts_in_short_and_long_runs(name: str, steps: int) -> None:
+    trial = with_section(configured(NUMBERS[name][0]), "train", steps=steps)
     assert idle_parts(trial) == {}
 
 
-def test_time_scales_follow_the_run_and_the_authors_numbers_are_a_field_away(engine) -> None:
+def test_time_scales_follow_the_run_and_the_authors_numbers_are_a_field_away() -> None:
     from harness.model.placements import branch_steps
     from harness.optim.clippers.adagc import warmup_steps
     from harness.optim.optimizers.spam import grace_of, interval_of, warmup_of
@@ -238,15 +239,15 @@ def test_time_scales_follow_the_run_and_the_authors_numbers_are_a_field_away(eng
     assert times(with_section(own, "model", branch_steps=7)) == [500, 150, 20, 1000, 100, 7]
 
 
-def test_parts_are_those_that_are_switched_on(engine) -> None:
+def test_parts_are_those_that_are_switched_on() -> None:
     trial = with_section(engine.trial(), "optim", name="spam", clip=1.0, clip_update=1.0)
     trial = with_section(trial, "screen", entropy=0.5)
     assert parts_of(trial) == ["optim.clip", "spam.threshold", "spam.interval", "optim.clip_update", "screen.entropy"]
 
 
-def test_counts_survive_a_checkpoint(engine) -> None:
+def test_counts_survive_a_checkpoint() -> None:
     """A pack that is killed and goes on has the counts of one that was not: test_checkpoints compares whole results."""
-    trials = [with_section(t, "optim", clip=0.6) for t in different(engine, 2)]
+    trials = [with_section(t, "optim", clip=0.6) for t in different(2)]
     pack = engine.pack_of(trials)
     pack.acts.count("optim.clip", pack.active)
     other = engine.pack_of(trials)

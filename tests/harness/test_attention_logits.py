@@ -17,6 +17,7 @@ from harness.model.taps import Taps
 from harness.objectives.outcome import NON_FINITE
 from harness.training.contradictions import check_trial
 from injectors.value import Value
+from tests.harness import engine
 
 SCALE, CPU = 0.3, torch.device("cpu")
 BETA, CAP = [0.5, 1.0, 2.0], [0.7, 5.0, 50.0]
@@ -55,7 +56,7 @@ def limits(strengths, dtype=torch.float64):
     return Limits(parts.get("temperature"), parts.get("cap"), clip)
 
 
-def trials_of(engine, fields, count, **shape):
+def trials_of(fields, count, **shape):
     return [engine.trial(seed=r, lr=3e-3 * (1 + r), **fields(r), **shape) for r in range(count)]
 
 
@@ -157,7 +158,7 @@ def test_a_clipped_softmax_keeps_the_future_out():
         {"soft_clip_high": 1.0, "soft_clip_low": 0.0},
     ],
 )
-def test_a_neutral_strength_changes_no_bit(engine, neutral, precision):
+def test_a_neutral_strength_changes_no_bit(neutral, precision):
     base = {"attention": neutral.get("attention", "auto"), "precision": precision}
     plain_run = engine.run([engine.trial(seed=r, **base) for r in range(3)])
     run = engine.run([engine.trial(seed=r, **{**base, **neutral}) for r in range(3)])
@@ -165,7 +166,7 @@ def test_a_neutral_strength_changes_no_bit(engine, neutral, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_a_softmax_in_the_format_of_products_is_the_same_in_full_precision(engine, precision):
+def test_a_softmax_in_the_format_of_products_is_the_same_in_full_precision(precision):
     runs = [
         engine.run([engine.trial(seed=r, precision=precision, softmax=s) for r in range(2)])
         for s in ("fp32", "products")
@@ -245,7 +246,7 @@ def test_rounded_steps_are_those_of_torch_tensors(name):
 
 
 @pytest.mark.parametrize("name", HALF)
-def test_the_format_of_the_softmax_changes_shares(engine, name):
+def test_the_format_of_the_softmax_changes_shares(name):
     runs = [
         engine.run([engine.trial(seed=r, precision=name, softmax=s) for r in range(2)]) for s in ("fp32", "products")
     ]
@@ -267,9 +268,9 @@ def test_what_the_fields_mean_on_each_device():
 
 
 @pytest.mark.parametrize("fields", [f for name, f in FIELDS.items() if "fused" not in name])
-def test_a_fault_at_the_scores_acts(engine, fields):
+def test_a_fault_at_the_scores_acts(fields):
     """The score of a query for its own key, lifted above all others."""
-    trials = trials_of(engine, fields, 3)
+    trials = trials_of(fields, 3)
     golden = engine.run(trials)
     struck = {"site": "activation", "model": "set", "value": 1e4, "tensor": "blocks.1.attention.scores", "element": 9}
     trials[1] = replace(trials[1], fault=Value(start=3, **struck))
@@ -286,7 +287,7 @@ def test_a_fault_at_the_scores_acts(engine, fields):
 
 
 @each
-def test_it_trains(engine, fields):
+def test_it_trains(fields):
     """30 steps: the loss falls by a third of a nat, and the strength of each trial is its own."""
     trials = [engine.trial(lr=1e-2, **fields(r), steps=30, batch=8, context=16) for r in range(3)]
     run = engine.run(trials)
@@ -298,10 +299,10 @@ def test_it_trains(engine, fields):
 
 @each
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_trial_does_not_depend_on_its_pack(engine, fields, threads):
+def test_a_trial_does_not_depend_on_its_pack(fields, threads):
     torch.set_num_threads(threads)
     shape = {"width": 48, "head_dim": 16, "context": 33, "batch": 3, "steps": 3, "validate_every": 3, "depth": 1}
-    trials = trials_of(engine, fields, 7, **shape)
+    trials = trials_of(fields, 7, **shape)
     together = engine.run(trials)
     for members in ([5, 3], [6, 2, 4]):
         apart = engine.run([trials[i] for i in members])
@@ -310,8 +311,8 @@ def test_a_trial_does_not_depend_on_its_pack(engine, fields, threads):
 
 
 @each
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, fields):
-    trials = trials_of(engine, fields, 5)
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(fields):
+    trials = trials_of(fields, 5)
     healthy = engine.run(trials)
 
     def poison(pack):
@@ -343,12 +344,12 @@ def test_scores_that_the_model_works_on_are_explicit():
         ),
     ],
 )
-def test_a_fused_kernel_has_no_room_for_it(engine, fields, reason):
+def test_a_fused_kernel_has_no_room_for_it(fields, reason):
     with pytest.raises(ConfigError, match=reason) as caught:
         check_trial(engine.trial(**fields))
     assert len(caught.value.reasons) == 1
 
 
-def test_a_temperature_needs_no_scores(engine):
+def test_a_temperature_needs_no_scores():
     check_trial(engine.trial(attention="fused", attention_temperature=0.5))
     check_trial(engine.trial(attention="explicit", attention_cap=50.0, soft_clip_high=1.03, softmax="products"))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from harness.training.acts import idle_parts, parts_of
 from harness.training.contradictions import check_trial
 from injectors.facts import facts_of
 from sweeps.planning.planner import activation_elements, state_bytes, trial_step_seconds
+from tests.harness import engine
 from tests.harness.test_model_parts_memory import SHAPE, kept_by_a_token_of
 from tests.harness.variants import roughen, with_fields
 
@@ -65,7 +65,7 @@ def mixing(trial: Trial, **options: Any) -> Trial:
     return Trial.of(parts, fault=trial.fault, seed=trial.seed)
 
 
-def different(engine: ModuleType, fields: dict[str, Any] | None = None, window: int | None = None, **own: Any):
+def different(fields: dict[str, Any] | None = None, window: int | None = None, **own: Any):
     """Three trials of one structure that differ in every per-trial field, also of the example."""
     trials = with_fields(engine.different(3, **own), fields or {})
     return [mixing(trial, keep=keep, window=window) for trial, keep in zip(trials, KEEPS, strict=True)]
@@ -83,7 +83,7 @@ def test_the_usual_block_changes_no_id_and_no_stored_configuration() -> None:
     assert mixing(plain, window=3).structure != other.structure == mixing(plain, keep=0.5).structure
 
 
-def test_its_tensors_and_taps_stand_where_those_of_attention_do(engine) -> None:
+def test_its_tensors_and_taps_stand_where_those_of_attention_do() -> None:
     trial = mixing(engine.trial(depth=1))
     tensors, places = list(model_tensors(trial.model, 64, branches_of(trial))), facts_of(trial)
     assert [tensor.name for tensor in tensors] == [
@@ -111,9 +111,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS)
-def test_a_row_in_pairs_is_the_row_in_the_pack(engine, fields: dict[str, Any]) -> None:
+def test_a_row_in_pairs_is_the_row_in_the_pack(fields: dict[str, Any]) -> None:
     """And all of them learn; a trial that keeps less of the past is another one."""
-    trials = different(engine, fields, steps=24)
+    trials = different(fields, steps=24)
     for trial in trials:
         check_trial(trial)
     pack = engine.run(trials)
@@ -127,9 +127,9 @@ def test_a_row_in_pairs_is_the_row_in_the_pack(engine, fields: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("own", [{"checkpointing": True}, {"micro_batches": 2}, {"precision": "fp64"}])
-def test_it_is_trained_as_attention_is(engine, own: dict[str, Any]) -> None:
+def test_it_is_trained_as_attention_is(own: dict[str, Any]) -> None:
     """Checkpointing changes no bit; micro-batches and the format no more than rounding."""
-    plain, other = (engine.run(different(engine, **fields)).signals["loss"] for fields in ({}, own))
+    plain, other = (engine.run(different(**fields)).signals["loss"] for fields in ({}, own))
     np.testing.assert_allclose(plain, other, rtol=0 if "checkpointing" in own else 2e-5)
 
 
@@ -145,9 +145,9 @@ def plain_mixer(x_BxTxD, weights, keep: float, window: int | None):
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])
-def test_its_gradient_is_that_of_a_plain_function(engine, window: int | None) -> None:
+def test_its_gradient_is_that_of_a_plain_function(window: int | None) -> None:
     """In float64, where rounding is 1e-12 of what the matrices give."""
-    trials = different(engine, window=window, precision="fp64")
+    trials = different(window=window, precision="fp64")
     pack, (branch, _), name = engine.pack_of(trials), branches_of(trials[0]), "blocks.1.causal_mean"
     roughen(pack)
     generator = torch.Generator().manual_seed(1)
@@ -167,11 +167,11 @@ def test_its_gradient_is_that_of_a_plain_function(engine, window: int | None) ->
             torch.testing.assert_close(gradients[f"{name}.{part}"], weight.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_the_planner_counts_it(engine) -> None:
+def test_the_planner_counts_it() -> None:
     """A block keeps what is counted, to 3%, but for the four widths that the backward pass makes on its way."""
     counted, kept = [], []
     for depth in (1, 3):
-        other = different(engine, **{**SHAPE, "depth": depth})
+        other = different(**{**SHAPE, "depth": depth})
         counted.append(activation_elements(other[0].model, SHAPE["vocabulary"], branches=branches_of(other[0])))
         kept.append(kept_by_a_token_of(engine.pack_of(other)))
     plain = engine.different(3, **SHAPE)
@@ -200,21 +200,21 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("fields", "options", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_it_refuses(engine, fields: dict[str, Any], options: dict[str, Any], reason: str) -> None:
+def test_what_it_refuses(fields: dict[str, Any], options: dict[str, Any], reason: str) -> None:
     (trial,) = with_fields([engine.trial()], fields)
     with pytest.raises(ConfigError) as error:
         check_trial(mixing(trial, **options))
     assert error.value.reasons == (reason,)
 
 
-def test_options_of_a_branch_that_is_not_there_are_refused(engine) -> None:
+def test_options_of_a_branch_that_is_not_there_are_refused() -> None:
     trial = mixing(engine.trial(), keep=0.5)
     trial = dataclasses.replace(trial, extras=tuple(pair for pair in trial.extras if pair[0] != "block"))
     with pytest.raises(ConfigError, match=r"^causal_mean.keep=0.5: reaches nothing, as causal_mean is not in a block"):
         check_trial(trial)
 
 
-def test_a_kind_stands_in_a_block_once(engine) -> None:
+def test_a_kind_stands_in_a_block_once() -> None:
     trial, block = engine.trial(), sections()["block"]
     twice = dataclasses.replace(trial, extras=(("block", block(channel_mixer="attention")),))
     with pytest.raises(ConfigError, match="block.channel_mixer=attention: stands in block.token_mixer already"):
@@ -225,7 +225,7 @@ def test_a_kind_stands_in_a_block_once(engine) -> None:
     assert (loss[:, -1] < loss[:, 0]).all() and not np.array_equal(loss, engine.run([trial, trial]).signals["loss"])
 
 
-def test_a_rule_of_attention_does_not_hold_without_it(engine) -> None:
+def test_a_rule_of_attention_does_not_hold_without_it() -> None:
     """Nor do the parts of a recipe that a branch brings along."""
     check_trial(mixing(dataclasses.replace(engine.trial(), model=Model(width=16, head_dim=5, positions="learned"))))
     (clamped,) = with_fields([engine.trial()], {"activation": "swiglu", "swiglu_clamp": 2.0})

@@ -15,22 +15,23 @@ from harness.storage.checkpoint import KEPT, VERSION, Checkpoints, Stopped, abou
 from harness.storage.results_folder import ResultsPath
 from harness.storage.sealed import write_sealed
 from injectors.value import Value
+from tests.harness import engine
 
 STEPS = 12
 TENSORS = {"weights": torch.arange(6.0).reshape(2, 3), "active": torch.tensor([True, False])}
 
 
 @pytest.mark.parametrize("block", [1, 4, 5, 100])
-def test_it_goes_on_bit_for_bit(engine, tmp_path, block):
+def test_it_goes_on_bit_for_bit(tmp_path, block):
     engine.assert_resumes(engine.different(4, steps=STEPS), tmp_path, [3, 4, 10], block)
 
 
-def test_with_trials_that_freeze(engine, tmp_path):
+def test_with_trials_that_freeze(tmp_path):
     trials = [engine.trial(seed=r, lr=1e30 if r % 2 else 1e-3, warmup=0, steps=STEPS) for r in range(6)]
     engine.assert_resumes(trials, tmp_path, [3, 7], block=4)
 
 
-def test_a_trial_that_is_not_there_yet_comes_later(engine, tmp_path):
+def test_a_trial_that_is_not_there_yet_comes_later(tmp_path):
     """Before its fault it has no row; killed before, at and after the fork."""
     trials = [engine.trial(seed=s, steps=STEPS, fault=f) for s in range(2) for f in (NO_FAULT, Value(start=5, bit=22))]
     engine.assert_resumes(trials, tmp_path, [4, 5, 6], block=4, forks=True)

@@ -15,6 +15,7 @@ from harness.objectives.outcome import NON_FINITE
 from injectors.batch import RandomTokens
 from injectors.value import Value
 from sweeps.planning.planner import activation_elements
+from tests.harness import engine
 
 SHAPES = {
     "plain": {},
@@ -62,13 +63,13 @@ COMPUTED_AGAIN = (
 )
 
 
-def both(engine, trials, **options):
+def both(trials, **options):
     """The same trials without checkpointing and with it."""
     checkpointed = [replace(trial, train=replace(trial.train, checkpointing=True)) for trial in trials]
     return engine.run(trials, **options), engine.run(checkpointed, **options)
 
 
-def assert_same(engine, plain, checkpointed, trials):
+def assert_same(plain, checkpointed, trials):
     assert [engine.same_bits(plain[i], checkpointed[i]) for i in trials] == [[]] * len(trials)
 
 
@@ -76,36 +77,36 @@ def assert_same(engine, plain, checkpointed, trials):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_it_changes_no_bit_of_weights_or_telemetry(engine, shape):
-    plain, checkpointed = both(engine, engine.different(3, **shape))
-    assert_same(engine, plain, checkpointed, range(3))
+def test_it_changes_no_bit_of_weights_or_telemetry(shape):
+    plain, checkpointed = both(engine.different(3, **shape))
+    assert_same(plain, checkpointed, range(3))
 
 
-def test_it_changes_no_bit_where_rows_pass_in_parts_and_validation_comes_between(engine):
+def test_it_changes_no_bit_where_rows_pass_in_parts_and_validation_comes_between():
     trials = engine.different(12, steps=12, validate_every=1)
-    plain, checkpointed = both(engine, trials)
-    assert_same(engine, plain, checkpointed, range(12))
+    plain, checkpointed = both(trials)
+    assert_same(plain, checkpointed, range(12))
     first, last = plain.signals["validation_loss"][:3, [0, -1]].T
     assert len(plain.pack.parts) > 1 and (last < first).all(), "they train"
 
 
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine):
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours():
     def poison(pack):
         pack.weights[2] = math.nan
 
     trials = engine.different(5)
-    _, healthy = both(engine, trials)
-    plain, ruined = both(engine, trials, prepare=poison)
+    _, healthy = both(trials)
+    plain, ruined = both(trials, prepare=poison)
     assert ruined.result.outcome[2] == NON_FINITE
-    assert_same(engine, healthy, ruined, (0, 1, 3, 4))
-    assert_same(engine, plain, ruined, range(5))
+    assert_same(healthy, ruined, (0, 1, 3, 4))
+    assert_same(plain, ruined, range(5))
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_activations_inside_a_block_are_not_kept(engine, checkpointing):
+def test_activations_inside_a_block_are_not_kept(checkpointing):
     """Between the forward and the backward pass: what gelu reads is gone, what a block reads is there."""
     pack = engine.pack_of([engine.trial(seed=r, checkpointing=checkpointing) for r in range(2)])
     kept = {}
@@ -119,7 +120,7 @@ def test_activations_inside_a_block_are_not_kept(engine, checkpointing):
     assert all(x() is None for name, x in kept.items() if name.endswith("up"))
 
 
-def test_plans_know_what_is_kept(engine):
+def test_plans_know_what_is_kept():
     """Of five blocks, the input of each, and three times the inside of one: values, gradients, room between them."""
     model = engine.trial(depth=5).model
     plain, checkpointed = (activation_elements(model, 64, checkpointing) for checkpointing in (False, True))
@@ -130,7 +131,7 @@ def test_plans_know_what_is_kept(engine):
 # --- taps and faults ------------------------------------------------------------------------------------------------
 
 
-def test_taps_are_read_once_a_step(engine):
+def test_taps_are_read_once_a_step():
     seen = {}
     for checkpointing in (False, True):
         pack = engine.pack_of([engine.trial(seed=r, checkpointing=checkpointing) for r in range(2)])
@@ -170,27 +171,27 @@ ROWS = {name: GOLDEN + i for i, name in enumerate([*FAULTS, *COMPUTED_AGAIN])}
 
 
 @cache
-def struck(engine, forks):
+def struck(forks):
     """All of these faults in one pack, each of its own copy of trial 1; without checkpointing, and with it."""
     golden = engine.different(GOLDEN, loss_scaling="static", loss_scale=64.0, ranks=2, batch=4)
     faulty = [replace(golden[1], fault=fault) for fault in (*FAULTS.values(), *INSIDE)]
-    return both(engine, [*golden, *faulty], forks=forks)
+    return both([*golden, *faulty], forks=forks)
 
 
 @pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_do_the_same_bit_for_bit(engine, fault, forks):
-    (plain, checkpointed), i = struck(engine, forks), ROWS[fault]
-    assert_same(engine, plain, checkpointed, (*range(GOLDEN), i))
+def test_faults_do_the_same_bit_for_bit(fault, forks):
+    (plain, checkpointed), i = struck(forks), ROWS[fault]
+    assert_same(plain, checkpointed, (*range(GOLDEN), i))
     assert plain.result.events[i] == checkpointed.result.events[i] != []
     assert plain.result.changes[i] > 0 and engine.same_bits(plain[1], plain[i])
 
 
 @pytest.mark.parametrize("tensor", COMPUTED_AGAIN)
-def test_a_fault_inside_a_block_is_gone_when_the_block_is_computed_again(engine, tensor):
+def test_a_fault_inside_a_block_is_gone_when_the_block_is_computed_again(tensor):
     """The loss of its step is that of any other run; gradients inside the block are not."""
-    (plain, checkpointed), i = struck(engine, False), ROWS[tensor]
-    assert_same(engine, plain, checkpointed, range(GOLDEN))
+    (plain, checkpointed), i = struck(False), ROWS[tensor]
+    assert_same(plain, checkpointed, range(GOLDEN))
     assert plain.result.events[i] == checkpointed.result.events[i] != []
     for name in ("loss", "activation_rms", "attention_logit_max"):
         assert (plain.signals[name][i, :4] == checkpointed.signals[name][i, :4]).all(), name
@@ -198,7 +199,7 @@ def test_a_fault_inside_a_block_is_gone_when_the_block_is_computed_again(engine,
     assert plain.signals["grad_norm"][i, 3] != checkpointed.signals["grad_norm"][i, 3]
 
 
-def test_gradients_are_those_of_activations_computed_again(engine):
+def test_gradients_are_those_of_activations_computed_again():
     """`up` is struck: what the next matrix learns from is the activation without the strike."""
     pack = engine.pack_of([engine.trial(seed=r, checkpointing=True) for r in range(2)])
     up, dy = [], []

@@ -25,6 +25,7 @@ from harness.optim.clippers.value import ByValue
 from harness.optim.clippers.zclip import Options as ZClipOptions
 from harness.optim.clippers.zclip import ZClip
 from harness.optim.clipping import global_norm, padding_of
+from tests.harness import engine
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 
 STEPS = 50
@@ -157,7 +158,7 @@ KINDS = {  # clipper, fields of four trials, the same by hand
 }
 
 
-def trials_of(engine, fields, **others):
+def trials_of(fields, **others):
     sections = [{k: v for k, v in own.items() if k in ("zclip", "adagc")} for own in fields]
     plain = [{k: v for k, v in own.items() if k not in ("zclip", "adagc")} for own in fields]
     made = [engine.trial(seed=r, **own, **others) for r, own in enumerate(plain)]
@@ -188,10 +189,10 @@ def stream(layout, rows, dtype, steps=STEPS):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_clipper_equals_the_same_by_hand(engine, kind, dtype):
+def test_a_clipper_equals_the_same_by_hand(kind, dtype):
     """50 gradients of four trials with their own settings; float32 is held to its rounding, float64 to 1e-12."""
     cls, fields, by_hand = KINDS[kind]
-    trials = trials_of(engine, fields, width=6, head_dim=6, vocabulary=61)
+    trials = trials_of(fields, width=6, head_dim=6, vocabulary=61)
     clipper, layout, _ = a_clipper(cls, trials, dtype)
     hands, changed = [by_hand(trial) for trial in trials], torch.zeros(len(trials))
     everywhere = torch.ones(len(trials), dtype=torch.bool)
@@ -210,12 +211,12 @@ def test_a_clipper_equals_the_same_by_hand(engine, kind, dtype):
     assert changed.min() < STEPS
 
 
-def test_the_authors_of_adagc_and_pytorch_optimizer_agree_on_the_average(engine):
+def test_the_authors_of_adagc_and_pytorch_optimizer_agree_on_the_average():
     """pytorch-optimizer's AdaGC counts its warm-up one step shorter, and adds no epsilon afterwards."""
     import pytorch_optimizer  # two seconds, which no other test of this file needs
 
     options = AdaGCOptions(threshold=1.05, beta=0.98, warmup=9)
-    trials = trials_of(engine, [{"adagc": options}] * 2, width=6, head_dim=6, vocabulary=61)
+    trials = trials_of([{"adagc": options}] * 2, width=6, head_dim=6, vocabulary=61)
     clipper, layout, state = a_clipper(AdaGC, trials)
     parameters = [nn.Parameter(torch.zeros(row.shape, dtype=torch.float64)) for row in layout.rows]
     theirs = pytorch_optimizer.AdaGC(parameters, lr=1e-3, weight_decay=0.0, warmup_steps=10)
@@ -231,7 +232,7 @@ def test_the_authors_of_adagc_and_pytorch_optimizer_agree_on_the_average(engine)
 # --- in the loop ------------------------------------------------------------------------------------------------------
 
 
-def plain_run(engine, trial, pack, row, clip):
+def plain_run(trial, pack, row, clip):
     """The trial as a plain GPT with torch's AdamW, its gradients clipped by hand. Losses, and the model."""
     model, optim = trial.model, trial.optim
     plain = PlainGPT(trial.data.vocabulary, model.width, model.depth, model.head_dim, model.context).double()
@@ -272,16 +273,16 @@ CHAINS = {
 
 
 @cache
-def unclipped_run(engine, **own):
-    return engine.run(trials_of(engine, [{}, {}], width=6, head_dim=6, vocabulary=61, **own))
+def unclipped_run(**own):
+    return engine.run(trials_of([{}, {}], width=6, head_dim=6, vocabulary=61, **own))
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_a_trial_equals_a_plain_gpt_that_is_clipped_by_hand(engine, chain):
+def test_a_trial_equals_a_plain_gpt_that_is_clipped_by_hand(chain):
     """50 steps through the loop, in float64; several clippers act in their order."""
     own = {"steps": STEPS, "precision": "fp64", "warmup": 0, "decay": "constant", "lr": 1e-2}
     own |= {"attention": "explicit", "depth": 1}
-    trials = trials_of(engine, CHAINS[chain], width=6, head_dim=6, vocabulary=61, **own)
+    trials = trials_of(CHAINS[chain], width=6, head_dim=6, vocabulary=61, **own)
     fresh, run = engine.pack_of(trials), engine.run(trials, block=STEPS)
     for r, trial in enumerate(trials):
         chosen = [by_hand(trial) for cls, _, by_hand in KINDS.values() if cls.is_on(trial)]
@@ -290,12 +291,12 @@ def test_a_trial_equals_a_plain_gpt_that_is_clipped_by_hand(engine, chain):
             for one in chosen:
                 one(gradients)
 
-        losses, plain = plain_run(engine, trial, fresh, r, clip)
+        losses, plain = plain_run(trial, fresh, r, clip)
         assert run.signals["loss"][r].tolist() == pytest.approx(losses, abs=TOLERANCE)
         found = run.pack.tensors(run.pack.weights, r)
         for name, weight in tensors(plain).items():
             torch.testing.assert_close(found[name], weight.detach(), rtol=0, atol=TOLERANCE, msg=f"{r} {name}")
-    unclipped = unclipped_run(engine, **own)
+    unclipped = unclipped_run(**own)
     assert all(engine.same_bits(run[r], unclipped[r]) for r in range(2)), "it was needed"
 
 

@@ -17,6 +17,7 @@ from harness.optim.optimizers.spam import Options as SPAMOptions
 from harness.training.loop import train
 from harness.training.sites import Agenda, Site
 from injectors.value import Value
+from tests.harness import engine
 from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of, with_options
 from tests.harness.test_promises import Change
 
@@ -47,22 +48,22 @@ HUGE = {
 MEMORY = {"zclip": ZClip, "adagc": AdaGC}
 
 
-def trials(engine, kind, count, **others):
-    return trials_of(engine, [LIMITS[kind](r) for r in range(count)], **{**LENGTH, **others})
+def trials(kind, count, **others):
+    return trials_of([LIMITS[kind](r) for r in range(count)], **{**LENGTH, **others})
 
 
 @cache
-def clean(engine, kind, **options):
+def clean(kind, **options):
     """Seven trials with their own limits; no limits at all if `kind` is None."""
-    many = trials_of(engine, [{}] * COUNT, **LENGTH, **GAPS) if kind is None else trials(engine, kind, COUNT, **GAPS)
+    many = trials_of([{}] * COUNT, **LENGTH, **GAPS) if kind is None else trials(kind, COUNT, **GAPS)
     return engine.run(many, **options)
 
 
 @cache
-def ruined(engine, kind, detection=True):
+def ruined(kind, detection=True):
     """The same trials; in one all gradients are a million times too large, in each of four others an element is off."""
     spoilt = {r: spoil(value) for r, value in SPOILT.items()}
-    return engine.run(trials(engine, kind, COUNT, **GAPS), {SPIKED: times(1e6), **spoilt}, detection=detection)
+    return engine.run(trials(kind, COUNT, **GAPS), {SPIKED: times(1e6), **spoilt}, detection=detection)
 
 
 def spoil(value, steps=range(STRUCK, STRUCK + 1)):
@@ -91,11 +92,11 @@ def memory_of(pack, kind, row):
 
 
 @pytest.mark.parametrize(("kind", "threads"), [*((kind, 1) for kind in LIMITS), ("all", 2)])
-def test_a_trial_does_not_depend_on_its_pack(engine, kind, threads):
+def test_a_trial_does_not_depend_on_its_pack(kind, threads):
     """Each with its own limits, at sizes that leave gaps between tensors."""
     torch.set_num_threads(threads)
-    many = trials(engine, kind, COUNT, **GAPS)
-    together = clean(engine, kind) if threads == 1 else engine.run(many)
+    many = trials(kind, COUNT, **GAPS)
+    together = clean(kind) if threads == 1 else engine.run(many)
     assert len({tuple(together.signals["loss"][r]) for r in range(COUNT)}) == COUNT
     for members in ([5, 3], [6, 2, 4]):
         apart = engine.run([many[i] for i in members])
@@ -104,20 +105,20 @@ def test_a_trial_does_not_depend_on_its_pack(engine, kind, threads):
 
 
 @pytest.mark.parametrize("kind", HUGE)
-def test_a_limit_that_is_never_reached_changes_no_bit(engine, kind):
-    plain, tight = clean(engine, None), clean(engine, kind)
-    limited = engine.run(trials_of(engine, [HUGE[kind]] * COUNT, **LENGTH, **GAPS))
+def test_a_limit_that_is_never_reached_changes_no_bit(kind):
+    plain, tight = clean(None), clean(kind)
+    limited = engine.run(trials_of([HUGE[kind]] * COUNT, **LENGTH, **GAPS))
     assert [engine.same_bits(plain[r], limited[r]) for r in range(COUNT)] == [[]] * COUNT
     acts = [r for r in range(COUNT) if engine.same_bits(plain[r], tight[r])]
     assert acts == [r for r in range(COUNT) if (kind, r) != ("clip", 2)], "the same clipper does act on a smaller one"
 
 
 @pytest.mark.parametrize("kind", LIMITS)
-def test_measuring_changes_no_bit(engine, kind):
+def test_measuring_changes_no_bit(kind):
     full, bare, unclipped = (
-        clean(engine, kind),
-        clean(engine, kind, telemetry=False, detection=False),
-        clean(engine, None),
+        clean(kind),
+        clean(kind, telemetry=False, detection=False),
+        clean(None),
     )
     for r in range(COUNT):
         left, right = ({name: run[r][name] for name in ("loss", "weights")} for run in (full, bare))
@@ -128,8 +129,8 @@ def test_measuring_changes_no_bit(engine, kind):
 
 @pytest.mark.parametrize("detection", [True, False])
 @pytest.mark.parametrize("kind", LIMITS)
-def test_ruined_trials_change_no_bit_of_the_others(engine, kind, detection):
-    healthy, run = clean(engine, kind), ruined(engine, kind, detection)
+def test_ruined_trials_change_no_bit_of_the_others(kind, detection):
+    healthy, run = clean(kind), ruined(kind, detection)
     assert [r for r in range(COUNT) if engine.same_bits(healthy[r], run[r]) == []] == list(SPARED)
     gaps = padding_of(run.pack.layout)
     assert len(gaps) and not run.pack.gradients[:, gaps].any(), "nothing reaches what stands between tensors"
@@ -143,9 +144,9 @@ REMEMBERING = ("zclip", "adagc", "all")
 
 
 @cache
-def forked_and_full(engine, kind):
+def forked_and_full(kind):
     """Three trials, and three faulty ones of them for each start; the faults leave them finite, but for good."""
-    golden = trials(engine, kind, 3)
+    golden = trials(kind, 3)
     fault = Value(start=0, site="reduced_gradient", model="scale", value=100.0, tensor="head", elements=None)
     faults = [dataclasses.replace(fault, start=start) for start in STARTS]
     many = [*golden, *(dataclasses.replace(t, fault=fault) for fault in faults for t in golden)]
@@ -154,9 +155,9 @@ def forked_and_full(engine, kind):
 
 @pytest.mark.parametrize("kind", REMEMBERING)
 @pytest.mark.parametrize("start", STARTS)
-def test_a_fork_takes_the_memory_along(engine, kind, start):
+def test_a_fork_takes_the_memory_along(kind, start):
     """In the warm-up and after it; the fault leaves a finite trial, which differs for good."""
-    forked, full = forked_and_full(engine, kind)
+    forked, full = forked_and_full(kind)
     first = 3 * (1 + STARTS.index(start))
     numbers = (0, 1, 2, *range(first, first + 3))
     assert forked.pack.twins.begins[first : first + 3] == [start] * 3
@@ -174,8 +175,8 @@ def floating(values):
 
 
 @pytest.mark.parametrize("kind", MEMORY)
-def test_a_snapshot_holds_the_memory(engine, kind):
-    pack, agenda, found = engine.pack_of(trials(engine, kind, 3)), Agenda([None] * 3), []
+def test_a_snapshot_holds_the_memory(kind):
+    pack, agenda, found = engine.pack_of(trials(kind, 3)), Agenda([None] * 3), []
 
     def go(steps):
         train(pack, agenda, 100, lambda first, arrays: found.append(arrays), until=steps.stop)
@@ -190,9 +191,9 @@ def test_a_snapshot_holds_the_memory(engine, kind):
 
 
 @pytest.mark.parametrize("kind", ["clip_value", "clip_tensor", "zclip", "adagc", "clip"])
-def test_a_row_that_is_not_active_is_left_as_it_is(engine, kind):
+def test_a_row_that_is_not_active_is_left_as_it_is(kind):
     """Its gradients, and what is remembered of it."""
-    many = trials(engine, kind, 3)
+    many = trials(kind, 3)
     pack = engine.pack_of(many)
     (clipper,) = pack.clippers
     for step, gradients in enumerate(stream(pack.layout, 3, torch.float32, 16)):
@@ -212,7 +213,7 @@ def test_a_row_that_is_not_active_is_left_as_it_is(engine, kind):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("step", [2, 9])
 @pytest.mark.parametrize("kind", MEMORY)
-def test_what_is_not_finite_is_never_remembered(engine, kind, step, value):
+def test_what_is_not_finite_is_never_remembered(kind, step, value):
     """While warming up and later: the step might not have been."""
     options = {"zclip": dataclasses.replace(ZCLIPS[0], warmup=5), "adagc": dataclasses.replace(ADAGCS[0], warmup=5)}
     one = [with_options(engine.trial(), **{kind: options[kind]})] * 2
@@ -230,9 +231,9 @@ def test_what_is_not_finite_is_never_remembered(engine, kind, step, value):
 
 
 @pytest.mark.parametrize("kind", MEMORY)
-def test_memory_stays_finite_without_detection(engine, kind):
+def test_memory_stays_finite_without_detection(kind):
     """Though the weights of the trial are ruined, and every gradient after that."""
-    run = ruined(engine, kind, detection=False)
+    run = ruined(kind, detection=False)
     for r, value in SPOILT.items():
         if not math.isfinite(value):
             assert run.pack.weights[r].isnan().any() and np.isnan(run.signals["grad_norm"][r, STRUCK + 1 :]).all()
@@ -240,9 +241,9 @@ def test_memory_stays_finite_without_detection(engine, kind):
 
 
 @pytest.mark.parametrize("kind", MEMORY)
-def test_a_spike_is_remembered_as_it_was_clipped(engine, kind):
+def test_a_spike_is_remembered_as_it_was_clipped(kind):
     """A gradient a million times too large leaves averages that are like those before it."""
-    run, healthy = ruined(engine, kind), clean(engine, kind)
+    run, healthy = ruined(kind), clean(kind)
     spike, usual = (each.signals["grad_norm"][SPIKED, STRUCK] for each in (run, healthy))
     assert spike == pytest.approx(1e6 * usual, rel=1e-5)
     assert np.isfinite(run.signals["loss"][SPIKED]).all()
@@ -251,10 +252,10 @@ def test_a_spike_is_remembered_as_it_was_clipped(engine, kind):
     assert (found[name] < 2 * expected[name]).all() and (found[name] > expected[name] / 2).all()
 
 
-def test_adagc_trains_what_has_no_gradient_at_first(engine):
+def test_adagc_trains_what_has_no_gradient_at_first():
     """In muP the head starts at zero, so that nothing below it has a gradient in the first step."""
     options = dataclasses.replace(ADAGCS[0], warmup=5)
-    many = trials_of(engine, [{"adagc": options}] * 2, parametrization="mup", lr=1e-2, **LENGTH)
+    many = trials_of([{"adagc": options}] * 2, parametrization="mup", lr=1e-2, **LENGTH)
     run = engine.run(many)
     average = memory_of(run.pack, "adagc_average", 0)["adagc_average"]
     assert (average > 0).all() and torch.isfinite(average).all()
@@ -267,9 +268,9 @@ def test_adagc_trains_what_has_no_gradient_at_first(engine):
 
 
 @pytest.mark.parametrize("kind", LIMITS)
-def test_an_element_that_is_not_finite_freezes_unless_it_becomes_the_bound(engine, kind):
+def test_an_element_that_is_not_finite_freezes_unless_it_becomes_the_bound(kind):
     """Scaling by a norm leaves NaN where infinity was; clipping by value comes first, and leaves NaN alone."""
-    run, values = ruined(engine, kind), {r: value for r, value in SPOILT.items() if not math.isfinite(value)}
+    run, values = ruined(kind), {r: value for r, value in SPOILT.items() if not math.isfinite(value)}
     saved = [2, 5] if kind in ("clip_value", "all") else []
     assert run.result.nonfinite_step == [STRUCK if r in values and r not in saved else None for r in range(COUNT)]
     for r, value in values.items():
@@ -279,35 +280,35 @@ def test_an_element_that_is_not_finite_freezes_unless_it_becomes_the_bound(engin
         assert torch.isfinite(run.weights[STRUCK][r]).all()
 
 
-def test_an_infinite_element_moves_its_weight_as_far_as_the_bound_does(engine):
-    one = trials(engine, "clip_value", 2)[1]
+def test_an_infinite_element_moves_its_weight_as_far_as_the_bound_does():
+    one = trials("clip_value", 2)[1]
     run = engine.run([one] * 3, {0: spoil(-math.inf), 1: spoil(-one.optim.clip_value)})
     infinite, bound, neither = run.weights[-1].values()
     assert torch.equal(engine.bits(infinite), engine.bits(bound)) and not torch.equal(infinite, neither)
 
 
 @cache
-def unclipped_and_scaled(engine):
-    return engine.run(trials_of(engine, [{}] * 3, **LENGTH, **SCALED))
+def unclipped_and_scaled():
+    return engine.run(trials_of([{}] * 3, **LENGTH, **SCALED))
 
 
 SCALED = {"loss_scaling": "dynamic", "loss_scale": 1024.0}
 
 
 @pytest.mark.parametrize("kind", ["clip_value", "zclip", "adagc"])
-def test_with_dynamic_loss_scaling_an_overflow_costs_the_step(engine, kind):
+def test_with_dynamic_loss_scaling_an_overflow_costs_the_step(kind):
     """Before anything clips it, as in torch: unscale_ looks for it, step is skipped, and nothing remembers it."""
-    run = engine.run(trials(engine, kind, 3, **SCALED), {1: spoil(math.inf)})
+    run = engine.run(trials(kind, 3, **SCALED), {1: spoil(math.inf)})
     assert run.result.nonfinite_step == [None] * 3
     assert run.signals["loss_scale"][1].tolist() == [1024.0] * (STRUCK + 1) + [512.0] * (STEPS - STRUCK - 1)
-    assert (unclipped_and_scaled(engine).signals["loss_scale"] == 1024).all()
+    assert (unclipped_and_scaled().signals["loss_scale"] == 1024).all()
     before, at = (run.weights[step][1] for step in (STRUCK - 1, STRUCK))
     assert torch.equal(engine.bits(before), engine.bits(at))
     counts = [x for name, x in memory_of(run.pack, kind, 1).items() if name.endswith("count")]
     assert all(count == STEPS - 1 for count in counts) and bool(counts) == (kind in MEMORY)
 
 
-def test_what_acts_first_decides_whether_infinity_is_repaired(engine, monkeypatch):
+def test_what_acts_first_decides_whether_infinity_is_repaired(monkeypatch):
     """An optimizer that could repair it never sees it behind a norm."""
     monkeypatch.setattr(AdamW, "repairs_infinity", True)
     ways = [
@@ -332,12 +333,12 @@ def test_what_acts_first_decides_whether_infinity_is_repaired(engine, monkeypatc
         ({"adagc": ADAGCS[0], "clip_value": 1.0}, True),
         ({"adagc": ADAGCS[0]}, False),
     ):
-        pack = engine.pack_of(trials_of(engine, [fields] * 2))
+        pack = engine.pack_of(trials_of([fields] * 2))
         assert pack.can_step(infinite[:2]).tolist() == [repaired] * 2, fields
 
 
 @pytest.mark.parametrize(("name", "sections"), [("lion", {}), ("spam", {"spam": SPAMOptions(grace=2, interval=500)})])
-def test_an_optimizer_that_repairs_infinity_is_not_shown_it_behind_a_norm(engine, name, sections):
+def test_an_optimizer_that_repairs_infinity_is_not_shown_it_behind_a_norm(name, sections):
     """In one pack with a trial that has no limit."""
     ways = [{}, {"clip": 0.5}, {}, {"clip": 0.5}, {}]
     many = [engine.trial(seed=r, name=name, lr=1e-4, **way, **LENGTH) for r, way in enumerate(ways)]

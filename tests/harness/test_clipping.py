@@ -18,6 +18,7 @@ from harness.optim.clipping import (
     scale_trials,
     tensor_norms,
 )
+from tests.harness import engine
 
 NONE = torch.tensor([], dtype=torch.int64)
 
@@ -27,7 +28,7 @@ def exactly(*values):
 
 
 @pytest.fixture
-def layout(engine):
+def layout():
     """Of sizes that leave gaps between the tensors."""
     model = engine.trial(width=6, head_dim=6, feedforward=7, activation="swiglu").model
     found = Layout(tuple(tensor_table(model, 61)))
@@ -73,7 +74,7 @@ def test_a_trial_whose_norm_is_taken_again_changes_no_other(value, expected):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("scale", [1.0, 1e25, 1e-30])
-def test_a_norm_does_not_depend_on_how_many_are_taken(engine, scale, threads):
+def test_a_norm_does_not_depend_on_how_many_are_taken(scale, threads):
     """Neither of those in range nor of those that are taken again; one of them larger than a piece."""
     torch.set_num_threads(threads)
     model = engine.trial(width=96, head_dim=32, depth=1, vocabulary=1000).model

@@ -13,6 +13,7 @@ import pytest
 from harness.model import parameters
 from harness.optim.optimizers import OPTIMIZERS
 from sweeps.commands.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, slopes
+from tests.harness import engine
 
 STEPS = 3
 FLAT = 0.15
@@ -104,7 +105,7 @@ def test_the_standard_parametrisation_is_not_flat_with_any_rule(optimizer):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("head_dim", [8, 12])
-def test_all_are_one_at_the_base_size(engine, optimizer, head_dim):
+def test_all_are_one_at_the_base_size(optimizer, head_dim):
     """Bit for bit, so a learning rate that was tuned there in one is tuned for the others. 1/sqrt(12) is not exact."""
     base = {"width": 24, "base_width": 24, "depth": 2, "base_depth": 2, "head_dim": head_dim, "name": optimizer}
     shape = {**base, "weight_decay": 0.1, "embedding_scale": "sqrt_width", "steps": 4, "precision": "fp64"}

@@ -18,7 +18,8 @@ from harness.training.pack import Pack
 from harness.training.sites import Event, Site
 from injectors import fault_types
 from injectors.value import Value
-from tests.sweeps.conftest import call, tiny
+from tests.harness import engine
+from tests.sweeps.command import call, tiny
 
 GROWTHS = {
     "truncated": {"sequence_start": 2, "sequence_steps": 5},
@@ -53,7 +54,7 @@ growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
         (8, 60, 9, 1),
     ],
 )
-def test_lengths_are_the_papers(engine, start, context, steps, unit):
+def test_lengths_are_the_papers(start, context, steps, unit):
     """Li et al. 2022: length_t = start + (end - start) min(t / T, 1), less what is over a multiple of 8."""
     found = engine.trial(context=context, steps=400, sequence_start=start, sequence_steps=steps).curriculum.lengths
     for step, length in enumerate(found.tolist()):
@@ -63,7 +64,7 @@ def test_lengths_are_the_papers(engine, start, context, steps, unit):
 
 
 @pytest.mark.parametrize(("start", "context"), [(1, 64), (8, 64), (9, 64), (3, 60), (7, 13), (64, 64)])
-def test_pieces_have_the_largest_length_that_divides_the_context(engine, start, context):
+def test_pieces_have_the_largest_length_that_divides_the_context(start, context):
     fields = {"sequence_start": start, "sequence_steps": 50, "sequence_mode": "reshape"}
     sizes = engine.trial(context=context, steps=70, **fields).curriculum
     for step in range(70):
@@ -74,7 +75,7 @@ def test_pieces_have_the_largest_length_that_divides_the_context(engine, start, 
 
 
 @pytest.mark.parametrize(("start", "ranks"), [(1, 1), (3, 1), (2, 2), (3, 2), (1, 4), (12, 4)])
-def test_batches_grow_in_whole_sequences_of_each_rank(engine, start, ranks):
+def test_batches_grow_in_whole_sequences_of_each_rank(start, ranks):
     fields = {"batch_start": start, "batch_steps": 20, "batch": 12, "ranks": ranks}
     found = engine.trial(steps=60, **fields).curriculum.sequences
     for step, sequences in enumerate(found.tolist()):
@@ -85,7 +86,7 @@ def test_batches_grow_in_whole_sequences_of_each_rank(engine, start, ranks):
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 6, 7, 30])
 @growths
-def test_as_few_steps_as_reach_the_tokens(engine, growth, steps):
+def test_as_few_steps_as_reach_the_tokens(growth, steps):
     trial = engine.trial(steps=steps, **growth)
     sizes, wanted = trial.curriculum, steps * trial.train.batch * 8
     assert trial.steps == sizes.steps >= steps
@@ -98,7 +99,7 @@ def test_as_few_steps_as_reach_the_tokens(engine, growth, steps):
     assert last < 0 or sizes.lengths[last] < 8 or sizes.sequences[last] < trial.train.batch
 
 
-def test_without_growth_all_is_as_it_was(engine):
+def test_without_growth_all_is_as_it_was():
     trial = engine.trial(steps=7, batch=3)
     sizes, batch = trial.curriculum, torch.arange(2 * 3 * 9).view(2, 3, 9)
     assert trial.steps == sizes.steps == 7 and sizes.grown == 0
@@ -107,7 +108,7 @@ def test_without_growth_all_is_as_it_was(engine):
         assert torch.equal(cut(sizes, loaded(sizes, batch, step), step), batch)
 
 
-def test_growth_is_structural_and_part_of_the_id(engine):
+def test_growth_is_structural_and_part_of_the_id():
     plain, grown = engine.trial(), engine.trial(**GROWTHS["truncated"])
     assert len({t.structure for t in (plain, grown, engine.trial(seed=3))}) == 2 and plain.id != grown.id
     again = trial_from_dict(grown.to_dict(), fault_types())
@@ -122,7 +123,7 @@ def numbered(trials=2, batch=4, context=8):
     return torch.arange(trials * batch * (context + 1)).view(trials, batch, context + 1)
 
 
-def test_a_truncated_sequence_is_the_beginning_of_a_whole_one(engine):
+def test_a_truncated_sequence_is_the_beginning_of_a_whole_one():
     sizes = engine.trial(batch=4, **GROWTHS["truncated"]).curriculum
     for step in range(sizes.steps):
         pieces, length = cut(sizes, loaded(sizes, numbered(), step), step), int(sizes.lengths[step])
@@ -130,7 +131,7 @@ def test_a_truncated_sequence_is_the_beginning_of_a_whole_one(engine):
     assert {int(length) for length in sizes.lengths} == {2, 3, 4, 5, 6, 8}
 
 
-def test_pieces_hold_every_pair_of_token_and_target_once(engine):
+def test_pieces_hold_every_pair_of_token_and_target_once():
     sizes = engine.trial(batch=4, **GROWTHS["reshaped"]).curriculum
     whole = numbered()
     pairs = set(zip(whole[:, :, :-1].flatten().tolist(), whole[:, :, 1:].flatten().tolist(), strict=True))
@@ -143,7 +144,7 @@ def test_pieces_hold_every_pair_of_token_and_target_once(engine):
     assert {int(length) for length in sizes.lengths} == {2, 4, 8}
 
 
-def test_a_small_batch_is_the_beginning_of_a_whole_one_and_each_rank_has_its_part(engine):
+def test_a_small_batch_is_the_beginning_of_a_whole_one_and_each_rank_has_its_part():
     pack = engine.pack_of(engine.different(2, **GROWTHS["batches on ranks"]))
     for step in (0, 2, 4, 6):
         batch, weights = pack.what_trains(pack.objective.batch(step), step)
@@ -165,7 +166,7 @@ MODELS = {
 
 @pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("length", [1, 3, 7])
-def test_a_short_sequence_is_the_beginning_of_a_long_one(engine, fields, length):
+def test_a_short_sequence_is_the_beginning_of_a_long_one(fields, length):
     """Attention is causal: all is as in a whole sequence of which the rest does not count."""
     pack = engine.pack_of(engine.different(2, precision="fp64", batch=3, **fields))
     batch = pack.objective.batch(0)
@@ -189,7 +190,7 @@ def test_a_short_sequence_is_the_beginning_of_a_long_one(engine, fields, length)
             assert (gradients[0]["positions"][length:] == 0).all() and (gradients[0]["positions"][:length] != 0).all()
 
 
-def test_the_kind_of_attention_is_that_of_the_whole_context(engine):
+def test_the_kind_of_attention_is_that_of_the_whole_context():
     """A short sequence would be explicit by itself."""
     shape = {"context": 512, "steps": 1, "sequence_start": 8, "sequence_steps": 10, "batch": 1, "depth": 1}
     pack = engine.pack_of([engine.trial(**shape)] * 2)
@@ -214,7 +215,7 @@ class Looks:
         return []
 
 
-def test_a_batch_is_struck_as_the_loader_gives_it(engine):
+def test_a_batch_is_struck_as_the_loader_gives_it():
     trials = engine.different(2, **GROWTHS["both, reshaped"])
     loader, activations = Looks(Site.BATCH, range(8)), Looks(Site.ACTIVATION, range(8), ("embedding",))
     engine.run(trials, {0: loader, 1: activations})
@@ -224,7 +225,7 @@ def test_a_batch_is_struck_as_the_loader_gives_it(engine):
 
 
 @pytest.mark.parametrize("site", [Site.ACTIVATION, Site.ACTIVATION_GRADIENT])
-def test_an_element_of_an_activation_is_refused_while_it_is_smaller(engine, site):
+def test_an_element_of_an_activation_is_refused_while_it_is_smaller(site):
     growth = GROWTHS["truncated"]
     fault = {"site": site, "tensor": "blocks.*.down", "bit": 20}
     early = engine.trial(fault=Value(start=4, **fault), **growth)
@@ -252,7 +253,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
-def test_growth_that_would_shrink_is_refused(engine, fields, words):
+def test_growth_that_would_shrink_is_refused(fields, words):
     with pytest.raises(ConfigError, match=words):
         check_trial(engine.trial(**fields))
 
@@ -262,7 +263,7 @@ def test_growth_that_would_shrink_is_refused(engine, fields, words):
 
 @growths
 @pytest.mark.parametrize("block", [1, 3])
-def test_tokens_and_throughput(engine, growth, block, monkeypatch):
+def test_tokens_and_throughput(growth, block, monkeypatch):
     """One second a block, by the clock that the recorder reads; the thousand that a validation takes are no step's."""
     clock = [0.0]
 
@@ -286,7 +287,7 @@ def test_tokens_and_throughput(engine, growth, block, monkeypatch):
         assert (run.signals["step_seconds"][:, own] == 1 / len(each[own]) / 2).all()
 
 
-def test_validation_is_whole_at_every_step(engine):
+def test_validation_is_whole_at_every_step():
     """It is that of the same weights in a pack whose sequences do not grow."""
     trials = engine.different(2, validate_every=1, **GROWTHS["both"])
     run = engine.run(trials)

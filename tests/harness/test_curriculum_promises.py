@@ -15,7 +15,7 @@ from harness.training.contradictions import check_trial
 from harness.training.sites import Site
 from injectors.batch import RandomTokens
 from injectors.value import Value
-from tests.harness import conftest
+from tests.harness import engine
 from tests.harness.test_curriculum import GROWTHS, growths
 from tests.harness.test_promises import Change, fill_first
 
@@ -24,25 +24,25 @@ VICTIMS = {Site.WEIGHT: 2, Site.REDUCED_GRADIENT: 7}
 
 def nine(growth: str) -> list[Trial]:
     """Two ruined ones are no quarter of them, so the pack does not shrink."""
-    return conftest.different(9, steps=5, validate_every=3, **GROWTHS[growth])
+    return engine.different(9, steps=5, validate_every=3, **GROWTHS[growth])
 
 
 @cache
-def plain_run(growth: str) -> conftest.Run:
+def plain_run(growth: str) -> engine.Run:
     """Trials that nothing happens to, looked at by several tests and changed by none."""
-    return conftest.run(nine(growth))
+    return engine.run(nine(growth))
 
 
 @cache
-def struck_run(growth: str) -> conftest.Run:
+def struck_run(growth: str) -> engine.Run:
     """The same, in which each victim gets a NaN at its site in step 2."""
     strikes = {i: Change(site, range(2, 3), fill_first("head", math.nan)) for site, i in VICTIMS.items()}
-    return conftest.run(nine(growth), strikes)
+    return engine.run(nine(growth), strikes)
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
 @pytest.mark.parametrize("shape", [{}, {"positions": "learned", "width": 24, "context": 12}])
-def test_a_trial_does_not_depend_on_its_pack(engine, growth, shape):
+def test_a_trial_does_not_depend_on_its_pack(growth, shape):
     fields = {"steps": 5, "validate_every": 3, **shape, **GROWTHS[growth]}
     trials = engine.different(7, **fields) if shape else nine(growth)
     together = engine.run(trials) if shape else plain_run(growth)
@@ -55,7 +55,7 @@ def test_a_trial_does_not_depend_on_its_pack(engine, growth, shape):
 
 @pytest.mark.parametrize("growth", GROWTHS)
 @pytest.mark.parametrize("site", VICTIMS)
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, growth, site):
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(growth, site):
     plain, struck, victim = plain_run(growth), struck_run(growth), VICTIMS[site]
     assert struck.result.outcome[victim] == NON_FINITE and struck.result.nonfinite_step[victim] == 2
     others = set(range(9)) - set(VICTIMS.values())
@@ -63,7 +63,7 @@ def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, growth, si
 
 
 @growths
-def test_a_fork_equals_a_full_run(engine, growth):
+def test_a_fork_equals_a_full_run(growth):
     """Strikes while sizes grow, when they have grown, and at a step that only the longer run has."""
     fields = {"steps": 12, **growth}
     last = engine.trial(**fields).steps - 1
@@ -88,7 +88,7 @@ def test_a_fork_equals_a_full_run(engine, growth):
 
 
 @pytest.mark.parametrize("mode", ["truncate", "reshape"])
-def test_ranks_make_no_difference_but_rounding(engine, mode):
+def test_ranks_make_no_difference_but_rounding(mode):
     growth = {"batch": 4, "batch_start": 2, "batch_steps": 1, "sequence_start": 2, "sequence_mode": mode}
     fields = {"precision": "fp64", **growth}
     one, two = (engine.run([engine.trial(seed=r, ranks=ranks, **fields) for r in range(2)]) for ranks in (1, 2))
@@ -96,7 +96,7 @@ def test_ranks_make_no_difference_but_rounding(engine, mode):
         np.testing.assert_allclose(one.signals[name], two.signals[name], rtol=1e-9)
 
 
-def test_activations_are_recomputed_alike_while_sequences_grow(engine):
+def test_activations_are_recomputed_alike_while_sequences_grow():
     """Checkpointing holds shapes of its own."""
     plain, again = (
         engine.run([engine.trial(seed=r, checkpointing=on, **GROWTHS["truncated"]) for r in range(2)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from harness.data.corpus import Corpus
+from tests.harness import engine
 from tests.harness.texts import raw
 
 SEEDS = range(3)
@@ -45,7 +46,7 @@ def without_context(corpus: Corpus) -> float:
 
 
 @pytest.mark.parametrize(("placement", "trains"), [("pre", True), ("deepnorm", True), ("post", False)])
-def test_post_ln_learns_no_context_where_pre_ln_and_deepnorm_do(engine, tmp_path, placement: str, trains: bool) -> None:
+def test_post_ln_learns_no_context_where_pre_ln_and_deepnorm_do(tmp_path, placement: str, trains: bool) -> None:
     write_walk(tmp_path / "walk.bin")
     fields = {**DEEP, "placement": placement, "path": str(tmp_path / "walk.bin")}
     run = engine.run([engine.trial(seed=seed, **fields) for seed in SEEDS], block=DEEP["steps"], telemetry=False)

@@ -14,6 +14,7 @@ from harness.model.precision import Precision
 from harness.model.taps import Taps
 from harness.objectives.loss import cross_entropy
 from harness.optim.schedules import learning_rate, learning_rates
+from tests.harness import engine
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
 
 STEPS = 20
@@ -78,7 +79,7 @@ def plain_gpt(trial):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_each_trial_of_a_pack_equals_a_plain_gpt(engine, shape):
+def test_each_trial_of_a_pack_equals_a_plain_gpt(shape):
     trials = [engine.trial(seed=r, steps=STEPS, precision="fp64", **shape, **own) for r, own in enumerate(TRIALS)]
     fresh = engine.pack_of(trials)
     trained = engine.run(trials)
@@ -192,7 +193,7 @@ def rotated(x):
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", [(2, 3, 7, 6), (1, 1, 1, 2), (3, 1, 5, 4)])
-def test_rotary_positions(engine, shape, threads):
+def test_rotary_positions(shape, threads):
     torch.set_num_threads(threads)
     assert_equal_to_torch(lambda x, _: rotate(x, 10000.0, torch.float64), lambda x, _: rotated(x), normal(3, *shape))
 
@@ -257,14 +258,14 @@ KNOTS = [
 
 
 @pytest.mark.parametrize(("schedule", "knots"), KNOTS)
-def test_schedule_at_its_knots(engine, schedule, knots):
+def test_schedule_at_its_knots(schedule, knots):
     warmup, decay, final = schedule
     trial = engine.trial(steps=12, warmup=warmup, decay=decay, final=final, lr=2.0)
     for step, share in knots.items():
         assert learning_rate(trial, step) == pytest.approx(2.0 * share, abs=1e-15)
 
 
-def test_rates_of_a_pack_are_those_of_its_trials(engine):
+def test_rates_of_a_pack_are_those_of_its_trials():
     trials = engine.different(5, steps=12)
     rates = learning_rates(trials, torch.float64)
     assert rates.shape == (12, 5)

@@ -19,9 +19,9 @@ from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site
 from injectors.value import Value
 from sweeps.running.processes import ranks
-from tests.harness import conftest as engine
+from tests.harness import engine
 from tests.harness.processes import CPU, Processes, message_of_differing, message_of_records, serve, trained
-from tests.injectors.conftest import SHAPE, START, cases, fault
+from tests.injectors.faults import SHAPE, START, cases, fault
 
 CASES = cases()
 

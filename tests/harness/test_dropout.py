@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from harness.model.dropout import dropped, random_words, stream
+from tests.harness import engine
 from tests.harness.variants import with_fields
 
 SHAPE = (3, 400, 50)  # trials, tokens of four sequences, features
@@ -62,7 +63,7 @@ def test_a_sequence_has_its_mask_whatever_stands_beside_it() -> None:
     assert torch.equal(kept(sequences=range(1, 3)), kept()[:, 1:3])
 
 
-def gradients(engine, **fields) -> torch.Tensor:
+def gradients(**fields) -> torch.Tensor:
     trials = with_fields(
         [engine.trial(seed=r, batch=8, precision="fp64", **fields) for r in range(3)], {"dropout": 0.3}
     )
@@ -76,26 +77,26 @@ def gradients(engine, **fields) -> torch.Tensor:
     return pack.gradients.clone()
 
 
-def test_ranks_and_micro_batches_drop_what_the_whole_batch_drops(engine) -> None:
-    whole = gradients(engine)
+def test_ranks_and_micro_batches_drop_what_the_whole_batch_drops() -> None:
+    whole = gradients()
     for fields in ({"ranks": 2}, {"micro_batches": 4}, {"ranks": 2, "micro_batches": 2}):
-        torch.testing.assert_close(gradients(engine, **fields), whole, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(gradients(**fields), whole, rtol=1e-10, atol=1e-13)
 
 
-def test_none_is_dropped_from_held_out_text(engine) -> None:
+def test_none_is_dropped_from_held_out_text() -> None:
     plain, with_dropout = (engine.pack_of(with_fields([engine.trial()] * 2, {"dropout": d})) for d in (None, 0.5))
     for pack in (plain, with_dropout):
         pack.begin(0)
     torch.testing.assert_close(plain.validation_losses(64), with_dropout.validation_losses(64))
 
 
-def test_no_share_is_no_dropout_bit_for_bit(engine) -> None:
+def test_no_share_is_no_dropout_bit_for_bit() -> None:
     trials = engine.different(3)
     plain, none = (engine.run(with_fields(trials, {"dropout": d, "attention": "explicit"})) for d in (None, 0.0))
     assert [engine.same_bits(plain[r], none[r]) for r in range(3)] == [[]] * 3
 
 
-def test_masks_follow_the_seed_of_the_data(engine) -> None:
+def test_masks_follow_the_seed_of_the_data() -> None:
     """So that a trial with other initial weights, or another fault, has the same noise."""
     trials = with_fields(engine.different(2), {"dropout": 0.3})
     own = [dataclasses.replace(t, seed=t.seed + 5, data=dataclasses.replace(t.data, seed=t.seed)) for t in trials]
@@ -105,6 +106,6 @@ def test_masks_follow_the_seed_of_the_data(engine) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_trains(engine, precision: str) -> None:
+def test_half_precision_trains(precision: str) -> None:
     run = engine.run(with_fields(engine.different(2, precision=precision), {"dropout": 0.1}))
     assert np.isfinite(run.signals["loss"]).all()

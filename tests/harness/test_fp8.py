@@ -15,6 +15,7 @@ from harness.model.layers import Leaf, linear
 from harness.model.precision import FORMATS, Precision, pick_device, precision_of
 from harness.objectives.outcome import NON_FINITE
 from tests import number_formats as oracle
+from tests.harness import engine
 
 EMULATED, REAL = Precision(torch.float32, "bf16", fp8=True), Precision(torch.bfloat16, fp8=True)
 LARGEST = {"fp8_e4m3": 448, "fp8_e5m2": 57344}
@@ -139,7 +140,7 @@ def test_small_elements_beside_a_large_one_are_lost():
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def learned(engine, precision, device="cpu", **shape):
+def learned(precision, device="cpu", **shape):
     """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
     pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
     pack.model.precision = precision
@@ -148,13 +149,13 @@ def learned(engine, precision, device="cpu", **shape):
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_a_model_is_the_one_in_bf16_tensors(engine, device):
+def test_a_model_is_the_one_in_bf16_tensors(device):
     """What sums in another order change is less than what the format costs: each flip of a bit of bf16 may flip one of
     fp8, which is 16 times as much."""
     (loss, emulated, layout), (real_loss, real, _), (_, exact, _) = (
-        learned(engine, EMULATED),
-        learned(engine, REAL, device),
-        learned(engine, Precision(torch.float32)),
+        learned(EMULATED),
+        learned(REAL, device),
+        learned(Precision(torch.float32)),
     )
     torch.testing.assert_close(loss, real_loss, rtol=2.0**-8, atol=0)
     for tensor in layout.by_name:
@@ -162,7 +163,7 @@ def test_a_model_is_the_one_in_bf16_tensors(engine, device):
         assert 0 < (ours - theirs).norm() < (theirs - whole).norm() / 2 or torch.equal(ours, theirs), tensor
 
 
-def test_products_inside_attention_stay_bf16(engine):
+def test_products_inside_attention_stay_bf16():
     pack = engine.pack_of([engine.trial(seed=r, precision="fp8") for r in range(2)])
     seen = {}
     pack.model.taps.attach("*.query", lambda name, x: seen.update({name: x.clone()}))
@@ -172,7 +173,7 @@ def test_products_inside_attention_stay_bf16(engine):
         assert torch.equal(round_to(x, "bf16"), x) and not torch.equal(round_scaled(x, "fp8_e4m3"), x)
 
 
-def test_it_trains_almost_as_well_as_in_bf16(engine):
+def test_it_trains_almost_as_well_as_in_bf16():
     shape = {"steps": 30, "lr": 2e-2, "batch": 8, "context": 16}
     runs = [
         engine.run([engine.trial(seed=r, precision=p, **shape) for r in range(2)], block=30) for p in ("bf16", "fp8")
@@ -185,7 +186,7 @@ def test_it_trains_almost_as_well_as_in_bf16(engine):
 @pytest.mark.parametrize(
     "shape", [{}, {"activation": "swiglu", "qk_norm": True, "ranks": 2, "loss_scaling": "dynamic"}]
 )
-def test_neither_neighbours_nor_measuring_change_a_bit(engine, shape):
+def test_neither_neighbours_nor_measuring_change_a_bit(shape):
     trials = [engine.trial(seed=r, precision="fp8", width=48, context=33, depth=1, steps=3, **shape) for r in range(7)]
     together = engine.run(trials)
     for members in ([5, 3], [6, 2, 4]):
@@ -199,7 +200,7 @@ def test_neither_neighbours_nor_measuring_change_a_bit(engine, shape):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
-def test_a_ruined_trial_changes_no_bit_of_its_neighbours(engine, value):
+def test_a_ruined_trial_changes_no_bit_of_its_neighbours(value):
     trials = [engine.trial(seed=r, precision="fp8", steps=4) for r in range(5)]
     healthy = engine.run(trials)
 

@@ -13,6 +13,7 @@ from harness.model.scaling import INITS, deepnorm_beta, tensor_table
 from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader, expand
 from sweeps.compose.grid import Composer
+from tests.harness import engine
 
 WIDTH, DEPTH, VOCABULARY = 64, 8, 64
 STANDARD = {
@@ -57,16 +58,16 @@ EXPECTED = {
 CUT = EXPECTED.keys() - {"normal", "gpt2"}
 
 
-def trial_of(engine, init="standard", **fields):
+def trial_of(init="standard", **fields):
     """A trial with `model.init`; `engine.trial` calls a seed so."""
     fields = {"width": WIDTH, "depth": DEPTH, "head_dim": 16, "vocabulary": VOCABULARY, **fields}
     trial = engine.trial(**fields)
     return dataclasses.replace(trial, model=dataclasses.replace(trial.model, init=init))
 
 
-def weights_of(engine, init="standard", **fields):
+def weights_of(init="standard", **fields):
     """The weights of two trials by tensor, [2, ...]."""
-    pack = engine.pack_of([trial_of(engine, init, seed=seed, **fields) for seed in range(2)])
+    pack = engine.pack_of([trial_of(init, seed=seed, **fields) for seed in range(2)])
     return {name: pack.layout.view(pack.weights, name) for name in pack.layout.by_name}
 
 
@@ -76,8 +77,8 @@ def short(name: str) -> str:
 
 
 @pytest.mark.parametrize("init", INITS)
-def test_sizes_of_real_weights(engine, init):
-    weights = weights_of(engine, init, placement="none" if init == "fixup" else "pre")
+def test_sizes_of_real_weights(init):
+    weights = weights_of(init, placement="none" if init == "fixup" else "pre")
     seen = set()
     for name, values in weights.items():
         if values.dim() != 3:
@@ -99,13 +100,13 @@ def test_every_init_is_tested():
     assert EXPECTED.keys() == INITS.keys()
 
 
-def test_gains_shifts_and_layer_scale(engine):
-    weights = weights_of(engine, layer_scale=0.01, qk_norm=True, sigma_reparam=True)
+def test_gains_shifts_and_layer_scale():
+    weights = weights_of(layer_scale=0.01, qk_norm=True, sigma_reparam=True)
     starts = {name: set(values.unique().tolist()) for name, values in weights.items() if values.dim() == 2}
     layer_scale = torch.tensor(0.01).item()
     for name, found in starts.items():
         assert found == ({layer_scale} if name.endswith("layer_scale") else {1.0}), name
-    fixup = weights_of(engine, "fixup", placement="none")
+    fixup = weights_of("fixup", placement="none")
     assert all(not values.any() for name, values in fixup.items() if name.endswith("_shift"))
 
 
@@ -226,12 +227,12 @@ def test_residual_factor_at_depths(depth):
 # --- what the sizes are for --------------------------------------------------------------------------------------
 
 
-def growth(engine, depth, init, embedding_scale):
+def growth(depth, init, embedding_scale):
     """What the blocks do at the start: RMS of the residual stream behind them over that in front, and the gradient norm
     of the first block's matrices over that of the last one's; means over three trials.
     """
     fields = {"context": 16, "batch": 8, "depth": depth, "embedding_scale": embedding_scale}
-    pack = engine.pack_of([trial_of(engine, init, seed=seed, **fields) for seed in range(3)])
+    pack = engine.pack_of([trial_of(init, seed=seed, **fields) for seed in range(3)])
     sizes = {}
 
     def read(name, x):
@@ -249,20 +250,20 @@ def growth(engine, depth, init, embedding_scale):
     return stream, (gradient(0) / gradient(depth - 1)).mean().item()
 
 
-def test_small_branches_beside_a_large_shortcut_keep_gradients_alike(engine):
+def test_small_branches_beside_a_large_shortcut_keep_gradients_alike():
     """Takase et al. 2023 (arXiv 2312.16903): without both, gradients grow towards the first blocks with the depth."""
-    stream, gradient = growth(engine, 24, "small_scaled", "sqrt_width")
+    stream, gradient = growth(24, "small_scaled", "sqrt_width")
     assert stream < 1.2 and 0.8 < gradient < 1.3
     for init, embedding_scale in (("standard", "none"), ("standard", "sqrt_width"), ("small_scaled", "none")):
-        shallow, deep = (growth(engine, depth, init, embedding_scale) for depth in (4, 24))
+        shallow, deep = (growth(depth, init, embedding_scale) for depth in (4, 24))
         assert deep[1] > 1.8, (init, embedding_scale, deep)
         assert deep[1] > 1.2 * shallow[1], (init, embedding_scale)
         assert deep[0] > 3, (init, embedding_scale)
 
 
-def test_blocks_that_start_as_the_identity(engine):
+def test_blocks_that_start_as_the_identity():
     for init, placement in (("zero_residual", "pre"), ("fixup", "none")):
-        pack = engine.pack_of([trial_of(engine, init, placement=placement, depth=4)] * 2)
+        pack = engine.pack_of([trial_of(init, placement=placement, depth=4)] * 2)
         seen = {}
         detach = pack.model.taps.attach("*", lambda name, x, seen=seen: seen.setdefault(name, x.detach().clone()))
         with torch.no_grad():

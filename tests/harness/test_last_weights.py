@@ -13,7 +13,8 @@ from harness.storage.results_folder import ResultsPath
 from harness.training.loop import train
 from harness.training.sites import Agenda
 from injectors.value import Value
-from tests.harness.conftest import Dying, Killed
+from tests.harness import engine
+from tests.harness.engine import Dying, Killed
 
 STEPS = 14
 
@@ -32,7 +33,7 @@ FAULTS = {
 }
 
 
-def trials_of(engine, rate: float = 3e-2):
+def trials_of(rate: float = 3e-2):
     """A golden trial and its faults, and another with faults that freezes before one of them begins."""
     golden, other = (engine.trial(seed=seed, steps=STEPS, lr=rate) for seed in (0, 1))
     own = [golden if fault is None else dataclasses.replace(golden, fault=fault) for fault in FAULTS.values()]
@@ -41,7 +42,7 @@ def trials_of(engine, rate: float = 3e-2):
     return [*own, wild, dataclasses.replace(wild, fault=change(11, "scale", 2.0))]
 
 
-def handed(engine, trials, forks: bool, folder: Path | None = None, kills=()) -> dict[int, dict[str, Tensor]]:
+def handed(trials, forks: bool, folder: Path | None = None, kills=()) -> dict[int, dict[str, Tensor]]:
     """What is handed over, with the last of several for the same trial, by each process there is."""
     found: dict[int, dict[str, Tensor]] = {}
     place = None if folder is None else ResultsPath.at(folder)
@@ -66,12 +67,12 @@ def handed(engine, trials, forks: bool, folder: Path | None = None, kills=()) ->
 
 
 @pytest.mark.parametrize("forks", [False, True])
-def test_each_trial_leaves_what_it_has_in_a_pack_that_keeps_all_rows(engine, monkeypatch, forks: bool) -> None:
-    trials = trials_of(engine)
-    found = handed(engine, trials, forks)
+def test_each_trial_leaves_what_it_has_in_a_pack_that_keeps_all_rows(monkeypatch, forks: bool) -> None:
+    trials = trials_of()
+    found = handed(trials, forks)
     assert found.keys() == set(range(len(trials)))
     monkeypatch.setattr("harness.training.loop.SHRINK_SHARE", 2.0)  # nothing goes
-    whole = handed(engine, trials, False)
+    whole = handed(trials, False)
     for number in range(len(trials)):
         assert engine.same_bits(found[number], whole[number]) == [], number
     numbers = dict(zip(FAULTS, range(len(FAULTS)), strict=True))
@@ -82,18 +83,18 @@ def test_each_trial_leaves_what_it_has_in_a_pack_that_keeps_all_rows(engine, mon
     assert engine.same_bits(found[len(trials) - 2], found[len(trials) - 1]) == [], "it never came to its fault"
 
 
-def test_killed_ones_leave_the_same(engine, tmp_path) -> None:
+def test_killed_ones_leave_the_same(tmp_path) -> None:
     """Rows that went before a checkpoint have been handed over by the process that was killed after it."""
-    trials = trials_of(engine)
+    trials = trials_of()
     (tmp_path / "checkpoints").mkdir()
-    whole, resumed = handed(engine, trials, True), handed(engine, trials, True, tmp_path / "checkpoints", (5, 12))
+    whole, resumed = handed(trials, True), handed(trials, True, tmp_path / "checkpoints", (5, 12))
     assert resumed.keys() == whole.keys()
     for number, own in whole.items():
         assert engine.same_bits(resumed[number], own) == [], number
 
 
-def test_without_it_nothing_changes(engine) -> None:
-    trials = trials_of(engine)
+def test_without_it_nothing_changes() -> None:
+    trials = trials_of()
     agenda = Agenda([engine.injector_of(trial) for trial in trials])
     pack = engine.pack_of(trials, agenda.first)
     result = train(pack, agenda, 2, lambda first, signals: None)

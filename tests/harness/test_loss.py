@@ -14,6 +14,7 @@ from harness.model.caps import soft_cap
 from harness.objectives.loss import cross_entropy
 from harness.objectives.outcome import NON_FINITE
 from injectors.value import Value
+from tests.harness import engine
 
 Z = [0.0, 1e-4, 0.3]
 FIELDS = {
@@ -33,7 +34,7 @@ def targets():
     return torch.randint(0, 7, (3, 10), generator=torch.Generator().manual_seed(1))
 
 
-def trials_of(engine, fields, count, **shape):
+def trials_of(fields, count, **shape):
     return [engine.trial(seed=r, lr=3e-3 * (1 + r), **fields(r), **shape) for r in range(count)]
 
 
@@ -94,7 +95,7 @@ def test_a_cap_holds_what_is_infinite_and_lets_nan_through():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_no_z_loss_beside_one_changes_no_bit(engine, precision):
+def test_no_z_loss_beside_one_changes_no_bit(precision):
     """A coefficient of zero in a pack where others have one."""
     plain = engine.run([engine.trial(seed=r, precision=precision) for r in range(3)])
     beside = engine.run([engine.trial(seed=r, precision=precision, z_loss=float(r == 1)) for r in range(3)])
@@ -119,7 +120,7 @@ def test_without_a_z_loss_a_log_z_that_is_not_finite_does_not_show(value):
 
 
 @pytest.mark.parametrize("mup", [{}, {"parametrization": "mup", "base_width": 8}])
-def test_logits_are_capped_after_the_multiplier(engine, mup):
+def test_logits_are_capped_after_the_multiplier(mup):
     seen = {}
     for cap in (None, 0.05):
         pack = engine.pack_of([engine.trial(seed=r, output_cap=cap, **mup) for r in range(2)])
@@ -131,7 +132,7 @@ def test_logits_are_capped_after_the_multiplier(engine, mup):
     assert seen[0.05].abs().max() <= 0.05 < seen[None].abs().max()
 
 
-def test_a_struck_logit_is_what_the_loss_reads(engine):
+def test_a_struck_logit_is_what_the_loss_reads():
     """The tap stands behind the cap, so that no cap holds the fault back; its gradient can be struck too."""
     trials = [engine.trial(seed=r, output_cap=2.0, z_loss=0.1) for r in range(3)]
     golden = engine.run(trials)
@@ -150,7 +151,7 @@ def test_a_struck_logit_is_what_the_loss_reads(engine):
 
 
 @each
-def test_it_trains(engine, fields):
+def test_it_trains(fields):
     """30 steps: the loss falls by a tenth of a nat even where the cap is 1, and each trial has its own strength."""
     trials = [engine.trial(lr=1e-2, **fields(r), steps=30, batch=8, context=16) for r in range(3)]
     run = engine.run(trials)
@@ -162,10 +163,10 @@ def test_it_trains(engine, fields):
 
 @each
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_trial_does_not_depend_on_its_pack(engine, fields, threads):
+def test_a_trial_does_not_depend_on_its_pack(fields, threads):
     torch.set_num_threads(threads)
     shape = {"width": 24, "head_dim": 8, "context": 17, "batch": 3, "steps": 3, "vocabulary": 61, "depth": 1}
-    trials = trials_of(engine, fields, 7, **shape)
+    trials = trials_of(fields, 7, **shape)
     together = engine.run(trials)
     for members in ([5, 3], [6, 2, 4]):
         apart = engine.run([trials[i] for i in members])
@@ -174,8 +175,8 @@ def test_a_trial_does_not_depend_on_its_pack(engine, fields, threads):
 
 
 @each
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, fields):
-    trials = trials_of(engine, fields, 5)
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(fields):
+    trials = trials_of(fields, 5)
     healthy = engine.run(trials)
 
     def poison(pack):

@@ -20,6 +20,7 @@ from harness.training.contradictions import check_trial
 from harness.training.sites import Site
 from injectors.facts import facts_of
 from injectors.value import Value
+from tests.harness import engine
 from tests.harness.test_promises import Change
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 
@@ -47,7 +48,7 @@ def grad_scaler(trial):
     return torch.amp.GradScaler("cpu", init_scale=trial.train.loss_scale, growth_interval=trial.train.loss_scale_growth)
 
 
-def test_scales_are_those_of_grad_scaler(engine):
+def test_scales_are_those_of_grad_scaler():
     """Three trials with their own overflows, for 300 steps; one reaches the largest number and stays there."""
     trials = [
         engine.trial(**DYNAMIC, loss_scale=scale, loss_scale_growth=growth)
@@ -75,7 +76,7 @@ def test_scales_are_those_of_grad_scaler(engine):
     assert (seen.amax(0) >= 2 * seen.amin(0)).all() and seen.max() == 2.0**127
 
 
-def test_a_negative_scale_is_halved_like_another(engine):
+def test_a_negative_scale_is_halved_like_another():
     """A flipped sign bit changes no gradient, so it must not end the run at the next overflow."""
     trials = [engine.trial(**DYNAMIC)] * 2
     ours = LossScale(trials, torch.float32, torch.device("cpu"), State(len(trials)))
@@ -89,7 +90,7 @@ def test_a_negative_scale_is_halved_like_another(engine):
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_trial_equals_a_plain_loop_with_grad_scaler(engine, clip, value):
+def test_a_trial_equals_a_plain_loop_with_grad_scaler(clip, value):
     """In float64, to 1e-9 as without loss scaling; three steps overflow, two of them in a row.
 
     The sizes leave gaps between the tensors of the flat arrays, which nothing may reach.
@@ -133,7 +134,7 @@ def test_a_trial_equals_a_plain_loop_with_grad_scaler(engine, clip, value):
     assert run.pack.optimizer.updates.tolist() == [steps, steps - len(bad)]
 
 
-def test_a_scale_that_is_no_power_of_two_changes_rounding_alone(engine):
+def test_a_scale_that_is_no_power_of_two_changes_rounding_alone():
     trials = [engine.trial(loss_scaling=kind, loss_scale=1000.0) for kind in ("none", "static")]
     run = engine.run(trials)
     np.testing.assert_allclose(run.signals["loss"][1], run.signals["loss"][0], rtol=1e-5)
@@ -147,24 +148,24 @@ SHAPE = {"clip": 0.5, "qk_norm": True, "steps": 5}
 
 
 @cache
-def without_scaling(engine, ranks, precision):
+def without_scaling(ranks, precision):
     return engine.run([engine.trial(seed=r, ranks=ranks, precision=precision, **SHAPE) for r in range(3)])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
-def test_a_power_of_two_changes_no_bit(engine, kind, ranks, precision):
+def test_a_power_of_two_changes_no_bit(kind, ranks, precision):
     """Multiplying by it is exact, and so is dividing, where nothing overflows or underflows."""
     shape = {"ranks": ranks, "precision": precision, **SHAPE}
-    plain = without_scaling(engine, ranks, precision)
+    plain = without_scaling(ranks, precision)
     scaled = engine.run([engine.trial(seed=r, loss_scaling=kind, loss_scale=2.0 ** (8 * r), **shape) for r in range(3)])
     assert [engine.same_bits(unscaled(plain, r), unscaled(scaled, r)) for r in range(3)] == [[], [], []]
     assert [scales(scaled, r) for r in range(3)] == [[2.0 ** (8 * r)] * 5 for r in range(3)]
     assert scales(plain) == [1.0] * 5
 
 
-def test_fp16_loses_small_gradients_without_it(engine):
+def test_fp16_loses_small_gradients_without_it():
     """A head of numbers as small as 2^-23 sends gradients of some 1e-9 into the blocks; fp16 begins at 6e-8."""
 
     def gradients(precision, **scaling):
@@ -188,7 +189,7 @@ def test_fp16_loses_small_gradients_without_it(engine):
         assert (kept[name] - exact[name]).norm() < 0.01 * exact[name].norm(), name
 
 
-def test_overflow_skips_the_step_and_halves_the_scale(engine):
+def test_overflow_skips_the_step_and_halves_the_scale():
     """Some gradients are about 1, so 2^28 overflows fp16: the scale falls until they fit, and again when they grow."""
     ways = (("dynamic", 2.0**28), ("static", 2.0**28), ("none", 1.0), ("dynamic", 1.0), ("static", 8.0))
     trials = [
@@ -207,7 +208,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(engine):
     assert run.pack.optimizer.updates[run.pack.rows.index(0)] == 20 - skipped.sum()
 
 
-def test_clean_steps_double_the_scale(engine):
+def test_clean_steps_double_the_scale():
     trials = [engine.trial(steps=10, **DYNAMIC, loss_scale=4.0, loss_scale_growth=g) for g in (3, 4)]
     run = engine.run(trials, {1: spoil([5])})
     assert scales(run, 0) == [4, 4, 4, 8, 8, 8, 16, 16, 16, 32]
@@ -217,7 +218,7 @@ def test_clean_steps_double_the_scale(engine):
 # --- what freezes ---------------------------------------------------------------------------------------------------
 
 
-def test_what_freezes_a_trial(engine):
+def test_what_freezes_a_trial():
     """A loss that is not finite does, and so does a gradient where nothing can be halved."""
     trials = [
         engine.trial(seed=r, loss_scaling=kind) for r, kind in enumerate(["dynamic", "dynamic", "static", "none"])
@@ -228,7 +229,7 @@ def test_what_freezes_a_trial(engine):
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_a_scale_that_falls_too_low_freezes_the_trial(engine, clip):
+def test_a_scale_that_falls_too_low_freezes_the_trial(clip):
     first = SMALLEST_SCALE * 4
     trials = [engine.trial(seed=r, **DYNAMIC, loss_scale=first, clip=clip, steps=10) for r in range(5)]
     run = engine.run(trials, {1: spoil(range(10), math.nan)})
@@ -236,7 +237,7 @@ def test_a_scale_that_falls_too_low_freezes_the_trial(engine, clip):
     assert scales(run, 1)[:4] == [first, first / 2, first / 4, pytest.approx(math.nan, nan_ok=True)]
 
 
-def test_without_detection_overflow_still_skips(engine):
+def test_without_detection_overflow_still_skips():
     """Detection only watches; that a step is skipped belongs to the recipe."""
     trials = [engine.trial(seed=r, **DYNAMIC) for r in range(2)]
     watched, unwatched = (engine.run(trials, {1: spoil([3])}, detection=on, telemetry=on) for on in (True, False))
@@ -254,7 +255,7 @@ def fault_at_scale(**fields):
     return Value(**{"site": "loss_scale", "model": "scale", "start": 3, **fields})
 
 
-def test_a_fault_changes_the_scale_in_force_for_good(engine):
+def test_a_fault_changes_the_scale_in_force_for_good():
     trials = [
         engine.trial(fault=fault_at_scale(value=0.25), loss_scaling=kind, loss_scale=64.0, loss_scale_growth=2)
         for kind in ("static", "dynamic", "none")
@@ -272,7 +273,7 @@ def test_a_fault_changes_the_scale_in_force_for_good(engine):
         trials[2].fault.check(facts_of(trials[2]))
 
 
-def test_a_fault_pushes_fp16_past_its_range(engine):
+def test_a_fault_pushes_fp16_past_its_range():
     """2^20 times the scale overflows: a static one ends the run, a dynamic one recovers by halving."""
     trials = [
         engine.trial(fault=fault_at_scale(value=2.0**20), loss_scaling=kind, precision="fp16", steps=30, seed=1)
@@ -291,7 +292,7 @@ RUINED = (0.0, math.inf, math.nan, -1.0, 1e-45, 3e38)
 
 
 @cache
-def with_scales(engine, kind, values):
+def with_scales(kind, values):
     """A trial, its copies with each of these scales from step 3 (None: as it is), and two more."""
     trials = [engine.trial(seed=r, loss_scaling=kind, clip=0.5) for r in (0, *[2] * len(values), 3, 4)]
 
@@ -301,17 +302,17 @@ def with_scales(engine, kind, values):
     return engine.run(trials, {row: ruin(value) for row, value in enumerate(values, 1) if value is not None})
 
 
-def reached(engine, kind, values):
-    run, healthy = with_scales(engine, kind, values), with_scales(engine, kind, (None,) * len(values))
+def reached(kind, values):
+    run, healthy = with_scales(kind, values), with_scales(kind, (None,) * len(values))
     return [i for i in (0, len(values) + 1, len(values) + 2) if engine.same_bits(run[i], healthy[i])]
 
 
 @pytest.mark.parametrize("value", RUINED)
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-def test_a_ruined_scale_stays_in_its_trial(engine, kind, value):
+def test_a_ruined_scale_stays_in_its_trial(kind, value):
     """Minus one scales as well as one. All other values leave nothing that could be halved."""
-    assert reached(engine, kind, RUINED) == [] or reached(engine, kind, (value,)) == []
-    run, healthy = with_scales(engine, kind, RUINED), with_scales(engine, kind, (None,) * len(RUINED))
+    assert reached(kind, RUINED) == [] or reached(kind, (value,)) == []
+    run, healthy = with_scales(kind, RUINED), with_scales(kind, (None,) * len(RUINED))
     row = 1 + RUINED.index(value)
     if value == -1:
         assert engine.same_bits(unscaled(run, row), unscaled(healthy, row)) == []
@@ -321,13 +322,13 @@ def test_a_ruined_scale_stays_in_its_trial(engine, kind, value):
         assert run.result.nonfinite_step[row] == 3
 
 
-def test_a_pack_without_scaling_does_nothing_for_it(engine):
+def test_a_pack_without_scaling_does_nothing_for_it():
     pack = engine.pack_of([engine.trial(**NOTHING)] * 2)
     assert not pack.loss_scale.is_on and not pack.loss_scale.is_dynamic
     assert not engine.pack_of([engine.trial(), engine.trial(loss_scaling="static")]).loss_scale.is_dynamic
 
 
-def test_a_dynamic_scale_starts_where_it_may_stay(engine):
+def test_a_dynamic_scale_starts_where_it_may_stay():
     too_low = engine.trial(**DYNAMIC, loss_scale=SMALLEST_SCALE / 2)
     with pytest.raises(ConfigError, match="train.loss_scale=2.98.*: below 5.96.*allowed: 5.96"):
         check_trial(too_low)

@@ -11,10 +11,11 @@ import torch
 from harness.training.loop import train
 from harness.training.sites import Agenda
 from injectors.value import Value
+from tests.harness import engine
 from tests.harness.test_loss_scale import DYNAMIC, NOTHING, fault_at_scale, scales
 
 
-def mixed(engine, **fields):
+def mixed(**fields):
     """Five trials, each scaling in its own way; the first overflows at the start in fp16."""
     ways = [
         {**DYNAMIC, "loss_scale": 2.0**26, "loss_scale_growth": 2},
@@ -28,8 +29,8 @@ def mixed(engine, **fields):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_trials_that_scale_differently_do_not_influence_each_other(engine, precision, clip):
-    trials = mixed(engine, precision=precision, clip=clip, steps=8)
+def test_trials_that_scale_differently_do_not_influence_each_other(precision, clip):
+    trials = mixed(precision=precision, clip=clip, steps=8)
     together = engine.run(trials)
     for members in ([0, 4], [4, 3], [1, 2], [4, 4]):
         apart = engine.run([trials[i] for i in members])
@@ -43,8 +44,8 @@ def test_trials_that_scale_differently_do_not_influence_each_other(engine, preci
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_fork_takes_the_scale_along(engine, precision):
-    golden = mixed(engine, precision=precision, steps=12)
+def test_a_fork_takes_the_scale_along(precision):
+    golden = mixed(precision=precision, steps=12)
     faulty = [
         dataclasses.replace(t, fault=Value(start=5, site="reduced_gradient", model="infinity", tensor="head", seed=1))
         for t in golden
@@ -58,8 +59,8 @@ def test_a_fork_takes_the_scale_along(engine, precision):
     assert forked.result.nonfinite_step[5:] == [None, None, 5, 5, 5, None]
 
 
-def test_a_pack_that_shrinks_keeps_the_scales(engine):
-    trials = mixed(engine, steps=12)
+def test_a_pack_that_shrinks_keeps_the_scales():
+    trials = mixed(steps=12)
     doomed = [dataclasses.replace(t, optim=dataclasses.replace(t.optim, lr=1e30)) for t in trials[:2]]
     run, reference = engine.run([doomed[0], *trials[1:4], doomed[1], trials[4]]), engine.run(trials)
     assert len(run.pack) == 4 and run.pack.loss_scale.scale.tolist() == [2.0**14, 3.0, 2.0**16, 1.0]
@@ -67,8 +68,8 @@ def test_a_pack_that_shrinks_keeps_the_scales(engine):
         assert engine.same_bits(run[row], reference[i]) == []
 
 
-def test_a_snapshot_holds_the_scales(engine):
-    trials = mixed(engine, precision="fp16", steps=12)
+def test_a_snapshot_holds_the_scales():
+    trials = mixed(precision="fp16", steps=12)
     pack, agenda, found = engine.pack_of(trials), Agenda([None] * 5), []
 
     def go(steps):
@@ -87,7 +88,7 @@ def test_a_snapshot_holds_the_scales(engine):
 
 
 @pytest.mark.parametrize(("value", "more_clean", "masked"), [(1.0, 0, 3), (2.0, 0, None), (1.0, 1, None)])
-def test_another_scale_is_another_state(engine, value, more_clean, masked):
+def test_another_scale_is_another_state(value, more_clean, masked):
     """Twice the scale changes no weight, but the trial is its twin again only if its scale and what that awaits are."""
 
     def prepare(pack):

@@ -12,11 +12,12 @@ from harness.config import ConfigError
 from harness.training.contradictions import check_trial
 from injectors.value import Value
 from sweeps.planning.planner import activation_bytes, state_bytes
+from tests.harness import engine
 
 STEPS = 6
 
 
-def gradients(engine, **fields) -> torch.Tensor:
+def gradients(**fields) -> torch.Tensor:
     pack = engine.pack_of([engine.trial(seed=r, batch=8, precision="fp64", **fields) for r in range(3)])
     batch, weights = pack.what_trains(pack.objective.batch(0), 0)
     pack.begin(0)
@@ -31,35 +32,35 @@ def gradients(engine, **fields) -> torch.Tensor:
 @pytest.mark.parametrize(
     "fields", [{}, {"z_loss": 1e-2}, {"rarity": 4.2}, {"checkpointing": True}, {"activation": "swiglu"}], ids=str
 )
-def test_the_gradient_is_that_of_the_whole_batch(engine, count: int, fields: dict) -> None:
-    whole, parts = gradients(engine, **fields), gradients(engine, micro_batches=count, **fields)
+def test_the_gradient_is_that_of_the_whole_batch(count: int, fields: dict) -> None:
+    whole, parts = gradients(**fields), gradients(micro_batches=count, **fields)
     torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-13)
     assert not torch.equal(parts, whole), "the sums are taken in another order"
 
 
-def test_of_each_ranks_share(engine) -> None:
-    both, ranks = gradients(engine, ranks=2, micro_batches=2), gradients(engine, ranks=2)
+def test_of_each_ranks_share() -> None:
+    both, ranks = gradients(ranks=2, micro_batches=2), gradients(ranks=2)
     torch.testing.assert_close(both, ranks, rtol=1e-10, atol=1e-13)
 
 
-def test_a_run_is_that_of_whole_batches_to_rounding(engine) -> None:
+def test_a_run_is_that_of_whole_batches_to_rounding() -> None:
     runs = [engine.run(engine.different(3, batch=4, micro_batches=n, precision="fp64", steps=STEPS)) for n in (1, 4)]
     for name in ("loss", "grad_norm", "param_norm", "validation_loss", "attention_logit_max"):
         np.testing.assert_allclose(runs[1].signals[name], runs[0].signals[name], rtol=1e-7, err_msg=name)
 
 
-def test_one_micro_batch_is_none_bit_for_bit(engine) -> None:
+def test_one_micro_batch_is_none_bit_for_bit() -> None:
     one, none = (engine.run(engine.different(2, **fields)) for fields in ({"micro_batches": 1}, {}))
     assert all(engine.same_bits(one[r], none[r]) == [] for r in range(2))
 
 
-def test_a_trial_does_not_depend_on_its_pack(engine) -> None:
+def test_a_trial_does_not_depend_on_its_pack() -> None:
     many = engine.different(5, batch=4, micro_batches=2)
     together, apart = engine.run(many), engine.run(many[:2])
     assert all(engine.same_bits(together[r], apart[r]) == [] for r in range(2))
 
 
-def test_gradients_of_a_narrow_format_are_added_in_float32(engine) -> None:
+def test_gradients_of_a_narrow_format_are_added_in_float32() -> None:
     """Of fp16 products: a sum in their format would lose what is here kept."""
     pack = engine.pack_of([engine.trial(seed=r, batch=8, micro_batches=8, precision="fp16") for r in range(2)])
     pack.begin(0)
@@ -74,7 +75,7 @@ def test_gradients_of_a_narrow_format_are_added_in_float32(engine) -> None:
     assert torch.equal(pack.gradients, total / 8)
 
 
-def test_the_loss_scale_is_that_of_the_whole_batch(engine) -> None:
+def test_the_loss_scale_is_that_of_the_whole_batch() -> None:
     """An overflow in one micro-batch costs the step, once, and half of the scale."""
     fields = {"batch": 4, "micro_batches": 4, "precision": "fp16", "loss_scaling": "dynamic", "steps": STEPS}
     run = engine.run([engine.trial(seed=r, loss_scale=2.0**24, **fields) for r in range(2)])
@@ -83,12 +84,12 @@ def test_the_loss_scale_is_that_of_the_whole_batch(engine) -> None:
     assert np.isfinite(run.signals["loss"]).all()
 
 
-def test_batches_grow_by_whole_micro_batches(engine) -> None:
+def test_batches_grow_by_whole_micro_batches() -> None:
     run = engine.run(engine.different(2, batch=8, micro_batches=4, batch_start=4, batch_steps=4))
     assert set(np.diff(run.signals["tokens"][0], prepend=0) / run.pack.planned[0].model.context) == {4, 8}
 
 
-def test_a_fault_at_an_activation_strikes_the_first_micro_batch_alone(engine) -> None:
+def test_a_fault_at_an_activation_strikes_the_first_micro_batch_alone() -> None:
     """Its elements are those of one micro-batch, and it has one record a strike."""
     fault = Value(kind="value", name="value", site="activation", tensor="embedding", start=2, model="nan")
     golden = engine.trial(batch=4, micro_batches=2)
@@ -109,12 +110,12 @@ def test_a_fault_at_an_activation_strikes_the_first_micro_batch_alone(engine) ->
         ),
     ],
 )
-def test_what_does_not_divide_the_batch_is_refused(engine, fields: dict, words: str) -> None:
+def test_what_does_not_divide_the_batch_is_refused(fields: dict, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}; allowed: a divisor of it$"):
         check_trial(engine.trial(**fields))
 
 
-def test_memory_of_a_large_vocabulary_falls_with_the_micro_batch(engine) -> None:
+def test_memory_of_a_large_vocabulary_falls_with_the_micro_batch() -> None:
     """A batch of 64 at GPT-2's vocabulary: its logits are the largest part of what passes at once."""
     fields = {"batch": 64, "context": 256, "width": 64, "source": "tokens", "path": "x", "vocabulary": 50257}
     whole, small = (engine.trial(micro_batches=n, **fields) for n in (1, 16))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from harness.model.scaling import UNCUT_INITS
+from tests.harness import engine
 from tests.harness.variants import VARIANTS, roughen, with_fields
 from tests.plain_parts import PlainModel, leading_vectors, loss_of
 
@@ -16,7 +17,7 @@ DECAY = 0.1
 NOT_DECAYED = ("_norm", "_bias", "layer_scale", "_scale", ".multiplier", "_shift")  # vectors, and numbers alone
 
 
-def trials_of(engine, variant):
+def trials_of(variant):
     common = {"steps": STEPS, "precision": "fp64", "warmup": 0, "decay": "constant", "weight_decay": DECAY, "batch": 3}
     return with_fields([engine.trial(seed=r, lr=rate, **common) for r, rate in enumerate(RATES)], VARIANTS[variant])
 
@@ -32,8 +33,8 @@ def plain_model(pack, initial, r):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_and_gradients_equal_those_of_a_plain_model(engine, variant):
-    trials = trials_of(engine, variant)
+def test_loss_and_gradients_equal_those_of_a_plain_model(variant):
+    trials = trials_of(variant)
     pack = engine.pack_of(trials)
     initial = pack.weights.clone()
     roughen(pack)
@@ -59,8 +60,8 @@ def test_loss_and_gradients_equal_those_of_a_plain_model(engine, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_training_equals_that_of_a_plain_model(engine, variant):
-    trials = trials_of(engine, variant)
+def test_training_equals_that_of_a_plain_model(variant):
+    trials = trials_of(variant)
     fresh = engine.pack_of(trials)
     initial = fresh.weights.clone()
     roughen(fresh)
@@ -89,7 +90,7 @@ def test_training_equals_that_of_a_plain_model(engine, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_initial_weights_do_not_depend_on_the_variant(engine, variant):
+def test_initial_weights_do_not_depend_on_the_variant(variant):
     """A tensor that two models share starts with the same noise, cut or not, whatever else they have."""
     common = {"steps": STEPS, "precision": "fp64"}
     init = "normal" if VARIANTS[variant].get("init") in UNCUT_INITS else "standard"

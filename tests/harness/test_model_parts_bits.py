@@ -13,7 +13,7 @@ import torch
 from harness.config import Trial
 from harness.objectives.outcome import NON_FINITE
 from injectors.value import Value
-from tests.harness import conftest
+from tests.harness import engine
 from tests.harness.variants import VARIANTS, different, roughen, with_fields
 
 # A thread's share of a pack ends inside a row of features, and of heads.
@@ -25,28 +25,28 @@ STRUCK = 5
 @cache
 def golden_and_struck(variant: str) -> tuple[Trial, ...]:
     """Five trials, and the first of them with a fault, which is trial STRUCK."""
-    golden = different(conftest, variant, STRUCK, steps=4)
+    golden = different(variant, STRUCK, steps=4)
     fault = Value(start=2, tensor="blocks.1.feedforward.up", element=0, bit=23)
     return (*golden, replace(golden[0], fault=fault))
 
 
 @cache
-def plain_run(variant: str) -> conftest.Run:
+def plain_run(variant: str) -> engine.Run:
     """What these trials leave, looked at by several tests and changed by none."""
-    return conftest.run(golden_and_struck(variant), prepare=roughen)
+    return engine.run(golden_and_struck(variant), prepare=roughen)
 
 
 @cache
-def at_full_precision(variant: str) -> conftest.Run:
+def at_full_precision(variant: str) -> engine.Run:
     """Two trials that are not roughened."""
-    return conftest.run(different(conftest, variant, 2, steps=3))
+    return engine.run(different(variant, 2, steps=3))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_trial_does_not_depend_on_its_pack(engine, variant, threads):
+def test_a_trial_does_not_depend_on_its_pack(variant, threads):
     torch.set_num_threads(threads)
-    trials = different(engine, variant, 5, steps=2, validate_every=2, **ODD)
+    trials = different(variant, 5, steps=2, validate_every=2, **ODD)
     together = engine.run(trials, prepare=roughen)
     for members in ([3, 2], [4, 1, 0]):  # two threads share the middle one of an odd pack: not the same one in each
         apart = engine.run([trials[i] for i in members], prepare=roughen)
@@ -55,7 +55,7 @@ def test_a_trial_does_not_depend_on_its_pack(engine, variant, threads):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, variant):
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(variant):
     def poison(pack):
         roughen(pack)
         pack.weights[VICTIM] = math.nan
@@ -68,7 +68,7 @@ def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_fork_equals_a_full_run(engine, variant):
+def test_a_fork_equals_a_full_run(variant):
     """Whatever a variant keeps from step to step is copied with the row."""
     full, forked = plain_run(variant), engine.run(golden_and_struck(variant), forks=True, prepare=roughen)
     assert [engine.same_bits(forked[i], full[i]) for i in range(STRUCK)] == [[]] * STRUCK
@@ -77,7 +77,7 @@ def test_a_fork_equals_a_full_run(engine, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_checkpointing_changes_no_bit(engine, variant):
+def test_checkpointing_changes_no_bit(variant):
     kept = plain_run(variant)
     trials = [replace(t, train=replace(t.train, checkpointing=True)) for t in golden_and_struck(variant)]
     computed_again = engine.run(trials, prepare=roughen)
@@ -86,9 +86,9 @@ def test_checkpointing_changes_no_bit(engine, variant):
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_half_precision_stays_near_full_precision(engine, variant, precision):
+def test_half_precision_stays_near_full_precision(variant, precision):
     """Rounding at 2^-8 (bf16) or 2^-3 (fp8) of each product: the loss of a few steps hardly moves."""
-    trials = different(engine, variant, 2, steps=3)
+    trials = different(variant, 2, steps=3)
     half = [replace(t, train=replace(t.train, precision=precision)) for t in trials]
     full, rounded = at_full_precision(variant), engine.run(half)
     assert not np.array_equal(full.signals["loss"], rounded.signals["loss"])
@@ -109,7 +109,7 @@ NOTHING = {
 
 
 @pytest.mark.parametrize(("fields", "same_as"), NOTHING.values(), ids=NOTHING)
-def test_a_setting_of_no_strength_changes_no_bit(engine, fields, same_as):
+def test_a_setting_of_no_strength_changes_no_bit(fields, same_as):
     trials = engine.different(3)
     left, right = (engine.run(with_fields(trials, f)) for f in (fields, same_as))
     assert [engine.same_bits(left[i], right[i]) for i in range(3)] == [[], [], []]
@@ -121,7 +121,7 @@ def losses(pack, step):
         return pack.loss(pack.objective.batch(0))
 
 
-def test_layer_scale_of_one_is_the_plain_model(engine):
+def test_layer_scale_of_one_is_the_plain_model():
     """Forward alone: in training the gains learn."""
     trials = engine.different(3)
     plain, scaled = engine.pack_of(trials), engine.pack_of(with_fields(trials, {"layer_scale": 1.0}))
@@ -130,7 +130,7 @@ def test_layer_scale_of_one_is_the_plain_model(engine):
     assert not (losses(plain, 0) == losses(halved, 0)).any()
 
 
-def test_branchnorm_that_has_grown_is_post_ln(engine):
+def test_branchnorm_that_has_grown_is_post_ln():
     trials = engine.different(3)
     post = engine.pack_of(with_fields(trials, {"placement": "post"}))
     grows = engine.pack_of(with_fields(trials, {"placement": "branchnorm", "branch_steps": (4, 9, 5)}))

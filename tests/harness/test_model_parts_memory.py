@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sweeps.planning.planner import activation_elements
+from tests.harness import engine
 from tests.harness.variants import VARIANTS, with_fields
 
 SHAPE = {"width": 64, "head_dim": 16, "depth": 3, "context": 32, "vocabulary": 100}
@@ -18,7 +19,7 @@ KEPT = {
 }
 
 
-def kept_by_a_token(engine, fields):
+def kept_by_a_token(fields):
     return kept_by_a_token_of(engine.pack_of(with_fields(engine.different(2, **SHAPE), fields)))
 
 
@@ -39,19 +40,19 @@ def kept_by_a_token_of(pack):
     return sum(size for size, _ in held.values()) / batch[:, :, 1:].numel()
 
 
-def counted(engine, fields):
+def counted(fields):
     return activation_elements(with_fields(engine.different(1, **SHAPE), fields)[0].model, SHAPE["vocabulary"])
 
 
 @pytest.mark.parametrize("fields", KEPT.values(), ids=KEPT)
-def test_a_variant_keeps_as_much_more_as_is_counted(engine, fields):
+def test_a_variant_keeps_as_much_more_as_is_counted(fields):
     """To 5% of the plain model: means and deviations of norms, one a token, are not counted."""
-    plain = counted(engine, {})
-    more, expected = kept_by_a_token(engine, fields) - kept_by_a_token(engine, {}), counted(engine, fields) - plain
+    plain = counted({})
+    more, expected = kept_by_a_token(fields) - kept_by_a_token({}), counted(fields) - plain
     assert more == pytest.approx(expected, abs=0.05 * plain)
 
 
-def test_the_count_is_no_less_than_what_is_kept(engine):
+def test_the_count_is_no_less_than_what_is_kept():
     """What the backward pass makes on its way comes on top, and the plain count has room for it."""
     for fields in KEPT.values():
-        assert kept_by_a_token(engine, fields) < counted(engine, fields)
+        assert kept_by_a_token(fields) < counted(fields)

@@ -6,6 +6,7 @@ import pytest
 
 from harness.config import ConfigError
 from harness.training.contradictions import check_trial
+from tests.harness import engine
 from tests.harness.variants import VARIANTS, different, with_fields
 
 REFUSED = {
@@ -70,7 +71,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("fields", "beginnings"), REFUSED.values(), ids=REFUSED)
-def test_a_contradiction_is_refused(engine, fields, beginnings):
+def test_a_contradiction_is_refused(fields, beginnings):
     (trial,) = with_fields([engine.trial()], fields)
     with pytest.raises(ConfigError) as error:
         check_trial(trial)
@@ -80,8 +81,8 @@ def test_a_contradiction_is_refused(engine, fields, beginnings):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_alone_is_allowed(engine, variant):
-    for trial in different(engine, variant, 3):
+def test_a_variant_alone_is_allowed(variant):
+    for trial in different(variant, 3):
         check_trial(trial)
 
 
@@ -95,7 +96,7 @@ def test_a_variant_alone_is_allowed(engine, variant):
         {"placement": "branchnorm", "layer_scale": 0.1, "embedding_scale": "sqrt_width"},
     ],
 )
-def test_combinations_train(engine, fields):
+def test_combinations_train(fields):
     trials = with_fields(engine.different(2), fields)
     for trial in trials:
         check_trial(trial)

@@ -8,6 +8,7 @@ from mup import MuAdamW, MuReadout, MuSGD, set_base_shapes
 from torch import nn
 
 from harness.config import Trial
+from tests.harness import engine
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
 
 STEPS, BASE_WIDTH = 20, 8
@@ -33,15 +34,15 @@ def groups_of(plain: nn.Module, weight_decay: float) -> list[dict]:
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": gains, "weight_decay": 0.0}]
 
 
-def trial_of(engine, m: float, **fields) -> Trial:
+def trial_of(m: float, **fields) -> Trial:
     size = {"parametrization": "mup", "width": int(m * BASE_WIDTH), "base_width": BASE_WIDTH, "head_dim": 8}
     return engine.trial(**size, precision="fp64", weight_decay=0.1, steps=STEPS, **fields)
 
 
 @pytest.mark.parametrize("m", [1, 2, 8])
 @pytest.mark.parametrize(("name", "peer"), [("adamw", MuAdamW), ("sgd", MuSGD)])
-def test_rates_and_decays_are_theirs(engine, m, name, peer):
-    trial = trial_of(engine, m, name=name, lr=0.01)
+def test_rates_and_decays_are_theirs(m, name, peer):
+    trial = trial_of(m, name=name, lr=0.01)
     pack, plain = engine.pack_of([trial] * 2), theirs(trial)
     optimizer = peer(groups_of(plain, 0.1), lr=0.01)
     found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
@@ -54,9 +55,9 @@ def test_rates_and_decays_are_theirs(engine, m, name, peer):
 
 
 @pytest.mark.parametrize("m", [1, 4])
-def test_a_run_is_theirs(engine, m):
+def test_a_run_is_theirs(m):
     """With a decay of 0.1, which takes as much off at every width."""
-    trial = trial_of(engine, m, mup_epsilon="none", lr=1e-2, clip=1.0, decay="constant", warmup=0)
+    trial = trial_of(m, mup_epsilon="none", lr=1e-2, clip=1.0, decay="constant", warmup=0)
     trained, fresh, plain = engine.run([trial] * 2), engine.pack_of([trial] * 2), theirs(trial)
     copy_weights(plain, fresh, 0)
     optimizer = MuAdamW(groups_of(plain, 0.1), lr=1e-2, betas=(0.9, 0.999), eps=1e-8)

@@ -139,7 +139,7 @@ ODD = (
 
 @every
 @pytest.mark.parametrize(("threads", "clip_update"), [(1, None), (2, None), (1, 0.1)])
-def test_bits_do_not_depend_on_the_pack(engine, name, threads, clip_update):
+def test_bits_do_not_depend_on_the_pack(name, threads, clip_update):
     torch.set_num_threads(threads)
     assert ODD[0].size > CPU_COLUMNS and ODD[1].size > CPU_GRAIN
     trials = trials_of(name, 7, clip_update=clip_update)

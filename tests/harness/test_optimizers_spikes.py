@@ -12,6 +12,7 @@ import torch
 from harness.config import sections
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Site
+from tests.harness import engine
 from tests.harness.optimizing import TENSORS, Rig, trial
 from tests.harness.test_promises import Change
 
@@ -307,7 +308,7 @@ def infinite(step):
 
 
 @cache
-def five(engine, name, steps, struck=None, **fields):
+def five(name, steps, struck=None, **fields):
     """One of them may freeze without another being dropped; in step `struck` an element of its gradient is infinite."""
     trials = [engine.trial(seed=r, name=name, steps=steps, lr=1e-3, depth=1, **fields) for r in range(5)]
     return engine.run(trials, {} if struck is None else {1: infinite(struck)})
@@ -325,8 +326,8 @@ def five(engine, name, steps, struck=None, **fields):
         ("stable_spam", 25, {}, False),
     ],
 )
-def test_a_trial_goes_on_only_if_its_weights_stay_finite(engine, name, step, fields, goes_on):
-    run, clean = five(engine, name, step + 5, step, **fields), five(engine, name, step + 5, **fields)
+def test_a_trial_goes_on_only_if_its_weights_stay_finite(name, step, fields, goes_on):
+    run, clean = five(name, step + 5, step, **fields), five(name, step + 5, **fields)
     assert run.result.nonfinite_step == [None, None if goes_on else step, None, None, None]
     if not goes_on:
         assert torch.equal(run.weights[-1][1], run.weights[step - 1][1]) and torch.isfinite(run.weights[-1][1]).all()

@@ -14,6 +14,7 @@ from harness.config import Model
 from harness.model.placements import PLACEMENTS, has_final_norm, placement_of
 from harness.model.scaling import tensor_table
 from injectors.value import Value
+from tests.harness import engine
 from tests.harness.variants import with_fields
 
 
@@ -102,7 +103,7 @@ def test_fixup_has_a_number_before_each_layer_and_a_factor_for_each_branch():
         assert all((rows[name].mean, rows[name].std, rows[name].size) == (1.0, 0.0, 1) for name in factors)
 
 
-def test_fixup_starts_as_the_identity(engine):
+def test_fixup_starts_as_the_identity():
     """Every branch gives zero, and so does the head: the loss is that of equal probabilities."""
     trials = with_fields(engine.different(2), {"init": "fixup", "placement": "none"})
     pack = engine.pack_of(trials)
@@ -115,7 +116,7 @@ def test_fixup_starts_as_the_identity(engine):
 
 
 @pytest.mark.parametrize("values", [(0.5, 0.125), (1e-5, 3.0)])
-def test_layer_scale_starts_at_the_value_of_its_trial(engine, values):
+def test_layer_scale_starts_at_the_value_of_its_trial(values):
     pack = engine.pack_of(with_fields(engine.different(2), {"layer_scale": values}))
     for block in range(2):
         for part in ("attention", "feedforward"):
@@ -129,7 +130,7 @@ ZERO_NORM_INPUT = Path(sweeps.__file__).with_name("conf") / "fault" / "zero_norm
 
 
 @pytest.mark.parametrize("placement", sorted(PLACEMENTS.keys() - {"none"}))
-def test_a_norm_that_is_fed_zeros_gives_zeros(engine, placement):
+def test_a_norm_that_is_fed_zeros_gives_zeros(placement):
     """The fault finds the norm at every placement: in front of attention, or behind the sum."""
     fields = yaml.safe_load(ZERO_NORM_INPUT.read_text())
     fault = Value(start=1, **{name: value for name, value in fields.items() if name not in ("defaults", "about")})

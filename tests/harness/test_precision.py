@@ -16,6 +16,7 @@ from harness.model.layers import Leaf, linear
 from harness.model.precision import Precision, pick_device, precision_of
 from harness.model.taps import Taps
 from harness.objectives.outcome import NON_FINITE
+from tests.harness import engine
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HELD = ("*.query", "*.key", "*.value", "*.scores", "*.projection", "*.up", "*.down", "logits")
@@ -68,7 +69,7 @@ def test_exact_sums_are_those_of_torch_bit_for_bit(name):
     assert torch.equal(emulated["y"], torch.bmm(x, weight.mT))
 
 
-def learned(engine, precision, shape, device="cpu"):
+def learned(precision, shape, device="cpu"):
     """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
     pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
     pack.model.precision = precision
@@ -79,16 +80,16 @@ def learned(engine, precision, shape, device="cpu"):
 @half
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_a_model_is_the_one_in_tensors_of_the_format(engine, name, shape, device):
+def test_a_model_is_the_one_in_tensors_of_the_format(name, shape, device):
     """Sums in another order seldom round to another number: much less differs than what the format itself costs.
 
     How many do depends on the CPU's kernels, and is eight times as many in fp16, whose numbers are eight times as
     close. Fused kernels keep scores and shares to themselves, and their own rounding there: a few times the format's.
     """
     (loss, emulated, layout), (real_loss, real, _), (_, exact, _) = (
-        learned(engine, Precision(torch.float32, name), shape),
-        learned(engine, Precision(HALF[name]), shape, device),
-        learned(engine, Precision(torch.float32), shape),
+        learned(Precision(torch.float32, name), shape),
+        learned(Precision(HALF[name]), shape, device),
+        learned(Precision(torch.float32), shape),
     )
     epsilon = torch.finfo(HALF[name]).eps / 2
     torch.testing.assert_close(loss, real_loss, rtol=epsilon, atol=0)
@@ -107,7 +108,7 @@ def test_a_model_is_the_one_in_tensors_of_the_format(engine, name, shape, device
 
 @half
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_taps_see_half_precision_values_and_gradients(engine, name, shape):
+def test_taps_see_half_precision_values_and_gradients(name, shape):
     pack = engine.pack_of([engine.trial(seed=r, precision=name, **shape) for r in range(2)])
     seen, gradients = {}, {}
 
@@ -140,7 +141,7 @@ def test_attention_leaves_half_precision_values_and_gradients(name, explicit):
 
 
 @half
-def test_what_is_written_at_a_tap_is_held_too(engine, name):
+def test_what_is_written_at_a_tap_is_held_too(name):
     """A third is no number of the format: it enters the model as the number nearest to it."""
     trials = [engine.trial(seed=r, precision=name) for r in range(2)]
 
@@ -187,7 +188,7 @@ def test_an_accelerator_has_real_half_precision():
 @half
 @pytest.mark.parametrize(("norm", "torch_norm"), [("layer", F.layer_norm), ("rms", F.rms_norm)])
 @pytest.mark.parametrize("norms", ["fp32", "products"])
-def test_what_a_norm_reads_and_leaves_is_held_where_the_configuration_says_so(engine, name, norm, torch_norm, norms):
+def test_what_a_norm_reads_and_leaves_is_held_where_the_configuration_says_so(name, norm, torch_norm, norms):
     """The final norm against float64: a head of unit vectors shows it in the logits, as the head has rounded it."""
     pack = engine.pack_of([engine.trial(seed=r, precision=name, norms=norms, norm=norm) for r in range(2)])
     head, gain = (pack.layout.view(pack.weights, tensor) for tensor in ("head", "final_norm"))
@@ -219,12 +220,12 @@ def test_what_a_norm_reads_and_leaves_is_held_where_the_configuration_says_so(en
 
 @half
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_norms_and_softmax_in_the_format_are_those_of_its_tensors(engine, name, shape):
+def test_norms_and_softmax_in_the_format_are_those_of_its_tensors(name, shape):
     softmax = shape.get("attention") != "fused"
     (loss, emulated, layout), (real_loss, real, _), (_, whole, _) = (
-        learned(engine, Precision(torch.float32, name, norms=True, softmax=softmax), shape),
-        learned(engine, Precision(HALF[name], norms=True, softmax=softmax), shape),
-        learned(engine, Precision(torch.float32, name), shape),
+        learned(Precision(torch.float32, name, norms=True, softmax=softmax), shape),
+        learned(Precision(HALF[name], norms=True, softmax=softmax), shape),
+        learned(Precision(torch.float32, name), shape),
     )
     epsilon = torch.finfo(HALF[name]).eps / 2
     torch.testing.assert_close(loss, real_loss, rtol=2 * epsilon, atol=0)
@@ -234,7 +235,7 @@ def test_norms_and_softmax_in_the_format_are_those_of_its_tensors(engine, name, 
         assert not torch.equal(ours, without), tensor
 
 
-def test_a_norm_in_fp16_overflows_where_one_in_fp32_does_not(engine):
+def test_a_norm_in_fp16_overflows_where_one_in_fp32_does_not():
     """A residual stream of a million is no number of fp16; a norm in float32 makes it one again."""
     outcomes = {}
     for norms in ("fp32", "products"):
@@ -248,7 +249,7 @@ def test_a_norm_in_fp16_overflows_where_one_in_fp32_does_not(engine):
 
 
 @half
-def test_a_residual_stream_behind_norms_is_held_with_them(engine, name):
+def test_a_residual_stream_behind_norms_is_held_with_them(name):
     """Post-LN: the last norm of a block leaves the stream."""
     for norms in ("fp32", "products"):
         pack = engine.pack_of([engine.trial(seed=r, precision=name, norms=norms, placement="post") for r in range(2)])
@@ -260,7 +261,7 @@ def test_a_residual_stream_behind_norms_is_held_with_them(engine, name):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_norms_in_the_format_of_products_are_the_same_in_full_precision(engine, precision):
+def test_norms_in_the_format_of_products_are_the_same_in_full_precision(precision):
     runs = [
         engine.run([engine.trial(seed=r, precision=precision, norms=norms) for r in range(2)])
         for norms in ("fp32", "products")
@@ -272,22 +273,22 @@ def test_norms_in_the_format_of_products_are_the_same_in_full_precision(engine, 
 
 
 @cache
-def losses(engine, precision):
+def losses(precision):
     shape = {"steps": 30, "lr": 2e-2, "batch": 8, "context": 16}
     return engine.run([engine.trial(seed=r, precision=precision, **shape) for r in range(2)], block=30).signals["loss"]
 
 
 @half
-def test_it_trains_almost_as_well_as_in_full_precision(engine, name):
+def test_it_trains_almost_as_well_as_in_full_precision(name):
     """The loss falls by half a nat, and the formats differ by less than a tenth of that."""
-    first, last = (losses(engine, precision)[:, [0, -1]].T for precision in ("fp32", name))
+    first, last = (losses(precision)[:, [0, -1]].T for precision in ("fp32", name))
     assert (first[0] - first[1] > 0.5).all()
     assert abs(first[1] - last[1]).max() < 0.05 and (first[1] != last[1]).all()
 
 
 @half
 @pytest.mark.parametrize("shape", [*SHAPES.values(), {"norms": "products", "softmax": "products"}])
-def test_neither_neighbours_nor_measuring_change_a_bit(engine, name, shape):
+def test_neither_neighbours_nor_measuring_change_a_bit(name, shape):
     trials = [engine.trial(seed=r, precision=name, steps=5, **shape) for r in range(5)]
     together = engine.run(trials)
     apart = engine.run([trials[3], trials[1]])

@@ -20,7 +20,7 @@ from harness.model.scaling import tensor_table
 from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Event, Site, Visit
 from injectors.value import Value
-from tests.harness import conftest
+from tests.harness import engine
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Change:
 
 
 @cache
-def plain_run(trials: tuple[Trial, ...]) -> conftest.Run:
+def plain_run(trials: tuple[Trial, ...]) -> engine.Run:
     """What these trials leave, looked at by many tests and changed by none."""
-    return conftest.run(trials)
+    return engine.run(trials)
 
 
 def ruin(tensors: Mapping[str, Tensor]) -> None:
@@ -60,18 +60,18 @@ SITES = [site for site in Site if site not in (Site.BEFORE_UPDATE, Site.LOSS_SCA
 
 
 @cache
-def with_injectors() -> conftest.Run:
+def with_injectors() -> engine.Run:
     """For each site two trials whose injector is never due, and one like the first in which it is."""
-    first, second = conftest.different(2)
+    first, second = engine.different(2)
     injectors: dict[int, Change] = {}
     for site in SITES:
         for steps in (range(0), range(first.train.steps, 10**4), range(3, 4)):
             injectors[len(injectors)] = Change(site, steps, ruin)
-    return conftest.run([first, second, first] * len(SITES), injectors)
+    return engine.run([first, second, first] * len(SITES), injectors)
 
 
 @pytest.mark.parametrize("site", SITES)
-def test_an_injector_that_is_never_due_changes_no_bit(engine, site):
+def test_an_injector_that_is_never_due_changes_no_bit(site):
     plain, run, own = plain_run(tuple(engine.different(2))), with_injectors(), 3 * SITES.index(site)
     assert [engine.same_bits(plain[i], run[own + i]) for i in range(2)] == [[], []]
     assert run.result.events[own : own + 2] == [[], []]
@@ -79,7 +79,7 @@ def test_an_injector_that_is_never_due_changes_no_bit(engine, site):
 
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
-def test_taps_change_no_bit_unless_they_return_something(engine, attention):
+def test_taps_change_no_bit_unless_they_return_something(attention):
     trials = engine.different(3, attention=attention, qk_norm=True)
     plain = engine.run(trials)
 
@@ -103,7 +103,7 @@ def test_taps_change_no_bit_unless_they_return_something(engine, attention):
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_measuring_changes_no_bit(engine, attention, clip):
+def test_measuring_changes_no_bit(attention, clip):
     """Telemetry, the search for non-finite values, and how often results leave the device."""
     trials = [engine.trial(seed=r, attention=attention, clip=clip) for r in range(3)]
     full = engine.run(trials)
@@ -170,7 +170,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, poison, shape):
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(poison, shape):
     shape = {"steps": 6, **shape}  # two after the last strike
     healthy = [engine.trial(seed=r, **shape) for r in range(5)]  # one in five frozen: the pack does not shrink
     trials = list(healthy)
@@ -193,7 +193,7 @@ def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, poison, sh
         assert np.isnan(run.signals[name][VICTIM, froze + 1 :]).all()
 
 
-def test_weights_of_a_trial_that_starts_infinite_stay_as_they_were(engine):
+def test_weights_of_a_trial_that_starts_infinite_stay_as_they_were():
     run = engine.run([engine.trial(seed=r) for r in range(5)], prepare=fill(math.inf))
     assert run.result.nonfinite_step[VICTIM] == 0
     assert torch.isinf(run.weights[-1][VICTIM]).all()
@@ -227,7 +227,7 @@ INDEPENDENT = {
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", INDEPENDENT.values(), ids=INDEPENDENT)
-def test_a_trial_does_not_depend_on_its_pack(engine, shape, threads):
+def test_a_trial_does_not_depend_on_its_pack(shape, threads):
     torch.set_num_threads(threads)
     trials = engine.different(7, **{"steps": 2, "validate_every": 2, **shape})
     together = engine.run(trials)
@@ -238,14 +238,14 @@ def test_a_trial_does_not_depend_on_its_pack(engine, shape, threads):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_equal_trials_stay_equal(engine, threads):
+def test_equal_trials_stay_equal(threads):
     torch.set_num_threads(threads)
     run = engine.run([engine.trial(width=48, head_dim=16, context=33, batch=3, steps=3)] * 5)
     assert [engine.same_bits(run[0], run[i]) for i in range(5)] == [[]] * 5
 
 
 @pytest.mark.parametrize("shape", [{}, {"width": 32, "context": 16}, {"width": 64, "head_dim": 16, "context": 64}])
-def test_one_and_two_threads_give_the_same_bits(engine, shape):
+def test_one_and_two_threads_give_the_same_bits(shape):
     """Where rows of attention scores fill whole vectors; torch's softmax sums other rows in another order."""
     trials = engine.different(3, **shape, steps=4)
     one = engine.run(trials)
@@ -254,7 +254,7 @@ def test_one_and_two_threads_give_the_same_bits(engine, shape):
     assert [engine.same_bits(one[i], two[i]) for i in range(3)] == [[], [], []]
 
 
-def test_a_pack_of_one_agrees_to_rounding(engine):
+def test_a_pack_of_one_agrees_to_rounding():
     """A batch of one takes other kernels. In 8 steps of Adam rounding errors of 1e-7 grow at most a hundredfold."""
     for trial in engine.different(3, width=32, head_dim=16, context=16):
         alone, in_a_pack = engine.run([trial]), engine.run([trial, trial])
@@ -264,7 +264,7 @@ def test_a_pack_of_one_agrees_to_rounding(engine):
 
 @pytest.mark.parametrize("width", [6, 10, 16])
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_every_matrix_that_is_read_starts_on_a_cache_line(engine, width, activation):
+def test_every_matrix_that_is_read_starts_on_a_cache_line(width, activation):
     """And stacked ones follow each other without a gap, at any size."""
     model = engine.trial(width=width, head_dim=width, feedforward=7, activation=activation).model
     layout = Layout(tuple(tensor_table(model, 61)))
@@ -293,7 +293,7 @@ def blow_up(trial):
     [(8, [5], 8), (8, [0, 5], 6), (8, [0, 1, 2, 3, 4], 3), (3, [0, 1], 2), (2, [1], 2), (7, [0, 2, 4, 5, 6], 2)],
 )
 @pytest.mark.parametrize("block", [1, 3])
-def test_a_pack_that_shrinks_leaves_the_others_as_they_were(engine, size, victims, left, block):
+def test_a_pack_that_shrinks_leaves_the_others_as_they_were(size, victims, left, block):
     healthy = engine.different(size, steps=12)
     survivors = [i for i in range(size) if i not in victims]
     fault = Value(start=10, tensor="blocks.0.feedforward.up", bit=20)
@@ -314,7 +314,7 @@ def test_a_pack_that_shrinks_leaves_the_others_as_they_were(engine, size, victim
         assert np.isfinite(run.signals["learning_rate"][i, : froze + 1]).all()
 
 
-def test_a_pack_keeps_as_many_trials_as_there_are_threads(engine):
+def test_a_pack_keeps_as_many_trials_as_there_are_threads():
     """A CPU's batched products split single matrices once there are fewer of them than threads."""
     trials = [engine.trial(seed=r, lr=1e30 if r else 1e-3, warmup=0, steps=4) for r in range(8)]
     for threads, left in ((1, 2), (2, 2), (4, 4)):
@@ -322,7 +322,7 @@ def test_a_pack_keeps_as_many_trials_as_there_are_threads(engine):
         assert len(engine.run(trials).pack) == left
 
 
-def test_a_pack_that_is_frozen_altogether_ends_early(engine):
+def test_a_pack_that_is_frozen_altogether_ends_early():
     trials = [engine.trial(seed=r, lr=1e30, warmup=0, steps=50) for r in range(3)]
     run = engine.run(trials)
     assert run.result.outcome == [NON_FINITE] * 3
@@ -347,11 +347,11 @@ FILLS = list(itertools.product(FILLED, NOT_FINITE))
 
 
 @cache
-def filled(block: int) -> conftest.Run:
+def filled(block: int) -> engine.Run:
     """A pack with a trial for each site and value, struck in step 4, and as many healthy ones as keep its size."""
-    trials = [conftest.trial(seed=r) for r in range(4 * len(FILLS) + 1)]
+    trials = [engine.trial(seed=r) for r in range(4 * len(FILLS) + 1)]
     fills = {i: Change(site, range(4, 5), fill_first(FILLED[site][0], value)) for i, (site, value) in enumerate(FILLS)}
-    return conftest.run(trials, fills, block=block)
+    return engine.run(trials, fills, block=block)
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
@@ -373,7 +373,7 @@ def test_no_other_trial_of_the_pack_was_not_finite(block):
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_a_large_gradient_is_not_an_infinite_one(engine, clip):
+def test_a_large_gradient_is_not_an_infinite_one(clip):
     """Squares of 1e25 overflow float32, so the norm must not be taken in it."""
     trials = [engine.trial(seed=r, clip=clip) for r in range(3)]
     run = engine.run(trials, {1: Change(Site.REDUCED_GRADIENT, range(3, 4), lambda t: t["head"].fill_(1e25))})

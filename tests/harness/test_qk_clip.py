@@ -15,6 +15,7 @@ from harness.config import ConfigError
 from harness.training.contradictions import check_trial
 from harness.training.sites import Site
 from injectors.value import Value
+from tests.harness import engine
 from tests.harness.test_promises import Change
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 
@@ -44,15 +45,15 @@ def step(pack, stepping=None):
     pack.step(torch.zeros(len(pack), dtype=pack.dtype), everywhere if stepping is None else stepping, measure=False)
 
 
-def trials(engine, limits, **fields):
+def trials(limits, **fields):
     return [engine.trial(seed=r, qk_clip=limit, **{**SHAPE, **fields}) for r, limit in enumerate(limits)]
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
-def test_the_same_batch_again_gives_the_threshold(engine, attention, positions):
+def test_the_same_batch_again_gives_the_threshold(attention, positions):
     """For the heads of the first layer that exceeded theirs; all other weights keep their bits."""
-    many = trials(engine, [2.0, 3.0, 4.0, 1e3], attention=attention, positions=positions)
+    many = trials([2.0, 3.0, 4.0, 1e3], attention=attention, positions=positions)
     pack = engine.pack_of(many)
     limit = torch.tensor([trial.model.qk_clip for trial in many])[:, None, None]
     before, weights = largest_logits(pack), pack.weights.clone()
@@ -75,11 +76,11 @@ def test_the_same_batch_again_gives_the_threshold(engine, attention, positions):
         torch.testing.assert_close(new, old * factor, rtol=1e-6, atol=0)
 
 
-def test_the_largest_of_all_parts_and_ranks_counts(engine):
+def test_the_largest_of_all_parts_and_ranks_counts():
     """A pack whose rows pass in parts, and ranks that are a forward pass each, give what one pass does."""
-    one = engine.pack_of(trials(engine, [0.5, 0.7]))
-    many = engine.pack_of(trials(engine, [0.5, 0.7]) * 9)
-    ranks = engine.pack_of(trials(engine, [0.5, 0.7], ranks=4))
+    one = engine.pack_of(trials([0.5, 0.7]))
+    many = engine.pack_of(trials([0.5, 0.7]) * 9)
+    ranks = engine.pack_of(trials([0.5, 0.7], ranks=4))
     assert len(many.parts) > 1
     one.learn(one.objective.batch(0))
     many.learn(many.objective.batch(0))
@@ -94,9 +95,9 @@ def test_the_largest_of_all_parts_and_ranks_counts(engine):
     torch.testing.assert_close(ranks.weights, one.weights, rtol=1e-6, atol=0)
 
 
-def test_only_trials_that_step_and_only_finite_logits(engine):
+def test_only_trials_that_step_and_only_finite_logits():
     """And what was read for one step is forgotten at the next."""
-    pack = engine.pack_of(trials(engine, [0.1] * 4))
+    pack = engine.pack_of(trials([0.1] * 4))
     pack.tensors(pack.weights, 1)["blocks.0.attention.query"].fill_(math.nan)
     pack.tensors(pack.weights, 2)["blocks.0.attention.query"][3].fill_(math.inf)
     pack.learn(pack.objective.batch(0))
@@ -111,8 +112,8 @@ def test_only_trials_that_step_and_only_finite_logits(engine):
     assert torch.equal(engine.bits(pack.weights), engine.bits(before)), "nothing was read since"
 
 
-def test_validation_is_not_read(engine):
-    pack = engine.pack_of(trials(engine, [0.1] * 2))
+def test_validation_is_not_read():
+    pack = engine.pack_of(trials([0.1] * 2))
     before = pack.weights.clone()
     pack.validation_losses(64)
     step(pack)
@@ -164,9 +165,9 @@ def plain_run(trial, pack, row):
     return {name: weight.detach() for name, weight in tensors(plain).items()}, scaled
 
 
-def test_a_trial_equals_a_plain_gpt_that_is_scaled_by_hand(engine):
+def test_a_trial_equals_a_plain_gpt_that_is_scaled_by_hand():
     own = {"steps": STEPS, "precision": "fp64", "decay": "constant", "lr": 1e-2, "batch": 2, "width": 16}
-    many = trials(engine, [0.8, 2.0], **own)
+    many = trials([0.8, 2.0], **own)
     fresh, run = engine.pack_of(many), engine.run(many)
     for r, trial in enumerate(many):
         expected, scaled = plain_run(trial, fresh, r)
@@ -174,7 +175,7 @@ def test_a_trial_equals_a_plain_gpt_that_is_scaled_by_hand(engine):
         found = run.pack.tensors(run.pack.weights, r)
         for name, weight in expected.items():
             torch.testing.assert_close(found[name], weight, rtol=0, atol=TOLERANCE, msg=lambda m, n=name: f"{n}: {m}")
-    free = engine.run(trials(engine, [1e6] * 2, **own))
+    free = engine.run(trials([1e6] * 2, **own))
     logits = [run.signals["attention_logit_max"][:, 1:].max(1) for run in (run, free)]
     assert (logits[0] < logits[1]).all(), "it holds logits back"
 
@@ -183,17 +184,17 @@ def test_a_trial_equals_a_plain_gpt_that_is_scaled_by_hand(engine):
 
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
-def test_a_limit_that_is_never_reached_changes_no_bit(engine, attention):
+def test_a_limit_that_is_never_reached_changes_no_bit(attention):
     plain = engine.run([engine.trial(seed=r, attention=attention, **SHAPE) for r in range(3)])
-    limited = engine.run(trials(engine, [1e30] * 3, attention=attention))
+    limited = engine.run(trials([1e30] * 3, attention=attention))
     assert [engine.same_bits(plain[r], limited[r]) for r in range(3)] == [[], [], []]
-    tight = engine.run(trials(engine, [0.5] * 3, attention=attention))
+    tight = engine.run(trials([0.5] * 3, attention=attention))
     assert engine.same_bits(plain[1], tight[1])
 
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
-def test_a_trial_does_not_depend_on_its_pack(engine, attention):
-    many = trials(engine, [0.3 * (1 + r) for r in range(7)], attention=attention, width=24, context=13, batch=3)
+def test_a_trial_does_not_depend_on_its_pack(attention):
+    many = trials([0.3 * (1 + r) for r in range(7)], attention=attention, width=24, context=13, batch=3)
     together = engine.run(many)
     for members in ([5, 3], [6, 2, 4]):
         apart = engine.run([many[i] for i in members])
@@ -204,22 +205,22 @@ def test_a_trial_does_not_depend_on_its_pack(engine, attention):
 
 
 @cache
-def clean_run(engine):
-    return engine.run(trials(engine, [0.5] * 5))
+def clean_run():
+    return engine.run(trials([0.5] * 5))
 
 
 @pytest.mark.parametrize("site", [Site.WEIGHT, Site.REDUCED_GRADIENT])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e18])
-def test_a_ruined_trial_changes_no_bit_of_the_others(engine, site, value):
-    many = trials(engine, [0.5] * 5)
+def test_a_ruined_trial_changes_no_bit_of_the_others(site, value):
+    many = trials([0.5] * 5)
     at = Change(site, range(3, 4), lambda t: t["blocks.0.attention.query"].fill_(value))
-    clean, ruined = clean_run(engine), engine.run(many, {2: at})
+    clean, ruined = clean_run(), engine.run(many, {2: at})
     assert [bool(engine.same_bits(clean[r], ruined[r])) for r in range(5)] == [False, False, True, False, False]
 
 
-def test_a_fork_equals_a_full_run(engine):
+def test_a_fork_equals_a_full_run():
     """Also the one whose fault lasts, and the one that is its twin again at once."""
-    golden = trials(engine, [0.5, 0.9], steps=12)
+    golden = trials([0.5, 0.9], steps=12)
     scale = Value(start=5, site="reduced_gradient", model="scale", value=100.0, tensor="head", elements=None)
     nothing = dataclasses.replace(scale, value=1.0, start=6)
     many = [*golden, *(dataclasses.replace(t, fault=fault) for t in golden for fault in (scale, nothing))]
@@ -231,18 +232,18 @@ def test_a_fork_equals_a_full_run(engine):
         assert engine.same_bits(left, right) == [], i
 
 
-def test_an_injector_sees_weights_after_it(engine):
+def test_an_injector_sees_weights_after_it():
     """The site `update` comes after all that the step does, so that a strike there stands."""
     seen = {}
 
     def look(tensors):
         seen.update({name: x.clone() for name, x in tensors.items() if ":" not in name})
 
-    many = trials(engine, [0.3] * 2, steps=5)
+    many = trials([0.3] * 2, steps=5)
     run = engine.run(many, {0: Change(Site.UPDATE, range(4, 5), look)})
     found = run.pack.tensors(run.pack.weights, 0)
     assert all(torch.equal(seen[name], found[name]) for name in found)
-    free = engine.run(trials(engine, [1e30] * 2, steps=5))
+    free = engine.run(trials([1e30] * 2, steps=5))
     assert not np.array_equal(run.signals["loss"], free.signals["loss"])
 
 
@@ -261,7 +262,7 @@ def test_an_injector_sees_weights_after_it(engine):
         ),
     ],
 )
-def test_what_undoes_it_is_refused(engine, fields, reason):
+def test_what_undoes_it_is_refused(fields, reason):
     with pytest.raises(ConfigError, match=reason):
         check_trial(engine.trial(qk_clip=100.0, **fields))
     check_trial(engine.trial(qk_clip=100.0))

@@ -12,6 +12,7 @@ import torch
 from harness.config import ConfigError
 from harness.training.contradictions import check_trial
 from harness.training.ranks import RankMean
+from tests.harness import engine
 from tests.number_formats import NUMPY
 
 RANKS = [1, 2, 4, 8]
@@ -19,7 +20,7 @@ ORDERS = ["sequential", "reversed", "pairwise"]
 FORMATS = ["fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"]
 
 
-def learned(engine, ranks, order="sequential", step=0, **fields):
+def learned(ranks, order="sequential", step=0, **fields):
     """Gradients [R, P] and losses [R] of one step, and the gradient of each rank alone, [ranks, R, P]."""
     trials = engine.different(3, batch=8, ranks=ranks, reduction=order, **fields)
     pack = engine.pack_of(trials)
@@ -33,13 +34,13 @@ def learned(engine, ranks, order="sequential", step=0, **fields):
 
 
 @cache
-def whole_batch(engine, precision):
+def whole_batch(precision):
     """The same of the batch in one piece."""
-    return learned(engine, 1, precision=precision)
+    return learned(1, precision=precision)
 
 
 @cache
-def trained(engine, **fields):
+def trained(**fields):
     return engine.run(engine.different(3, **fields))
 
 
@@ -49,11 +50,11 @@ def trained(engine, **fields):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("ranks", RANKS[1:])
 @pytest.mark.parametrize(("precision", "bound"), [("fp64", 1e-12), ("fp32", 1e-5)])
-def test_the_mean_over_ranks_is_the_gradient_of_the_batch(engine, ranks, order, precision, bound):
+def test_the_mean_over_ranks_is_the_gradient_of_the_batch(ranks, order, precision, bound):
     """Each trial's own batch. Sums of 64 tokens in another order differ by some 64 roundings of the largest term:
     7e-15 in float64, 4e-6 in float32, relative to the largest gradient."""
-    whole, loss, _ = whole_batch(engine, precision)
-    mean, mean_loss, parts = learned(engine, ranks, order, precision=precision)
+    whole, loss, _ = whole_batch(precision)
+    mean, mean_loss, parts = learned(ranks, order, precision=precision)
     assert (mean - whole).abs().max() <= bound * whole.abs().max()
     torch.testing.assert_close(mean_loss, loss, rtol=bound, atol=0)
     assert parts.std(0).max() > 1e-3, "ranks differ, so a mean of some of them would not do"
@@ -61,23 +62,23 @@ def test_the_mean_over_ranks_is_the_gradient_of_the_batch(engine, ranks, order, 
 
 
 @pytest.mark.parametrize("ranks", RANKS[1:])
-def test_training_with_ranks_is_training(engine, ranks):
+def test_training_with_ranks_is_training(ranks):
     """In float64, where the order of sums shows only at 1e-12 after 8 steps of Adam."""
-    one, many = (trained(engine, batch=8, ranks=n, precision="fp64") for n in (1, ranks))
+    one, many = (trained(batch=8, ranks=n, precision="fp64") for n in (1, ranks))
     for name in ("loss", "grad_norm", "param_norm", "update_rms", "validation_loss"):
         np.testing.assert_allclose(many.signals[name], one.signals[name], rtol=1e-9)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("format", FORMATS)
-def test_one_rank_is_no_rank_at_all(engine, order, format):
+def test_one_rank_is_no_rank_at_all(order, format):
     """Whatever the order and the format of a sum that has one term."""
-    plain = trained(engine, batch=4)
+    plain = trained(batch=4)
     ranked = engine.run(engine.different(3, batch=4, ranks=1, reduction=order, accumulation=format))
     assert [engine.same_bits(plain[i], ranked[i]) for i in range(3)] == [[], [], []]
 
 
-def test_each_rank_has_its_own_sequences(engine):
+def test_each_rank_has_its_own_sequences():
     """In the order of the batch, none twice, none left out."""
     pack = engine.pack_of(engine.different(2, batch=8, ranks=4))
     batch = pack.objective.batch(3)
@@ -86,7 +87,7 @@ def test_each_rank_has_its_own_sequences(engine):
     assert {part.shape for part in parts.values()} == {(2, 2, 9)}
 
 
-def test_ranks_are_those_of_a_trial_whatever_its_pack(engine):
+def test_ranks_are_those_of_a_trial_whatever_its_pack():
     trials = engine.different(7, batch=8, ranks=4, reduction="pairwise", accumulation="bf16")
     together = engine.run(trials)
     for members in ([5, 3], [6, 2, 4]):
@@ -157,14 +158,14 @@ def test_a_sum_in_fp16_overflows():
 
 @pytest.mark.parametrize("format", FORMATS[1:])
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_loop_adds_as_configured(engine, order, format):
+def test_the_loop_adds_as_configured(order, format):
     """The step's gradient, from the gradients of its ranks alone."""
-    mean, _, parts = learned(engine, 4, order, accumulation=format)
+    mean, _, parts = learned(4, order, accumulation=format)
     expected = summed(list(parts.numpy()), order, format) / np.float32(4)
     assert mean.numpy().tobytes() == expected.tobytes()
 
 
-def test_what_is_not_finite_in_one_rank_is_so_in_the_mean(engine):
+def test_what_is_not_finite_in_one_rank_is_so_in_the_mean():
     for order in ORDERS:
         parts = np.ones((4, 2, 3), dtype=np.float32)
         parts[2, 0, 1] = np.nan
@@ -173,6 +174,6 @@ def test_what_is_not_finite_in_one_rank_is_so_in_the_mean(engine):
         assert np.isnan(found[0, 1]) and np.isinf(found[1, 2]) and (np.isfinite(found)).sum() == 4
 
 
-def test_ranks_have_to_divide_the_batch(engine):
+def test_ranks_have_to_divide_the_batch():
     with pytest.raises(ConfigError, match=r"^train.ranks=3: does not divide train.batch=8; allowed: a divisor of it$"):
         check_trial(engine.trial(batch=8, ranks=3))

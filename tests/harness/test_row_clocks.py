@@ -16,7 +16,7 @@ from harness.model.state import State
 from harness.training import pack as packs
 from harness.training.clock import Clock
 from injectors.value import Value
-from tests.harness.conftest import Run, assert_resumes, run, same_bits, trial
+from tests.harness.engine import Run, assert_resumes, run, same_bits, trial
 
 STEPS, START, EVERY = 24, 9, 4
 OWN = {"steps": STEPS, "lr": 1e-2, "depth": 1}

@@ -19,6 +19,7 @@ from harness.model.scaling import (
 )
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.contradictions import check_trial
+from tests.harness import engine
 
 BASE_WIDTH, BASE_DEPTH, HEAD_DIM, VOCABULARY = 32, 4, 8, 61
 RULES = ("adam", "sgd", "relative", "relative_sgd")
@@ -172,7 +173,7 @@ def test_mup_decay(rule, m, m_l):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("parametrization", ["standard", "mup", "completep"])
-def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(engine, name, parametrization):
+def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(name, parametrization):
     """At the peak of its rate a trial takes lambda off every matrix, whatever the rate and its multipliers are."""
     fields = {"width": 32, "depth": 4, "base_width": 16, "parametrization": parametrization, "name": name}
     trials = [engine.trial(lr=lr, weight_decay=0.01, decay_follows="schedule", **fields) for lr in (1e-3, 0.3)]
@@ -198,7 +199,7 @@ def test_epsilon(rule, m, m_l):
     assert model_of().mup_epsilon == "blocks", "table 1"
 
 
-def test_epsilon_follows_gradients(engine):
+def test_epsilon_follows_gradients():
     """What mup_epsilon=gradients says of them is so: their size against that of the base model, tensor by tensor."""
     looked_at = ("embedding", "blocks.0.attention.query", "blocks.1.feedforward.up", "blocks.1.attention_norm", "head")
     measured = {}
@@ -244,7 +245,7 @@ def test_attention_multiplier():
         assert attention_multiplier(wide) == pytest.approx(4 / 64)
 
 
-def test_multipliers_reach_the_model(engine):
+def test_multipliers_reach_the_model():
     """The logits of a CompleteP model are those of the standard one with its multipliers applied by hand."""
     fields = {"width": 32, "depth": 4, "head_dim": 8, "embedding_scale": "sqrt_width", "name": "lamb"}
     pair = [engine.trial(**fields, base_width=16, parametrization=p) for p in ("completep", "standard")]

@@ -16,11 +16,12 @@ from torch.optim import lr_scheduler
 from harness.config import ConfigError, Schedule, checked
 from harness.optim.schedules import SHAPES, learning_rate, learning_rates, rates_of, warmup_steps
 from injectors.schedule import ScheduleOffset
+from tests.harness import engine
 
 PEAK = 2.0
 
 
-def rates(engine, steps, **fields):
+def rates(steps, **fields):
     return rates_of(engine.trial(lr=PEAK, steps=steps, **fields))
 
 
@@ -60,14 +61,14 @@ KNOTS = {
 
 
 @pytest.mark.parametrize(("fields", "knots"), KNOTS.values(), ids=KNOTS)
-def test_knots(engine, fields, knots):
-    found = rates(engine, **fields)
+def test_knots(fields, knots):
+    found = rates(**fields)
     assert len(found) == fields["steps"]
     for step, share in knots.items():
         assert found[step] == pytest.approx(PEAK * share, rel=1e-12, abs=1e-12), step
 
 
-def test_a_final_rate_is_the_same_whatever_the_peak(engine) -> None:
+def test_a_final_rate_is_the_same_whatever_the_peak() -> None:
     """Wortsman et al. 2023: a cosine to 1e-5, whose share of the peak is another for each peak."""
     for peak in (3e-4, 3e-1, 1e-5, 1e-6, 0.0):
         found = rates_of(engine.trial(steps=20, warmup=4, lr=peak, final=None, final_rate=1e-5))
@@ -81,9 +82,9 @@ def test_a_final_rate_is_the_same_whatever_the_peak(engine) -> None:
 @pytest.mark.parametrize(
     ("steps", "warmup", "final"), [(1, 0, 0.0), (1, 1, 0.0), (7, 2, 0.3), (40, 0, 1.0), (40, 40, 0)]
 )
-def test_every_shape_starts_at_the_peak_and_stays_below_it(engine, decay, steps, warmup, final):
+def test_every_shape_starts_at_the_peak_and_stays_below_it(decay, steps, warmup, final):
     """A new entry of the table is held to the same: the peak ends the warm-up, and nothing leaves the range."""
-    found = rates(engine, steps, decay=decay, warmup=warmup, final=final)
+    found = rates(steps, decay=decay, warmup=warmup, final=final)
     assert len(found) == steps and np.isfinite(found).all()
     assert found[:warmup].tolist() == pytest.approx([PEAK * (step + 1) / warmup for step in range(warmup)], rel=1e-14)
     after = found[warmup:]
@@ -116,16 +117,16 @@ TORCH = {
 
 
 @pytest.mark.parametrize(("fields", "make"), TORCH.values(), ids=TORCH)
-def test_without_warmup_it_is_torchs_scheduler_a_step_ahead(engine, fields, make):
+def test_without_warmup_it_is_torchs_scheduler_a_step_ahead(fields, make):
     """Its first call sets the rate of the first step. Restarts end at the bottom, where torch's would start again."""
     theirs = torch_rates(make, 24)
     if fields["decay"] == "restarts":
         assert theirs[-1] == PEAK
         theirs[-1] = 0.1 * PEAK
-    assert rates(engine, 24, warmup=0, **fields).tolist() == pytest.approx(theirs, rel=1e-12, abs=1e-12)
+    assert rates(24, warmup=0, **fields).tolist() == pytest.approx(theirs, rel=1e-12, abs=1e-12)
 
 
-def test_warmup_and_decay_are_torchs_linear_and_cosine(engine):
+def test_warmup_and_decay_are_torchs_linear_and_cosine():
     """The share of step 0 is 1/6: LinearLR starts there, and reaches the peak five calls later."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
     up = lr_scheduler.LinearLR(optimizer, 1 / 6, 1.0, total_iters=5)
@@ -136,11 +137,11 @@ def test_warmup_and_decay_are_torchs_linear_and_cosine(engine):
             up.step()
             theirs.append(optimizer.param_groups[0]["lr"])
     theirs += torch_rates(lambda o: lr_scheduler.CosineAnnealingLR(o, 14), 14)
-    assert rates(engine, 20, warmup=6).tolist() == pytest.approx(theirs, rel=1e-12, abs=1e-12)
+    assert rates(20, warmup=6).tolist() == pytest.approx(theirs, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("cooldown", [0.05, 0.1, 0.2, 0.5, 1.0])
-def test_wsd_is_the_papers_formula(engine, cooldown):
+def test_wsd_is_the_papers_formula(cooldown):
     """Haegele et al. 2024, equations 1 and 2, where n counts steps that are done and N - N_decay are stable."""
     steps, warmup = 60, 3
     stable = steps - min(cooldown * steps, steps - warmup)
@@ -151,7 +152,7 @@ def test_wsd_is_the_papers_formula(engine, cooldown):
         return 1.0 if n <= stable else 1 - math.sqrt((n - stable) / (steps - stable))
 
     expected = [PEAK * formula(step + 1) for step in range(steps)]
-    found = rates(engine, steps, warmup=warmup, decay="wsd", cooldown=cooldown)
+    found = rates(steps, warmup=warmup, decay="wsd", cooldown=cooldown)
     assert found.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
@@ -160,7 +161,7 @@ def test_wsd_is_the_papers_formula(engine, cooldown):
 
 @pytest.mark.parametrize("decay", SHAPES)
 @pytest.mark.parametrize("growth", [{"sequence_start": 1, "sequence_steps": 9}, {"batch_start": 1, "batch_steps": 7}])
-def test_the_rate_is_that_of_a_run_that_has_trained_on_as_many_tokens(engine, decay, growth):
+def test_the_rate_is_that_of_a_run_that_has_trained_on_as_many_tokens(decay, growth):
     """A step of a run with whole batches of one token is one token: its rates are a table over tokens."""
     fields = {"decay": decay, "final": 0.2, "warmup": 4, "cycles": 3, "lr": PEAK}
     grown = engine.trial(steps=20, batch=4, context=8, **growth, **fields)
@@ -178,15 +179,13 @@ def test_the_rate_is_that_of_a_run_that_has_trained_on_as_many_tokens(engine, de
     assert rates_of(grown).tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
-def test_as_many_tokens_a_step_leave_the_rates_as_they_are(engine):
+def test_as_many_tokens_a_step_leave_the_rates_as_they_are():
     fields = {"steps": 20, "context": 8, "warmup": 4}
-    plain, reshaped = (
-        rates(engine, **fields, **more) for more in ({}, {"sequence_start": 1, "sequence_mode": "reshape"})
-    )
+    plain, reshaped = (rates(**fields, **more) for more in ({}, {"sequence_start": 1, "sequence_mode": "reshape"}))
     assert np.array_equal(plain, reshaped)
 
 
-def test_the_warmup_is_as_many_steps_as_without_growth(engine):
+def test_the_warmup_is_as_many_steps_as_without_growth():
     """So a mitigation that lets sequences grow changes nothing else; Li et al. leave the warm-up in steps, too."""
     grown = engine.trial(steps=40, warmup=None, sequence_start=1, sequence_steps=30)
     assert grown.steps > 40 and warmup_steps(grown) == 2
@@ -194,7 +193,7 @@ def test_the_warmup_is_as_many_steps_as_without_growth(engine):
     assert warmup_steps(engine.trial(steps=40, warmup=7, warmup_share=0.5)) == 7
 
 
-def test_a_schedule_that_is_resumed_at_the_wrong_step_of_a_longer_run(engine):
+def test_a_schedule_that_is_resumed_at_the_wrong_step_of_a_longer_run():
     """Faults see the schedule that is in force, up to its last step."""
     fields = {"steps": 8, "warmup": 2, "sequence_start": 1, "sequence_steps": 6}
     fault = ScheduleOffset(start=9, duration=None, offset=-4)
@@ -210,7 +209,7 @@ def test_a_schedule_that_is_resumed_at_the_wrong_step_of_a_longer_run(engine):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_trial_of_a_pack_has_its_own(engine, dtype):
+def test_every_trial_of_a_pack_has_its_own(dtype):
     trials = [engine.trial(steps=12, lr=1e-3 * (1 + r), decay=decay) for r, decay in enumerate(SHAPES)]
     found = learning_rates(trials, dtype)
     assert found.shape == (12, len(SHAPES)) and found.dtype == dtype
@@ -219,7 +218,7 @@ def test_every_trial_of_a_pack_has_its_own(engine, dtype):
         assert [learning_rate(trial, step) for step in range(12)] == rates_of(trial).tolist()
 
 
-def test_what_a_caller_gets_is_its_own(engine):
+def test_what_a_caller_gets_is_its_own():
     trial = engine.trial(steps=12)
     expected = rates_of(trial).copy()
     rates_of(trial)[:] = 7

@@ -20,9 +20,9 @@ from harness.objectives.outcome import NON_FINITE, TRAINED, judge
 from harness.storage.stored import read_packs
 from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens, Repetition
-from tests.harness import conftest
+from tests.harness import engine
 from tests.harness.test_promises import Change, fill_first
-from tests.sweeps.conftest import call, tiny
+from tests.sweeps.command import call, tiny
 
 CPU = torch.device("cpu")
 THRESHOLDS = {"rarity": 3.9, "repetition": 0.1, "entropy": 1.7}
@@ -77,7 +77,7 @@ def test_every_threshold_has_its_criterion():
 # --- what is dropped ------------------------------------------------------------------------------------------------
 
 
-def expected_kept(engine, pack, step):
+def expected_kept(pack, step):
     """[R, B], by hand."""
     counts = engine.corpus_of(pack.planned[0]).counts.tolist()
     kept = np.ones((len(pack), pack.planned[0].train.batch), dtype=bool)
@@ -91,14 +91,14 @@ def expected_kept(engine, pack, step):
 
 
 @pytest.mark.parametrize("names", [["rarity"], ["repetition"], ["entropy"], [*THRESHOLDS]])
-def test_what_is_beyond_a_threshold_is_dropped(engine, names):
+def test_what_is_beyond_a_threshold_is_dropped(names):
     """By each trial's own thresholds; the first sequence that is kept stands in for those that are not."""
     trials = [
         engine.trial(seed=r, batch=6, **{name: THRESHOLDS[name] * (1 + 0.1 * r) for name in names}) for r in range(3)
     ]
     pack, shares = engine.pack_of(trials), []
     for step in range(8):
-        whole, kept = pack.objective.batch(step), torch.from_numpy(expected_kept(engine, pack, step))
+        whole, kept = pack.objective.batch(step), torch.from_numpy(expected_kept(pack, step))
         batch, weights = pack.what_trains(pack.objective.batch(step), step)
         assert torch.equal(pack.objective.screening.dropped, (~kept).sum(1)) and torch.equal(
             pack.objective.screening.trains, kept.any(1)
@@ -116,12 +116,12 @@ def test_what_is_beyond_a_threshold_is_dropped(engine, names):
 @cache
 def unscreened_run(*fields):
     """What is left without thresholds, looked at by several tests and changed by none."""
-    return conftest.run(conftest.different(3, **dict(fields)))
+    return engine.run(engine.different(3, **dict(fields)))
 
 
 @pytest.mark.parametrize("names", [["rarity"], ["repetition"], ["entropy"], [*THRESHOLDS]])
 @pytest.mark.parametrize("fields", [{}, {"ranks": 2, "batch": 4}, {"z_loss": 0.1}, {"attention": "fused"}])
-def test_where_nothing_is_dropped_no_bit_changes(engine, names, fields):
+def test_where_nothing_is_dropped_no_bit_changes(names, fields):
     never = {"rarity": 100.0, "repetition": 1.0, "entropy": 1e-9}
     plain = unscreened_run(*fields.items())
     screened = engine.run(engine.different(3, **fields, **{name: never[name] for name in names}))
@@ -132,7 +132,7 @@ def test_where_nothing_is_dropped_no_bit_changes(engine, names, fields):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 @pytest.mark.parametrize("fields", [{}, {"z_loss": 0.3}, {"loss_scaling": "static", "loss_scale": 256.0}])
-def test_the_gradient_is_that_of_what_is_kept(engine, ranks, fields):
+def test_the_gradient_is_that_of_what_is_kept(ranks, fields):
     """Also where a rank has nothing left, or more than another: the mean is that over sequences, not over ranks."""
     fields = {"precision": "fp64", "batch": 8, "rarity": 3.4, "steps": 1, **fields}
     trials = [engine.trial(seed=r, ranks=ranks, **fields) for r in range(2)]
@@ -140,7 +140,7 @@ def test_the_gradient_is_that_of_what_is_kept(engine, ranks, fields):
     alone = engine.pack_of([engine.trial(seed=r, **{**fields, "rarity": None}) for r in range(2)])
     for row in range(2):
         whole = alone.objective.batch(0)
-        kept = torch.from_numpy(expected_kept(engine, engine.pack_of(trials), 0)[row])
+        kept = torch.from_numpy(expected_kept(engine.pack_of(trials), 0)[row])
         assert 0 < kept.sum() < 8
         loss = alone.learn(whole[:, kept])[row].item()
         assert run.signals["loss"][row, 0] == pytest.approx(loss, rel=1e-12)
@@ -167,7 +167,7 @@ def test_a_weight_of_zero_hides_everything_of_a_token():
     assert (logits.grad[weights == 0] == 0).all()
 
 
-def test_nan_of_a_sequence_that_is_dropped_does_not_come_through(engine):
+def test_nan_of_a_sequence_that_is_dropped_does_not_come_through():
     """A token's embedding is NaN. At weight 0 its sequence would still ruin the gradients of weights, as 0 x NaN."""
     fields = {"batch": 4, "vocabulary": 256}
     clean = engine.pack_of([engine.trial(seed=r, **fields) for r in range(3)])
@@ -202,7 +202,7 @@ EMPTY = {
 
 @pytest.mark.parametrize("fields", EMPTY.values(), ids=EMPTY)
 @pytest.mark.parametrize("detection", [True, False])
-def test_a_trial_with_nothing_left_stands_still_and_goes_on(engine, fields, detection):
+def test_a_trial_with_nothing_left_stands_still_and_goes_on(fields, detection):
     """The step is one that it never took: as a run from which two batches are missing."""
     states = []
 
@@ -242,7 +242,7 @@ def test_the_outcome_leaves_out_what_was_not_trained():
     assert judge(np.full(10, np.nan), None) == TRAINED
 
 
-def test_screening_everything_ends_where_it_began(engine):
+def test_screening_everything_ends_where_it_began():
     run = engine.run([engine.trial(seed=r, rarity=1e-3) for r in range(2)])
     assert np.isnan(run.signals["loss"]).all() and (run.signals["dropped"] == 2).all()
     assert torch.equal(run.weights[0][0], run.weights[-1][0]) and run.result.outcome == [TRAINED] * 2
@@ -253,7 +253,7 @@ def test_screening_everything_ends_where_it_began(engine):
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])
-def test_records_say_what_was_dropped_and_why(engine, block):
+def test_records_say_what_was_dropped_and_why(block):
     fault = Repetition(start=4, duration=2)
     trials = [engine.trial(seed=r, batch=4, **THRESHOLDS, fault=fault) for r in range(2)]
     run = engine.run(trials, block=block)
@@ -276,14 +276,14 @@ def test_records_say_what_was_dropped_and_why(engine, block):
         assert run.signals["dropped"][number].tolist() == count and count[4] == count[5] == 4
 
 
-def test_a_trial_keeps_the_first_records_alone(engine):
+def test_a_trial_keeps_the_first_records_alone():
     run = engine.run([engine.trial(seed=r, batch=8, steps=12, rarity=1e-3) for r in range(2)])
     for records in run.result.dropped:
         assert len(records) == KEPT_EVENTS
         assert [(r["step"], r["sequence"]) for r in records] == [(n // 8, n % 8) for n in range(KEPT_EVENTS)]
 
 
-def test_a_frozen_trial_has_no_more_records(engine):
+def test_a_frozen_trial_has_no_more_records():
     trials = [engine.trial(seed=r, batch=4, **THRESHOLDS) for r in range(5)]
     run = engine.run(trials, {1: Change(Site.REDUCED_GRADIENT, range(3, 4), fill_first("head", math.nan))}, block=3)
     assert run.result.nonfinite_step[1] == 3
@@ -294,7 +294,7 @@ def test_a_frozen_trial_has_no_more_records(engine):
 # --- growing sequences -----------------------------------------------------------------------------------------------
 
 
-def test_a_sequence_is_scored_whole_while_sequences_grow(engine):
+def test_a_sequence_is_scored_whole_while_sequences_grow():
     """Cut to two tokens none would have the entropy of eight, and all of its pieces go with it."""
     limits = {"batch": 4, "entropy": 1.7}
     growth = {"sequence_start": 2, "sequence_steps": 5}
@@ -319,7 +319,7 @@ CATCHES = {
 
 
 @pytest.mark.parametrize("name", CATCHES)
-def test_the_thresholds_keep_clean_bytes_and_drop_poisoned_ones(engine, name):
+def test_the_thresholds_keep_clean_bytes_and_drop_poisoned_ones(name):
     """Of clean sequences of 64 bytes below 0.1%: measured 0.007%, 0.06% and 0.07% of 200,000."""
     limit, faults = CATCHES[name]
     bytes_of_text = {"source": "stdlib", "vocabulary": 256, "context": 64, "batch": 500, "steps": 20, name: limit}
@@ -352,7 +352,7 @@ def test_a_sweep_stores_what_was_dropped(tmp_path):
     assert records["screen_repetition", "repetition"] == expected
 
 
-def test_the_corpus_is_counted_only_for_rarity_and_its_like(engine):
+def test_the_corpus_is_counted_only_for_rarity_and_its_like():
     corpus = load_corpus(engine.trial().data, 8)
     engine.Pack(engine.different(2), corpus, CPU)
     assert "counts" not in vars(corpus)

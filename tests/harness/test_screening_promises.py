@@ -15,7 +15,7 @@ from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens
 from injectors.value import Value
-from tests.harness import conftest
+from tests.harness import engine
 from tests.harness.test_promises import Change, fill_first
 from tests.harness.test_screening import THRESHOLDS
 
@@ -28,7 +28,7 @@ SCREENS = {
 }
 
 
-def screened(engine, count, fields):
+def screened(count, fields):
     """Trials that differ in everything, thresholds too."""
     found = []
     for number, trial in enumerate(engine.different(count, **fields)):
@@ -42,18 +42,18 @@ VICTIMS = {Site.WEIGHT: 2, Site.REDUCED_GRADIENT: 7}
 
 def nine(screen):
     """Two ruined ones are no quarter of them, so the pack does not shrink."""
-    return screened(conftest, 9, SCREENS[screen])
+    return screened(9, SCREENS[screen])
 
 
 @cache
 def plain_run(screen):
     """What they leave on one thread, looked at by several tests and changed by none."""
-    return conftest.run(nine(screen))
+    return engine.run(nine(screen))
 
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_trial_does_not_depend_on_its_pack(engine, screen, threads):
+def test_a_trial_does_not_depend_on_its_pack(screen, threads):
     torch.set_num_threads(threads)
     trials = nine(screen)
     together = plain_run(screen) if threads == 1 else engine.run(trials)
@@ -66,7 +66,7 @@ def test_a_trial_does_not_depend_on_its_pack(engine, screen, threads):
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(engine, screen):
+def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(screen):
     plain = plain_run(screen)
     strikes = {i: Change(site, range(2, 3), fill_first("head", math.nan)) for site, i in VICTIMS.items()}
     struck = engine.run(nine(screen), strikes)
@@ -84,19 +84,19 @@ FAULTS = [
 
 
 def family(screen):
-    golden = conftest.trial(**SCREENS[screen])
+    golden = engine.trial(**SCREENS[screen])
     return [golden, *(dataclasses.replace(golden, fault=fault) for fault in FAULTS)]
 
 
 @cache
 def full_run(screen):
     """Each trial with a row of its own, whatever it does."""
-    return conftest.run(family(screen))
+    return engine.run(family(screen))
 
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("block", [1, 3])
-def test_a_fork_equals_a_full_run_and_twins_are_equal_up_to_the_strike(engine, screen, block):
+def test_a_fork_equals_a_full_run_and_twins_are_equal_up_to_the_strike(screen, block):
     """What was dropped before the strike is in the record of both, though they shared a row."""
     forked, full = engine.run(family(screen), forks=True, block=block), full_run(screen)
     assert forked.result.masked_step == full.result.masked_step == [None] * 4 + [4]

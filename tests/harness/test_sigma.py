@@ -9,10 +9,11 @@ import torch
 from harness.model.layers import Leaf
 from harness.model.sigma import reparametrised
 from harness.model.tensors import Kind
+from tests.harness import engine
 from tests.harness.variants import roughen, with_fields
 
 
-def trials_of(engine, count=3, **fields):
+def trials_of(count=3, **fields):
     trials = engine.different(count, activation="swiglu", **fields)
     return with_fields(trials, {"sigma_reparam": True})
 
@@ -26,8 +27,8 @@ def used(pack, first, last=None):
     return reparametrised(x, model.tools().leaf(first, last), gamma, *vectors)[1].weight
 
 
-def test_spectral_norms_are_one_at_the_start(engine):
-    pack = engine.pack_of(trials_of(engine))
+def test_spectral_norms_are_one_at_the_start():
+    pack = engine.pack_of(trials_of())
     pack.begin(0)
     for block in range(2):
         attention, feedforward = f"blocks.{block}.attention", f"blocks.{block}.feedforward"
@@ -39,8 +40,8 @@ def test_spectral_norms_are_one_at_the_start(engine):
             torch.testing.assert_close(largest, torch.ones(3), rtol=1e-5, atol=0)
 
 
-def test_each_spectral_norm_is_its_gamma(engine):
-    pack = engine.pack_of(trials_of(engine))
+def test_each_spectral_norm_is_its_gamma():
+    pack = engine.pack_of(trials_of())
     for number, name in enumerate(("query", "key", "value")):
         pack.layout.view(pack.weights, f"blocks.1.attention.{name}_scale").fill_(0.5 + number)
     pack.begin(0)
@@ -49,9 +50,9 @@ def test_each_spectral_norm_is_its_gamma(engine):
         torch.testing.assert_close(largest, torch.full((3,), 0.5 + number), rtol=1e-5, atol=0)
 
 
-def test_one_power_iteration_a_step_follows_the_weights(engine):
+def test_one_power_iteration_a_step_follows_the_weights():
     """sigma(W) after 30 steps of training; it is at most the spectral norm, and close to it."""
-    run = engine.run(trials_of(engine, steps=30))
+    run = engine.run(trials_of(steps=30))
     pack = run.pack
     pack.begin(30)
     moved = False
@@ -66,9 +67,9 @@ def test_one_power_iteration_a_step_follows_the_weights(engine):
     assert moved, "no matrix has a norm of its own, so this says little"
 
 
-def test_the_size_of_a_matrix_does_not_matter(engine):
+def test_the_size_of_a_matrix_does_not_matter():
     """And the gradient is at right angles to the matrix, as for any function of its direction alone."""
-    trials = trials_of(engine, precision="fp64")
+    trials = trials_of(precision="fp64")
     plain, larger = engine.pack_of(trials), engine.pack_of(trials)
     name = "blocks.0.feedforward.down"
     larger.layout.view(larger.weights, name).mul_(8.0)
@@ -83,17 +84,17 @@ def test_the_size_of_a_matrix_does_not_matter(engine):
     torch.testing.assert_close(larger.layout.view(larger.gradients, name), gradient / 8, rtol=1e-9, atol=1e-12)
 
 
-def test_a_struck_weight_is_seen_by_the_same_step(engine):
+def test_a_struck_weight_is_seen_by_the_same_step():
     """The power iteration comes after faults of weights: a spike makes sigma large, and not the matrix in use."""
-    pack = engine.pack_of(trials_of(engine))
+    pack = engine.pack_of(trials_of())
     name = "blocks.0.feedforward.down"
     pack.layout.view(pack.weights, name)[1, 3, 5] = 1e6
     pack.begin(0)
     assert used(pack, name)[1].abs().max() <= 1.001
 
 
-def test_nothing_moves_in_a_frozen_trial_and_in_validation(engine):
-    pack = engine.pack_of(trials_of(engine))
+def test_nothing_moves_in_a_frozen_trial_and_in_validation():
+    pack = engine.pack_of(trials_of())
     roughen(pack)
     before = dict(pack.rows_state)["singular_vectors"].clone()
     pack.active = torch.tensor([True, False, True])
@@ -104,7 +105,7 @@ def test_nothing_moves_in_a_frozen_trial_and_in_validation(engine):
     assert torch.equal(dict(pack.rows_state)["singular_vectors"], after)
 
 
-def test_vectors_are_no_parameters(engine):
+def test_vectors_are_no_parameters():
     """They are neither counted, nor clipped, nor decayed: the state has them beside the weights."""
     plain, pack = (
         engine.pack_of(engine.different(2)),
@@ -113,8 +114,8 @@ def test_vectors_are_no_parameters(engine):
     assert pack.layout.elements == plain.layout.elements + 2 * 6  # a gamma for each of six matrices
 
 
-def test_a_snapshot_brings_the_vectors_back(engine):
-    pack = engine.run(trials_of(engine)).pack
+def test_a_snapshot_brings_the_vectors_back():
+    pack = engine.run(trials_of()).pack
     snapshot = pack.snapshot()
     before = dict(pack.rows_state)["singular_vectors"].clone()
     pack.weights.add_(0.1)
@@ -125,10 +126,10 @@ def test_a_snapshot_brings_the_vectors_back(engine):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_one_power_iteration(engine, ranks):
+def test_ranks_share_one_power_iteration(ranks):
     """The mean over ranks is the whole batch's gradient, to rounding."""
     fields = {"steps": 3, "batch": 4, "precision": "fp64"}
-    alone, shared = (engine.run(trials_of(engine, ranks=n, **fields)) for n in (1, ranks))
+    alone, shared = (engine.run(trials_of(ranks=n, **fields)) for n in (1, ranks))
     np.testing.assert_allclose(shared.signals["loss"], alone.signals["loss"], rtol=1e-9)
     np.testing.assert_allclose(shared.signals["grad_norm"], alone.signals["grad_norm"], rtol=1e-8)
 

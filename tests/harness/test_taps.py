@@ -9,6 +9,7 @@ import torch
 from harness.config import Model
 from harness.model.outline import tap_shapes
 from harness.model.taps import Taps
+from tests.harness import engine
 from tests.harness.variants import VARIANTS, with_fields
 
 SHAPES = {
@@ -27,7 +28,7 @@ def forward(pack, step=0):
 
 
 @pytest.mark.parametrize("fields", (SHAPES | VARIANTS).values(), ids=SHAPES | VARIANTS)
-def test_each_point_is_passed_once_in_the_order_of_its_name(engine, fields):
+def test_each_point_is_passed_once_in_the_order_of_its_name(fields):
     trials = with_fields(engine.different(3), fields)
     model, pack = trials[0].model, engine.pack_of(trials)
     seen = []
@@ -44,7 +45,7 @@ def test_each_point_is_passed_once_in_the_order_of_its_name(engine, fields):
     assert dict(seen) == {name: (3, *shape) for name, shape in expected.items()}
 
 
-def test_values_are_those_of_the_forward_pass(engine):
+def test_values_are_those_of_the_forward_pass():
     pack = engine.pack_of(engine.different(2))
     values = {}
     pack.model.taps.attach("*", lambda name, x: values.update({name: x.clone()}))
@@ -60,7 +61,7 @@ def test_values_are_those_of_the_forward_pass(engine):
     torch.testing.assert_close(each.view(2, -1).mean(1), loss)
 
 
-def test_a_norm_behind_the_sum_is_fed_the_sum(engine):
+def test_a_norm_behind_the_sum_is_fed_the_sum():
     """Of what a block reads and what its branch gives; what it leaves is read by the next branch as it is."""
     pack = engine.pack_of(with_fields(engine.different(2), {"placement": "deepnorm"}))
     values = {}
@@ -73,7 +74,7 @@ def test_a_norm_behind_the_sum_is_fed_the_sum(engine):
     torch.testing.assert_close(values["head.input"], values["blocks.1.residual"])
 
 
-def test_the_tap_of_a_matrix_shows_it_before_a_norm(engine):
+def test_the_tap_of_a_matrix_shows_it_before_a_norm():
     """So that a fault there passes the norm, as it would in a machine."""
     names = ("attention.projection", "feedforward.up", "feedforward.down")
     fields = {"projection_norm": True, "up_norm": True, "down_norm": True}
@@ -84,7 +85,7 @@ def test_the_tap_of_a_matrix_shows_it_before_a_norm(engine):
     torch.testing.assert_close(forward(pack), before, rtol=1e-4, atol=0)
 
 
-def test_scores_are_the_same_with_both_kernels(engine):
+def test_scores_are_the_same_with_both_kernels():
     """And both show the future as -inf. Rounding: products of 8 numbers near one."""
     found = {"explicit": [], "fused": []}
     for kernel, parts in found.items():
@@ -97,7 +98,7 @@ def test_scores_are_the_same_with_both_kernels(engine):
     assert torch.isinf(explicit[..., future]).all() and torch.isfinite(explicit[..., ~future]).all()
 
 
-def test_the_largest_score_is_that_of_the_whole_batch(engine):
+def test_the_largest_score_is_that_of_the_whole_batch():
     """Where attention is fused it is read at every tenth step."""
     signals = {}
     for kernel in ("explicit", "fused"):
@@ -112,7 +113,7 @@ def test_the_largest_score_is_that_of_the_whole_batch(engine):
     ("placement", "name"),
     [(placement, name) for placement in ("pre", "post") for name in tap_shapes(Model(placement=placement), 1, 1)],
 )
-def test_what_a_reader_returns_takes_effect_forward_and_backward(engine, placement, name):
+def test_what_a_reader_returns_takes_effect_forward_and_backward(placement, name):
     """Scaling one trial's features, each by its own factor, changes its loss and gradients, and not the other's."""
     trials = engine.different(2, activation="swiglu", placement=placement)
     plain, changed = engine.pack_of(trials), engine.pack_of(trials)
@@ -168,7 +169,7 @@ def test_a_pattern_that_matches_nothing_says_what_there_is():
         Taps(["embedding", "logits"]).attach("blocks.*", lambda name, x: None)
 
 
-def test_validation_is_not_read(engine):
+def test_validation_is_not_read():
     trials = engine.different(2, steps=4, validate_every=1, validate_between=64)
     seen = []
     pack = engine.run(trials, prepare=lambda p: p.model.taps.attach("embedding", lambda name, x: seen.append(x))).pack
@@ -186,6 +187,6 @@ def test_muting_ends_with_an_error():
     assert taps("a", torch.zeros(())) == 1
 
 
-def test_telemetry_leaves_nothing_attached(engine):
+def test_telemetry_leaves_nothing_attached():
     pack = engine.run(engine.different(2)).pack
     assert not any(name in pack.model.taps for name in pack.model.taps.names)

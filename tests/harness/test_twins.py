@@ -18,6 +18,7 @@ from harness.training.twins import Twins
 from injectors.batch import RandomTokens
 from injectors.ranks import StaleGradient
 from injectors.value import Value
+from tests.harness import engine
 
 STEPS = 8
 IDLE = {"model": "round"}  # to fp32: it writes what was there
@@ -25,7 +26,7 @@ ABSORBED = {"site": Site.UPDATE, "tensor": "blocks.1.feedforward.up", "element":
 """Eight units in the last place of an update of some 1e-3 are lost when it is added to a weight of some 0.3."""
 
 
-def faulty(engine, start=4, **fields):
+def faulty(start=4, **fields):
     """A trial with a value fault; fields of the trial stand in `of`."""
     of = fields.pop("of", {})
     return engine.trial(fault=Value(start=start, **{"tensor": "blocks.*", "bit": 20, **fields}), **of)
@@ -35,18 +36,18 @@ def signals(run, planned, steps=slice(None)):
     return {name: values[steps] for name, values in run[planned].items() if name != "weights"}
 
 
-def same(engine, left, right, number=None, other=None):
+def same(left, right, number=None, other=None):
     """Whether two runs, or two trials of one, left the same signals."""
     return engine.same_bits(signals(left, number), signals(right, number if other is None else other)) == []
 
 
-def assert_fork_equals_full_run(engine, trials, full=None, **options):
+def assert_fork_equals_full_run(trials, full=None, **options):
     """Signals of every trial, weights of those that still had a row in both, and all that a run says of them.
 
     `full` is the run without forks, if it is there already.
     """
     forked, full = engine.run(trials, forks=True, **options), full or engine.run(trials, **options)
-    assert all(same(engine, forked, full, i) for i in range(len(trials)))
+    assert all(same(forked, full, i) for i in range(len(trials)))
     for number in forked.weights[-1].keys() & full.weights[-1].keys():
         assert torch.equal(*(engine.bits(run.weights[-1][number]) for run in (forked, full)))
     for name in ("outcome", "nonfinite_step", "masked_step", "events", "strikes", "changes"):
@@ -57,22 +58,22 @@ def assert_fork_equals_full_run(engine, trials, full=None, **options):
 # --- bookkeeping -------------------------------------------------------------------------------------------------
 
 
-def family(engine, count, **fields):
+def family(count, **fields):
     """A golden trial and its faulty ones, which begin at steps 1, 2, ..."""
-    return [engine.trial(**fields), *(faulty(engine, start=1 + i, of=fields) for i in range(count))]
+    return [engine.trial(**fields), *(faulty(start=1 + i, of=fields) for i in range(count))]
 
 
-def test_who_leads_whom(engine):
+def test_who_leads_whom():
     """The first of equal golden trials; a faulty one without its twin is on its own, and so is every golden one."""
-    ours, others = family(engine, 2), family(engine, 2, seed=1)
-    trials = [*ours, others[1], engine.trial(), engine.trial(seed=2), engine.trial(), faulty(engine, of={"lr": 1.0})]
+    ours, others = family(2), family(2, seed=1)
+    trials = [*ours, others[1], engine.trial(), engine.trial(seed=2), engine.trial(), faulty(of={"lr": 1.0})]
     twins = Twins(trials, [None, 1, 2, 1, None, None, None, 4], smallest=0)
     assert twins.leader == [None, 0, 0, None, None, None, None, None]
     assert twins.begins == [0, 1, 2, 0, 0, 0, 0, 0]
 
 
-def test_one_that_never_strikes_never_begins(engine):
-    twins = Twins(family(engine, 2), [None, None, 2], smallest=0)
+def test_one_that_never_strikes_never_begins():
+    twins = Twins(family(2), [None, None, 2], smallest=0)
     assert twins.begins == [0, math.inf, 2]
     assert [twins.beginning(step) for step in range(4)] == [[0], [], [2], []]
     assert all(twins.shares(1, step) == 0 for step in (0, 7, 10**6))
@@ -82,16 +83,16 @@ def test_one_that_never_strikes_never_begins(engine):
     ("smallest", "begins"),
     [(0, [0, 9, 3, 5]), (1, [0, 9, 3, 5]), (2, [0, 9, 0, 5]), (3, [0, 9, 0, 0]), (4, [0, 0, 0, 0]), (9, [0, 0, 0, 0])],
 )
-def test_the_smallest_pack_is_filled_with_those_that_begin_first(engine, smallest, begins):
-    assert Twins(family(engine, 3), [None, 9, 3, 5], smallest).begins == begins
+def test_the_smallest_pack_is_filled_with_those_that_begin_first(smallest, begins):
+    assert Twins(family(3), [None, 9, 3, 5], smallest).begins == begins
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 10])
-def test_values_of_shared_steps_are_those_of_the_twin(engine, length):
+def test_values_of_shared_steps_are_those_of_the_twin(length):
     """Whatever the blocks, and however many dimensions a signal has."""
     begins = [None, 3, 3, 0, 9, None, 5, 4]
     masked = {2: 3, 3: 5, 6: 9, 7: 4}
-    twins = Twins([engine.trial(), *[faulty(engine)] * 7], begins, smallest=0)
+    twins = Twins([engine.trial(), *[faulty()] * 7], begins, smallest=0)
     twins.masked = masked
     steps = range(10)
     own = {"loss": np.random.default_rng(0).random((8, 10)), "rms": np.random.default_rng(1).random((8, 10, 3))}
@@ -112,7 +113,7 @@ def test_values_of_shared_steps_are_those_of_the_twin(engine, length):
 # --- forks -------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_family_costs(engine):
+def test_what_a_family_costs():
     """t + N (T - t) steps of a row, or one row more before the strike in a pack that would be too small."""
     rows = []
 
@@ -125,16 +126,16 @@ def test_what_a_family_costs(engine):
 
         pack.learn = counting
 
-    engine.run([engine.trial(), *(faulty(engine, start=6, element=i) for i in range(10))], prepare=count, forks=True)
+    engine.run([engine.trial(), *(faulty(start=6, element=i) for i in range(10))], prepare=count, forks=True)
     assert rows == [2] * 6 + [11] * 2
     rows.clear()
     goldens = [engine.trial(), engine.trial(seed=1)]
-    engine.run([*goldens, *(faulty(engine, start=3 + i) for i in range(4))], prepare=count, forks=True)
+    engine.run([*goldens, *(faulty(start=3 + i) for i in range(4))], prepare=count, forks=True)
     assert rows == [2, 2, 2, 3, 4, 5, 6, 6]
 
 
 @cache
-def forty_children(engine, threads):
+def forty_children(threads):
     """Of two golden trials; and their run without forks, on as many threads."""
     trials = [engine.trial(), engine.trial(seed=1)]
     sites = (Site.WEIGHT, Site.ACTIVATION, Site.REDUCED_GRADIENT, Site.UPDATE)
@@ -145,15 +146,15 @@ def forty_children(engine, threads):
 
 
 @pytest.mark.parametrize(("threads", "block"), [(1, 1), (1, 3), (1, 100), (2, 3)])
-def test_forty_children_at_three_strikes(engine, threads, block):
+def test_forty_children_at_three_strikes(threads, block):
     """They pass through the model in parts, and where those end changes with every fork."""
     torch.set_num_threads(threads)
-    forked = assert_fork_equals_full_run(engine, *forty_children(engine, threads), block=block)
+    forked = assert_fork_equals_full_run(*forty_children(threads), block=block)
     assert all(events for events in forked.result.events[2:]) and len(forked.pack.parts) > 3
     assert sorted(set(forked.pack.twins.begins)) == [0, 2, 4, 7]
 
 
-def test_a_fork_in_a_pack_of_other_rates_and_decays(engine):
+def test_a_fork_in_a_pack_of_other_rates_and_decays():
     """Each child goes on with its own trial's hyperparameters and its own batches."""
     goldens = engine.different(6, batch=4, ranks=2)
     faults = [
@@ -162,7 +163,7 @@ def test_a_fork_in_a_pack_of_other_rates_and_decays(engine):
         StaleGradient(start=4, late=3, rank=1),
     ]
     trials = [*(dataclasses.replace(golden, fault=faults[i % 3]) for i, golden in enumerate(goldens)), *goldens]
-    forked = assert_fork_equals_full_run(engine, trials, block=3)
+    forked = assert_fork_equals_full_run(trials, block=3)
     assert forked.pack.twins.begins[:6] == [3, 5, 1, 3, 5, 1], "from the first step that it looks at"
 
 
@@ -171,32 +172,32 @@ def test_a_fork_in_a_pack_of_other_rates_and_decays(engine):
 
 @pytest.mark.parametrize("block", [1, 3, 100])
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_golden_trial_that_is_not_finite_takes_those_along_that_have_not_begun(engine, size, block):
+def test_a_golden_trial_that_is_not_finite_takes_those_along_that_have_not_begun(size, block):
     doomed = {"lr": 1e30, "warmup": 0}
-    trials = [engine.trial(**doomed), *(faulty(engine, start=4 + i % 3, of=doomed) for i in range(3))]
+    trials = [engine.trial(**doomed), *(faulty(start=4 + i % 3, of=doomed) for i in range(3))]
     trials += [engine.trial(seed=1 + r) for r in range(size - 1)]
-    forked = assert_fork_equals_full_run(engine, trials, block=block)
+    forked = assert_fork_equals_full_run(trials, block=block)
     froze = forked.result.nonfinite_step[0]
     assert froze is not None and froze < 4
     for number in (1, 2, 3):
         assert forked.result.nonfinite_step[number] == froze and forked.result.outcome[number] == NON_FINITE
-        assert same(engine, forked, forked, 0, number) and np.isnan(forked.signals["loss"][number, froze + 1 :]).all()
+        assert same(forked, forked, 0, number) and np.isnan(forked.signals["loss"][number, froze + 1 :]).all()
         assert forked.result.events[number] == [] and forked.result.strikes[number] == 0
         assert forked.result.masked_step[number] is None
 
 
-def test_a_golden_trial_alone_that_is_not_finite_ends_the_pack(engine):
+def test_a_golden_trial_alone_that_is_not_finite_ends_the_pack():
     doomed = {"lr": 1e30, "warmup": 0}
-    run = engine.run([engine.trial(**doomed), *(faulty(engine, start=7, of=doomed) for _ in range(4))], forks=True)
+    run = engine.run([engine.trial(**doomed), *(faulty(start=7, of=doomed) for _ in range(4))], forks=True)
     assert run.signals["loss"].shape[1] == run.result.nonfinite_step[0] + 1 < 7
     assert run.result.nonfinite_step == [run.result.nonfinite_step[0]] * 5 and run.result.outcome == [NON_FINITE] * 5
 
 
-def test_what_ends_after_the_fork_ends_alone(engine):
+def test_what_ends_after_the_fork_ends_alone():
     """The faulty trial is ruined; its twin and its sisters go on."""
-    ruined = faulty(engine, start=3, model="nan")
-    trials = [engine.trial(), ruined, faulty(engine, start=5), faulty(engine, start=6)]
-    forked = assert_fork_equals_full_run(engine, trials)
+    ruined = faulty(start=3, model="nan")
+    trials = [engine.trial(), ruined, faulty(start=5), faulty(start=6)]
+    forked = assert_fork_equals_full_run(trials)
     assert forked.result.nonfinite_step == [None, 3, None, None]
 
 
@@ -205,24 +206,24 @@ def test_what_ends_after_the_fork_ends_alone(engine):
 
 @pytest.mark.parametrize("block", [1, 3, 100])
 @pytest.mark.parametrize("forks", [False, True])
-def test_a_masked_trial_is_its_twin_from_then_on(engine, forks, block):
+def test_a_masked_trial_is_its_twin_from_then_on(forks, block):
     """An update whose last bits are lost: something changed, and the weight did not."""
-    trials = [engine.trial(), engine.trial(seed=1), faulty(engine, **ABSORBED), faulty(engine, duration=3, **ABSORBED)]
-    trials.append(faulty(engine))
+    trials = [engine.trial(), engine.trial(seed=1), faulty(**ABSORBED), faulty(duration=3, **ABSORBED)]
+    trials.append(faulty())
     run = engine.run(trials, forks=forks, block=block)
     assert run.result.masked_step == [None, None, 4, 6, None]
     assert run.result.changes == [0, 0, 1, 3, 1]
-    assert same(engine, run, run, 0, 2) and same(engine, run, run, 0, 3) and not same(engine, run, run, 0, 4)
+    assert same(run, run, 0, 2) and same(run, run, 0, 3) and not same(run, run, 0, 4)
     assert [run.result.outcome[i] for i in (2, 3)] == [run.result.outcome[0]] * 2
     if block < 100:
         assert run.pack.rows == [0, 1, 4], "their rows are gone"
 
 
 @pytest.mark.parametrize("block", [1, 3])
-def test_rows_that_leave_change_nothing_for_those_that_stay(engine, block):
+def test_rows_that_leave_change_nothing_for_those_that_stay(block):
     """Idle faults leave at once; the others go on as in a pack without them."""
-    lasting = [faulty(engine, start=2 + i, element=i) for i in range(3)]
-    idle = [faulty(engine, start=1 + i % 5, **IDLE) for i in range(6)]
+    lasting = [faulty(start=2 + i, element=i) for i in range(3)]
+    idle = [faulty(start=1 + i % 5, **IDLE) for i in range(6)]
     run = engine.run([engine.trial(), *idle, *lasting], forks=True, block=block)
     alone = engine.run([engine.trial(), *lasting], forks=True, block=block)
     assert run.result.masked_step == [None, *(1 + i % 5 for i in range(6)), None, None, None]
@@ -232,57 +233,57 @@ def test_rows_that_leave_change_nothing_for_those_that_stay(engine, block):
         assert run.result.events[number] == alone.result.events[other]
 
 
-def test_no_claim_while_a_fault_goes_on(engine):
+def test_no_claim_while_a_fault_goes_on():
     """Whose state is its twin's all the time: only after its last strike is it known that nothing came of it."""
     endings = {1: 4, 2: 5, 4: 7, 99: 7, None: 7}
-    trials = [engine.trial(), *(faulty(engine, duration=duration, **IDLE) for duration in endings)]
-    trials.append(faulty(engine, duration=4, period=3, model="stuck_at_0", bit=30))  # no weight is 2 or more
+    trials = [engine.trial(), *(faulty(duration=duration, **IDLE) for duration in endings)]
+    trials.append(faulty(duration=4, period=3, model="stuck_at_0", bit=30))  # no weight is 2 or more
     for forks in (False, True):
         run = engine.run(trials, forks=forks)
         assert run.result.masked_step == [None, *endings.values(), 7]
         assert run.result.changes == [0] * 7 and run.result.strikes == [0, 1, 2, 4, 4, 4, 2]
 
 
-def test_a_state_that_only_looks_equal_is_not_masked(engine):
+def test_a_state_that_only_looks_equal_is_not_masked():
     """The loss of the step is that of the twin, and without a learning rate the weights stay so too."""
-    rate = faulty(engine, site=Site.LEARNING_RATE, tensor="*", model="scale", value=2.0, bit=None)
+    rate = faulty(site=Site.LEARNING_RATE, tensor="*", model="scale", value=2.0, bit=None)
     run = engine.run([engine.trial(), rate])
     assert run.signals["loss"][0, 4] == run.signals["loss"][1, 4] and run.result.masked_step == [None, None]
     still = {"of": {"lr": 0.0}, "tensor": "head", "element": 0, "model": "scale", "value": 1.5}
-    moments = [faulty(engine, site=site, **still) for site in (Site.MOMENT_1, Site.MOMENT_2)]
+    moments = [faulty(site=site, **still) for site in (Site.MOMENT_1, Site.MOMENT_2)]
     run = engine.run([engine.trial(lr=0.0), *moments])
     assert np.array_equal(run.signals["loss"][0], run.signals["loss"][1]) and run.result.changes == [0, 1, 1]
     assert run.result.masked_step == [None] * 3
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_the_smallest_pack_stays(engine, threads):
+def test_the_smallest_pack_stays(threads):
     """A smaller one would round otherwise; masked rows stay to fill it, and are twins all the same."""
     torch.set_num_threads(threads)
-    trials = [engine.trial(), *(faulty(engine, start=1, element=i, **IDLE) for i in range(7))]
+    trials = [engine.trial(), *(faulty(start=1, element=i, **IDLE) for i in range(7))]
     for forks in (False, True):
         run = engine.run(trials, forks=forks)
         assert len(run.pack) == smallest_pack(engine.CPU) == max(2, threads) and run.pack.rows[0] == 0
         assert run.result.masked_step == [None] + [1] * 7
-        assert all(same(engine, run, run, 0, i) for i in range(8))
-    assert same(engine, run, engine.run([engine.trial(), engine.trial(seed=1)] * 2), 0)
+        assert all(same(run, run, 0, i) for i in range(8))
+    assert same(run, engine.run([engine.trial(), engine.trial(seed=1)] * 2), 0)
 
 
 @pytest.mark.parametrize("block", [1, 2, 100])
-def test_a_masked_trial_ends_as_its_twin_does(engine, block):
+def test_a_masked_trial_ends_as_its_twin_does(block):
     """When that is not finite later on, in a row of its own or not."""
     doomed = {"lr": 1e30, "warmup": 0}
     for others in (0, 6):
-        trials = [engine.trial(**doomed), faulty(engine, start=0, of=doomed, **IDLE)]
+        trials = [engine.trial(**doomed), faulty(start=0, of=doomed, **IDLE)]
         trials += [engine.trial(seed=1 + r) for r in range(others)]
         run = engine.run(trials, block=block)
         froze = run.result.nonfinite_step[0]
         assert run.result.masked_step[1] == 0 and froze > 0
         assert run.result.nonfinite_step[1] == froze and run.result.outcome[:2] == [NON_FINITE] * 2
-        assert same(engine, run, run, 0, 1)
+        assert same(run, run, 0, 1)
 
 
-def test_a_twin_that_is_not_in_the_pack_masks_nobody(engine):
-    run = engine.run([faulty(engine, **IDLE), engine.trial(seed=1)], forks=True)
+def test_a_twin_that_is_not_in_the_pack_masks_nobody():
+    run = engine.run([faulty(**IDLE), engine.trial(seed=1)], forks=True)
     assert run.result.masked_step == [None, None] and run.pack.twins.leader == [None, None]
     assert run.pack.planned[0].golden.fault == NO_FAULT

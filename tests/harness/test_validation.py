@@ -11,6 +11,7 @@ import torch
 from harness.data.batches import Batches
 from harness.training.pack import Pack
 from injectors.value import Value
+from tests.harness import engine
 
 STEPS = 6
 FIELDS = {"steps": STEPS, "validate_every": 2, "validate_tokens": 2000, "validate_between": 300}
@@ -28,7 +29,7 @@ def alone(pack: Pack, tokens: int) -> np.ndarray:
 
 @pytest.mark.parametrize("tokens", [1, 100, 300, 2000, 10**9])
 @pytest.mark.parametrize("at_once", [None, 1, 7, 10**6])
-def test_segments_have_the_mean_loss_of_their_windows(engine, tokens: int, at_once: int | None) -> None:
+def test_segments_have_the_mean_loss_of_their_windows(tokens: int, at_once: int | None) -> None:
     """Whatever passes through the model together; the last piece may be smaller than the others."""
     pack = engine.pack_of(engine.different(3))
     pack._windows_at_once = at_once or pack._windows_at_once
@@ -38,14 +39,14 @@ def test_segments_have_the_mean_loss_of_their_windows(engine, tokens: int, at_on
     np.testing.assert_allclose(found.numpy(), alone(pack, tokens), rtol=1e-6)
 
 
-def test_z_loss_is_not_in_it(engine) -> None:
+def test_z_loss_is_not_in_it() -> None:
     trials = engine.different(2)
     with_z = [dataclasses.replace(t, train=dataclasses.replace(t.train, z_loss=0.5)) for t in trials]
     one, other = (engine.pack_of(each).validation_losses(100) for each in (trials, with_z))
     assert torch.equal(one, other)
 
 
-def test_each_validation_has_its_own_number_of_tokens(engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_validation_has_its_own_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     held_out = Batches.held_out
     monkeypatch.setattr(Batches, "held_out", lambda self, tokens: asked.append(tokens) or held_out(self, tokens))
@@ -54,7 +55,7 @@ def test_each_validation_has_its_own_number_of_tokens(engine, monkeypatch: pytes
     assert np.isfinite(run.signals["validation_loss"]).all(0).tolist() == [False, True] * 3
 
 
-def test_what_is_recorded_is_the_mean_and_its_standard_error(engine) -> None:
+def test_what_is_recorded_is_the_mean_and_its_standard_error() -> None:
     run = engine.run(engine.different(3, **FIELDS))
     final = run.result.ends["final_segment_loss"]
     assert final.shape == (3, 64) and np.isfinite(final).all()
@@ -65,7 +66,7 @@ def test_what_is_recorded_is_the_mean_and_its_standard_error(engine) -> None:
     np.testing.assert_array_equal(run.pack.validation_losses(2000).numpy(), final)
 
 
-def test_the_loss_before_the_first_step_is_that_of_the_initial_weights(engine) -> None:
+def test_the_loss_before_the_first_step_is_that_of_the_initial_weights() -> None:
     trials = engine.different(3, **FIELDS)
     pack = engine.pack_of(trials)
     pack.begin(0)
@@ -76,18 +77,18 @@ def test_the_loss_before_the_first_step_is_that_of_the_initial_weights(engine) -
     assert np.isnan(initial[:, segments:]).all()
 
 
-def test_a_short_text_is_validated_on_as_a_whole(engine) -> None:
+def test_a_short_text_is_validated_on_as_a_whole() -> None:
     run = engine.run(engine.different(2, **{**FIELDS, "length": 4000}))
     assert np.isfinite(run.result.ends["final_segment_loss"]).sum(1).tolist() == [(400 - 1) // 8] * 2
 
 
-def test_one_window_has_no_error(engine) -> None:
+def test_one_window_has_no_error() -> None:
     run = engine.run(engine.different(2, **{**FIELDS, "validate_tokens": 1}))
     assert np.isfinite(run.signals["validation_loss"][:, -1]).all()
     assert np.isnan(run.signals["validation_loss_error"][:, -1]).all()
 
 
-def test_a_trial_that_was_lost_has_an_initial_loss_alone(engine) -> None:
+def test_a_trial_that_was_lost_has_an_initial_loss_alone() -> None:
     first, second = engine.different(2, **FIELDS)
     lost = dataclasses.replace(first, optim=dataclasses.replace(first.optim, lr=1e30, clip=None))
     ends = engine.run([lost, second]).result.ends
@@ -95,7 +96,7 @@ def test_a_trial_that_was_lost_has_an_initial_loss_alone(engine) -> None:
     assert np.isfinite(ends["initial_segment_loss"][:, 0]).all()
 
 
-def test_forks_and_masked_trials_have_the_losses_of_their_twins(engine) -> None:
+def test_forks_and_masked_trials_have_the_losses_of_their_twins() -> None:
     golden = engine.trial(**FIELDS)
 
     def fault(value: float) -> Value:

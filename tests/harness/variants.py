@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.training.pack import Pack
+from tests.harness import engine
 
 # Fields of `model`; a tuple holds a value for each trial, in turn.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -96,7 +96,7 @@ def with_fields(trials: list[Trial], fields: dict[str, Any]) -> list[Trial]:
     return [replace(trial, model=replace(trial.model, **o)) for trial, o in zip(trials, own, strict=True)]
 
 
-def different(engine: ModuleType, variant: str, count: int, **fields: Any) -> list[Trial]:
+def different(variant: str, count: int, **fields: Any) -> list[Trial]:
     """Trials of a variant that differ in every per-trial field."""
     return with_fields(engine.different(count, **fields), VARIANTS[variant])
 

@@ -7,7 +7,6 @@ of the whole pack.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,13 @@ from harness.training.pack import Pack
 from harness.training.sites import AT_TAPS, Event, Injector, Site, Visit
 from injectors.facts import Facts
 from injectors.fault import InjectableFault
+from tests.harness import engine
 
 START, STEPS = 4, 8
 TOKENS = np.arange(1000) % 10
 
 
-def trial(engine: ModuleType, fault: Fault | None = None, **fields: Any) -> Trial:
+def trial(fault: Fault | None = None, **fields: Any) -> Trial:
     """A small trial with two ranks and clipping, so that every site is one of its own."""
     fields = {"ranks": 2, "batch": 4, "warmup": 6, "qk_norm": True, "clip": 1.0, "seed": 7, "steps": STEPS, **fields}
     return engine.trial(**fields) if fault is None else engine.trial(**fields, fault=fault)
@@ -96,7 +96,7 @@ class Spy:
 
 
 def watch(
-    engine: ModuleType, trials: Sequence[Trial], sites: Sequence[Site], steps: Sequence[int] = (START,), **options: Any
+    trials: Sequence[Trial], sites: Sequence[Site], steps: Sequence[int] = (START,), **options: Any
 ) -> tuple[Any, Spy]:
     """Train these trials, and the spy's own as the last; the run and the spy."""
     spy = Spy(sites, steps)
@@ -106,12 +106,12 @@ def watch(
 
 
 def watch_each(
-    engine: ModuleType, faults: Sequence[Fault], sites: Sequence[Site], steps: Sequence[int] = (START,), **fields: Any
+    faults: Sequence[Fault], sites: Sequence[Site], steps: Sequence[int] = (START,), **fields: Any
 ) -> tuple[Any, Spy]:
     """The same for a trial of each fault, each between two golden ones: that of fault n is number 2 n + 1."""
-    golden = trial(engine, **fields)
-    pairs = [(trial(engine, fault, **fields), golden) for fault in faults]
-    return watch(engine, [golden, *(each for pair in pairs for each in pair)], sites, steps)
+    golden = trial(**fields)
+    pairs = [(trial(fault, **fields), golden) for fault in faults]
+    return watch([golden, *(each for pair in pairs for each in pair)], sites, steps)
 
 
 # --- addresses and values ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from harness.config import ConfigError
 from harness.training.sites import Site, Visit
 from injectors.batch import DuplicatedBatch, LongDocument, RandomTokens, RareTokens, Repetition
 from injectors.facts import facts_of
-from tests.injectors.conftest import composer
+from tests.injectors.faults import composer
 from tests.injectors.spies import START, STEPS, facts, strike, trial, watch
 
 COUNTS = np.array([9, 0, 3, 500, 1, 3, 0, 2, 70, 3])
@@ -54,19 +54,19 @@ FAULTS = [*REPEATED.values(), *LONG.values(), *DUPLICATED.values(), *HALF.values
 
 
 @cache
-def read(engine, forks=False):
+def read(forks=False):
     """What a pack learned from, [step][trial], with a trial for each of FAULTS between golden ones; and the run."""
-    golden = [trial(engine, seed=(7, 3)[number % 2], **ONE_RANK) for number in range(len(FAULTS) + 1)]
-    pairs = zip(golden, (trial(engine, fault, **ONE_RANK) for fault in FAULTS), strict=False)
+    golden = [trial(seed=(7, 3)[number % 2], **ONE_RANK) for number in range(len(FAULTS) + 1)]
+    pairs = zip(golden, (trial(fault, **ONE_RANK) for fault in FAULTS), strict=False)
     trials = [*(each for pair in pairs for each in pair), golden[-1]]
-    run, spy = watch(engine, trials, [], range(STEPS), forks=forks)
+    run, spy = watch(trials, [], range(STEPS), forks=forks)
     return [spy.batches[step][0] for step in range(STEPS)], run
 
 
 @cache
-def clean(engine):
+def clean():
     """What golden trials of both seeds learn from: [step][trial]."""
-    _, spy = watch(engine, [trial(engine, seed=seed, **ONE_RANK) for seed in (7, 3)], [], range(STEPS))
+    _, spy = watch([trial(seed=seed, **ONE_RANK) for seed in (7, 3)], [], range(STEPS))
     return [spy.batches[step][0] for step in range(STEPS)]
 
 
@@ -128,8 +128,8 @@ def test_draws_follow_from_the_seed_and_the_step(fault):
 
 
 @pytest.mark.parametrize(("pattern", "length"), REPEATED)
-def test_the_beginning_of_each_sequence_repeats_itself(engine, pattern, length):
-    (batches, _), faulty = read(engine), number_of(REPEATED[pattern, length])
+def test_the_beginning_of_each_sequence_repeats_itself(pattern, length):
+    (batches, _), faulty = read(), number_of(REPEATED[pattern, length])
     for golden, struck in zip(batches[START][GOLDEN].tolist(), batches[START][faulty].tolist(), strict=True):
         repeated = 9 if length is None else length  # 8 tokens and the last target
         assert struck == [golden[i % pattern] if i < repeated else golden[i] for i in range(9)]
@@ -152,8 +152,8 @@ def places(text: list[int], corpus: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize(("share", "duration", "period"), LONG)
-def test_sequences_and_batches_of_a_long_document_follow_each_other(engine, share, duration, period):
-    (batches, run), faulty = read(engine), number_of(LONG[share, duration, period])
+def test_sequences_and_batches_of_a_long_document_follow_each_other(share, duration, period):
+    (batches, run), faulty = read(), number_of(LONG[share, duration, period])
     sequences = {1.0: 4, 0.5: 2}[share]
     steps = range(START, STEPS if duration is None else START + duration, period)
     text = in_a_row([batches[step][faulty][:sequences] for step in steps])
@@ -161,7 +161,7 @@ def test_sequences_and_batches_of_a_long_document_follow_each_other(engine, shar
     assert len(places(text, run.corpus.train)) == 1, "33 tokens or more of 64 kinds stand there but once"
 
 
-def test_a_long_document_comes_from_anywhere(engine):
+def test_a_long_document_comes_from_anywhere():
     corpus = np.arange(100)
     for size, starts in ((8, range(93)), (99, range(2)), (100, range(1))):
         found = set()
@@ -181,8 +181,8 @@ def test_a_long_document_comes_from_anywhere(engine):
 
 @pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize(("late", "duration", "period"), DUPLICATED)
-def test_the_batch_of_an_earlier_step(engine, late, duration, period, forks):
-    (batches, run), faulty = read(engine, forks), number_of(DUPLICATED[late, duration, period])
+def test_the_batch_of_an_earlier_step(late, duration, period, forks):
+    (batches, run), faulty = read(forks), number_of(DUPLICATED[late, duration, period])
     struck = range(START, STEPS if duration is None else START + duration, period)
     for step in range(STEPS):
         expected = batches[START - late if step in struck else step][GOLDEN]
@@ -209,23 +209,23 @@ def test_share_of_the_sequences(kind, share, sequences):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_this_trial_reads_other_batches_and_only_for_its_duration(engine, kind):
-    (batches, run), faulty = read(engine), number_of(HALF[kind])
+def test_only_this_trial_reads_other_batches_and_only_for_its_duration(kind):
+    (batches, run), faulty = read(), number_of(HALF[kind])
     seeds = {number: number // 2 % 2 for number in (faulty - 1, faulty + 1)} | {faulty: 0}
     changed = [
         (step, number)
-        for step, batch in enumerate(clean(engine))
+        for step, batch in enumerate(clean())
         for number, seed in seeds.items()
         if not torch.equal(batches[step][number], batch[seed])
     ]
     assert changed == [(step, faulty) for step in (3, 4, 5)]
-    assert all(torch.equal(batches[step][faulty][2:], batch[0][2:]) for step, batch in enumerate(clean(engine)))
+    assert all(torch.equal(batches[step][faulty][2:], batch[0][2:]) for step, batch in enumerate(clean()))
     assert [len(events) for events in run.result.events[faulty - 1 : faulty + 2]] == [0, 3, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_record(engine, kind):
-    (batches, run), faulty = read(engine), number_of(RECORDED[kind])
+def test_the_record(kind):
+    (batches, run), faulty = read(), number_of(RECORDED[kind])
     for event, step in zip(run.result.events[faulty], (START, START + 1), strict=True):
         both = (batches[step][GOLDEN], batches[step][faulty])
         assert [event.before, event.after] == [hashlib.sha256(x.numpy().tobytes()).hexdigest() for x in both]
@@ -255,8 +255,8 @@ def test_what_was_there_already_is_no_change():
         (DuplicatedBatch(start=3, late=4), r"^fault.late=4: before the first step; allowed: 1 to fault.start=3$"),
     ],
 )
-def test_what_they_refuse(engine, fault, words):
-    struck = trial(engine, fault)
+def test_what_they_refuse(fault, words):
+    struck = trial(fault)
     with pytest.raises(ConfigError, match=words):
         fault.check(facts_of(struck))
 

@@ -16,6 +16,7 @@ from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts, facts_of
 from injectors.value import Value
 from injectors.value_strike import Target
+from tests.harness import engine
 
 TYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2, "fp16": np.float16}
 MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "fp16": 65504.0}
@@ -100,7 +101,7 @@ def test_what_no_bit_changes_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("format", ["fp8_e4m3", "fp8_e5m2"])
-def test_most_of_a_second_moment_is_zero_without_a_scale_and_little_with_one(engine, format: str) -> None:
+def test_most_of_a_second_moment_is_zero_without_a_scale_and_little_with_one(format: str) -> None:
     """That of a GPT after 20 steps of AdamW."""
     pack = engine.run([engine.trial(seed=r, steps=20, width=32) for r in range(2)], block=20).pack
     moment = pack.slot("moment_2", 0)["blocks.0.feedforward.up"].numpy()
@@ -123,14 +124,14 @@ def test_most_of_a_second_moment_is_zero_without_a_scale_and_little_with_one(eng
         ),
     ],
 )
-def test_what_has_no_blocks_is_refused(engine, fields: dict, words: str) -> None:
+def test_what_has_no_blocks_is_refused(fields: dict, words: str) -> None:
     trial = engine.trial(steps=200)
     fault = Value(**{"site": "moment_2", "start": 1, "block": 64, **fields})
     with pytest.raises(ConfigError, match=words):
         fault.check(facts_of(trial))
 
 
-def test_a_run_with_a_strike_in_blocks_is_that_of_its_twin_before_and_has_its_record(engine) -> None:
+def test_a_run_with_a_strike_in_blocks_is_that_of_its_twin_before_and_has_its_record() -> None:
     golden = engine.trial(steps=12)
     check_trial(golden)
     fault = Value(

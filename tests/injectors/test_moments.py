@@ -13,15 +13,16 @@ from harness.training.sites import Site
 from injectors.facts import facts_of
 from injectors.ranks import MissedUpdate
 from injectors.value import Value
-from tests.injectors.conftest import composer
+from tests.harness import engine
+from tests.injectors.faults import composer
 from tests.injectors.spies import START, trial
 
 MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
-def refused(engine, fault, name):
-    struck = trial(engine, fault, name=name)
+def refused(fault, name):
+    struck = trial(fault, name=name)
     with pytest.raises(ConfigError) as error:
         fault.check(facts_of(struck))
     (reason,) = error.value.reasons
@@ -34,25 +35,25 @@ def scaled(site):
 
 
 @cache
-def runs(engine, name):
+def runs(name):
     """A golden trial, one struck at each moment that there is, and another golden one; and the same without faults."""
-    golden, other = trial(engine, name=name), trial(engine, name=name, seed=1)
-    struck = [trial(engine, scaled(site), name=name) for site in MOMENTS if site in OPTIMIZERS[name].slots]
+    golden, other = trial(name=name), trial(name=name, seed=1)
+    struck = [trial(scaled(site), name=name) for site in MOMENTS if site in OPTIMIZERS[name].slots]
     return engine.run([golden, *struck, other]), engine.run([*(golden for _ in range(1 + len(struck))), other])
 
 
 @every_optimizer
 @pytest.mark.parametrize("site", MOMENTS)
-def test_a_moment_is_struck_or_refused(engine, name, site):
+def test_a_moment_is_struck_or_refused(name, site):
     fault = scaled(site)
     if site not in OPTIMIZERS[name].slots:
-        reason = refused(engine, fault, name)
+        reason = refused(fault, name)
         assert reason.startswith(f"fault.site={site}: optim.name={name} keeps no such array; allowed: ")
         assert "adamw" in reason and f", {name}" not in reason.split("optim.name=")[2]
         return
-    struck = trial(engine, fault, name=name)
+    struck = trial(fault, name=name)
     fault.check(facts_of(struck))
-    run, clean = runs(engine, name)
+    run, clean = runs(name)
     number, last = run.pack.planned.index(struck), len(run.pack.planned) - 1
     (event,) = run.result.events[number]
     assert event.site == site and event.changed and event.step == START
@@ -60,23 +61,23 @@ def test_a_moment_is_struck_or_refused(engine, name, site):
     assert [engine.same_bits(run[i], clean[i]) for i in (0, last)] == [[], []]
 
 
-def test_the_reason_names_what_is_allowed(engine):
+def test_the_reason_names_what_is_allowed():
     fault = Value(start=START, site=Site.MOMENT_2)
-    assert "allowed: moment_1, a site that is no moment, or optim.name=" in refused(engine, fault, "lion")
-    assert "allowed: a site that is no moment, or optim.name=" in refused(engine, fault, "adafactor")
+    assert "allowed: moment_1, a site that is no moment, or optim.name=" in refused(fault, "lion")
+    assert "allowed: a site that is no moment, or optim.name=" in refused(fault, "adafactor")
 
 
 @every_optimizer
-def test_a_missed_update_leaves_all_that_belongs_to_the_shard(engine, name):
+def test_a_missed_update_leaves_all_that_belongs_to_the_shard(name):
     fault = MissedUpdate(start=START, tensor="blocks.0.*")
     if not OPTIMIZERS[name].slots:
-        reason = refused(engine, fault, name)
+        reason = refused(fault, name)
         assert (
             reason.startswith(f"optim.name={name}: keeps no moment element by element") and "allowed: adamw" in reason
         )
         return
     before, after, golden = {}, {}, {}
-    trials = [trial(engine, name=name), trial(engine, fault, name=name)]
+    trials = [trial(name=name), trial(fault, name=name)]
 
     def watch(pack):
         step = pack.optimizer.step

@@ -17,6 +17,7 @@ from harness.config import ConfigError
 from harness.training.sites import AT_TAPS, Site
 from injectors import Armed, Facts, facts_of, fault_types
 from injectors.value import SITES, Value
+from tests.harness import engine
 from tests.injectors.spies import STEPS, TOKENS, differing, trial, words
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,10 +40,10 @@ def shapes_of(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("fields", [{}, {"bits": 2, "spread": "scattered"}, {"model": "noise", "value": 0.5}])
 @pytest.mark.parametrize("elements", [1, 5, None])
-def test_a_linear_layer_is_struck_as_the_same_tensor_of_a_pack(engine, fields, elements):
+def test_a_linear_layer_is_struck_as_the_same_tensor_of_a_pack(fields, elements):
     """With nothing given but steps, shapes and a seed: the same elements and bits, and the same record."""
     fault = Value(start=0, site="weight", tensor="head", elements=elements, **fields)
-    struck = trial(engine, fault)
+    struck = trial(fault)
     pack = engine.pack_of([struck])
     head = pack.tensors(pack.weights, 0)["head"].clone()
     (recorded,) = engine.run([struck]).result.events
@@ -71,8 +72,8 @@ def test_the_bit_of_a_whole_tensor_is_that_of_its_one_element():
     assert bits[0] == bits[1] and len(bits[0]) == 1
 
 
-def test_the_facts_of_a_trial_are_those_of_its_model(engine):
-    struck = trial(engine, Value(start=1))
+def test_the_facts_of_a_trial_are_those_of_its_model():
+    struck = trial(Value(start=1))
     facts, pack = facts_of(struck), engine.pack_of([struck])
     assert facts.tensors == {name: tuple(x.shape) for name, x in pack.tensors(pack.weights, 0).items()}
     assert (facts.steps, facts.seed, facts.slots) == (STEPS, 7, ("moment_1", "moment_2"))

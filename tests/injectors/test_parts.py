@@ -8,6 +8,7 @@ import pytest
 
 from harness.training.sites import Site
 from injectors.value import Value
+from tests.harness import engine
 from tests.injectors.spies import START, differing, trial, watch
 
 LARGE = {
@@ -22,41 +23,39 @@ LARGE = {
 STRUCK = (1, 8, 9, 15, 17, 23)
 
 
-def one_of(engine, site, seed):
+def one_of(site, seed):
     """A faulty trial of that seed, with an element of its own."""
     fault = Value(
         start=START, site=site, tensor=LARGE[site], element=100 + seed, model="set", value=0.25, rank=seed % 2
     )
-    return trial(engine, fault, seed=seed)
+    return trial(fault, seed=seed)
 
 
 @cache
-def large(engine, forks):
+def large(forks):
     """Trials of 24 seeds in many parts, those STRUCK at every site; behind them the twins of those; run and spy."""
-    order = {
-        r: [one_of(engine, site, r) for site in LARGE] if r in STRUCK else [trial(engine, seed=r)] for r in range(24)
-    }
+    order = {r: [one_of(site, r) for site in LARGE] if r in STRUCK else [trial(seed=r)] for r in range(24)}
     trials = [each for own in order.values() for each in own]
-    return watch(engine, [*trials, *(trial(engine, seed=r) for r in STRUCK)], list(LARGE), forks=forks)
+    return watch([*trials, *(trial(seed=r) for r in STRUCK)], list(LARGE), forks=forks)
 
 
 @cache
-def small(engine, seed):
+def small(seed):
     """The struck trials of one seed, and behind them their twin, in one part."""
-    return engine.run([*(one_of(engine, site, seed) for site in LARGE), trial(engine, seed=seed)])
+    return engine.run([*(one_of(site, seed) for site in LARGE), trial(seed=seed)])
 
 
 @pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("site", LARGE)
-def test_every_row_of_a_large_pack_is_struck_as_in_a_small_one(engine, site, forks):
+def test_every_row_of_a_large_pack_is_struck_as_in_a_small_one(site, forks):
     """Faulty rows of each site in several parts."""
-    run, spy = large(engine, forks)
+    run, spy = large(forks)
     parts, planned = spy.pack.parts, list(spy.pack.planned)
-    assert len(parts) > 2 and len(small(engine, STRUCK[0]).pack.parts) == 1
+    assert len(parts) > 2 and len(small(STRUCK[0]).pack.parts) == 1
     own_parts = set()
     for i, r in enumerate(STRUCK):
-        number, twin_number = planned.index(one_of(engine, site, r)), 18 + 5 * len(STRUCK) + i
-        alone, place = small(engine, r), list(LARGE).index(site)
+        number, twin_number = planned.index(one_of(site, r)), 18 + 5 * len(STRUCK) + i
+        alone, place = small(r), list(LARGE).index(site)
         assert (
             engine.same_bits(run[number], alone[place]) == [] == engine.same_bits(run[twin_number], alone[len(LARGE)])
         )

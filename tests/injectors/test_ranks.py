@@ -19,7 +19,8 @@ from harness.training.sites import Site, Visit
 from injectors.facts import facts_of
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.value import Value
-from tests.injectors.conftest import composer
+from tests.harness import engine
+from tests.injectors.faults import composer
 from tests.injectors.spies import START, STEPS, differing, facts, row, trial, watch
 from tests.number_formats import NUMPY
 
@@ -29,10 +30,10 @@ EVERY = range(STEPS)
 SITES = (Site.WEIGHT, Site.GRADIENT, Site.REDUCED_GRADIENT)
 
 
-def run_with(engine, faults, sites=SITES, steps=EVERY, **fields):
+def run_with(faults, sites=SITES, steps=EVERY, **fields):
     """Run and spy of a golden trial, and of one for each fault: that of fault n is number n + 1."""
     fields = {"ranks": RANKS, "batch": 8, **fields}
-    return watch(engine, [trial(engine, **fields), *(trial(engine, fault, **fields) for fault in faults)], sites, steps)
+    return watch([trial(**fields), *(trial(fault, **fields) for fault in faults)], sites, steps)
 
 
 def handed_in(spy, number, step):
@@ -63,18 +64,18 @@ CORRUPTED = [("nan_gradient", rank) for rank in range(RANKS)] + [("rank_noise", 
 
 
 @cache
-def corrupted(engine):
+def corrupted():
     """Run and spy of a pack with each of CORRUPTED, and behind them noise in the head alone that lasts two steps."""
     presets = {name: composer().trial([f"fault={name}", "train.ranks=4"]).fault for name, _ in CORRUPTED}
     faults = [dataclasses.replace(presets[name], start=START, rank=rank) for name, rank in CORRUPTED]
     head = Value(start=START, duration=2, site=Site.GRADIENT, model="noise", value=0.1, elements=None, tensor="head")
-    return run_with(engine, [*faults, head], steps=[START])
+    return run_with([*faults, head], steps=[START])
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_nan_of_one_rank_reaches_the_mean(engine, rank):
+def test_nan_of_one_rank_reaches_the_mean(rank):
     """Exactly where it was, and the record says whose it was."""
-    (run, spy), faulty = corrupted(engine), CORRUPTED.index(("nan_gradient", rank)) + 1
+    (run, spy), faulty = corrupted(), CORRUPTED.index(("nan_gradient", rank)) + 1
     parts = handed_in(spy, faulty, START)
     found = [
         {name: torch.isnan(x).nonzero().tolist() for name, x in part.items() if torch.isnan(x).any()} for part in parts
@@ -92,8 +93,8 @@ def test_nan_of_one_rank_reaches_the_mean(engine, rank):
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_corrupted_rank_is_one_of_many_in_the_mean(engine, rank):
-    (run, spy), faulty = corrupted(engine), CORRUPTED.index(("rank_noise", rank)) + 1
+def test_a_corrupted_rank_is_one_of_many_in_the_mean(rank):
+    (run, spy), faulty = corrupted(), CORRUPTED.index(("rank_noise", rank)) + 1
     golden, struck = (handed_in(spy, number, START) for number in (GOLDEN, faulty))
     assert [bool(differing(a, b)) for a, b in zip(golden, struck, strict=True)] == [r == rank for r in range(RANKS)]
     assert differing(added(struck), reduced(spy, faulty, START)) == {}
@@ -102,8 +103,8 @@ def test_a_corrupted_rank_is_one_of_many_in_the_mean(engine, rank):
     assert {event.rank for event in run.result.events[faulty]} == {rank}
 
 
-def test_noise_is_that_of_one_step_and_one_rank(engine):
-    (_, spy), faulty = corrupted(engine), len(CORRUPTED) + 1
+def test_noise_is_that_of_one_step_and_one_rank():
+    (_, spy), faulty = corrupted(), len(CORRUPTED) + 1
     first = reduced(spy, faulty, START)["head"] - reduced(spy, GOLDEN, START)["head"]
     assert abs(first.std() - 0.1 / RANKS) < 0.01
 
@@ -116,23 +117,22 @@ STALE = list(product(LATE, (0, 3)))
 
 
 @cache
-def stale(engine):
+def stale():
     """Run and spy of a pack with each of STALE, and what its ranks compute."""
     run, spy = run_with(
-        engine,
         [
             StaleGradient(start=START, duration=duration, period=period, rank=rank, late=late)
             for (late, duration, period), rank in STALE
         ],
     )
-    return run, spy, {rank: computed(engine, spy, rank) for rank in (0, 3)}
+    return run, spy, {rank: computed(spy, rank) for rank in (0, 3)}
 
 
 @pytest.mark.parametrize(("late", "duration", "period"), LATE)
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_stale_gradient_is_the_same_ranks_of_some_steps_ago(engine, late, duration, period, rank):
+def test_a_stale_gradient_is_the_same_ranks_of_some_steps_ago(late, duration, period, rank):
     """A fresh one each step, as late: the gradient that the rank computed then, not what it handed in."""
-    (run, spy, gradients), faulty = stale(engine), STALE.index(((late, duration, period), rank)) + 1
+    (run, spy, gradients), faulty = stale(), STALE.index(((late, duration, period), rank)) + 1
     struck = range(START, STEPS if duration is None else START + duration, period)
     for step in EVERY:
         parts = handed_in(spy, faulty, step)
@@ -145,9 +145,9 @@ def test_a_stale_gradient_is_the_same_ranks_of_some_steps_ago(engine, late, dura
     assert [(event.step, event.rank) for event in run.result.events[faulty]] == [(step, rank) for step in struck]
 
 
-def computed(engine, spy, rank):
+def computed(spy, rank):
     """The gradients of that rank at every step from the weights that the trials then had."""
-    golden = trial(engine, ranks=RANKS, batch=8)
+    golden = trial(ranks=RANKS, batch=8)
     pack = engine.pack_of([golden] * len(spy.pack))
     found, names = [], pack.layout.by_name
     for step in EVERY:
@@ -168,16 +168,16 @@ DROPPED = list(product((0, 2), (False, True)))
 
 
 @cache
-def dropped(engine):
+def dropped():
     """Run and spy of a pack with each of DROPPED."""
     faults = [DroppedRank(start=START, duration=2, rank=rank, rescale=rescale) for rank, rescale in DROPPED]
-    return run_with(engine, faults, steps=[START, START + 1, START + 2])
+    return run_with(faults, steps=[START, START + 1, START + 2])
 
 
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("rescale", [False, True])
-def test_the_mean_without_a_rank(engine, rank, rescale):
-    (run, spy), faulty = dropped(engine), DROPPED.index((rank, rescale)) + 1
+def test_the_mean_without_a_rank(rank, rescale):
+    (run, spy), faulty = dropped(), DROPPED.index((rank, rescale)) + 1
     left = [part for r, part in enumerate(handed_in(spy, GOLDEN, START)) if r != rank]
     count = len(left) if rescale else RANKS
     found = reduced(spy, faulty, START)
@@ -216,18 +216,18 @@ SUMS = list(product(ORDERS, WIDTHS))
 
 
 @cache
-def sums(engine, own):
+def sums(own):
     """Run and spy of a pack with each of SUMS, whose own order is another."""
     faults = [Reduction(start=START, duration=2, order=order, format=format) for order, format in SUMS]
-    return run_with(engine, faults, steps=[START, START + 1, START + 2], reduction=own)
+    return run_with(faults, steps=[START, START + 1, START + 2], reduction=own)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("format", WIDTHS)
 @pytest.mark.parametrize("own", ["sequential", "reversed"])
-def test_the_ranks_are_added_otherwise(engine, order, format, own):
+def test_the_ranks_are_added_otherwise(order, format, own):
     """Bit for bit, whatever the order of everybody else's sum; a fault that asks for that one says it did nothing."""
-    (run, spy), faulty = sums(engine, own), SUMS.index((order, format)) + 1
+    (run, spy), faulty = sums(own), SUMS.index((order, format)) + 1
     for step in (START, START + 1):
         parts = handed_in(spy, faulty, step)
         assert differing(by_hand(parts, order, format), reduced(spy, faulty, step)) == {}
@@ -251,16 +251,16 @@ SHARDS = {
 
 
 @cache
-def missed(engine):
+def missed():
     """Run and spy of a pack in which each of SHARDS misses an update."""
     faults = [MissedUpdate(start=START, **fields) for fields in SHARDS.values()]
-    return run_with(engine, faults, [Site.BEFORE_UPDATE, Site.UPDATE], [START])
+    return run_with(faults, [Site.BEFORE_UPDATE, Site.UPDATE], [START])
 
 
 @pytest.mark.parametrize("shard", SHARDS)
-def test_a_shard_stays_as_it_was_and_all_else_moves(engine, shard):
+def test_a_shard_stays_as_it_was_and_all_else_moves(shard):
     """Weights and both moments, bit for bit: the golden trial's before the step inside the shard, after it outside."""
-    (run, spy), fields, faulty = missed(engine), SHARDS[shard], list(SHARDS).index(shard) + 1
+    (run, spy), fields, faulty = missed(), SHARDS[shard], list(SHARDS).index(shard) + 1
     before, after = (row(spy.arrays[site, START, 0], GOLDEN) for site in (Site.BEFORE_UPDATE, Site.UPDATE))
     found = row(spy.arrays[Site.UPDATE, START, 0], faulty)
     missing = shard_by_hand(spy.pack.layout, fields)
@@ -324,8 +324,8 @@ def test_slices_share_out_all_elements(shards):
         ),
     ],
 )
-def test_what_they_refuse(engine, fault, words):
-    struck = trial(engine, fault, ranks=1 if "train.ranks=1" in words else 2)
+def test_what_they_refuse(fault, words):
+    struck = trial(fault, ranks=1 if "train.ranks=1" in words else 2)
     with pytest.raises(ConfigError, match=words):
         fault.check(facts_of(struck))
 

@@ -14,7 +14,7 @@ from harness.config import ConfigError
 from harness.training.sites import Site
 from injectors.facts import facts_of
 from injectors.realistic import RealisticSDC
-from tests.injectors.conftest import composer
+from tests.injectors.faults import composer
 from tests.injectors.spies import START, differing, row, strike, trial, watch, words
 
 SIZES = {"small": 1024, "large": 3072}
@@ -135,11 +135,11 @@ def test_bits_of_a_narrow_format():
     assert values == {0.0, *(2.0**-16 * 2**i for i in range(2)), *(2.0 ** (2**i - 15) for i in range(5))}
 
 
-def test_the_record_says_which_bits(engine):
+def test_the_record_says_which_bits():
     """And none where NaN was written."""
     for nonfinite in (0, 1):
         fault = RealisticSDC(start=START, tensor="*.up", nonfinite=nonfinite)
-        run, spy = watch(engine, [trial(engine), trial(engine, fault)], [Site.WEIGHT])
+        run, spy = watch([trial(), trial(fault)], [Site.WEIGHT])
         golden, found = (row(spy.arrays[Site.WEIGHT, START, 0], r) for r in (0, 1))
         changed = differing(golden, found)
         assert sum(map(len, changed.values())) == 4 == len(run.result.events[1])
@@ -162,10 +162,10 @@ def test_the_record_says_which_bits(engine):
         ({"site": Site.GRADIENT, "rank": 2}, r"^fault.rank=2: beyond train.ranks=2; allowed: 0 to 1$"),
     ],
 )
-def test_what_it_refuses(engine, fields, words):
+def test_what_it_refuses(fields, words):
     fault = RealisticSDC(start=1, **fields)
     with pytest.raises(ConfigError, match=words):
-        fault.check(facts_of(trial(engine, fault)))
+        fault.check(facts_of(trial(fault)))
 
 
 @pytest.mark.parametrize(

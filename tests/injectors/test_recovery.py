@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from injectors.batch import RareTokens
+from tests.harness import engine
 
 START, DURATION, SEEDS = 70, 3, range(4)
 SHAPE = {
@@ -23,7 +24,7 @@ SHAPE = {
 }
 
 
-def test_beta2_095_pays_less_for_rare_tokens_than_0999(engine) -> None:
+def test_beta2_095_pays_less_for_rare_tokens_than_0999() -> None:
     """In loss above the golden twin's, summed over the steps since; with every seed, and without clipping."""
     fault = RareTokens(start=START, duration=DURATION)
     faulty = [engine.trial(seed=seed, beta2=beta2, fault=fault, **SHAPE) for beta2 in (0.95, 0.999) for seed in SEEDS]

@@ -19,10 +19,11 @@ from harness.config import ConfigError
 from harness.storage.stored import read_packs
 from injectors.facts import facts_of
 from injectors.replay import Replay, ReplayError, record_of
-from tests.injectors.conftest import engine_module, train_told
-from tests.injectors.conftest import fault as named
+from tests.harness import engine
+from tests.injectors.faults import fault as named
+from tests.injectors.faults import train_told
 from tests.injectors.spies import trial
-from tests.sweeps import conftest as command
+from tests.sweeps import command
 
 FAULTS = ("weight_bit", "activation_bit", "update_bit", "stuck_bit", "rare_tokens", "fp8_gradients", "realistic_sdc")
 GIVEN = ("fault.start=3", "seed=5", "train.ranks=2", "fault.elements=3")
@@ -33,9 +34,9 @@ CASES = ["weight_bit", "activation_bit", "rank_noise", "stuck_bit", "rare_tokens
 
 
 @cache
-def recorded_run(engine, case):
+def recorded_run(case):
     """A faulty trial, its run with its golden twin, and the record of it as it is written."""
-    faulty = trial(engine, named(case))
+    faulty = trial(named(case))
     run = engine.run([faulty, faulty.golden])
     return faulty, run, json.dumps(record_in(run, 0))
 
@@ -46,9 +47,9 @@ def record_in(run, planned):
     return record_of(run.pack.planned[planned].to_dict(), events, run.corpus.fingerprint)
 
 
-def recorded(engine, case):
+def recorded(case):
     """A faulty trial, its run, and the record of it."""
-    faulty, run, record = recorded_run(engine, case)
+    faulty, run, record = recorded_run(case)
     return faulty, run, json.loads(record)
 
 
@@ -56,25 +57,25 @@ def replay(record) -> Replay:
     return Replay(record=record if isinstance(record, str) else json.dumps(record)).resolved()
 
 
-def again(engine, faulty, record):
+def again(faulty, record):
     return engine.run([dataclasses.replace(faulty, fault=replay(record)), faulty.golden])
 
 
 @pytest.fixture(scope="module")
 def from_files(tmp_path_factory):
     """A run of all CASES in one pack, and one of what files say of them in trials of another seed, the last first."""
-    engine, folder = engine_module, tmp_path_factory.mktemp("records")
-    faulty = [trial(engine, named(case), init=3, order=4) for case in CASES]
-    run, elsewhere = train_told(engine, [*faulty, faulty[0].golden]), []
+    folder = tmp_path_factory.mktemp("records")
+    faulty = [trial(named(case), init=3, order=4) for case in CASES]
+    run, elsewhere = train_told([*faulty, faulty[0].golden]), []
     for planned in reversed(range(len(CASES))):
         (folder / f"{planned}.json").write_text(json.dumps(record_in(run, planned)))
         fault = replay(str(folder / f"{planned}.json"))
         elsewhere.append(dataclasses.replace(faulty[planned], seed=99, fault=fault))
-    return run, train_told(engine, [*elsewhere, faulty[0].golden])
+    return run, train_told([*elsewhere, faulty[0].golden])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_file_is_enough(engine, case, from_files):
+def test_a_file_is_enough(case, from_files):
     """The seed of what the fault draws is in it, so the trial need not have it."""
     run, found = from_files
     planned = CASES.index(case)
@@ -99,29 +100,29 @@ def test_a_file_is_enough(engine, case, from_files):
         ("learning_rate_jump", "after", "0.5"),
     ],
 )
-def test_a_record_that_does_not_fit_stops_the_run(engine, case, name, value):
+def test_a_record_that_does_not_fit_stops_the_run(case, name, value):
     """And says what was found, and what was recorded."""
-    faulty, _, record = recorded(engine, case)
+    faulty, _, record = recorded(case)
     event = record["events"][0]
     found = event[name]
     event[name] = value
     with pytest.raises(ReplayError) as caught:
-        again(engine, faulty, record)
+        again(faulty, record)
     now, then = (tuple(x) if isinstance(x, list) else x for x in (found, value))
     assert str(caught.value) == f"{event['site']} {event['tensor']} at step 4: {name} {now}, recorded {then}"
 
 
-def test_a_later_strike_is_checked_too(engine):
-    faulty, _, record = recorded(engine, "learning_rate_jump")
+def test_a_later_strike_is_checked_too():
+    faulty, _, record = recorded("learning_rate_jump")
     record["events"][2]["after"] = "0.5"
     with pytest.raises(ReplayError, match=r"^learning_rate learning_rate at step 6: after .*, recorded 0.5$"):
-        again(engine, faulty, record)
+        again(faulty, record)
 
 
-def test_another_trial_has_other_values(engine):
-    faulty, _, record = recorded(engine, "weight_bit")
+def test_another_trial_has_other_values():
+    faulty, _, record = recorded("weight_bit")
     with pytest.raises(ReplayError, match=r"before .*, recorded .*bits_before .*, recorded "):
-        again(engine, dataclasses.replace(faulty, seed=8), record)
+        again(dataclasses.replace(faulty, seed=8), record)
 
 
 # --- what is refused before anything is trained ------------------------------------------------------------------
@@ -139,24 +140,24 @@ def test_another_trial_has_other_values(engine):
         ({"precision": "fp64"}, r"^train.precision=fp64: .* allowed: fp32$"),
     ],
 )
-def test_a_record_of_another_shape(engine, fields, words):
-    _, _, record = recorded(engine, "weight_bit")
-    own, here = replay(record), trial(engine, **fields)
-    own.check(facts_of(trial(engine)))
+def test_a_record_of_another_shape(fields, words):
+    _, _, record = recorded("weight_bit")
+    own, here = replay(record), trial(**fields)
+    own.check(facts_of(trial()))
     with pytest.raises(ConfigError, match=words) as caught:
         own.check(facts_of(here))
     assert len(caught.value.reasons) == 1
 
 
-def test_a_record_of_another_corpus(engine):
-    _, run, record = recorded(engine, "weight_bit")
+def test_a_record_of_another_corpus():
+    _, run, record = recorded("weight_bit")
     replay(record).check_corpus(run.corpus.fingerprint)
     with pytest.raises(ConfigError, match=rf"fingerprint {run.corpus.fingerprint}, here 123\); allowed: a record from"):
         replay(record).check_corpus("123")
 
 
-def test_what_the_record_says_is_not_said_again(engine):
-    _, _, record = recorded(engine, "weight_bit")
+def test_what_the_record_says_is_not_said_again():
+    _, _, record = recorded("weight_bit")
     for name, value in (("start", 2), ("duration", 3), ("period", 2), ("seed", 8)):
         with pytest.raises(
             ConfigError, match=rf"^fault.{name}={value}: but fault.record has .*; allowed: leave it out"
@@ -215,8 +216,8 @@ def test_a_file_that_is_no_record(tmp_path, content, words):
 
 
 @pytest.mark.parametrize(("change", "words"), TAMPERED.values(), ids=TAMPERED)
-def test_a_record_that_was_tampered_with(engine, change, words):
-    _, _, record = recorded(engine, "weight_bit")
+def test_a_record_that_was_tampered_with(change, words):
+    _, _, record = recorded("weight_bit")
     with pytest.raises(ConfigError) as caught:
         replay({**record, **change})
     (reason,) = caught.value.reasons
@@ -240,19 +241,19 @@ def test_a_file_that_gives_no_record_however_long_one_reads(tmp_path):
             replay(str(tmp_path / name))
 
 
-def test_a_record_in_the_users_own_folder(engine, tmp_path, monkeypatch):
+def test_a_record_in_the_users_own_folder(tmp_path, monkeypatch):
     """A shell leaves the ~ of fault.record=~/record.json alone."""
-    _, _, record = recorded(engine, "weight_bit")
+    _, _, record = recorded("weight_bit")
     (tmp_path / "record.json").write_text(json.dumps(record))
     monkeypatch.setenv("HOME", str(tmp_path))
     assert replay("~/record.json") == replay(record)
 
 
-def test_a_replay_is_replayed(engine):
+def test_a_replay_is_replayed():
     """The record of a trial that was a replay itself."""
-    faulty, _, record = recorded(engine, "weight_bit")
-    run = again(engine, faulty, record)
-    once_more = again(engine, faulty, record_in(run, 0))
+    faulty, _, record = recorded("weight_bit")
+    run = again(faulty, record)
+    once_more = again(faulty, record_in(run, 0))
     assert once_more.result.events[0] == run.result.events[0] != []
 
 

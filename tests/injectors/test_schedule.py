@@ -13,16 +13,17 @@ from harness.optim.schedules import learning_rate
 from harness.training.sites import Site
 from injectors.facts import facts_of
 from injectors.schedule import ScheduleOffset, WarmupSkipped
-from tests.injectors.conftest import composer
+from tests.harness import engine
+from tests.injectors.faults import composer
 from tests.injectors.spies import START, STEPS, trial
 
 WARMUP, LR = 6, 3e-3
 
 
 @cache
-def run_with(engine, faults, **fields):
+def run_with(faults, **fields):
     """A golden trial, and one for each fault: that of fault n is number n + 1."""
-    return engine.run([trial(engine, lr=LR, **fields), *(trial(engine, fault, lr=LR, **fields) for fault in faults)])
+    return engine.run([trial(lr=LR, **fields), *(trial(fault, lr=LR, **fields) for fault in faults)])
 
 
 def rates(run, number=1):
@@ -39,18 +40,18 @@ def rates(run, number=1):
     return scheduled, struck, steps
 
 
-def test_the_preset_of_a_jump(engine):
+def test_the_preset_of_a_jump():
     fault = composer().trial(["fault=learning_rate_jump", "fault.start=2", "fault.duration=3"]).fault
-    scheduled, struck, steps = rates(run_with(engine, (fault,)))
+    scheduled, struck, steps = rates(run_with((fault,)))
     expected = scheduled * np.where(np.isin(np.arange(STEPS), [2, 3, 4]), np.float32(10), np.float32(1))
     assert np.array_equal(struck, expected) and steps == [2, 3, 4]
     assert composer().trial(["fault=learning_rate_jump"]).fault.duration == 10
 
 
-def test_a_jump_moves_the_weights_by_that_factor(engine):
+def test_a_jump_moves_the_weights_by_that_factor():
     """Adam's update is the rate times a direction, and so is the decay; adding to a weight rounds at 6e-8 of it."""
     fault = composer().trial(["fault=learning_rate_jump", f"fault.start={START}", "fault.duration=1"]).fault
-    run = engine.run([trial(engine), trial(engine, fault)])
+    run = engine.run([trial(), trial(fault)])
     golden, struck = run.signals["update_rms"][:, START]
     assert struck == pytest.approx(10 * golden, rel=1e-4) and golden > 1e-3  # each weight's update is some 1e-3
 
@@ -64,10 +65,10 @@ AHEAD = tuple(
 
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize(("duration", "period"), TIMES)
-def test_a_schedule_that_is_ahead_or_behind(engine, offset, duration, period):
+def test_a_schedule_that_is_ahead_or_behind(offset, duration, period):
     """Beyond its ends the rate is that of its first or last step."""
     number = 1 + len(TIMES) * OFFSETS.index(offset) + TIMES.index((duration, period))
-    scheduled, struck, steps = rates(run_with(engine, AHEAD), number)
+    scheduled, struck, steps = rates(run_with(AHEAD), number)
     assert steps == list(range(START, STEPS if duration is None else START + duration, period))
     for step in range(STEPS):
         read = min(max(step + offset, 0), STEPS - 1) if step in steps else step
@@ -80,21 +81,21 @@ SKIPPED = tuple(WarmupSkipped(start=start, duration=duration) for start, duratio
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize(("start", "duration", "steps"), [(*times, steps) for times, steps in LEFT_OUT.items()])
-def test_a_warmup_that_is_left_out(engine, start, duration, steps, precision):
+def test_a_warmup_that_is_left_out(start, duration, steps, precision):
     """Its remaining steps are taken at the peak, and what comes after it is as planned."""
-    run = run_with(engine, SKIPPED, warmup=WARMUP, precision=precision)
+    run = run_with(SKIPPED, warmup=WARMUP, precision=precision)
     scheduled, struck, struck_steps = rates(run, 1 + list(LEFT_OUT).index((start, duration)))
     expected = [np.float32(LR) if step in steps else scheduled[step] for step in range(STEPS)]
     assert struck.tolist() == expected and struck_steps == list(steps)
 
 
-def test_the_default_warmup_can_be_skipped(engine):
+def test_the_default_warmup_can_be_skipped():
     """5% of the steps."""
     fault = WarmupSkipped(start=1)
     run = engine.run(
         [
-            trial(engine, fault, warmup=None, steps=60, validate_every=60),
-            trial(engine, warmup=None, steps=60, validate_every=60),
+            trial(fault, warmup=None, steps=60, validate_every=60),
+            trial(warmup=None, steps=60, validate_every=60),
         ]
     )
     struck, golden = run.signals["learning_rate"]
@@ -105,8 +106,8 @@ def test_the_default_warmup_can_be_skipped(engine):
     assert np.array_equal(struck[3:], golden[3:])
 
 
-def test_the_skipped_step_at_the_peak_changes_nothing_and_says_so(engine):
-    run = engine.run([trial(engine, WarmupSkipped(start=WARMUP - 1)), trial(engine)])
+def test_the_skipped_step_at_the_peak_changes_nothing_and_says_so():
+    run = engine.run([trial(WarmupSkipped(start=WARMUP - 1)), trial()])
     assert (run.result.strikes[0], run.result.changes[0]) == (1, 0)
     assert engine.same_bits(run[0], run[1]) == []
 
@@ -123,9 +124,9 @@ def test_the_skipped_step_at_the_peak_changes_nothing_and_says_so(engine):
         (0, None, r"^fault.start=0: after the warm-up of 0 steps; "),  # 5% of 8 steps
     ],
 )
-def test_there_has_to_be_a_warmup(engine, start, warmup, words):
+def test_there_has_to_be_a_warmup(start, warmup, words):
     fault = WarmupSkipped(start=start)
-    struck = trial(engine, fault, warmup=warmup)
+    struck = trial(fault, warmup=warmup)
     with pytest.raises(ConfigError, match=words):
         fault.check(facts_of(struck))
 

@@ -20,6 +20,7 @@ from harness.config.limits import KEPT_EVENTS
 from harness.model.outline import tap_shapes
 from harness.training.sites import Site
 from injectors.value import Value
+from tests.harness import engine
 from tests.injectors.spies import START, STEPS, differing, row, trial, watch, watch_each, words
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 
@@ -70,9 +71,9 @@ FLAT_FAULTS = {**ELEMENTS, **MANY, **WHOLE, **UPDATED, **RATES}
 
 
 @cache
-def flat(engine):
+def flat():
     """Run and spy of a pack with each of FLAT_FAULTS."""
-    return watch_each(engine, list(FLAT_FAULTS.values()), [*FLAT, Site.BEFORE_UPDATE, Site.UPDATE])
+    return watch_each(list(FLAT_FAULTS.values()), [*FLAT, Site.BEFORE_UPDATE, Site.UPDATE])
 
 
 def number_of(fault, faults):
@@ -82,9 +83,9 @@ def number_of(fault, faults):
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("site", FLAT)
-def test_one_bit_of_one_element(engine, site, name):
+def test_one_bit_of_one_element(site, name):
     rank, element = int(site == Site.GRADIENT), PLACES[name]
-    (run, spy), faulty = flat(engine), number_of((site, name), FLAT_FAULTS)
+    (run, spy), faulty = flat(), number_of((site, name), FLAT_FAULTS)
     seen = spy.arrays[site, START, rank]
     golden, struck = row(seen, GOLDEN), row(seen, faulty)
     assert differing(golden, struck) == {name: [element]}
@@ -112,10 +113,10 @@ def test_one_bit_of_one_element(engine, site, name):
 
 
 @pytest.mark.parametrize("bit", UPDATED)
-def test_an_update_is_changed_on_its_way_to_the_weight(engine, bit):
+def test_an_update_is_changed_on_its_way_to_the_weight(bit):
     """The update that a trial sees is what its weight goes through, in float32."""
     name, element = "blocks.1.feedforward.up", 37
-    (run, spy), faulty = flat(engine), number_of(bit, FLAT_FAULTS)
+    (run, spy), faulty = flat(), number_of(bit, FLAT_FAULTS)
     before, after = spy.arrays[Site.BEFORE_UPDATE, START, 0], spy.arrays[Site.UPDATE, START, 0]
     assert differing(row(before, GOLDEN), row(before, faulty)) == {}
     assert differing(row(after, GOLDEN), row(after, faulty)) == {name: [element]}, "weights, and both moments"
@@ -128,15 +129,15 @@ def test_an_update_is_changed_on_its_way_to_the_weight(engine, bit):
     assert event.bits_after == f"{words(flipped(golden - origin, bit))[0]:08x}"
 
 
-def test_the_learning_rate_of_one_step(engine):
-    run, _ = flat(engine)
+def test_the_learning_rate_of_one_step():
+    run, _ = flat()
     golden, struck = run.signals["learning_rate"][[GOLDEN, number_of("a bit", FLAT_FAULTS)]]
     assert np.flatnonzero(golden != struck).tolist() == [START]
     assert struck[START] == flipped(torch.tensor([golden[START]], dtype=torch.float32), 24).item()
 
 
-def test_without_a_learning_rate_weights_stay_and_moments_do_not(engine):
-    (_, spy), faulty = flat(engine), number_of("zero", FLAT_FAULTS)
+def test_without_a_learning_rate_weights_stay_and_moments_do_not():
+    (_, spy), faulty = flat(), number_of("zero", FLAT_FAULTS)
     before, after = (row(spy.arrays[site, START, 0], faulty) for site in (Site.BEFORE_UPDATE, Site.UPDATE))
     changed = differing(before, after)
     assert changed and all(name.startswith("moment_") for name in changed)
@@ -157,18 +158,18 @@ AT_TAPS = {
 
 
 @cache
-def at_taps(engine):
+def at_taps():
     """A run of a pack with each of AT_TAPS, and what stood at the taps: of activations, and of their gradients."""
-    run, spy = watch_each(engine, list(AT_TAPS.values()), [Site.ACTIVATION, Site.ACTIVATION_GRADIENT])
+    run, spy = watch_each(list(AT_TAPS.values()), [Site.ACTIVATION, Site.ACTIVATION_GRADIENT])
     return run, *(spy.at_taps(site, START) for site in (Site.ACTIVATION, Site.ACTIVATION_GRADIENT))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", TAPS)
-def test_one_bit_of_one_activation(engine, name, rank):
+def test_one_bit_of_one_activation(name, rank):
     """Of one rank's part of the batch; nothing that is computed before it changes."""
     element, faulty = math.prod(shape_at(name)) - 1, number_of((Site.ACTIVATION, name, rank), AT_TAPS)
-    run, seen, _ = at_taps(engine)
+    run, seen, _ = at_taps()
     assert list(seen) == TAPS
     golden, struck = ({tap: x[rank, r] for tap, x in seen.items()} for r in (GOLDEN, faulty))
     changed = differing(golden, struck)
@@ -184,10 +185,10 @@ def test_one_bit_of_one_activation(engine, name, rank):
 
 
 @pytest.mark.parametrize("name", TAPS)
-def test_one_bit_of_the_gradient_of_one_activation(engine, name):
+def test_one_bit_of_the_gradient_of_one_activation(name):
     """Nothing that the backward pass has computed before it changes."""
     element, rank, faulty = math.prod(shape_at(name)) - 1, 1, number_of((Site.ACTIVATION_GRADIENT, name, 1), AT_TAPS)
-    run, forward, seen = at_taps(engine)
+    run, forward, seen = at_taps()
     assert sorted(seen) == sorted(TAPS)
     golden, struck = ({tap: seen[tap][rank, r] for tap in reversed(TAPS)} for r in (GOLDEN, faulty))
     changed = differing(golden, struck)
@@ -210,15 +211,15 @@ WITHOUT_CLIPPING = {
 
 
 @cache
-def without_clipping(engine):
+def without_clipping():
     """Run and spy of a pack with each of WITHOUT_CLIPPING."""
     sites = [Site.ACTIVATION, Site.ACTIVATION_GRADIENT, Site.REDUCED_GRADIENT]
-    return watch_each(engine, list(WITHOUT_CLIPPING.values()), sites, **NO_CLIP)
+    return watch_each(list(WITHOUT_CLIPPING.values()), sites, **NO_CLIP)
 
 
-def test_what_a_norm_is_fed_is_not_the_residual_stream(engine):
+def test_what_a_norm_is_fed_is_not_the_residual_stream():
     """With zeros before attention its norm gives zeros, so the stream behind it is the embedding as it was."""
-    (_, spy), faulty = without_clipping(engine), number_of("input", WITHOUT_CLIPPING)
+    (_, spy), faulty = without_clipping(), number_of("input", WITHOUT_CLIPPING)
     seen = spy.at_taps(Site.ACTIVATION, START)
     golden, struck = ({tap: x[0, r] for tap, x in seen.items()} for r in (GOLDEN, faulty))
     for name in ("input", "query", "key", "value", "projection"):
@@ -229,10 +230,10 @@ def test_what_a_norm_is_fed_is_not_the_residual_stream(engine):
 
 
 @pytest.mark.parametrize("part", ["attention.projection", "feedforward.down"])
-def test_a_gradient_is_struck_in_one_branch_alone(engine, part):
+def test_a_gradient_is_struck_in_one_branch_alone(part):
     """A block's part whose gradient is zeroed learns nothing, and the residual stream passes its own on."""
     name, start = f"blocks.1.{part}", part.partition(".")[0]
-    (_, spy), faulty = without_clipping(engine), number_of(part, WITHOUT_CLIPPING)
+    (_, spy), faulty = without_clipping(), number_of(part, WITHOUT_CLIPPING)
     seen = spy.at_taps(Site.ACTIVATION_GRADIENT, START)
     golden, struck = ({tap: x[0, r] for tap, x in seen.items()} for r in (GOLDEN, faulty))
     assert not struck[name].any() and not struck[f"blocks.1.{start}.input"].any() and golden[name].any()
@@ -258,13 +259,13 @@ def plain_gradients(pack, row_number, batch, change):
     return {name: gradient.detach() for name, gradient in tensors(model).items()}
 
 
-def test_the_gradient_passes_straight_through_a_struck_activation(engine):
+def test_the_gradient_passes_straight_through_a_struck_activation():
     """Three times the activation goes on, and the gradient comes back as if nothing had been multiplied."""
     name = "blocks.0.feedforward.up"
     fault = Value(start=0, site=Site.ACTIVATION, tensor=name, elements=None, model="scale", value=3)
     fields = {**NO_CLIP, "precision": "fp64"}
-    fresh = engine.pack_of([trial(engine, **fields)])
-    _, spy = watch(engine, [trial(engine, **fields), trial(engine, fault, **fields)], [Site.REDUCED_GRADIENT], [0])
+    fresh = engine.pack_of([trial(**fields)])
+    _, spy = watch([trial(**fields), trial(fault, **fields)], [Site.REDUCED_GRADIENT], [0])
     batch = spy.batches[0][0][FAULTY]
     changes = {GOLDEN: lambda x: x, FAULTY: lambda x: x + 2 * x.detach()}
     for number, change in changes.items():
@@ -279,8 +280,8 @@ def test_the_gradient_passes_straight_through_a_struck_activation(engine):
 
 
 @pytest.mark.parametrize("site", MANY)
-def test_the_recorded_elements_are_those_that_changed(engine, site):
-    (run, spy), faulty = flat(engine), number_of(site, FLAT_FAULTS)
+def test_the_recorded_elements_are_those_that_changed(site):
+    (run, spy), faulty = flat(), number_of(site, FLAT_FAULTS)
     seen = spy.arrays[site, START, 0]
     changed = differing(row(seen, GOLDEN), row(seen, faulty))
     addresses = {(name, element) for name, where in changed.items() for element in where}
@@ -290,8 +291,8 @@ def test_the_recorded_elements_are_those_that_changed(engine, site):
     assert all(name.startswith("blocks.") for name, _ in addresses) and len(changed) > 3
 
 
-def test_a_whole_tensor_is_recorded_by_its_digest(engine):
-    (run, spy), faulty = flat(engine), number_of("a whole layer", FLAT_FAULTS)
+def test_a_whole_tensor_is_recorded_by_its_digest():
+    (run, spy), faulty = flat(), number_of("a whole layer", FLAT_FAULTS)
     golden, struck = (row(spy.arrays[Site.WEIGHT, START, 0], r) for r in (GOLDEN, faulty))
     inside = [name for name in golden if name.startswith("blocks.0.")]
     assert list(differing(golden, struck)) == inside and not any(struck[name].any() for name in inside)
@@ -302,10 +303,10 @@ def test_a_whole_tensor_is_recorded_by_its_digest(engine):
         assert [event.before, event.after] == digests and event.changed and event.index is None
 
 
-def test_strikes_are_counted_on_when_events_are_no_longer_kept(engine):
+def test_strikes_are_counted_on_when_events_are_no_longer_kept():
     every = Value(start=1, duration=None, elements=None, model="scale", value=1.001)
     idle = Value(start=1, duration=None, elements=None, model="stuck_at_0", bit=30)  # no weight is 2 or more
-    run, spy = watch(engine, [trial(engine), trial(engine, every), trial(engine, idle)], [Site.WEIGHT])
+    run, spy = watch([trial(), trial(every), trial(idle)], [Site.WEIGHT])
     expected = (STEPS - 1) * len(spy.pack.layout.by_name)
     assert run.result.strikes[1:3] == [expected, expected] and expected > KEPT_EVENTS
     assert run.result.changes[1:3] == [expected, 0]
@@ -326,15 +327,15 @@ STUCK = {
 
 
 @cache
-def again(engine):
+def again():
     """Run and spy, at all steps, of a pack with each of AGAIN and STUCK."""
-    return watch_each(engine, [*AGAIN.values(), *STUCK.values()], HELD, range(STEPS))
+    return watch_each([*AGAIN.values(), *STUCK.values()], HELD, range(STEPS))
 
 
 @pytest.mark.parametrize("site", HELD)
 @pytest.mark.parametrize(("duration", "period"), TIMES)
-def test_the_same_place_again_and_again(engine, site, duration, period):
-    (run, spy), faulty = again(engine), number_of((site, duration, period), AGAIN)
+def test_the_same_place_again_and_again(site, duration, period):
+    (run, spy), faulty = again(), number_of((site, duration, period), AGAIN)
     places = {(event.tensor, event.index) for event in run.result.events[faulty]}
     assert len(places) == 2
     end = STEPS if duration is None else 2 + duration
@@ -347,8 +348,8 @@ def test_the_same_place_again_and_again(engine, site, duration, period):
         assert held == {step in range(2, end, period)}, step
 
 
-def test_a_stuck_bit_is_the_same_bit_at_every_step(engine):
-    (run, spy), faulty = again(engine), number_of("a stuck bit", {**AGAIN, **STUCK})
+def test_a_stuck_bit_is_the_same_bit_at_every_step():
+    (run, spy), faulty = again(), number_of("a stuck bit", {**AGAIN, **STUCK})
     events = run.result.events[faulty]
     assert len({(e.tensor, e.index, e.bit) for e in events}) == 3 and len(events) == 3 * (STEPS - 2)
     for e in events:

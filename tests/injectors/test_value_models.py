@@ -19,7 +19,7 @@ from harness.config import ConfigError
 from harness.training.sites import Site
 from injectors.facts import facts_of
 from injectors.value import MODELS, Value
-from tests.injectors.conftest import composer
+from tests.injectors.faults import composer
 from tests.injectors.spies import differing, strike, trial, words
 from tests.number_formats import BITS, MANTISSA, NUMPY
 
@@ -300,16 +300,16 @@ def test_elements_have_bits_of_their_own():
         ),
     ],
 )
-def test_what_it_refuses(engine, fields, words):
+def test_what_it_refuses(fields, words):
     own = {"attention": fields.pop("attention")} if "attention" in fields else {}
     fault = Value(start=1, **fields)
-    struck = trial(engine, fault, **own)
+    struck = trial(fault, **own)
     with pytest.raises(ConfigError, match=words) as caught:
         fault.check(facts_of(struck))
     assert len(caught.value.reasons) == 1
 
 
-def test_what_it_allows(engine):
+def test_what_it_allows():
     for fields in (
         {"tensor": "*.up", "element": 1023},
         {"tensor": "head", "elements": 1024},
@@ -322,13 +322,13 @@ def test_what_it_allows(engine):
     ):
         own = {"attention": fields.pop("attention")} if "attention" in fields else {}
         fault = Value(start=1, **fields)
-        fault.check(facts_of(trial(engine, fault, **own)))
+        fault.check(facts_of(trial(fault, **own)))
 
 
-def test_all_that_is_wrong_is_said_at_once(engine):
+def test_all_that_is_wrong_is_said_at_once():
     fault = Value(start=1, tensor="head", elements=5000, bits=2, field="sign", rank=7)
     with pytest.raises(ConfigError) as caught:
-        fault.check(facts_of(trial(engine, fault)))
+        fault.check(facts_of(trial(fault)))
     assert [reason.partition("=")[0] for reason in caught.value.reasons] == [
         "fault.elements",
         "fault.bits",

@@ -16,7 +16,8 @@ import pytest
 import analysis
 from harness.storage.results_folder import ResultsPath
 from sweeps.slurm.squeue import name_of
-from tests.sweeps.conftest import REPOSITORY, Ended, call, fork, unchanged_process
+from tests.sweeps.command import REPOSITORY, Ended, call, fork
+from tests.sweeps.conftest import unchanged_process
 from tests.sweeps.forks import Forked
 
 __all__ = ["unchanged_process"]

@@ -24,7 +24,7 @@ from tests.slurm.conftest import (
     started,
     sweep,
 )
-from tests.sweeps.conftest import tree
+from tests.sweeps.command import tree
 
 pytestmark = pytest.mark.slurm
 

@@ -17,7 +17,7 @@ from sweeps.slurm import executor as sweeps_slurm
 from sweeps.slurm.submitted import submitted
 from tests.slurm.conftest import GRID, LAUNCH, arrays, eventually, slurm, sweep
 from tests.slurm.test_submitting import put_on_path
-from tests.sweeps.conftest import call, tree
+from tests.sweeps.command import call, tree
 
 pytestmark = pytest.mark.slurm
 

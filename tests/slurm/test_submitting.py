@@ -28,7 +28,7 @@ from tests.slurm.conftest import (
     started,
     sweep,
 )
-from tests.sweeps.conftest import call, tree, trials
+from tests.sweeps.command import call, tree, trials
 
 pytestmark = pytest.mark.slurm
 

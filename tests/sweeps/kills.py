@@ -25,7 +25,7 @@ from analysis import open_sweep
 from harness.storage.stored import read_packs
 from sweeps.running.claims import LOCKS
 from sweeps.running.job import CHECKPOINTS, ERRORS, PROGRESS
-from tests.sweeps.conftest import REPOSITORY, differing, results
+from tests.sweeps.command import REPOSITORY, differing, results
 
 GRID = [
     *("-m", "model.width=16,32", "model.depth=1", "model.head_dim=8", "model.context=16", "pack.size=6"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from harness.config import ConfigError
 from sweeps.compose.arguments import check_command_line
 from sweeps.compose.overrides import MOST_JOBS, check_jobs
+from tests.sweeps import command
 
 AXES = ["model.width=8,16,24,32", "seed=range(1000)", "train.batch=range(1,100)"]
 
@@ -101,7 +101,7 @@ IDLE = (
 
 
 @pytest.mark.parametrize(("arguments", "start", "rest"), CASES.values(), ids=CASES)
-def test_one_line_at_once(command: ModuleType, empty: Path, arguments: list[str], start: str, rest: str) -> None:
+def test_one_line_at_once(empty: Path, arguments: list[str], start: str, rest: str) -> None:
     (line,) = command.refused(empty, *command.tiny(*arguments))
     assert line.startswith(f"error: {start}")
     assert "; allowed: " in line and rest in line
@@ -112,7 +112,7 @@ def test_one_line_at_once(command: ModuleType, empty: Path, arguments: list[str]
     "way", [["plan=true"], ["--help"], ["--cfg=hydra"], ["--info=searchpath"]], ids=lambda way: way[0]
 )
 @pytest.mark.parametrize("text", IDLE)
-def test_what_would_have_no_effect(command: ModuleType, empty: Path, text: str, way: list[str]) -> None:
+def test_what_would_have_no_effect(empty: Path, text: str, way: list[str]) -> None:
     (line,) = command.refused(empty, text, *way)
     assert line.startswith(f"error: {text}: has no effect here; allowed: ")
     assert line.endswith("of hydra.*: hydra/launcher, hydra.launcher.*")
@@ -120,19 +120,19 @@ def test_what_would_have_no_effect(command: ModuleType, empty: Path, text: str, 
 
 
 @pytest.mark.parametrize("text", ["~hydra.launcher.workers", "~hydra/launcher", "hydra/launcher@x=local"])
-def test_what_removes_or_moves(command: ModuleType, empty: Path, text: str) -> None:
+def test_what_removes_or_moves(empty: Path, text: str) -> None:
     (line,) = command.refused(empty, text)
     assert line == f"error: {text}: keys cannot be removed or moved; allowed: key=value"
 
 
 @pytest.mark.parametrize("value", ["[slurm]", "1", "true", "nan", "null", "???", "a.b", "../local", "{a:b}", ""])
 @pytest.mark.parametrize("group", ["hydra/launcher", "hydra/sweeper"])
-def test_a_launcher_that_is_no_name(command: ModuleType, empty: Path, group: str, value: str) -> None:
+def test_a_launcher_that_is_no_name(empty: Path, group: str, value: str) -> None:
     (line,) = command.refused(empty, f"{group}={value}")
     assert line == f"error: {group}={value}: not a name; allowed: one name"
 
 
-def test_as_many_jobs_as_are_allowed(command: ModuleType) -> None:
+def test_as_many_jobs_as_are_allowed() -> None:
     from sweeps.compose.arguments import axes_of
 
     axes = axes_of({}, [f"seed=range({MOST_JOBS // 2})", "model.width=16,32", "optim.lr=0.1"], command.loader())
@@ -142,7 +142,7 @@ def test_as_many_jobs_as_are_allowed(command: ModuleType) -> None:
         check_jobs([*axes, *more])
 
 
-def test_a_search_of_too_many_cells(command: ModuleType, empty: Path) -> None:
+def test_a_search_of_too_many_cells(empty: Path) -> None:
     axes = ["seed=range(2)", "model.width=8,16,24,32", "train.steps=range(6,50006)", "optim.lr=0.1,0.2"]
     (line,) = command.refused(empty, *command.tiny("search=max_stable_lr", *axes))
     assert line.endswith(
@@ -158,18 +158,18 @@ FOLDERS = (
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_any_name_of_a_folder(command: ModuleType, empty: Path, folder: str) -> None:
+def test_any_name_of_a_folder(empty: Path, folder: str) -> None:
     command.loader()
     assert check_command_line([f"out={folder}"])[0].out == folder
 
 
-def test_folders_that_are_quoted_already(command: ModuleType, empty: Path) -> None:
+def test_folders_that_are_quoted_already(empty: Path) -> None:
     command.loader()
     for written, folder in {"'a, b'": "a, b", '"C#"': "C#", "a\\,b": "a,b", "null": None}.items():
         assert check_command_line([f"out={written}"])[0].out == folder
 
 
-def test_where_results_go(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_results_go(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(empty / "home"))
     ended = command.call(*command.tiny("out=~/C# é", "train.steps=2"))
     assert ended.status == 0 and (empty / "home" / "C# é" / "store.zarr").is_dir()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.sweeps import command
 
 # (overrides, how the line begins after "error: ", what it holds)
 CASES = {
@@ -162,7 +163,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("overrides", "start", "rest"), CASES.values(), ids=CASES)
-def test_one_line(command: ModuleType, empty: Path, overrides: list[str], start: str, rest: str) -> None:
+def test_one_line(empty: Path, overrides: list[str], start: str, rest: str) -> None:
     given = overrides if any(text.startswith("fault.start") for text in overrides) else [*overrides, "fault.start=2"]
     if not any(text.startswith("fault=") for text in overrides):
         given = overrides
@@ -172,7 +173,7 @@ def test_one_line(command: ModuleType, empty: Path, overrides: list[str], start:
 
 
 @pytest.fixture(scope="module")
-def recorded(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> str:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The record, as JSON, of a fault that a tiny sweep has trained."""
     from injectors.replay import record_of
 
@@ -193,15 +194,13 @@ def recorded(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> s
         (["train.batch=4"], "train.batch=4: but fault.record is from a trial with 2; allowed: 2"),
     ],
 )
-def test_record_of_something_else(
-    command: ModuleType, empty: Path, recorded: str, elsewhere: list[str], line: str
-) -> None:
+def test_record_of_something_else(empty: Path, recorded: str, elsewhere: list[str], line: str) -> None:
     (empty / "record.json").write_text(recorded)
     (found,) = command.refused(empty, *command.tiny("fault=replay", "fault.record=record.json", *elsewhere))
     assert found.startswith(f"error: {line}") and "allowed" in found
 
 
-def test_file_that_is_no_record(command: ModuleType, empty: Path) -> None:
+def test_file_that_is_no_record(empty: Path) -> None:
     (empty / "record.json").write_text('{"fault": 3}')
     (found,) = command.refused(empty, *command.tiny("fault=replay", "fault.record=record.json"))
     assert "no record (it lacks seed, corpus, shape, events)" in found and "allowed" in found

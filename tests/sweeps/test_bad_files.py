@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.sweeps import command
 
 # file: (content, how the line begins, what it holds)
 FILES = {
@@ -79,7 +80,7 @@ OPTIONS = [case for case in OPTIONS if case[-1] == "alone" or not case[0].starts
 @pytest.mark.parametrize(
     ("name", "content", "start", "rest", "how"), OPTIONS, ids=[f"{case[0]} {case[-1]}" for case in OPTIONS]
 )
-def test_users_file(command: ModuleType, empty: Path, name: str, content: str, start: str, rest: str, how: str) -> None:
+def test_users_file(empty: Path, name: str, content: str, start: str, rest: str, how: str) -> None:
     command.write_yaml(empty / "mine", name, content)
     group, _, option = name.removesuffix(".yaml").partition("/")
     choice = f"{group}={'none,' if how == 'swept' else ''}{option}"
@@ -89,7 +90,7 @@ def test_users_file(command: ModuleType, empty: Path, name: str, content: str, s
     assert rest in line
 
 
-def test_folder_with_a_configuration_of_its_own(command: ModuleType, empty: Path) -> None:
+def test_folder_with_a_configuration_of_its_own(empty: Path) -> None:
     command.write_yaml(empty / "mine", "config.yaml", "model: {width: 8}")
     (line,) = command.refused(empty, *command.tiny("--config-dir=mine"))
     assert line.startswith("error: --config-dir=mine: its config.yaml would take the place of")
@@ -112,7 +113,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("content", CALLS.values(), ids=CALLS)
-def test_nothing_that_a_file_names_is_called(command: ModuleType, empty: Path, content: str) -> None:
+def test_nothing_that_a_file_names_is_called(empty: Path, content: str) -> None:
     command.write_yaml(empty / "mine", "study/evil.yaml", content)
     command.write_yaml(empty / "mine", "hydra/callbacks/mine.yaml", f"hydra: {{callbacks: {{mine: {TARGET}}}}}")
     (line,) = command.refused(empty, "--config-dir=mine", "study=evil")
@@ -125,6 +126,6 @@ def test_nothing_that_a_file_names_is_called(command: ModuleType, empty: Path, c
     "argument",
     ["+hydra.callbacks.mine={_target_:os.mkdir,path:called}", "hydra.launcher.workers={_target_:os.mkdir,path:called}"],
 )
-def test_nothing_that_an_argument_names_is_called(command: ModuleType, empty: Path, argument: str) -> None:
+def test_nothing_that_an_argument_names_is_called(empty: Path, argument: str) -> None:
     (line,) = command.refused(empty, *command.tiny(argument))
     assert "would be imported and called; allowed: no _target_" in line or "has no effect here; allowed" in line

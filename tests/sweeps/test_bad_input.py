@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from harness.storage.store import open_store
+from tests.sweeps import command
 
 NAMES = "names that stability-harness list shows"
 FAULTS = "rank_noise, rare_tokens, realistic_sdc"
@@ -195,9 +195,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("arguments", "start", "rest"), CASES.values(), ids=CASES)
-def test_one_line(
-    command: ModuleType, empty: Path, arguments: list[str], start: str, rest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_line(empty: Path, arguments: list[str], start: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # even where there is a Slurm, none of these may reach it
     (line,) = command.refused(empty, *command.tiny(*arguments))
     assert line.startswith(f"error: {start}")
@@ -206,12 +204,12 @@ def test_one_line(
 
 
 @no_cuda
-def test_no_cuda(command: ModuleType, empty: Path) -> None:
+def test_no_cuda(empty: Path) -> None:
     (line,) = command.refused(empty, *command.tiny("device=cuda"))
     assert line == "error: device=cuda: torch finds no CUDA device on this machine; allowed: auto, cpu"
 
 
-def test_every_bad_value_is_reported(command: ModuleType, empty: Path) -> None:
+def test_every_bad_value_is_reported(empty: Path) -> None:
     arguments = [
         "model.widht=3",
         "optim.lr=fast",
@@ -234,7 +232,7 @@ def test_every_bad_value_is_reported(command: ModuleType, empty: Path) -> None:
     assert all(line.startswith(f"error: {start}") for line, start in zip(lines, starts, strict=True))
 
 
-def test_every_bad_combination_is_reported_once(command: ModuleType, empty: Path) -> None:
+def test_every_bad_combination_is_reported_once(empty: Path) -> None:
     arguments = ["model.width=16,20,28", "schedule.warmup=7", "seed=range(10)", "hydra.launcher.workers=0"]
     lines = command.refused(empty, *command.tiny(*arguments))
     assert sorted(line.split(":")[1].strip() for line in lines) == [
@@ -245,14 +243,14 @@ def test_every_bad_combination_is_reported_once(command: ModuleType, empty: Path
     ]
 
 
-def test_hundreds_of_bad_combinations_are_cut_short(command: ModuleType, empty: Path) -> None:
+def test_hundreds_of_bad_combinations_are_cut_short(empty: Path) -> None:
     lines = command.refused(empty, *command.tiny("schedule.warmup=range(7,507)"))
     assert lines[0].startswith("error: schedule.warmup=7:")
     assert len(lines) < 30
     assert lines[-1] == f"error: and {500 - (len(lines) - 1)} more like these"
 
 
-def test_a_pack_larger_than_memory(command: ModuleType, empty: Path) -> None:
+def test_a_pack_larger_than_memory(empty: Path) -> None:
     """It would be killed after minutes, without a word. A plan, which may be for another machine, says so."""
     (line,) = command.refused(empty, *command.tiny("model.width=262144", "out=out"))
     assert re.match(
@@ -263,16 +261,14 @@ def test_a_pack_larger_than_memory(command: ModuleType, empty: Path) -> None:
 # --- Slurm -------------------------------------------------------------------------------------------------------
 
 
-def test_no_slurm(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_slurm(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(empty))
     (line,) = command.refused(empty, *command.tiny("hydra/launcher=slurm"))
     assert line == "error: hydra/launcher=slurm: no sbatch on PATH; allowed here: local"
 
 
 @pytest.mark.parametrize("option", ["time", "cpus", "parallel"])
-def test_slurm_options_out_of_range(
-    command: ModuleType, empty: Path, option: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_options_out_of_range(empty: Path, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (empty / "sbatch").touch(mode=0o700)  # never called: the options are wrong
     monkeypatch.setenv("PATH", str(empty))
     (line,) = command.refused(empty, *command.tiny("hydra/launcher=slurm", f"hydra.launcher.{option}=0"))
@@ -302,7 +298,7 @@ def test_slurm_options_out_of_range(
     ],
     ids=["combination", "bit", "no slurm", "target", "another study"],
 )
-def test_from_a_shell(command: ModuleType, tmp_path: Path, arguments: list[str], line: str) -> None:
+def test_from_a_shell(tmp_path: Path, arguments: list[str], line: str) -> None:
     """A grid as a shell starts it, the others forked."""
     command.write_yaml(tmp_path / "mine", "study/evil.yaml", "x: {_target_: os.mkdir, path: called}")
     open_store(tmp_path / "old", "quickstart")

@@ -6,7 +6,7 @@ import math
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from sweeps.compose.overrides import trial_fields
 from sweeps.planning.campaign import Campaign, check_samples
 from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.planner import PackPlan, Plan, make_plan, pack_bytes, pack_seconds, wall_seconds
+from tests.sweeps import command
 
 DEADLINE = 60  # seconds, for what takes a hundredth of one
 NUMBERS = ["0", "-1", "1", "1000000", *(str(2**n) for n in (31, 53, 63, 64)), str(2**63 - 1), str(10**30)]
@@ -66,7 +67,7 @@ OF_THE_RUN = ("pack.size", "telemetry.block", "hydra.launcher.workers")
 
 
 @pytest.fixture
-def tiny_grid(command: ModuleType) -> Any:
+def tiny_grid() -> Any:
     """`made` with tiny models, whose fields the given overrides replace."""
 
     def make(*overrides: str) -> Trial | None:
@@ -181,7 +182,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("overrides", "line"), CASES.values(), ids=CASES)
-def test_one_line(command: ModuleType, empty: Path, overrides: list[str], line: str) -> None:
+def test_one_line(empty: Path, overrides: list[str], line: str) -> None:
     (found,) = command.refused(empty, *command.tiny(*overrides, "plan=true"))
     assert found.startswith(f"error: {line}") and "; allowed: " in found
 

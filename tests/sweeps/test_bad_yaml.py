@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from sweeps.compose.arguments import check_command_line
+from tests.sweeps import command
 
 GLOBAL = "# @package _global_\n"
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -96,9 +96,7 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
 
 @pytest.mark.parametrize("group", ["study", "mitigation", "fault"])
 @pytest.mark.parametrize(("content", "starts"), CONTENTS.values(), ids=CONTENTS)
-def test_a_file_that_is_no_tree_of_values(
-    command: ModuleType, empty: Path, group: str, content: str | bytes, starts: str
-) -> None:
+def test_a_file_that_is_no_tree_of_values(empty: Path, group: str, content: str | bytes, starts: str) -> None:
     file = empty / "mine" / group / "odd.yaml"
     file.parent.mkdir(parents=True)
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -109,14 +107,14 @@ def test_a_file_that_is_no_tree_of_values(
     assert "; allowed: " in line and len(line) < 500
 
 
-def test_an_empty_study_is_the_recipe(command: ModuleType, empty: Path) -> None:
+def test_an_empty_study_is_the_recipe(empty: Path) -> None:
     for name, content in {"empty": "", "comment": "# nothing\n", "mark": "\ufeffseed: 0\n"}.items():
         (empty / "mine" / "study").mkdir(parents=True, exist_ok=True)
         (empty / "mine" / "study" / f"{name}.yaml").write_text(content)
         assert command.only(study=name, folder=empty / "mine") == command.only()
 
 
-def test_a_study_that_builds_on_another(command: ModuleType, empty: Path) -> None:
+def test_a_study_that_builds_on_another(empty: Path) -> None:
     command.write_yaml(empty, "study/base.yaml", "optim: {lr: 0.5, clip: 2.0}\nhydra: {launcher: {time: 7}}")
     command.write_yaml(empty, "study/mine.yaml", "defaults: [base, _self_]\noptim: {clip: 1.0}")
     trial = command.only(study="mine", folder=empty)
@@ -126,7 +124,7 @@ def test_a_study_that_builds_on_another(command: ModuleType, empty: Path) -> Non
 
 
 @pytest.mark.parametrize("group", ["study", "fault"])
-def test_files_that_build_on_each_other_for_ever(command: ModuleType, empty: Path, group: str) -> None:
+def test_files_that_build_on_each_other_for_ever(empty: Path, group: str) -> None:
     package = GLOBAL if group == "study" else ""
     (empty / "mine" / group).mkdir(parents=True)
     for name, base in {"a": "b", "b": "c", "c": "b", **{f"n{i}": f"n{i + 1}" for i in range(50)}}.items():
@@ -140,7 +138,7 @@ def test_files_that_build_on_each_other_for_ever(command: ModuleType, empty: Pat
 
 
 @pytest.mark.parametrize("flag", ["plan=true", "--help", "--list"])
-def test_what_stands_where_a_file_should(command: ModuleType, empty: Path, flag: str) -> None:
+def test_what_stands_where_a_file_should(empty: Path, flag: str) -> None:
     """None of them is waited for; a pipe would never end."""
     for group in ("study", "mitigation", "fault"):
         (empty / "mine" / group / "folder.yaml").mkdir(parents=True)
@@ -168,21 +166,21 @@ def test_what_stands_where_a_file_should(command: ModuleType, empty: Path, flag:
     ],
 )
 @pytest.mark.parametrize("flag", ["plan=true", "--help", "--list", "--info=searchpath"])
-def test_what_is_no_folder(command: ModuleType, empty: Path, folder: str, reason: str, flag: str) -> None:
+def test_what_is_no_folder(empty: Path, folder: str, reason: str, flag: str) -> None:
     (empty / "loop").symlink_to("loop")
     (empty / "file").touch()
     (line,) = command.refused(empty, f"--config-dir={folder}", flag)
     assert line.startswith("error: --config-dir=") and f": {reason}; allowed: a folder with studies" in line
 
 
-def test_names_with_control_characters(command: ModuleType, empty: Path) -> None:
+def test_names_with_control_characters(empty: Path) -> None:
     command.write_yaml(empty / "mine", "mitigation/a\x1b[2Jb.yaml", "optim: {clip: 1.0}")
     for arguments in (["plan=true"], ["--list"], ["--help"]):
         (line,) = command.refused(empty, "--config-dir=mine", *arguments)
         assert "mitigation/a\\x1b[2Jb.yaml: control characters in its name; allowed: another name" in line
 
 
-def test_comments_with_control_characters(command: ModuleType, empty: Path) -> None:
+def test_comments_with_control_characters(empty: Path) -> None:
     command.write_yaml(empty / "mine", "mitigation/loud.yaml", "# Clears \x1b]0;mine\x07 the screen\u202e.\n{}")
     shown = command.call("--config-dir=mine", "--list").out
     assert "Clears \\x1b]0;mine\\x07 the screen\\u202e." in shown
@@ -192,7 +190,7 @@ def test_comments_with_control_characters(command: ModuleType, empty: Path) -> N
 @pytest.mark.parametrize(
     "name", ["study/grid", "mitigation/clip_1", "mitigation/none", "fault/weight_bit", "fault/value"]
 )
-def test_a_name_of_ours_is_not_left_out_in_silence(command: ModuleType, empty: Path, name: str) -> None:
+def test_a_name_of_ours_is_not_left_out_in_silence(empty: Path, name: str) -> None:
     command.write_yaml(empty / "mine", f"{name}.yaml", "{}")
     for arguments in (["plan=true"], ["--list"]):
         (line,) = command.refused(empty, "--config-dir=mine", *arguments)
@@ -211,7 +209,7 @@ def launcher(folder: Path, *arguments: str) -> dict[str, Any]:
     return dict(check_command_line([f"--config-dir={folder}", *arguments])[0].hydra.launcher)
 
 
-def test_a_study_chooses_the_launcher_and_its_options(command: ModuleType, empty: Path) -> None:
+def test_a_study_chooses_the_launcher_and_its_options(empty: Path) -> None:
     command.write_yaml(empty, "study/cluster.yaml", SLURM)
     command.write_yaml(empty, "study/either.yaml", OPTIONS)
     command.loader()
@@ -227,7 +225,7 @@ def test_a_study_chooses_the_launcher_and_its_options(command: ModuleType, empty
     assert [trial.seed for trial in command.trials(study="cluster", folder=empty)] == [0]
 
 
-def test_a_study_is_sent_to_slurm(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_is_sent_to_slurm(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command.write_yaml(empty / "mine", "study/cluster.yaml", SLURM)
     monkeypatch.setenv("PATH", str(empty))
     (line,) = command.refused(empty, "--config-dir=mine", "study=cluster", "train.steps=6", "schedule.warmup=2")
@@ -255,7 +253,7 @@ def test_a_study_is_sent_to_slurm(command: ModuleType, empty: Path, monkeypatch:
         ("workers: [1]", "hydra.launcher.workers=[1]: not a plain word"),
     ],
 )  # fmt: skip
-def test_what_a_study_may_not_say_to_the_launcher(command: ModuleType, empty: Path, options: str, reason: str) -> None:
+def test_what_a_study_may_not_say_to_the_launcher(empty: Path, options: str, reason: str) -> None:
     content = f"defaults: [override /hydra/launcher: slurm]\nhydra: {{launcher: {{{options}}}}}"
     command.write_yaml(empty / "mine", "study/odd.yaml", content)
     for arguments in (["plan=true"], ["--help"], ["--cfg=hydra"], ["hydra/launcher=local"]):
@@ -277,7 +275,7 @@ def test_what_a_study_may_not_say_to_the_launcher(command: ModuleType, empty: Pa
         ("3", "defaults: 3: may not come from a file; allowed: _self_, and the name of one other study"),
     ],
 )
-def test_what_a_study_may_not_choose(command: ModuleType, empty: Path, entry: str, reason: str) -> None:
+def test_what_a_study_may_not_choose(empty: Path, entry: str, reason: str) -> None:
     command.write_yaml(empty / "mine", "study/odd.yaml", f"defaults:\n- {entry}\n")
     (line,) = command.refused(empty, "--config-dir=mine", "study=odd", "plan=true")
     assert line.startswith(f"error: study=odd: {reason}")

@@ -10,7 +10,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from injectors import fault_types
 from sweeps.planning.planner import PackPlan
 from sweeps.running.job import Finished, train_pack_safely
 from tests.jobs import job_of
+from tests.sweeps import command
 from tests.sweeps.traps import recorded
 
 TENSORS = ("weight", "reduced_gradient", "moment_1", "moment_2", "update", "gradient", "clipped_gradient")
@@ -86,20 +86,20 @@ def threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def campaign(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five faults at each site."""
     out = tmp_path_factory.mktemp("campaign") / "out"
-    sweep(command, out, *DRAWN, f"fault.samples={SAMPLES}")
+    sweep(out, *DRAWN, f"fault.samples={SAMPLES}")
     return out
 
 
 @pytest.fixture(scope="module")
-def stuck(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def stuck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """(results, what was printed) of faults of which many do nothing, or nothing that lasts."""
     out = tmp_path_factory.mktemp("stuck") / "out"
     given = ["fault.model=stuck_at_0", "fault.site=moment_1,moment_2,update,gradient", "fault.field=mantissa"]
     given.append("fault.seed=1")  # of these some change a value and are rounded away
-    return out, sweep(command, out, *FLIPS, *given, "fault.samples=16", "train.steps=8", "campaign.envelope=0")
+    return out, sweep(out, *FLIPS, *given, "fault.samples=16", "train.steps=8", "campaign.envelope=0")
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def copied(campaign: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(campaign, tmp_path / "out"))
 
 
-def sweep(command: ModuleType, out: Path, *arguments: str) -> str:
+def sweep(out: Path, *arguments: str) -> str:
     """What the command prints, once it has ended well; of several values of a key the last holds."""
     last = {text.partition("=")[0]: text for text in arguments}
     ended = command.call(*command.tiny(*last.values(), f"out={out}"))
@@ -134,7 +134,7 @@ def test_each_description_gives_that_many_faults_inside_of_it(campaign: Path) ->
     assert len({trial.fault["start"] for trial in drawn(campaign).values()}) == 3
 
 
-def test_what_the_description_leaves_open_alone_is_drawn(command: ModuleType, tmp_path: Path) -> None:
+def test_what_the_description_leaves_open_alone_is_drawn(tmp_path: Path) -> None:
     """Not the field, the format, the layer and the step."""
     given = [
         "fault.tensor=*.attention.*",
@@ -144,7 +144,7 @@ def test_what_the_description_leaves_open_alone_is_drawn(command: ModuleType, tm
         "fault.start=3",
     ]
     whole = ["fault.samples=12", "campaign.envelope=0", "pack.size=auto"]
-    sweep(command, tmp_path, "fault=gradient_bit", "model.depth=2", "fault.bit=null", *given, *whole)
+    sweep(tmp_path, "fault=gradient_bit", "model.depth=2", "fault.bit=null", *given, *whole)
     found = list(drawn(tmp_path, "gradient_bit").values())
     assert len(found) == 12
     assert {re.sub(r"[^.]+$", "", trial.fault["tensor"]) for trial in found} == {"blocks.1.attention."}
@@ -152,23 +152,23 @@ def test_what_the_description_leaves_open_alone_is_drawn(command: ModuleType, tm
     assert {trial.fault["start"] for trial in found} == {3}
 
 
-def test_the_same_command_trains_nothing(command: ModuleType, copied: Path) -> None:
+def test_the_same_command_trains_nothing(copied: Path) -> None:
     before = command.tree(copied)
-    out = sweep(command, copied, *DRAWN, f"fault.samples={SAMPLES}")
+    out = sweep(copied, *DRAWN, f"fault.samples={SAMPLES}")
     assert "58 trials asked for, 1 golden twin added, 59 complete already: 0 to train in 0 packs" in out
     assert command.tree(copied) == before
 
 
-def test_more_samples_go_on_from_fewer(command: ModuleType, copied: Path) -> None:
+def test_more_samples_go_on_from_fewer(copied: Path) -> None:
     few = stored(copied)
-    out = sweep(command, copied, *DRAWN, "fault.samples=8")
+    out = sweep(copied, *DRAWN, "fault.samples=8")
     assert "88 trials asked for, 1 golden twin added, 59 complete already: 30 to train" in out
     assert recorded(copied) == sorted(stored(copied)) and len(stored(copied)) == 89
     assert few.items() <= stored(copied).items()
     assert {len(trials) for trials in by_site(drawn(copied)).values()} == {8}
 
 
-def test_another_seed_draws_others(command: ModuleType, copied: Path) -> None:
+def test_another_seed_draws_others(copied: Path) -> None:
     """The fault's own, or that of the whole trial: both mean the same faults."""
 
     def addresses(seed: int) -> set[tuple]:
@@ -176,8 +176,8 @@ def test_another_seed_draws_others(command: ModuleType, copied: Path) -> None:
         return {(trial.fault["site"], *trial.address) for trial in trials}
 
     first = addresses(0)
-    sweep(command, copied, *EVERYWHERE, f"fault.samples={SAMPLES}", "fault.seed=1")
-    sweep(command, copied, *EVERYWHERE, f"fault.samples={SAMPLES}", "seed=1")
+    sweep(copied, *EVERYWHERE, f"fault.samples={SAMPLES}", "fault.seed=1")
+    sweep(copied, *EVERYWHERE, f"fault.samples={SAMPLES}", "seed=1")
     others = addresses(1)
     assert len(first) == len(others) == 50 and first | others == addresses(0)
     assert {site for site, *_ in first & others} <= {"learning_rate"}  # which has no more than 96
@@ -194,10 +194,10 @@ def test_sites_draw_independently(campaign: Path) -> None:
 # --- the clean envelope ------------------------------------------------------------------------------------------
 
 
-def test_each_recipe_has_an_envelope(command: ModuleType, tmp_path: Path) -> None:
+def test_each_recipe_has_an_envelope(tmp_path: Path) -> None:
     """Shared by its seeds and campaigns, and from the earliest step of those on."""
     grid = ["model.width=16,32", "seed=range(3)", "optim.clip=null,1.0", "fault.samples=1", "campaign.envelope=4"]
-    sweep(command, tmp_path, *grid, "fault=bit_flip", "fault.start=3,2", "fault.site=weight,update", "pack.size=auto")
+    sweep(tmp_path, *grid, "fault=bit_flip", "fault.start=3,2", "fault.site=weight,update", "pack.size=auto")
     clean = [trial.config for trial in drawn(tmp_path, "last_bit").values()]
     recipes = Counter((config["model"]["width"], config["optim"]["clip"]) for config in clean)
     assert recipes == {(width, clip): 6 for width in (16, 32) for clip in (None, 1.0)}  # two for each of three seeds
@@ -206,15 +206,15 @@ def test_each_recipe_has_an_envelope(command: ModuleType, tmp_path: Path) -> Non
     assert len(drawn(tmp_path)) == 2 * 3 * 2 * 2 * 2
 
 
-def test_no_envelope_if_none_is_wanted(command: ModuleType, tmp_path: Path) -> None:
-    sweep(command, tmp_path, *FLIPS, "fault.samples=3", "campaign.envelope=0")
+def test_no_envelope_if_none_is_wanted(tmp_path: Path) -> None:
+    sweep(tmp_path, *FLIPS, "fault.samples=3", "campaign.envelope=0")
     assert sorted(trial.fault["name"] for trial in stored(tmp_path).values()) == ["bit_flip"] * 3 + ["none"]
 
 
 # --- the plan ----------------------------------------------------------------------------------------------------
 
 
-def test_the_plan_counts_the_population(command: ModuleType, empty: Path) -> None:
+def test_the_plan_counts_the_population(empty: Path) -> None:
     """Elements times bits times steps; and half of Wilson's interval of a share of one half, z / (2 sqrt(n + z^2))."""
     ended = command.call(*command.tiny(*DRAWN, "fault.samples=40", "plan=true"))
     assert (ended.status, ended.err, list(empty.iterdir())) == (0, "", [])
@@ -229,7 +229,7 @@ def test_the_plan_counts_the_population(command: ModuleType, empty: Path) -> Non
     assert "408 trials asked for, 1 golden twin added, 0 complete already: 409 to train" in ended.out
 
 
-def test_the_plan_of_a_narrow_description(command: ModuleType, empty: Path) -> None:
+def test_the_plan_of_a_narrow_description(empty: Path) -> None:
     given = ["fault.tensor=head", "fault.field=sign", "fault.format=fp16", "fault.samples=256", "campaign.width=0.1"]
     ended = command.call(*command.tiny("fault=weight_bit", *given, "fault.bit=null", "fault.start=2", "plan=true"))
     assert "campaign weight_bit at weight: 256 of 512 faults (50%); a share of them will be known" in ended.out
@@ -239,13 +239,11 @@ def test_the_plan_of_a_narrow_description(command: ModuleType, empty: Path) -> N
 # --- what is stored ----------------------------------------------------------------------------------------------
 
 
-def test_fifty_faults_of_every_site_are_replayed_from_their_records(
-    command: ModuleType, campaign: Path, tmp_path: Path
-) -> None:
+def test_fifty_faults_of_every_site_are_replayed_from_their_records(campaign: Path, tmp_path: Path) -> None:
     """Every loss bit for bit, and every event value for value."""
     first = drawn(campaign)
     records = ",".join(f"{campaign}:{trial}" for trial in first)
-    sweep(command, tmp_path / "again", "fault=replay", f"fault.record={records}", "pack.size=auto")
+    sweep(tmp_path / "again", "fault=replay", f"fault.record={records}", "pack.size=auto")
     again = drawn(tmp_path / "again", "replay")
     assert len(first) == len(again) == 50
 
@@ -260,7 +258,7 @@ def test_fifty_faults_of_every_site_are_replayed_from_their_records(
     assert all(trial.events for trial in again.values())
 
 
-def test_a_study_does_a_trial_of_its_own_again(command: ModuleType, empty: Path) -> None:
+def test_a_study_does_a_trial_of_its_own_again(empty: Path) -> None:
     """As documented: what the study says of other faults, its own `fault.start` among it, is not in the way."""
     given = ["study=campaign", "train.steps=26"]
     few = ["fault.site=weight", "fault.until=24", "fault.samples=3", "campaign.envelope=0"]
@@ -275,7 +273,7 @@ def test_a_study_does_a_trial_of_its_own_again(command: ModuleType, empty: Path)
     assert again.events == first.events != []
 
 
-def test_a_trial_of_a_campaign_is_that_trial_alone(command: ModuleType, campaign: Path, tmp_path: Path) -> None:
+def test_a_trial_of_a_campaign_is_that_trial_alone(campaign: Path, tmp_path: Path) -> None:
     """The same config gives the same id; in a pack of two it has a row of its own from the first step to the last."""
     found, shared = drawn(campaign), command.results(campaign)
     masked = [name for name, trial in found.items() if trial.masked_step is not None]
@@ -286,16 +284,14 @@ def test_a_trial_of_a_campaign_is_that_trial_alone(command: ModuleType, campaign
     assert len(chosen) == 5
     for name in chosen:
         given = [f"fault.{key}={found[name].fault[key]}" for key in ("site", "tensor", "element", "bit", "start")]
-        sweep(command, tmp_path, "fault=bit_flip", *given, "pack.size=2")
+        sweep(tmp_path, "fault=bit_flip", *given, "pack.size=2")
     assert drawn(tmp_path) == {name: found[name] for name in chosen}
     alone = command.results(tmp_path)
     assert not command.differing(alone, shared.sel(trial=alone.trial))
 
 
 @pytest.mark.parametrize("which", ["campaign", "stuck"])
-def test_no_trial_shows_that_it_has_shared(
-    command: ModuleType, campaign: Path, stuck: tuple[Path, str], tmp_path: Path, which: str
-) -> None:
+def test_no_trial_shows_that_it_has_shared(campaign: Path, stuck: tuple[Path, str], tmp_path: Path, which: str) -> None:
     """In a pack without its golden twin nothing is forked, and nobody is found to be masked and let go."""
     out = campaign if which == "campaign" else stuck[0]
     open_store(tmp_path, "grid")
@@ -307,7 +303,7 @@ def test_no_trial_shows_that_it_has_shared(
     assert np.isnan(alone.masked_step).all() and not np.isnan(shared.masked_step).all()
 
 
-def test_idle_faults_are_counted_and_masked_ones_known(command: ModuleType, stuck: tuple[Path, str]) -> None:
+def test_idle_faults_are_counted_and_masked_ones_known(stuck: tuple[Path, str]) -> None:
     """Bits that are stuck at what they were are idle; whoever is masked is its golden twin from then on."""
     out, said = stuck
     found, events = drawn(out), fault_events(out).set_index("trial")

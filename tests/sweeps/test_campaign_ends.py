@@ -6,7 +6,6 @@ import re
 import signal
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from scipy.stats import binomtest
@@ -14,6 +13,7 @@ from scipy.stats import binomtest
 from analysis.measures.outcomes import OUTCOMES, outcomes_and_notes
 from analysis.reading.open_sweep import open_sweep
 from harness.storage.stored import read_packs
+from tests.sweeps import command
 from tests.sweeps.test_campaign import FLIPS, by_site, drawn, stored, sweep
 from tests.sweeps.traps import STOPPING, is_spotless, recorded
 
@@ -49,12 +49,12 @@ def width_now(out: Path, stratum: str) -> float:
         (["fault.format=fp8_e4m3", "campaign.width=0.7", "campaign.round=16", "fault.site=gradient"], "bit"),
     ],
 )
-def test_it_stops_when_it_knows_enough(command: ModuleType, tmp_path: Path, given: list[str], stratum: str) -> None:
+def test_it_stops_when_it_knows_enough(tmp_path: Path, given: list[str], stratum: str) -> None:
     """After the first round at which every stratum's interval is narrow enough, and again from any state."""
     line = [*FLIPS, "fault.samples=60", f"fault.stratify={stratum}", *given]
     words = dict(text.split("=") for text in given)
     step, wanted = int(words["campaign.round"]), float(words["campaign.width"])
-    out = sweep(command, tmp_path / "whole", *line)
+    out = sweep(tmp_path / "whole", *line)
     found = rounds(out)
     assert [most for _, most in found] == [step * (i + 1) for i in range(len(found))]
     assert len(found) > 1 and found[-1][1] < 60
@@ -63,45 +63,45 @@ def test_it_stops_when_it_knows_enough(command: ModuleType, tmp_path: Path, give
     assert {len(trials) for trials in by_site(drawn(tmp_path / "whole")).values()} == {found[-1][1]}
 
     before = command.tree(tmp_path)
-    again = sweep(command, tmp_path / "whole", *line)
+    again = sweep(tmp_path / "whole", *line)
     assert rounds(again) == found and again.count("nothing to train: ") == len(found)
     assert again.count("study ") == again.count(" asked for, ") == again.count("results in ") == 1, "a line a round"
     assert command.tree(tmp_path) == before
 
-    sweep(command, tmp_path / "begun", *line, f"fault.samples={step}", "campaign.width=null")
+    sweep(tmp_path / "begun", *line, f"fault.samples={step}", "campaign.width=null")
     assert found[0][0] == f"{width_now(tmp_path / 'begun', stratum):.3f}"
-    sweep(command, tmp_path / "begun", *line, f"fault.samples={step + 3}", "campaign.width=null")
-    assert rounds(sweep(command, tmp_path / "begun", *line)) == found
+    sweep(tmp_path / "begun", *line, f"fault.samples={step + 3}", "campaign.width=null")
+    assert rounds(sweep(tmp_path / "begun", *line)) == found
     assert not command.differing(command.results(tmp_path / "whole"), command.results(tmp_path / "begun"))
 
 
-def test_it_ends_with_its_samples(command: ModuleType, tmp_path: Path) -> None:
-    out = sweep(command, tmp_path, *FLIPS, "fault.samples=15", "campaign.round=10", "campaign.width=0.01")
+def test_it_ends_with_its_samples(tmp_path: Path) -> None:
+    out = sweep(tmp_path, *FLIPS, "fault.samples=15", "campaign.round=10", "campaign.width=0.01")
     assert [most for _, most in rounds(out)] == [10]
     assert len(drawn(tmp_path)) == 15
 
 
-def test_a_stratum_without_a_fault_is_not_known(command: ModuleType, tmp_path: Path) -> None:
+def test_a_stratum_without_a_fault_is_not_known(tmp_path: Path) -> None:
     """Four of eight bits have had no turn after the first round. Nobody is bothered with a missing envelope."""
     given = ["fault.stratify=bit", "fault.format=fp8_e4m3", "fault.samples=20", "campaign.round=4"]
-    out = sweep(command, tmp_path, *FLIPS, *given, "campaign.width=0.9", "campaign.envelope=0")
+    out = sweep(tmp_path, *FLIPS, *given, "campaign.width=0.9", "campaign.envelope=0")
     assert rounds(out) == [("1.000", 4), ("0.793", 8)]
 
 
-def test_faults_without_a_golden_run_to_judge_by_do_not_count(command: ModuleType, tmp_path: Path) -> None:
+def test_faults_without_a_golden_run_to_judge_by_do_not_count(tmp_path: Path) -> None:
     """It blows up some steps after the strikes, and whatever they would have led to."""
     blown = ["optim.lr=1e4", "optim.weight_decay=0.1", "schedule.warmup=0", "fault.until=null", "fault.start=0"]
     blown += ["optim.clip=null", "optim.decay_follows=rate"]
     given = ["fault.samples=20", "campaign.round=10", "campaign.width=0.4", "campaign.envelope=0", "fault.bit=31"]
-    out = sweep(command, tmp_path, *FLIPS, *given, *blown)
+    out = sweep(tmp_path, *FLIPS, *given, *blown)
     judged, _ = outcomes_and_notes(open_sweep(tmp_path))
     assert Counter(judged.fault_outcome.values.tolist()) == {"": 1, "unjudged": 20}
     assert rounds(out) == [("1.000", 10)]
 
 
-def test_one_that_does_not_wait_goes_on_where_nothing_is_left_to_wait_for(command: ModuleType, tmp_path: Path) -> None:
+def test_one_that_does_not_wait_goes_on_where_nothing_is_left_to_wait_for(tmp_path: Path) -> None:
     given = ["fault.samples=20", "campaign.round=10", "campaign.width=0.01", "wait=false"]
-    assert [most for _, most in rounds(sweep(command, tmp_path, *FLIPS, *given))] == [10]
+    assert [most for _, most in rounds(sweep(tmp_path, *FLIPS, *given))] == [10]
     assert len(drawn(tmp_path)) == 20
 
 
@@ -111,7 +111,7 @@ TRAPPED = ("seed=0,1", "fault=rigged,bit_flip", "fault.switch=switch", "fault.sa
 
 
 @pytest.fixture(scope="module")
-def undisturbed(command: ModuleType, rigged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(rigged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed")
     ended = command.end(command.fork(*command.tiny(*TRAPPED), cwd=folder, path=[rigged]))
     assert (ended.status, ended.err) == (0, "")
@@ -119,9 +119,7 @@ def undisturbed(command: ModuleType, rigged: Path, tmp_path_factory: pytest.Temp
 
 
 @pytest.mark.parametrize(("word", "status"), [("kill", -signal.SIGKILL), ("wait", 130)], ids=["SIGKILL", "Ctrl-C"])
-def test_a_stopped_campaign_goes_on(
-    command: ModuleType, rigged: Path, undisturbed: Path, tmp_path: Path, word: str, status: int
-) -> None:
+def test_a_stopped_campaign_goes_on(rigged: Path, undisturbed: Path, tmp_path: Path, word: str, status: int) -> None:
     """Every trial is recorded once, in a complete pack, with the bits of a campaign that was never stopped."""
     (tmp_path / "switch").write_text(f"{word} 1")
     process = command.fork(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged])

@@ -8,7 +8,6 @@ import pty
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -16,6 +15,7 @@ import yaml
 from injectors import fault_types
 from sweeps.commands.catalogue import HEADINGS, Entry, entries, said_in
 from sweeps.compose.folders import FOLDER
+from tests.sweeps import command
 
 
 def listed(text: str) -> dict[str, dict[str, str]]:
@@ -38,7 +38,7 @@ def squeezed(text: str) -> str:
 # --- the list ----------------------------------------------------------------------------------------------------
 
 
-def test_every_option_has_its_line(command: ModuleType) -> None:
+def test_every_option_has_its_line() -> None:
     """Into a pipe nothing is cut or wrapped, however narrow it claims to be."""
     ended = command.end(command.fork("--list", cwd=FOLDER, COLUMNS="40"))
     assert (ended.status, ended.err) == (0, "")
@@ -67,7 +67,7 @@ def all_of(master: int) -> str:
 
 
 @pytest.mark.parametrize("columns", [80, 50])
-def test_readable_on_a_terminal(command: ModuleType, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readable_on_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("sys.argv", ["sweeps", "--list"])
@@ -88,7 +88,7 @@ def test_readable_on_a_terminal(command: ModuleType, columns: int, monkeypatch: 
     assert goes_on and all(line.startswith(" " * (widest + 2)) for line in goes_on)
 
 
-def test_users_files(command: ModuleType, empty: Path) -> None:
+def test_users_files(empty: Path) -> None:
     command.write_yaml(
         empty / "mine", "mitigation/mine.yaml", "# What I do [red]about[/red] it\n# (Me 2024).\noptim: {}"
     )
@@ -143,13 +143,13 @@ def test_head_comments(tmp_path: Path, content: str, said: str) -> None:
         (["--list", "--config-dir=nowhere"], ["--config-dir=nowhere: no such folder; allowed: a folder"]),
     ],
 )
-def test_extra_arguments(command: ModuleType, empty: Path, arguments: list[str], starts: list[str]) -> None:
+def test_extra_arguments(empty: Path, arguments: list[str], starts: list[str]) -> None:
     lines = sorted(command.refused(empty, *arguments))
     assert len(lines) == len(starts)
     assert all(line.startswith(f"error: {start}") for line, start in zip(lines, starts, strict=True))
 
 
-def test_help_mentions_it(command: ModuleType, empty: Path) -> None:
+def test_help_mentions_it(empty: Path) -> None:
     ended = command.end(command.fork("--help", cwd=empty))
     assert (ended.status, ended.err) == (0, "")
     start = ended.out.partition("== Configuration groups ==")[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -16,13 +15,14 @@ from sweeps.planning.planner import PackPlan, make_plan, without
 from sweeps.running.claims import claimed, claims_on, lock_of
 from sweeps.running.job import Elsewhere, Finished, finished, train_pack
 from tests.jobs import job_of
+from tests.sweeps import command
 
 COMMON = ("optim.lr=1e-2,1e-1", "fault=none,weight_bit,rare_tokens", "fault.start=20", "train.steps=40")
 GRIDS = ("seed=range(0,4)", "seed=range(1,5)", "seed=range(2,6)", "seed=5,3,1,0")
 
 
 @pytest.fixture(scope="module")
-def whole(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one command leaves for all of them."""
     folder = tmp_path_factory.mktemp("whole")
     ended = command.call(*command.tiny(*COMMON, "seed=range(6)", f"out={folder}/out"))
@@ -34,7 +34,7 @@ def trained(out: Path) -> list[str]:
     return sorted(trial for pack in read_packs(out) if pack.complete for trial in pack.attributes["ids"])
 
 
-def test_four_commands_at_once(command: ModuleType, whole: Path, tmp_path: Path) -> None:
+def test_four_commands_at_once(whole: Path, tmp_path: Path) -> None:
     """With two workers each, and packs that are cut differently."""
     options = [f"hydra.launcher.workers={1 + number % 2}" for number in range(4)]
     started = [
@@ -48,7 +48,7 @@ def test_four_commands_at_once(command: ModuleType, whole: Path, tmp_path: Path)
     assert not command.differing(command.results(tmp_path / "out"), command.results(whole))
 
 
-def test_those_that_are_killed_keep_nothing(command: ModuleType, whole: Path, tmp_path: Path) -> None:
+def test_those_that_are_killed_keep_nothing(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(0)
     for number, grid in enumerate(GRIDS):
         process = command.fork(*command.tiny(*COMMON, grid, f"pack.size={3 + number}", "out=out"), cwd=tmp_path)
@@ -66,7 +66,7 @@ def test_those_that_are_killed_keep_nothing(command: ModuleType, whole: Path, tm
 
 
 @pytest.fixture
-def packs(command: ModuleType, tmp_path: Path) -> list[PackPlan]:
+def packs(tmp_path: Path) -> list[PackPlan]:
     """Packs of two grids that have two golden trials and their faults in common."""
     open_store(tmp_path, "grid")
     given = ["fault=none,weight_bit", "fault.start=3"]
@@ -92,9 +92,7 @@ def test_a_pack_is_trained_without_what_another_one_has(packs: list[PackPlan], t
     assert train_pack(second) == again and train_pack(first) == finished(first)
 
 
-def test_what_another_process_is_training_is_left_to_it(
-    command: ModuleType, packs: list[PackPlan], tmp_path: Path
-) -> None:
+def test_what_another_process_is_training_is_left_to_it(packs: list[PackPlan], tmp_path: Path) -> None:
     folder, (first, second) = ResultsPath.open(tmp_path), packs
     with claimed(folder, first) as own:
         assert own == first

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hydra
@@ -16,6 +15,7 @@ from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError, Trial
 from sweeps.compose.arguments import expand
 from sweeps.compose.folders import FOLDER, read, stems
+from tests.sweeps import command
 
 NAMES = stems(FOLDER / "mitigation")
 COUNT = len(NAMES) - 1  # without `none`
@@ -24,7 +24,7 @@ OURS = f"the {COUNT} names that stability-harness list shows"
 
 
 @pytest.fixture
-def folder(command: ModuleType, tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A --config-dir with mitigations, some of which contradict each other."""
     own = {
         "soft": "optim: {clip: 0.5}",
@@ -51,7 +51,7 @@ def changed(trial: Trial) -> dict[str, Any]:
 # --- what a combination is ---------------------------------------------------------------------------------------
 
 
-def test_a_combination_is_the_union_of_the_differences(command: ModuleType, folder: Path) -> None:
+def test_a_combination_is_the_union_of_the_differences(folder: Path) -> None:
     assert changed(*command.grid("mitigation=qk_norm+no_clip")) == {"model.qk_norm": True, "optim.clip": None}
     assert changed(command.only("mitigation=soft+mup+beta2_0999", folder=folder)) == {
         "optim.clip": 0.5,
@@ -61,7 +61,7 @@ def test_a_combination_is_the_union_of_the_differences(command: ModuleType, fold
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
-def test_with_another_it_is_the_union_or_refused(command: ModuleType, name: str) -> None:
+def test_with_another_it_is_the_union_or_refused(name: str) -> None:
     """In a small model; what is refused names the parts that disagree, or the combination and the key."""
     small = ("model.width=16", "model.head_dim=8", "model.depth=2", "model.context=16", "train.steps=200")
     for other in (other for other in NAMES if other > name and other != "none"):
@@ -76,7 +76,7 @@ def test_with_another_it_is_the_union_or_refused(command: ModuleType, name: str)
             assert values.items() <= trial[section].items(), (name, other)
 
 
-def test_hydra_composes_the_same_from_a_list(command: ModuleType, tmp_path: Path) -> None:
+def test_hydra_composes_the_same_from_a_list(tmp_path: Path) -> None:
     names = ["beta2_0999", "no_clip", "mup", "qk_norm"]
     combinations = [parts for size in (2, 3, 4) for parts in itertools.combinations(names, size)]
     composer = command.composer()
@@ -88,20 +88,20 @@ def test_hydra_composes_the_same_from_a_list(command: ModuleType, tmp_path: Path
                 assert values[section] == OmegaConf.to_container(stock[section]), parts
 
 
-def test_the_order_of_the_parts_makes_no_other_trial(command: ModuleType) -> None:
+def test_the_order_of_the_parts_makes_no_other_trial() -> None:
     orders = ["+".join(parts) for parts in itertools.permutations(["qk_norm", "clip_1", "beta2_095"])]
     (trial,) = command.grid(f"mitigation={','.join(orders)}")
     assert trial.mitigation == "beta2_095+clip_1+qk_norm"
     assert {command.composer().trial([f"mitigation={order}"]).id for order in orders} == {trial.id}
 
 
-def test_parts_that_set_the_same_value_agree(command: ModuleType, folder: Path) -> None:
+def test_parts_that_set_the_same_value_agree(folder: Path) -> None:
     trial = command.only("mitigation=one+clip_1", folder=folder)
     assert changed(trial) == {"schedule.decay": "linear"} and trial.optim.clip == 1.0
     assert trial.mitigation == "clip_1+one"
 
 
-def test_a_golden_twin_keeps_the_combination(command: ModuleType) -> None:
+def test_a_golden_twin_keeps_the_combination() -> None:
     golden, faulty = command.grid("mitigation=qk_norm+clip_1", "fault=none,weight_bit")
     assert faulty.golden == golden
     assert golden.mitigation == "clip_1+qk_norm"
@@ -118,7 +118,7 @@ def test_a_golden_twin_keeps_the_combination(command: ModuleType) -> None:
         ("sort(mup+clip_1,beta2_0999)", ["beta2_0999", "clip_1+mup"]),
     ],
 )
-def test_forms_of_the_axis(command: ModuleType, empty: Path, axis: str, names: list[str]) -> None:
+def test_forms_of_the_axis(empty: Path, axis: str, names: list[str]) -> None:
     """As trials, and through Hydra's composition, which looks for a file of that name where it is the only value."""
     assert [trial.mitigation for trial in command.grid(f"mitigation={axis}")] == names
     ended = command.call(*command.tiny(f"mitigation={axis}", "plan=true"))
@@ -126,7 +126,7 @@ def test_forms_of_the_axis(command: ModuleType, empty: Path, axis: str, names: l
     assert ended.out.startswith(f"{len(names)} trial{'s' if len(names) > 1 else ''} asked for")
 
 
-def test_axis_of_a_study_in_a_folder_of_ones_own(command: ModuleType, folder: Path, empty: Path) -> None:
+def test_axis_of_a_study_in_a_folder_of_ones_own(folder: Path, empty: Path) -> None:
     axes = "{sweeper: {params: {mitigation: 'none,mup + soft,qk_norm+clip_1'}}}"
     command.write_yaml(folder, "study/mine.yaml", f"optim: {{lr: 0.25}}\nhydra: {axes}")
     found = command.trials(study="mine", folder=folder)
@@ -140,7 +140,7 @@ def test_axis_of_a_study_in_a_folder_of_ones_own(command: ModuleType, folder: Pa
 # --- trained and stored ------------------------------------------------------------------------------------------
 
 
-def test_stored_under_the_canonical_name(command: ModuleType, empty: Path) -> None:
+def test_stored_under_the_canonical_name(empty: Path) -> None:
     ended = command.call(*command.tiny("mitigation=none,qk_norm,qk_norm+clip_1", "optim.lr=0.1", "out=out"))
     assert (ended.status, ended.err) == (0, "")
     assert sorted(open_sweep(empty / "out").mitigation.values) == ["clip_1+qk_norm", "none", "qk_norm"]
@@ -148,7 +148,7 @@ def test_stored_under_the_canonical_name(command: ModuleType, empty: Path) -> No
     assert "1 complete already: 0 to train" in again.out
 
 
-def test_trains_as_the_same_fields_set_by_hand(command: ModuleType, empty: Path) -> None:
+def test_trains_as_the_same_fields_set_by_hand(empty: Path) -> None:
     fixed = ("optim.lr=0.3", "seed=range(2)", "out=out")
     by_hand = command.call(*command.tiny("model.qk_norm=true", "optim.clip=1.0", *fixed))
     combined = command.call(*command.tiny("mitigation=clip_1+qk_norm", *fixed))
@@ -160,9 +160,7 @@ def test_trains_as_the_same_fields_set_by_hand(command: ModuleType, empty: Path)
 
 
 @pytest.mark.parametrize("flags", [("--cfg", "job"), ("--help",)])
-def test_hydra_answers_questions_about_a_combination(
-    command: ModuleType, folder: Path, empty: Path, flags: tuple[str]
-) -> None:
+def test_hydra_answers_questions_about_a_combination(folder: Path, empty: Path, flags: tuple[str]) -> None:
     ended = command.call(*flags, "--config-dir=mine", "mitigation=qk_norm+soft")
     assert (ended.status or 0, ended.err) == (0, "")
     assert "\n  qk_norm: true\n" in ended.out
@@ -171,7 +169,7 @@ def test_hydra_answers_questions_about_a_combination(
     assert line.startswith("error: mitigation=softer+soft: optim.clip is 0.5 in soft, 0.25 in softer;")
 
 
-def test_hydra_answers_from_a_shell(command: ModuleType, tmp_path: Path) -> None:
+def test_hydra_answers_from_a_shell(tmp_path: Path) -> None:
     ended = command.end(command.fork("--cfg", "job", "mitigation=qk_norm+clip_1", cwd=tmp_path))
     assert (ended.status, ended.err) == (0, "")
     assert "\n  qk_norm: true\n" in ended.out
@@ -205,12 +203,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("value", "reasons"), REFUSED.items(), ids=REFUSED)
-def test_names_that_are_refused(command: ModuleType, empty: Path, value: str, reasons: list[str]) -> None:
+def test_names_that_are_refused(empty: Path, value: str, reasons: list[str]) -> None:
     lines = command.refused(empty, *command.tiny(f"mitigation={value}"))
     assert sorted(lines) == sorted(f"error: mitigation={reason}" for reason in reasons)
 
 
-def test_refused_without_the_command_line_too(command: ModuleType) -> None:
+def test_refused_without_the_command_line_too() -> None:
     with pytest.raises(ConfigError, match="none is the recipe as it is"):
         command.Composer(command.loader(), "grid").trial(["mitigation=none+mup"])
 
@@ -223,22 +221,20 @@ def test_refused_without_the_command_line_too(command: ModuleType) -> None:
         ("soft+unclipped", "optim.clip is 0.5 in soft, null in unclipped"),
     ],
 )
-def test_parts_that_contradict_each_other(
-    command: ModuleType, folder: Path, empty: Path, value: str, reason: str
-) -> None:
+def test_parts_that_contradict_each_other(folder: Path, empty: Path, value: str, reason: str) -> None:
     for axis in (value, f"none,{value}"):
         (line,) = command.refused(empty, *command.tiny("--config-dir=mine", f"mitigation={axis}"))
         assert line == f"error: mitigation={value}: {reason}; allowed: parts that agree on it"
 
 
-def test_a_wrong_file_is_named_once(command: ModuleType, folder: Path, empty: Path) -> None:
+def test_a_wrong_file_is_named_once(folder: Path, empty: Path) -> None:
     command.write_yaml(folder, "mitigation/wrong.yaml", "optim: {clip: much}")
     lines = command.refused(empty, *command.tiny("--config-dir=mine", "mitigation=mup+wrong,qk_norm+wrong"))
     assert lines == ["error: mitigation=wrong: optim.clip=much: wrong type (str); allowed: a number or null"]
 
 
 @pytest.mark.parametrize("axis", ["mup+clip_1", "none,mup+clip_1", "glob(m*)"])
-def test_a_file_with_the_name_of_a_combination(command: ModuleType, folder: Path, empty: Path, axis: str) -> None:
+def test_a_file_with_the_name_of_a_combination(folder: Path, empty: Path, axis: str) -> None:
     command.write_yaml(folder, "mitigation/mup+clip_1.yaml", "optim: {clip: 3}")
     (line,) = command.refused(empty, *command.tiny("--config-dir=mine", f"mitigation={axis}"))
     assert line.startswith("error: mitigation=mup+clip_1: a file whose name is that of a combination; allowed: ")
@@ -247,7 +243,7 @@ def test_a_file_with_the_name_of_a_combination(command: ModuleType, folder: Path
 # --- a combination that cannot be trained ------------------------------------------------------------------------
 
 
-def test_what_a_combination_breaks_is_told_of_it(command: ModuleType, folder: Path, empty: Path) -> None:
+def test_what_a_combination_breaks_is_told_of_it(folder: Path, empty: Path) -> None:
     alone = command.call(*command.tiny("--config-dir=mine", "mitigation=none,wide,large_heads", "plan=true"))
     assert (alone.status, alone.err) == (0, "")
     (line,) = command.refused(empty, *command.tiny("--config-dir=mine", "mitigation=none,wide,wide+large_heads"))
@@ -255,13 +251,13 @@ def test_what_a_combination_breaks_is_told_of_it(command: ModuleType, folder: Pa
     assert line == f"error: mitigation=large_heads+wide: {reason}"
 
 
-def test_what_the_recipe_breaks_is_not_told_of_the_mitigation(command: ModuleType, folder: Path, empty: Path) -> None:
+def test_what_the_recipe_breaks_is_not_told_of_the_mitigation(folder: Path, empty: Path) -> None:
     axes = ("mitigation=none,clip_1,wide+large_heads", "schedule.warmup=9")
     lines = command.refused(empty, *command.tiny("--config-dir=mine", *axes))
     assert sorted(line.split(":")[1].strip() for line in lines) == ["mitigation=large_heads+wide", "schedule.warmup=9"]
 
 
-def test_a_fault_to_which_a_mitigation_leaves_no_place(command: ModuleType, folder: Path, empty: Path) -> None:
+def test_a_fault_to_which_a_mitigation_leaves_no_place(folder: Path, empty: Path) -> None:
     struck = ("fault=weight_bit", "fault.tensor=blocks.0.attention.query", "fault.element=200", "fault.start=2")
     (line,) = command.refused(empty, *command.tiny("--config-dir=mine", "mitigation=none,narrow", *struck))
     assert line.startswith("error: mitigation=narrow: fault.element=200: beyond fault.tensor=")
@@ -270,7 +266,7 @@ def test_a_fault_to_which_a_mitigation_leaves_no_place(command: ModuleType, fold
 # --- a mitigation without effect ---------------------------------------------------------------------------------
 
 
-def notices(command: ModuleType, *overrides: str, folder: Path | None = None) -> list[str]:
+def notices(*overrides: str, folder: Path | None = None) -> list[str]:
     its_loader = command.loader(folder)
     composer = command.Composer(its_loader, "grid")
     return composer.notices(composer.trials(expand({}, overrides, its_loader)))
@@ -280,28 +276,26 @@ def idle(*names: str) -> list[str]:
     return [f"mitigation={name}: sets nothing that the recipe does not have already" for name in names]
 
 
-def test_a_mitigation_that_changes_nothing_is_noticed(command: ModuleType, folder: Path) -> None:
+def test_a_mitigation_that_changes_nothing_is_noticed(folder: Path) -> None:
     axis = "mitigation=none,clip_1,soft,clip_1+qk_norm"
-    assert notices(command, axis, "optim.clip=1", folder=folder) == idle("clip_1")
-    assert notices(command, axis, "optim.clip=1", "model.qk_norm=true", folder=folder) == idle(
-        "clip_1", "clip_1+qk_norm"
-    )
+    assert notices(axis, "optim.clip=1", folder=folder) == idle("clip_1")
+    assert notices(axis, "optim.clip=1", "model.qk_norm=true", folder=folder) == idle("clip_1", "clip_1+qk_norm")
     plain = ("optim.clip=null", "model.base_width=32")
-    assert notices(command, "mitigation=unclipped,mup", *plain, folder=folder) == idle("unclipped")
-    assert notices(command, "mitigation=none,beta2_0999,clip_1,mup,qk_norm", *plain) == []
+    assert notices("mitigation=unclipped,mup", *plain, folder=folder) == idle("unclipped")
+    assert notices("mitigation=none,beta2_0999,clip_1,mup,qk_norm", *plain) == []
 
 
-def test_a_mitigation_that_changes_some_trial_is_not_noticed(command: ModuleType) -> None:
-    assert notices(command, "mitigation=clip_1", "optim.clip=1.0,null") == []
-    assert notices(command, "mitigation=clip_1", "optim.clip=null,1.0") == []
+def test_a_mitigation_that_changes_some_trial_is_not_noticed() -> None:
+    assert notices("mitigation=clip_1", "optim.clip=1.0,null") == []
+    assert notices("mitigation=clip_1", "optim.clip=null,1.0") == []
 
 
-def test_a_mitigation_that_sets_nothing_at_all_is_noticed(command: ModuleType, folder: Path) -> None:
+def test_a_mitigation_that_sets_nothing_at_all_is_noticed(folder: Path) -> None:
     command.write_yaml(folder, "mitigation/nothing.yaml", "{}")
-    assert notices(command, "mitigation=none,nothing", folder=folder) == idle("nothing")
+    assert notices("mitigation=none,nothing", folder=folder) == idle("nothing")
 
 
-def test_notices_stand_in_the_plan_and_before_the_training(command: ModuleType, empty: Path) -> None:
+def test_notices_stand_in_the_plan_and_before_the_training(empty: Path) -> None:
     arguments = command.tiny("mitigation=none,clip_1,clip_1+qk_norm", "optim.clip=1.0", "model.qk_norm=true", "out=out")
     expected = idle("clip_1", "clip_1+qk_norm")
     plan = command.call(*arguments, "plan=true")
@@ -314,9 +308,7 @@ def test_notices_stand_in_the_plan_and_before_the_training(command: ModuleType, 
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_shipped_studies_refuse_what_cannot_act_and_have_none_of_it(
-    command: ModuleType, study: str, empty: Path
-) -> None:
+def test_shipped_studies_refuse_what_cannot_act_and_have_none_of_it(study: str, empty: Path) -> None:
     plan = command.call(f"study={study}", "plan=true", "out=out")
     assert (plan.status, plan.err) == (0, "")
     (line,) = command.refused(empty, f"study={study}", "plan=true", "out=out", "mitigation=none,softmax_fp32")

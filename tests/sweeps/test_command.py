@@ -8,13 +8,13 @@ import select
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from harness.basics.version import commit, version
 from sweeps.commands import completion
 from sweeps.commands.console import COMMANDS, run
+from tests.sweeps import command
 
 BIN = Path(sys.executable).parent
 SECONDS = 60.0  # for what takes about three
@@ -84,7 +84,7 @@ def test_wrong_words_are_one_line(words: list[str], said: str, empty: Path, caps
     assert line.startswith(f"error: {said}")
 
 
-def test_both_ways_do_the_same(command: ModuleType, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_ways_do_the_same(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = command.tiny("plan=true", "optim.lr=1e-3,1e-2", "mitigation=none,qk_norm")
     assert status_of("sweep", *line) == 0
     assert capsys.readouterr().out == command.call(*line).out
@@ -102,7 +102,7 @@ def test_a_closed_pipe_is_no_error(empty: Path) -> None:
 # --- the version -------------------------------------------------------------------------------------------------
 
 
-def test_a_warning_is_one_line(command: ModuleType, empty: Path) -> None:
+def test_a_warning_is_one_line(empty: Path) -> None:
     assert command.call(*command.tiny("out=out")).status == 0
     (file,) = (empty / "out").glob("store.zarr/*/zarr.json")
     file.write_text("{")
@@ -112,7 +112,7 @@ def test_a_warning_is_one_line(command: ModuleType, empty: Path) -> None:
         assert len(lines) == (name == "status") and all(line.startswith("warning: ") for line in lines), lines
 
 
-def test_version_is_our_own(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_our_own(capsys: pytest.CaptureFixture[str]) -> None:
     said = f"stability-harness {version()}" + (f" ({commit()})" if commit() else "") + "\n"
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == said
@@ -151,7 +151,7 @@ def test_bash_is_given_what_stands_behind_the_last_break() -> None:
     ]
 
 
-def test_a_users_own_files_are_completed(command: ModuleType, empty: Path) -> None:
+def test_a_users_own_files_are_completed(empty: Path) -> None:
     command.write_yaml(empty / "mine", "mitigation/own.yaml", "optim: {beta2: 0.9}")
     line = "stability-harness sweep --config-dir=mine mitigation=ow"
     assert completion.completed(line, COMMANDS) == ["mitigation=own"]

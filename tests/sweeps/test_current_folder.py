@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -19,6 +18,7 @@ from sweeps.planning.planner import make_plan
 from sweeps.slurm.executor import SlurmExecutor
 from tests.installed import run, run_all
 from tests.jobs import job_of
+from tests.sweeps import command
 
 BIN = Path(sys.executable).parent
 OURS = {"harness", "injectors", "analysis", "sweeps", "hydra_plugins"}
@@ -40,7 +40,7 @@ def lay_traps(folder: Path, *but: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep in a folder full of traps, trained there by two workers of the console command."""
     folder = tmp_path_factory.mktemp("stranger")
     marker = lay_traps(folder)
@@ -60,7 +60,7 @@ def test_the_console_command(results: Path) -> None:
     assert not marker.exists(), marker.read_text()
 
 
-def test_python_m(command: ModuleType, results: Path, tmp_path: Path) -> None:
+def test_python_m(results: Path, tmp_path: Path) -> None:
     """Only a package of that very name is run by Python itself. Other ranks are processes with paths of their own."""
     marker = lay_traps(tmp_path, "sweeps", "analysis")
     run(sys.executable, "-m", "analysis", "report", results, cwd=tmp_path)
@@ -74,7 +74,7 @@ SRUN = '#!/bin/bash\nwhile [[ $1 != */python* ]]; do shift; done\nexec "$@"\n'  
 OPTIONS = {name: value for name, value in vars(SlurmOptions()).items() if name != "_target_"}
 
 
-def test_a_slurm_job(command: ModuleType, tmp_path: Path) -> None:
+def test_a_slurm_job(tmp_path: Path) -> None:
     """Its script, run as Slurm runs it but for srun, in the folder in which it was submitted."""
     cwd, tools, out = (tmp_path / name for name in ("cwd", "tools", "out"))
     cwd.mkdir()

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,6 +14,7 @@ import analysis.__main__
 from analysis.reading.searches import JOURNAL
 from sweeps.running.claims import LOCKS
 from sweeps.running.job import ERRORS, PLAN, PROGRESS
+from tests.sweeps import command
 
 SEARCH = ("search=max_stable_lr", "optim.lr=interval(1e-3,1e-1)", "search.trials=2")
 DEEP = b"[" * 100_000
@@ -35,7 +35,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture(scope="module")
-def finished(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished search."""
     out = tmp_path_factory.mktemp("finished") / "out"
     assert command.call(*command.tiny(*SEARCH, f"out={out}")).status == 0
@@ -48,7 +48,7 @@ def done(finished: Path, empty: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_status_names_what_it_leaves_out(command: ModuleType, done: Path, damage: str) -> None:
+def test_status_names_what_it_leaves_out(done: Path, damage: str) -> None:
     good = {"begun": 0, "steps": 3, "of": 6, "trials": 4, "frozen": 0}
     for folder in (PROGRESS, ERRORS, LOCKS):
         (done / folder).mkdir(exist_ok=True)
@@ -70,9 +70,7 @@ def test_status_names_what_it_leaves_out(command: ModuleType, done: Path, damage
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_journal_is_one_line(
-    command: ModuleType, done: Path, capsys: pytest.CaptureFixture[str], damage: str
-) -> None:
+def test_a_damaged_journal_is_one_line(done: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
     """For a report, for a figure, and for the command that would go on searching, which leaves it as it is."""
     (done / JOURNAL).unlink()
     DAMAGES[damage](done / JOURNAL)

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -20,16 +19,16 @@ from harness.storage.stored import STORE, DamagedStore
 from harness.storage.zarr_files import METADATA
 from sweeps.planning.planner import PackPlan, make_plan
 from sweeps.running.job import Failed, Finished, Job, train_pack, train_pack_safely
-from tests.harness.conftest import Dying, Killed
+from tests.harness.engine import Dying, Killed
 from tests.jobs import job_of
-from tests.sweeps import kills
+from tests.sweeps import command, kills
 
 STEPS, BLOCK = 12, 2
 GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=6", f"train.steps={STEPS}")
 
 
 @pytest.fixture(scope="module")
-def pack(command: ModuleType) -> PackPlan:
+def pack() -> PackPlan:
     given = [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
     (pack,) = make_plan(command.trials(*given), (), 8, "cpu", 1).packs
     return pack
@@ -167,14 +166,14 @@ def test_reading_a_damaged_chunk_names_it(copied: Path, harm: Callable[[Path], N
         sweep.loss.values  # noqa: B018
 
 
-def test_a_finished_store_is_verified(command: ModuleType, copied: Path) -> None:
+def test_a_finished_store_is_verified(copied: Path) -> None:
     ended = command.call("verify", "out")
     number = len(chunks(copied, 0)) * STEPS // BLOCK
     line = f"out: 1 pack, {number} chunks: every file is as it was written\n"
     assert (ended.status, ended.out, ended.err) == (None, line, "")
 
 
-def test_verifying_names_each_damaged_file(command: ModuleType, copied: Path) -> None:
+def test_verifying_names_each_damaged_file(copied: Path) -> None:
     victims = chunks(copied, 1)[: len(HARM)]
     for harm, victim in zip(HARM, victims, strict=True):
         harm(victim)
@@ -190,7 +189,7 @@ def test_verifying_names_each_damaged_file(command: ModuleType, copied: Path) ->
     [('"strikes":[', '"strikes":[1'), ('"width":16', '"width":61'), ('"complete":true', '"complete":1'), ("{", "")],
     ids=["a number", "a configuration", "a type", "no JSON"],
 )
-def test_damaged_metadata_are_found(command: ModuleType, copied: Path, old: str, new: str) -> None:
+def test_damaged_metadata_are_found(copied: Path, old: str, new: str) -> None:
     (file,) = copied.glob(f"{STORE}/*/{METADATA}")
     text = file.read_text()
     assert old in text
@@ -238,7 +237,7 @@ def test_metadata_of_another_kind_are_no_pack(copied: Path, old: str, new: str, 
         assert not analysis.open_sweep(copied).trial.size
 
 
-def test_what_is_not_finished_is_not_damaged(command: ModuleType, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_finished_is_not_damaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Killed):
         own = job.checkpoints
         train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))

@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from rich.console import Console
@@ -23,11 +22,12 @@ from sweeps.running import local, progress, progress_files
 from sweeps.running.job import Finished, Job, record_failure
 from sweeps.running.local import LocalExecutor
 from tests.jobs import job_of
+from tests.sweeps import command
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
 
 
-def test_plain_lines_where_there_is_no_terminal(command: ModuleType, tmp_path: Path) -> None:
+def test_plain_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
     out = tmp_path / ("long" * 30) / "[red]out[/red]"  # neither wrapped nor taken for markup
     ended = command.call(*command.tiny("seed=10,11", "train.steps=40", f"out='{out}'"))
     assert ended.out.splitlines() == [
@@ -49,7 +49,7 @@ def write(job: Job, **values: int) -> None:
     job.progress_file.path.write_text(json.dumps({"of": job.pack.trials[0].steps, "trials": 2, **values}))
 
 
-def test_one_worker_shows_how_far_it_is(command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It trains in the command's own process. Watching it changes no bit."""
     arguments = command.tiny("seed=range(2)", "train.steps=100", "telemetry.block=100")  # one block: it says more often
     assert command.call(*arguments, f"out={tmp_path}/alone").status == 0
@@ -63,7 +63,7 @@ def test_one_worker_shows_how_far_it_is(command: ModuleType, tmp_path: Path, mon
     assert command.differing(*(command.results(tmp_path / name) for name in ("alone", "watched"))) == []
 
 
-def test_a_finished_sweep_has_nothing_to_train(command: ModuleType, tmp_path: Path) -> None:
+def test_a_finished_sweep_has_nothing_to_train(tmp_path: Path) -> None:
     for seeds, words in (("0", "the trial is"), ("0,1", "all 2 trials are")):
         assert command.call(*command.tiny(f"seed={seeds}", f"out={tmp_path}/out")).status == 0
         again = command.call(*command.tiny(f"seed={seeds}", f"out={tmp_path}/out"))
@@ -82,7 +82,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-def test_a_full_disk_at_the_start_is_one_line(command: ModuleType, tiny_disk: Path) -> None:
+def test_a_full_disk_at_the_start_is_one_line(tiny_disk: Path) -> None:
     (tiny_disk / "full").write_bytes(b"x" * 2**14)
     ended = command.call(*command.tiny(f"out={tiny_disk}/out"))
     assert (ended.status, ended.out) == (2, "")
@@ -92,7 +92,7 @@ def test_a_full_disk_at_the_start_is_one_line(command: ModuleType, tiny_disk: Pa
     )
 
 
-def test_a_trace_that_has_no_room_is_not_named(command: ModuleType, tiny_disk: Path) -> None:
+def test_a_trace_that_has_no_room_is_not_named(tiny_disk: Path) -> None:
     ended = command.call(*command.tiny(f"out={tiny_disk}/out"))
     assert (ended.status, ended.err) == (1, "")
     assert "(its trace could not be written: No space left on device)\n" in ended.out
@@ -108,7 +108,7 @@ def test_no_more_workers_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -
     assert LocalExecutor(4).fitting([]) == LocalExecutor(4)
 
 
-def test_a_bar_on_a_terminal(command: ModuleType, tmp_path: Path) -> None:
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     terminal = {"TERM": "xterm-256color", "COLUMNS": "120"}
     process = command.start(*command.tiny(*GRID, "out=out"), cwd=tmp_path, stdout=slave, **terminal)

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,9 +18,9 @@ from sweeps.planning.planner import PackPlan, make_plan
 from sweeps.running.job import Finished, Job, train_pack
 from sweeps.running.local import LocalExecutor
 from sweeps.running.processes import RankFailed, RankKilled, ranks, share_of_threads
-from tests.harness.conftest import Dying, Killed
+from tests.harness.engine import Dying, Killed
 from tests.jobs import job_of
-from tests.sweeps import kills
+from tests.sweeps import command, kills
 from tests.sweeps.forks import Forked
 from tests.sweeps.rank_work import dies_at_once, exchange, fails
 
@@ -31,7 +30,7 @@ GRID = ("seed=range(2)", FAULTS, "fault.start=6", "fault.rank=1", "train.ranks=2
 LONG = ("train.ranks=2", "train.steps=100000", "pack.size=2", "telemetry.block=20", "ranks=processes")
 
 
-def test_the_same_command_leaves_the_same_store(command: ModuleType, empty: Path) -> None:
+def test_the_same_command_leaves_the_same_store(empty: Path) -> None:
     arguments = command.tiny("-m", *GRID, "pack.size=12")
     for more in (["out=simulated"], ["out=processes", "ranks=processes"]):
         ended = command.call(*arguments, *more)
@@ -45,7 +44,7 @@ def test_the_same_command_leaves_the_same_store(command: ModuleType, empty: Path
     assert "0 to train in 0 packs" in again.out, "a key of the run, not of the trial"
 
 
-def test_packs_of_one_rank_train_as_before(command: ModuleType, empty: Path) -> None:
+def test_packs_of_one_rank_train_as_before(empty: Path) -> None:
     """In workers of a pool, which may have no children of their own; packs without ranks are in one process."""
     grid = ("seed=range(2)", "train.ranks=1,2", "train.batch=4")
     real = ("hydra.launcher.workers=4", "ranks=processes", "out=processes")
@@ -68,7 +67,7 @@ def test_packs_of_one_rank_train_as_before(command: ModuleType, empty: Path) -> 
         (["ranks=real", "train.ranks=2"], "ranks=real: out of range; allowed: simulated, processes"),
     ],
 )
-def test_what_is_refused(command: ModuleType, empty: Path, arguments: Sequence[str], words: str) -> None:
+def test_what_is_refused(empty: Path, arguments: Sequence[str], words: str) -> None:
     assert command.refused(empty, *command.tiny("-m", "out=out", *arguments)) == [f"error: {words}"]
 
 
@@ -87,7 +86,7 @@ def test_processes_share_workers_threads_and_memory(job: Job) -> None:
 
 
 @pytest.fixture(scope="module")
-def pack(command: ModuleType) -> PackPlan:
+def pack() -> PackPlan:
     """Two golden trials and the faults of each."""
     given = [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
     (pack,) = make_plan(command.trials(*given), (), 12, "cpu", 1).packs
@@ -155,7 +154,7 @@ def others(group: int | None = None, parent: int | None = None) -> list[int]:
     return sorted(found)
 
 
-def begun(command: ModuleType, folder: Path, seeds: int = 2, workers: int = 1) -> tuple[Forked, list[int]]:
+def begun(folder: Path, seeds: int = 2, workers: int = 1) -> tuple[Forked, list[int]]:
     """A command whose packs train in processes, and those of the other ranks, once there is a checkpoint."""
     more = (f"seed=range({seeds})", f"hydra.launcher.workers={workers}", "checkpoint.every=20", "out=out")
     process = command.fork(*command.tiny("-m", *LONG, *more), cwd=folder)
@@ -163,8 +162,8 @@ def begun(command: ModuleType, folder: Path, seeds: int = 2, workers: int = 1) -
     return process, others(process.pid)
 
 
-def test_a_killed_rank_ends_its_pack_with_one_line_and_keeps_the_checkpoint(command: ModuleType, empty: Path) -> None:
-    process, (first, *_) = begun(command, empty)
+def test_a_killed_rank_ends_its_pack_with_one_line_and_keeps_the_checkpoint(empty: Path) -> None:
+    process, (first, *_) = begun(empty)
     os.kill(first, signal.SIGKILL)
     ended = command.end(process)
     assert ended.status == 1 and "rank 1 of 2 was killed by SIGKILL" in ended.out, ended
@@ -174,17 +173,17 @@ def test_a_killed_rank_ends_its_pack_with_one_line_and_keeps_the_checkpoint(comm
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-def test_no_rank_outlives_a_command_that_is_killed(command: ModuleType, empty: Path, workers: int) -> None:
+def test_no_rank_outlives_a_command_that_is_killed(empty: Path, workers: int) -> None:
     """Whether that trains itself, or in workers."""
-    process, ranks_of_packs = begun(command, empty, 4, workers)
+    process, ranks_of_packs = begun(empty, 4, workers)
     assert ranks_of_packs
     process.kill()
     process.wait()
     command.until(lambda: command.is_group_gone(process.pid), "the end of all")
 
 
-def test_ctrl_c_ends_all_of_them_without_a_word(command: ModuleType, empty: Path) -> None:
-    process, _ = begun(command, empty)
+def test_ctrl_c_ends_all_of_them_without_a_word(empty: Path) -> None:
+    process, _ = begun(empty)
     os.killpg(process.pid, signal.SIGINT)
     ended = command.end(process)
     assert ended.status == 130 and "Traceback" not in ended.out + ended.err, ended

@@ -10,7 +10,6 @@ import dataclasses
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ import yaml
 from hydra.conf import HydraConf
 
 from harness.config import ConfigError
+from tests.sweeps import command
 
 GLOBAL = "# @package _global_\n"
 MKDIR = "{_target_: os.mkdir, path: called}"
@@ -124,9 +124,7 @@ def victim(empty: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_nothing_that_a_folder_says_is_done(
-    command: ModuleType, victim: Path, way: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_that_a_folder_says_is_done(victim: Path, way: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for number, (name, (files, chosen)) in enumerate(ATTACKS.items()):
         for file, content in files.items():
             path = victim / str(number) / file
@@ -164,7 +162,7 @@ def nested(key: str, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("key", [key for key in entries() if key != "defaults"])
-def test_no_entry_of_hydra_comes_from_a_file(command: ModuleType, tmp_path: Path, key: str) -> None:
+def test_no_entry_of_hydra_comes_from_a_file(tmp_path: Path, key: str) -> None:
     """Composed as Hydra composes it, without what the command looks at before."""
     loader = command.loader(tmp_path)
     (tmp_path / "study").mkdir()
@@ -190,7 +188,7 @@ FORMS += ("override hydra/{}: evil", "override /hydra/{}: null", "/hydra/{}@hydr
 
 @pytest.mark.parametrize("group", HYDRAS_GROUPS)
 @pytest.mark.parametrize("kind", ["study", "mitigation", "fault"])
-def test_no_group_of_hydra_is_chosen_by_a_file(command: ModuleType, tmp_path: Path, group: str, kind: str) -> None:
+def test_no_group_of_hydra_is_chosen_by_a_file(tmp_path: Path, group: str, kind: str) -> None:
     loader = command.loader(tmp_path)
     command.write_yaml(tmp_path, f"hydra/{group}/evil.yaml", f"mine: {MKDIR}")
     (tmp_path / kind).mkdir()
@@ -201,7 +199,7 @@ def test_no_group_of_hydra_is_chosen_by_a_file(command: ModuleType, tmp_path: Pa
             loader.load_configuration("config", [f"{kind}=evil"], run_mode=command.RunMode.RUN)
 
 
-def test_a_folder_has_no_other_groups(command: ModuleType, tmp_path: Path) -> None:
+def test_a_folder_has_no_other_groups(tmp_path: Path) -> None:
     """Not even where nobody has looked at the folder first."""
     loader = command.loader(tmp_path)
     for name in ("hydra/launcher/evil", "hydra/help/default", "search/evil", "other/evil", "study/deeper/evil", "evil"):

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hydra
@@ -21,6 +20,7 @@ from injectors.batch import RareTokens
 from injectors.value import Value
 from sweeps.compose.arguments import expand
 from sweeps.compose.folders import FOLDER
+from tests.sweeps import command
 
 
 def weight_bit(**fields: Any) -> Value:
@@ -39,11 +39,11 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
 # --- axes --------------------------------------------------------------------------------------------------------
 
 
-def test_no_axis_is_one_default_trial(command: ModuleType) -> None:
+def test_no_axis_is_one_default_trial() -> None:
     assert command.trials() == [Trial()]
 
 
-def test_last_axis_runs_fastest(command: ModuleType) -> None:
+def test_last_axis_runs_fastest() -> None:
     found = command.grid("model.width=32,64", "optim.lr=1e-3,1e-2", "seed=range(2)")
     assert [(t.model.width, t.optim.lr, t.seed) for t in found] == [
         (width, lr, seed) for width in (32, 64) for lr in (1e-3, 1e-2) for seed in (0, 1)
@@ -59,15 +59,15 @@ def test_last_axis_runs_fastest(command: ModuleType) -> None:
         ("optim.lr=1,1.0,1e0,1e-1", [1.0, 0.1]),
     ],
 )
-def test_hydras_sweeps(command: ModuleType, axis: str, values: list[float]) -> None:
+def test_hydras_sweeps(axis: str, values: list[float]) -> None:
     assert [t.optim.lr for t in command.grid(axis)] == values
 
 
-def test_large_ranges_of_integers(command: ModuleType) -> None:
+def test_large_ranges_of_integers() -> None:
     assert [t.seed for t in command.grid("seed=range(0,3000,3)")] == list(range(0, 3000, 3))
 
 
-def test_glob_over_mitigations(command: ModuleType) -> None:
+def test_glob_over_mitigations() -> None:
     shipped = sorted(path.stem for path in (FOLDER / "mitigation").glob("*.yaml"))
     assert [t.mitigation for t in command.grid("mitigation=glob(*)")] == shipped
     assert [t.mitigation for t in command.grid("mitigation=glob(*,exclude=[none,m*])")] == [
@@ -75,22 +75,22 @@ def test_glob_over_mitigations(command: ModuleType) -> None:
     ]
 
 
-def test_equal_trials_are_one(command: ModuleType) -> None:
+def test_equal_trials_are_one() -> None:
     assert [t.optim.lr for t in command.grid("optim.lr=0.5,0.25,5e-1")] == [0.5, 0.25]
     # A field that only the faulty trial has makes no second trial without it.
     found = command.grid("fault=none,weight_bit", "fault.bit=3,4")
     assert [getattr(t.fault, "bit", None) for t in found] == [None, 3, 4]
 
 
-def test_negative_zero_is_zero(command: ModuleType) -> None:
+def test_negative_zero_is_zero() -> None:
     assert len(command.grid("optim.weight_decay=0.0,-0.0")) == 1
 
 
-def test_null_is_a_value(command: ModuleType) -> None:
+def test_null_is_a_value() -> None:
     assert [t.optim.clip for t in command.grid("optim.clip=null,0.5")] == [None, 0.5]
 
 
-def test_command_line_replaces_an_axis_of_the_study(command: ModuleType) -> None:
+def test_command_line_replaces_an_axis_of_the_study() -> None:
     everything = command.trials(study="quickstart")
     widths = sorted({t.model.width for t in everything})
     narrow = command.trials("model.width=16", study="quickstart")
@@ -101,7 +101,7 @@ def test_command_line_replaces_an_axis_of_the_study(command: ModuleType) -> None
 
 
 @pytest.mark.parametrize("fault", ["none", "rare_tokens", "weight_bit"])
-def test_axes_of_the_study_may_reach_no_trial(command: ModuleType, fault: str) -> None:
+def test_axes_of_the_study_may_reach_no_trial(fault: str) -> None:
     """The study sets fields of its faults; who asks for another fault is not to blame for them."""
     assert {t.fault.name for t in command.trials(f"fault={fault}", study="quickstart")} == {fault}
 
@@ -109,17 +109,17 @@ def test_axes_of_the_study_may_reach_no_trial(command: ModuleType, fault: str) -
 # --- faults and mitigations --------------------------------------------------------------------------------------
 
 
-def test_fault_fields_apply_to_the_faults_that_have_them(command: ModuleType) -> None:
+def test_fault_fields_apply_to_the_faults_that_have_them() -> None:
     found = command.grid("fault=none,weight_bit,rare_tokens", "fault.start=7", "fault.bit=3", "fault.tokens=5")
     assert [t.fault for t in found] == [NO_FAULT, weight_bit(start=7, bit=3), RareTokens(start=7, tokens=5)]
 
 
-def test_mitigation_goes_over_the_recipe(command: ModuleType) -> None:
+def test_mitigation_goes_over_the_recipe() -> None:
     found = command.grid("mitigation=none,clip_1,beta2_095", "optim.clip=0.5", "optim.beta2=0.9")
     assert [(t.optim.clip, t.optim.beta2) for t in found] == [(0.5, 0.9), (1.0, 0.9), (0.5, 0.95)]
 
 
-def test_mitigation_that_changes_nothing_still_counts(command: ModuleType) -> None:
+def test_mitigation_that_changes_nothing_still_counts() -> None:
     """It is another trial: its name is part of the configuration, so that it can be compared."""
     without, given = command.grid("mitigation=none,clip_1", "optim.clip=1.0")
     assert without.optim == given.optim
@@ -127,13 +127,13 @@ def test_mitigation_that_changes_nothing_still_counts(command: ModuleType) -> No
     assert given.mitigation == "clip_1"
 
 
-def test_golden_twin_keeps_the_mitigation(command: ModuleType) -> None:
+def test_golden_twin_keeps_the_mitigation() -> None:
     golden, faulty = command.grid("mitigation=qk_norm", "fault=none,weight_bit", "fault.start=3")
     assert faulty.golden == golden
     assert faulty.golden.id == golden.id != faulty.id
 
 
-def test_seeds(command: ModuleType) -> None:
+def test_seeds() -> None:
     alone = command.composer().trial(["seed=3"])
     assert alone.seeds == {"init": 3, "data": 3, "fault": 3}
     own = command.composer().trial(["seed=3", "model.seed=4", "data.seed=5", "fault=weight_bit", "fault.seed=6"])
@@ -143,7 +143,7 @@ def test_seeds(command: ModuleType) -> None:
 # --- the user's own files ----------------------------------------------------------------------------------------
 
 
-def test_users_files(command: ModuleType, tmp_path: Path) -> None:
+def test_users_files(tmp_path: Path) -> None:
     for group in ("study", "mitigation", "fault"):
         (tmp_path / group).mkdir()
     (tmp_path / "study" / "mine.yaml").write_text(
@@ -203,7 +203,7 @@ def random_job(seed: int) -> list[str]:
     return [f"{key}={value}" for key, value in job.items()]
 
 
-def test_random_jobs_equal_stock_composition(command: ModuleType, tmp_path: Path) -> None:
+def test_random_jobs_equal_stock_composition(tmp_path: Path) -> None:
     """Field by field, except that a mitigation goes over what the command line says, where stock Hydra has it under."""
     ruled, folder = 0, command.without_about(tmp_path)
     for seed in range(20):
@@ -228,7 +228,7 @@ def test_random_jobs_equal_stock_composition(command: ModuleType, tmp_path: Path
     assert ruled  # some of the jobs had a mitigation
 
 
-def test_random_grids_are_the_product_of_their_axes(command: ModuleType) -> None:
+def test_random_grids_are_the_product_of_their_axes() -> None:
     """Stock Hydra's own sweeper expands to the same jobs; it alone knows nothing of a study's axes."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -266,7 +266,7 @@ def test_ids_are_pinned() -> None:
     )
 
 
-def test_ids_are_the_same_in_another_process(command: ModuleType) -> None:
+def test_ids_are_the_same_in_another_process() -> None:
     lines = (
         "from sweeps.compose.arguments import config_loader",
         "from sweeps.commands.sweep import register",
@@ -280,7 +280,7 @@ def test_ids_are_the_same_in_another_process(command: ModuleType) -> None:
     assert ended.stdout.strip() == command.only("model.width=96", "seed=3").id
 
 
-def test_ids_ignore_the_order_of_fields(command: ModuleType) -> None:
+def test_ids_ignore_the_order_of_fields() -> None:
     job = ["model.width=96", "fault=weight_bit", "seed=3", "fault.bit=4", "optim.lr=0.1", "mitigation=qk_norm"]
     assert command.composer().trial(job).id == command.composer().trial([*reversed(job)]).id
     backwards = json.loads(json.dumps(STRUCK.to_dict()), object_pairs_hook=lambda pairs: dict(reversed(pairs)))
@@ -316,7 +316,7 @@ def test_every_field_changes_the_id() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(set(fault_types()) - {"replay"}))  # that needs something to replay
-def test_round_trip_through_the_store(command: ModuleType, kind: str) -> None:
+def test_round_trip_through_the_store(kind: str) -> None:
     faulty = () if kind == "none" else ("fault.start=3", "fault.duration=2", "fault.seed=9")
     trial = command.composer().trial(
         [f"fault={kind}", "optim.lr=0.1", "model.feedforward=24", "mitigation=mup", "train.ranks=2", *faulty]
@@ -327,13 +327,13 @@ def test_round_trip_through_the_store(command: ModuleType, kind: str) -> None:
     assert type(again.fault) is fault_types()[kind]
 
 
-def test_trials_can_be_hashed_and_frozen(command: ModuleType) -> None:
+def test_trials_can_be_hashed_and_frozen() -> None:
     trial = command.only("fault=weight_bit")
     assert {trial: 1}[command.only("fault=weight_bit")] == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         trial.seed = 4
 
 
-def test_a_problem_of_one_trial_refuses_the_grid(command: ModuleType) -> None:
+def test_a_problem_of_one_trial_refuses_the_grid() -> None:
     with pytest.raises(ConfigError, match="model.width=40: not divisible by model.head_dim=16"):
         command.grid("model.width=32,40,64")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from analysis.reading.open_sweep import open_sweep
 from sweeps.compose.homes import quoted, with_homes
+from tests.sweeps import command
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def home(empty: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 TEXT = ("data.source=text", "data.vocabulary=256")
 
 
-def test_as_documented(command: ModuleType, home: Path) -> None:
+def test_as_documented(home: Path) -> None:
     ended = command.call(*command.tiny(*TEXT, "data.path=~/books,~/my books", "out=~/results/two"))
     assert (ended.status, ended.err) == (0, "")
     assert "trained 2 of 2 trials" in ended.out and f"results in {home}/results/two" in ended.out
@@ -34,7 +34,7 @@ def test_as_documented(command: ModuleType, home: Path) -> None:
     assert not (home.parent / "~").exists()
 
 
-def test_an_id_knows_the_path_as_it_was_given(command: ModuleType) -> None:
+def test_an_id_knows_the_path_as_it_was_given() -> None:
     """So that it does not tell whose folder it was, and that of a whole path stays what it was."""
     own, whole = (command.only(*TEXT, f"data.path={path}") for path in ("~/books", "/books"))
     assert (own.data.path, whole.data.path) == ("~/books", "/books")
@@ -42,7 +42,7 @@ def test_an_id_knows_the_path_as_it_was_given(command: ModuleType) -> None:
     assert whole.id == "06308e1bf46725fc"
 
 
-def test_in_a_study(command: ModuleType, home: Path) -> None:
+def test_in_a_study(home: Path) -> None:
     write = "data: {source: text}\nhydra: {sweeper: {params: {data.path: '~/books,~/my books'}}}"
     command.write_yaml(home / "conf", "study/mine.yaml", write)
     ended = command.call(*command.tiny("--config-dir=~/conf", "study=mine", "plan=true", *TEXT))
@@ -58,7 +58,7 @@ def test_in_a_study(command: ModuleType, home: Path) -> None:
         ("fault.record", "~/nothing:0123456789abcdef", "fault.record=~/nothing:0123456789abcdef: holds no results"),
     ],
 )
-def test_nothing_there(command: ModuleType, home: Path, key: str, path: str, words: str) -> None:
+def test_nothing_there(home: Path, key: str, path: str, words: str) -> None:
     others = TEXT if key == "data.path" else ("fault=replay",)
     (line,) = command.refused(home, *command.tiny(*others, f"{key}={path}"))
     assert line.startswith(f"error: {words}; allowed: ")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import signal
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from sweeps.compose.arguments import FLAGS, config_loader, options_of, question_
 from sweeps.compose.grid import Composer
 from sweeps.compose.settings import SlurmOptions
 from sweeps.slurm.executor import SlurmExecutor
+from tests.sweeps import command
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = {
@@ -111,7 +111,7 @@ def test_overrides_may_stand_on_both_sides_of_a_flag(words: list[str]) -> None:
     assert options.overrides == ["seed=1", "optim.lr=0.1"] and options.multirun and not question_of(options)
 
 
-def test_such_a_command_line_is_a_sweep(command: ModuleType, empty: Path) -> None:
+def test_such_a_command_line_is_a_sweep(empty: Path) -> None:
     line = command.tiny("plan=true", "seed=1,2")
     mixed = command.call(line[0], "-m", *line[1:])
     assert (mixed.status, mixed.out) == (0, command.call(*line).out)
@@ -141,7 +141,7 @@ def test_a_fault_is_what_hydra_composes(empty: Path) -> None:
         assert composed == OmegaConf.to_container(whole.fault), name
 
 
-def test_a_fault_that_builds_on_none_is_refused(command: ModuleType, empty: Path) -> None:
+def test_a_fault_that_builds_on_none_is_refused(empty: Path) -> None:
     command.write_yaml(empty / "mine", "fault/odd.yaml", "defaults: [nonsense]")
     (line,) = command.refused(empty / "out", "--config-dir=mine", "fault=none,odd")
     assert line.startswith("error: fault=nonsense: unknown fault; ")
@@ -161,7 +161,7 @@ def test_somebody_elses_hydra_is_not_ours(empty: Path) -> None:
     assert hydra_calls.own_folder(config_loader(empty)) == empty and hydra_calls.own_folder(config_loader()) is None
 
 
-def test_a_flag_that_does_not_go_with_another_is_one_line(command: ModuleType, empty: Path) -> None:
+def test_a_flag_that_does_not_go_with_another_is_one_line(empty: Path) -> None:
     (line,) = command.refused(empty / "out", "--info", "--resolve")
     assert line.startswith("error: --info --resolve: The --resolve flag can only be used ")
     with pytest.raises(ConfigError, match="--nonsense; allowed: KEY=VALUE"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import xarray as xr
@@ -12,6 +11,7 @@ import xarray as xr
 from analysis import open_sweep
 from analysis.reports.report import write_report
 from harness.config import ConfigError
+from tests.sweeps import command
 
 STEPS, BLOCK = 500, 25  # seconds a pack
 GRID = ("seed=range(2)", "optim.lr=1e-3,1e-2", "pack.size=2", f"train.steps={STEPS}", f"telemetry.block={BLOCK}")
@@ -42,7 +42,7 @@ def check(ds: xr.Dataset) -> None:
     assert (ds["outcome"].values == np.where(ds["complete"].values, "trained", "unfinished")).all()
 
 
-def test_a_sweep_is_opened_and_plotted_while_it_trains(command: ModuleType, empty: Path) -> None:
+def test_a_sweep_is_opened_and_plotted_while_it_trains(empty: Path) -> None:
     out = empty / "out"
     process = command.fork(*command.tiny(*GRID, "out=out"), cwd=empty)
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from omegaconf.basecontainer import BaseContainer
 
 import sweeps
 from sweeps.running import local
+from tests.sweeps import command
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def state() -> dict[str, Any]:
     }
 
 
-def test_it_is_the_commands_sweep(command: ModuleType, empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_the_commands_sweep(empty: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = command.tiny("seed=range(3)", "optim.lr=1e-3,1e-2")
     found = sweeps.run(line, out="it's [mine], C#")
     printed = capsys.readouterr()
@@ -81,9 +81,7 @@ def test_it_is_the_commands_sweep(command: ModuleType, empty: Path, capsys: pyte
     assert capsys.readouterr() == ("", "") and len(again.trial) == 6
 
 
-def test_nothing_is_left_behind(
-    command: ModuleType, empty: Path, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_behind(empty: Path, store: ConfigStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a notebook has set before; and none of that reaches the trials."""
     store.store(name="schema", node={"mine": 1})
     monkeypatch.setattr(BaseContainer, "_resolvers", dict(BaseContainer._resolvers))
@@ -108,7 +106,7 @@ def test_nothing_is_left_behind(
         assert command.differing(command.results(empty / out), command.results(empty / "plain")) == []
 
 
-def test_a_users_own_hydra_is_not_disturbed(command: ModuleType, empty: Path, store: ConfigStore) -> None:
+def test_a_users_own_hydra_is_not_disturbed(empty: Path, store: ConfigStore) -> None:
     store.store(group="fault", name="theirs", node={"of": "somebody"})
     with initialize(version_base="1.3", config_path=None):
         sweeps.run(command.tiny(), out="out", progress=False)
@@ -117,7 +115,7 @@ def test_a_users_own_hydra_is_not_disturbed(command: ModuleType, empty: Path, st
         sweeps.run(["fault=theirs"])
 
 
-def test_in_a_thread_and_with_workers(command: ModuleType, empty: Path) -> None:
+def test_in_a_thread_and_with_workers(empty: Path) -> None:
     """Signals may be set in the main thread alone."""
     found: list[Any] = []
 
@@ -153,7 +151,7 @@ def test_wrong_input_raises_and_writes_nothing(empty: Path, overrides: Any, said
     assert not list(empty.iterdir())
 
 
-def test_a_folder_of_own_files(command: ModuleType, empty: Path) -> None:
+def test_a_folder_of_own_files(empty: Path) -> None:
     command.write_yaml(empty / "my files", "mitigation/own.yaml", "optim: {beta2: 0.9}")
     found = sweeps.run(command.tiny("mitigation=own"), out="out", config_dir="my files", progress=False)
     assert list(found.mitigation.values) == ["own"]
@@ -161,7 +159,7 @@ def test_a_folder_of_own_files(command: ModuleType, empty: Path) -> None:
         sweeps.run(config_dir="nowhere")
 
 
-def test_packs_that_fail(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_that_fail(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are trained, and can be opened."""
     line = command.tiny("seed=range(8)")
     whole = sweeps.run(line, out="whole", progress=False)
@@ -187,9 +185,7 @@ def test_packs_that_fail(command: ModuleType, empty: Path, monkeypatch: pytest.M
     assert len(sweeps.run(line, out="out", progress=False).trial) == len(whole.trial)
 
 
-def test_an_interrupt_passes_and_the_same_call_goes_on(
-    command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_passes_and_the_same_call_goes_on(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = command.tiny("seed=range(8)")
     train = local.train_pack_safely
 
@@ -206,7 +202,7 @@ def test_an_interrupt_passes_and_the_same_call_goes_on(
     assert len(sweeps.run(line, out="out", progress=False).trial) == 8
 
 
-def test_a_folder_that_is_moved_meanwhile(command: ModuleType, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_moved_meanwhile(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, line = local.train_pack_safely, command.tiny("seed=range(8)")
 
     def move(job: Any, *others: Any) -> Any:
@@ -230,7 +226,7 @@ def test_importing_it_loads_nothing(empty: Path) -> None:
         sweeps.nonsense  # noqa: B018
 
 
-def test_workers_do_not_load_the_script_again(command: ModuleType, empty: Path) -> None:
+def test_workers_do_not_load_the_script_again(empty: Path) -> None:
     """Which would start the sweep once more."""
     line = command.tiny("seed=range(8)", "hydra.launcher.workers=2")
     (empty / "script.py").write_text(f"import sweeps\nprint(len(sweeps.run({line!r}, out='out').trial), 'trials')\n")

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -14,6 +13,7 @@ from analysis.__main__ import main
 from harness.storage.results_folder import MARKER
 from harness.storage.stored import STORE
 from sweeps.running.job import CHECKPOINTS, ERRORS, PLAN, PROGRESS
+from tests.sweeps import command
 
 GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=3")
 MORE = ("seed=range(3)", *GRID[1:])
@@ -21,7 +21,7 @@ FOLDERS = ("claims", "figures", "locks", "search", "slurm", "slurm/packs", CHECK
 
 
 @pytest.fixture(scope="module")
-def trained(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep with a report."""
     out = tmp_path_factory.mktemp("trained") / "out"
     assert command.call(*command.tiny(*GRID, f"out={out}")).status == 0
@@ -49,7 +49,7 @@ def victims(tmp_path: Path) -> Iterator[Path]:
     assert after == before
 
 
-def run_everything(command: ModuleType) -> list[int | None]:
+def run_everything() -> list[int | None]:
     """Every command on `out`, also one that goes on training; their exit statuses."""
     ended = [
         command.call(*command.tiny(*MORE, "out=out")),
@@ -63,7 +63,7 @@ def run_everything(command: ModuleType) -> list[int | None]:
     return statuses
 
 
-def test_a_folder_with_other_things_is_refused(command: ModuleType, empty: Path) -> None:
+def test_a_folder_with_other_things_is_refused(empty: Path) -> None:
     """Whatever the names of those things are."""
     for name in ("progress/thesis.tex", "figures/holiday.png", PLAN, "report.html"):
         (empty / "work" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ def test_a_folder_with_other_things_is_refused(command: ModuleType, empty: Path)
     assert command.tree(empty) == before
 
 
-def test_what_is_somebodys_own_in_a_results_folder_stays(command: ModuleType, out: Path) -> None:
+def test_what_is_somebodys_own_in_a_results_folder_stays(out: Path) -> None:
     own = [
         "thesis.tex",
         "progress/thesis.tex",
@@ -100,27 +100,27 @@ def test_what_is_somebodys_own_in_a_results_folder_stays(command: ModuleType, ou
     for name in own:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("mine")
-    assert run_everything(command) == [0, None, None, None, 0, 0]
+    assert run_everything() == [0, None, None, None, 0, 0]
     assert [(out / name).read_text() for name in own] == ["mine"] * len(own)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_nothing_is_done_through_a_linked_folder(
-    command: ModuleType, out: Path, victims: Path, name: str, capsys: pytest.CaptureFixture[str]
+    out: Path, victims: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A stranger's results folder, in which one of ours is a link to somebody's own."""
     place = out / name
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(victims)
-    run_everything(command)
+    run_everything()
     assert place.is_symlink()
     printed = capsys.readouterr()
     assert "Traceback" not in printed.err
 
 
 @pytest.mark.parametrize("name", ["report.html", "figures/loss_curves.png", PLAN, "zarr", "chunk", "ledger", "pack"])
-def test_nothing_is_done_through_a_linked_file(command: ModuleType, out: Path, victims: Path, name: str) -> None:
+def test_nothing_is_done_through_a_linked_file(out: Path, victims: Path, name: str) -> None:
     pack = next(path for path in (out / STORE).iterdir() if path.is_dir())
     special = {
         "zarr": out / STORE / "zarr.json",
@@ -135,10 +135,10 @@ def test_nothing_is_done_through_a_linked_file(command: ModuleType, out: Path, v
     else:
         place.unlink(missing_ok=True)
         place.symlink_to(victims / "thesis.tex")
-    run_everything(command)
+    run_everything()
 
 
-def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(command: ModuleType, trained: Path, empty: Path) -> None:
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(trained: Path, empty: Path) -> None:
     for make in (os.mkfifo, os.mkdir):
         for name in (PLAN, f"{STORE}/zarr.json", MARKER, "claims/ledger.jsonl"):
             out = empty / "out"
@@ -146,4 +146,4 @@ def test_a_pipe_or_a_folder_in_place_of_a_file_is_one_line(command: ModuleType, 
             shutil.copytree(trained, out)
             (out / name).unlink()
             make(out / name)
-            run_everything(command)
+            run_everything()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from harness.basics.printing import Terminal
 from harness.config import Model, Optim, Trial
 from sweeps.planning.plan_table import print_plan
 from sweeps.planning.planner import PackPlan, Plan, make_plan
+from tests.sweeps import command
 
 SCREEN, WIDE = 30, 200  # lines, letters
 
@@ -26,7 +26,7 @@ def shown(plan: Plan) -> list[str]:
     return lines
 
 
-def test_the_study_of_mitigations(command: ModuleType, empty) -> None:
+def test_the_study_of_mitigations(empty) -> None:
     """Its grid, less most rates and seeds, which change nothing of the shape."""
     options = ("optim.lr=1e-2,1e-1", "seed=0", "fault=none,rare_tokens")
     ended = command.call("study=mitigations", "plan=true", "out=out", *options)
@@ -85,7 +85,7 @@ GPU_ONLY = ("device=cuda", "plan=true", "model.width=8192", "model.head_dim=128"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_a_plan_for_gpus_needs_none(command: ModuleType, empty: Path) -> None:
+def test_a_plan_for_gpus_needs_none(empty: Path) -> None:
     """26 billion weights: 195 GiB with their gradients."""
     ended = command.call(*command.tiny(*GPU_ONLY, "seed=range(4)"))
     assert (ended.status, ended.err) == (0, "") and "4 to train in 1 pack" in ended.out
@@ -98,7 +98,7 @@ def test_a_plan_for_gpus_needs_none(command: ModuleType, empty: Path) -> None:
     assert not any(empty.iterdir())
 
 
-def test_a_plan_says_what_this_machine_has_no_room_for(command: ModuleType, empty: Path) -> None:
+def test_a_plan_says_what_this_machine_has_no_room_for(empty: Path) -> None:
     """And a sweep is refused for it."""
     large = ("model.width=16384", "model.head_dim=128", "model.depth=64", "device=cpu")
     ended = command.call(*command.tiny(*large, "plan=true"))
@@ -120,6 +120,6 @@ def test_a_plan_says_what_this_machine_has_no_room_for(command: ModuleType, empt
         (["memory=0", "plan=true"], "memory=0: not a size; allowed: a number of MB, or such as 80GB or 1.5TB"),
     ],
 )
-def test_a_memory_that_is_none(command: ModuleType, empty: Path, memory: list[str], said: str) -> None:
+def test_a_memory_that_is_none(empty: Path, memory: list[str], said: str) -> None:
     (line,) = command.refused(empty, *command.tiny(*memory))
     assert line.startswith(f"error: {said}")

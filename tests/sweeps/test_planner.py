@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -33,6 +32,7 @@ from sweeps.planning.planner import (
 )
 from sweeps.running.local import SHARE_OF_MEMORY
 from sweeps.slurm.executor import SlurmExecutor
+from tests.sweeps import command
 
 SEEDS = range(60)
 
@@ -345,7 +345,7 @@ def calls_of(work: Callable[[], object]) -> int:
     return count
 
 
-def test_planning_grows_linearly(command: ModuleType) -> None:
+def test_planning_grows_linearly() -> None:
     """Ten times the trials may take ten times the calls, and a little: from overrides to packs."""
 
     def plan(seeds: int) -> None:
@@ -358,7 +358,7 @@ def test_planning_grows_linearly(command: ModuleType) -> None:
     assert many < 10.5 * few
 
 
-def test_ten_thousand_trials(command: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_ten_thousand_trials(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """What it costs, memory included, is measured by tests/benchmarks/planning.py."""
     rates = ",".join(f"{10 ** (-4 + 3 * i / 19):.5g}" for i in range(20))
     arguments = ["plan=true", "seed=range(250)", f"optim.lr={rates}", "fault=none,weight_bit", "out=out"]

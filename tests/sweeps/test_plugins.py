@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -12,6 +11,7 @@ from harness.basics import plugins
 from harness.config import ConfigError
 from sweeps.commands.completion import completed
 from sweeps.compose import folders
+from tests.sweeps import command
 
 GLOBAL = "# @package _global_\n"
 THEIRS = {
@@ -49,7 +49,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     folders.shipped.cache_clear()
 
 
-def test_their_files_are_options(command: ModuleType, install: Install, empty: Path) -> None:
+def test_their_files_are_options(install: Install, empty: Path) -> None:
     install(THEIRS)
     listed = command.call("--list").out.splitlines()
     assert [line.split(maxsplit=1)[1] for line in listed if line.startswith("theirs ")] == ["Their clip (They 2024)."]
@@ -71,7 +71,7 @@ def test_they_are_completed(install: Install) -> None:
     assert completed("stability-harness sweep study=their", ["sweep"]) == ["study=their_study"]
 
 
-def test_a_users_study_builds_on_theirs(command: ModuleType, install: Install, empty: Path) -> None:
+def test_a_users_study_builds_on_theirs(install: Install, empty: Path) -> None:
     install(THEIRS)
     command.write_yaml(empty / "mine", "study/mine.yaml", "defaults: [their_study]\noptim: {lr: 0.5}")
     found = command.trials(study="mine", folder=empty / "mine")
@@ -79,7 +79,7 @@ def test_a_users_study_builds_on_theirs(command: ModuleType, install: Install, e
 
 
 @pytest.mark.parametrize("words", [["--list"], ["plan=true"], ["--cfg", "job"], ["--help"]])
-def test_two_files_of_a_name(command: ModuleType, install: Install, empty: Path, words: list[str]) -> None:
+def test_two_files_of_a_name(install: Install, empty: Path, words: list[str]) -> None:
     """One of a package and one of ours, or of another package: a line each, whatever is asked for."""
     first = install({"fault/same.yaml": "defaults: [value]"}, "a")
     install({"mitigation/qk_norm.yaml": "{}", "fault/rare_tokens.yaml": "{}", "fault/same.yaml": "{}"}, "b")
@@ -91,7 +91,7 @@ def test_two_files_of_a_name(command: ModuleType, install: Install, empty: Path,
     ]
 
 
-def test_a_users_file_with_the_name_of_theirs(command: ModuleType, install: Install, empty: Path) -> None:
+def test_a_users_file_with_the_name_of_theirs(install: Install, empty: Path) -> None:
     place = install(THEIRS)
     command.write_yaml(empty / "mine", "mitigation/theirs.yaml", "optim: {clip: 2}")
     (line,) = command.refused(empty, "--config-dir=mine", "plan=true")
@@ -99,7 +99,7 @@ def test_a_users_file_with_the_name_of_theirs(command: ModuleType, install: Inst
     assert line == f"error: --config-dir=mine: {reason}; allowed: another name"
 
 
-def test_not_a_package(command: ModuleType, install: Install, empty: Path) -> None:
+def test_not_a_package(install: Install, empty: Path) -> None:
     install({}, named="{name}_nowhere.conf")
     (line,) = command.refused(empty, "plan=true")
     given = "error: stability_harness.conf: theirs = theirs_nowhere.conf: not a package"
@@ -115,7 +115,7 @@ def test_a_module_with_the_name_of_one_of_ours(install: Install) -> None:
         plugins.modules.__wrapped__("clippers")
 
 
-def test_they_are_checked_like_a_users(command: ModuleType, install: Install, empty: Path) -> None:
+def test_they_are_checked_like_a_users(install: Install, empty: Path) -> None:
     install(
         {"mitigation/typo.yaml": f"{GLOBAL}optim: {{clpi: 1}}", "study/evil.yaml": f"{GLOBAL}hydra: {{verbose: x}}"}
     )

@@ -21,7 +21,7 @@ from harness.training.sites import Agenda
 from sweeps.commands.catalogue import entries
 from sweeps.compose.grid import Composer
 from sweeps.running.job import corpus_of
-from tests.sweeps.conftest import call, loader, only, results, trials
+from tests.sweeps.command import call, loader, only, results, trials
 
 STEPS = 20
 SMALL = ("model.width=32", "model.depth=2", "model.head_dim=8", "model.context=16", "train.batch=4", "data.source=zipf")

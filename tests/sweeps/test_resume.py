@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -22,9 +21,9 @@ from harness.training.pack import Pack
 from sweeps.planning.planner import PackPlan, make_plan
 from sweeps.running.claims import lock_of
 from sweeps.running.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
-from tests.harness.conftest import Dying, Killed
+from tests.harness.engine import Dying, Killed
 from tests.jobs import job_of
-from tests.sweeps import kills
+from tests.sweeps import command, kills
 from tests.sweeps.forks import Forked
 
 STEPS = 12
@@ -32,9 +31,9 @@ GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=6", f"train.steps
 
 
 @pytest.fixture(scope="module")
-def pack(command: ModuleType) -> PackPlan:
+def pack() -> PackPlan:
     """Two golden trials and a fault of each."""
-    (pack,) = make_plan(command.trials(*arguments_of(command)), (), 8, "cpu", 1).packs
+    (pack,) = make_plan(command.trials(*arguments_of()), (), 8, "cpu", 1).packs
     return pack
 
 
@@ -79,12 +78,12 @@ def test_it_goes_on_from_the_checkpoint_and_leaves_none(job: Job, steps_trained:
     kills.check(job.out, whole.out)
 
 
-def test_the_next_plan_takes_it_over_as_it_is(command: ModuleType, job: Job) -> None:
+def test_the_next_plan_takes_it_over_as_it_is(job: Job) -> None:
     kill(job, 7)
     everything = {trial.id for trial in job.pack.trials}
     (begun,) = begun_packs(job.out, everything)
     assert (begun.id, begun.trials) == (job.pack.id, job.pack.trials)
-    more = command.trials(*(text.replace("range(2)", "range(4)") for text in arguments_of(command)))
+    more = command.trials(*(text.replace("range(2)", "range(4)") for text in arguments_of()))
     plan = make_plan(more, (), 3, "cpu", 1, begun=[begun])
     assert begun in plan.packs and len(plan.packs) > 1
     ids = [trial.id for pack in plan.packs for trial in pack.recorded]
@@ -92,7 +91,7 @@ def test_the_next_plan_takes_it_over_as_it_is(command: ModuleType, job: Job) -> 
     assert begun_packs(job.out, everything - {job.pack.trials[0].id}) == [], "one of its trials is not to be trained"
 
 
-def arguments_of(command: ModuleType) -> Sequence[str]:
+def arguments_of() -> Sequence[str]:
     return [text for text in command.tiny(*GRID) if not text.startswith(("pack.", "telemetry.", "hydra."))]
 
 
@@ -131,7 +130,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_given_up(job: Job, monkeypa
     assert isinstance(train_pack(job), Finished)
 
 
-def test_another_folder_in_its_place_is_left_alone(command: ModuleType, job: Job) -> None:
+def test_another_folder_in_its_place_is_left_alone(job: Job) -> None:
     """Such as where two results folders changed names between two packs."""
     planned = replace(job, folder_id=ResultsPath.open(job.out).id)
     shutil.rmtree(job.out)
@@ -144,7 +143,7 @@ def test_another_folder_in_its_place_is_left_alone(command: ModuleType, job: Job
     assert command.tree(job.out) == before
 
 
-def test_what_another_process_trains_is_left_to_it(command: ModuleType, job: Job) -> None:
+def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
     """Until that process has ended, however it did."""
     lock = lock_of(ResultsPath.open(job.out), job.pack.id)
     lock.parent.make_folder()
@@ -170,7 +169,7 @@ TWELVE = ("seed=range(12)", "train.steps=8", "pack.size=2")  # 6 packs
 
 
 @pytest.fixture(scope="module")
-def whole_twelve(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What TWELVE leaves on a disk with room."""
     out = tmp_path_factory.mktemp("twelve") / "whole"
     assert command.call(*command.tiny(*TWELVE, f"out={out}")).status == 0
@@ -178,7 +177,7 @@ def whole_twelve(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk(command: ModuleType, small_disk: Path, whole_twelve: Path, tmp_path: Path, workers: int) -> None:
+def test_a_full_disk(small_disk: Path, whole_twelve: Path, tmp_path: Path, workers: int) -> None:
     """What was complete stays; each pack that did not fit says why; with more room the same command goes on."""
     arguments = command.tiny(*TWELVE, f"hydra.launcher.workers={workers}", f"out={small_disk}/out")
     full = command.end(command.fork(*arguments, cwd=tmp_path))
@@ -192,7 +191,7 @@ def test_a_full_disk(command: ModuleType, small_disk: Path, whole_twelve: Path, 
     kills.check(small_disk / "out", whole_twelve)
 
 
-def test_write_permission_is_taken_away(command: ModuleType, tmp_path: Path) -> None:
+def test_write_permission_is_taken_away(tmp_path: Path) -> None:
     """While packs train. Those say why they failed; once it is given back, the same command goes on."""
     arguments = command.tiny("seed=range(8)", "train.steps=40", "pack.size=4", "checkpoint.every=10")
     # Root may write everywhere, unless it gives that right up.
@@ -216,7 +215,7 @@ def test_write_permission_is_taken_away(command: ModuleType, tmp_path: Path) -> 
     kills.check(tmp_path / "out", tmp_path / "whole")
 
 
-def test_two_equal_commands_at_once(command: ModuleType, tmp_path: Path) -> None:
+def test_two_equal_commands_at_once(tmp_path: Path) -> None:
     arguments = command.tiny("seed=range(6)", "optim.lr=1e-3,1e-2", "train.steps=40", "pack.size=2")
     both, alone = f"out={tmp_path}/both", f"out={tmp_path}/alone"
     processes = [command.fork(*arguments, both, cwd=tmp_path) for _ in range(2)]
@@ -227,7 +226,7 @@ def test_two_equal_commands_at_once(command: ModuleType, tmp_path: Path) -> None
     kills.check(tmp_path / "both", tmp_path / "alone")
 
 
-def test_killed_again_and_again_it_leaves_what_it_leaves_otherwise(command: ModuleType, tmp_path: Path) -> None:
+def test_killed_again_and_again_it_leaves_what_it_leaves_otherwise(tmp_path: Path) -> None:
     """python -m tests.sweeps.kills does it a hundred times."""
 
     def start(out: Path, steps: int) -> Forked:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from analysis.reading.open_sweep import fault_events
+from tests.sweeps import command
 from tests.sweeps.traps import is_spotless, recorded
 
 GRID = ("seed=range(4)", "optim.lr=1e-2,1e-1")  # 8 trials, 2 packs
 
 
 @pytest.fixture(scope="module")
-def undisturbed(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of GRID, by one worker."""
     folder = tmp_path_factory.mktemp("undisturbed")
     ended = command.call(*command.tiny(*GRID, f"out={folder}/out"))
@@ -32,7 +32,7 @@ def copied(undisturbed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(undisturbed, tmp_path / "out"))
 
 
-def test_results_are_there(command: ModuleType, undisturbed: Path) -> None:
+def test_results_are_there(undisturbed: Path) -> None:
     found = command.results(undisturbed)
     assert found.sizes["trial"] == 8
     assert found.complete.all()
@@ -40,7 +40,7 @@ def test_results_are_there(command: ModuleType, undisturbed: Path) -> None:
     assert is_spotless(undisturbed)
 
 
-def test_workers_change_no_bit(command: ModuleType, undisturbed: Path, tmp_path: Path) -> None:
+def test_workers_change_no_bit(undisturbed: Path, tmp_path: Path) -> None:
     ended = command.end(command.start(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path))
     assert (ended.status, ended.err) == (0, "")
     assert re.search(r"trained 8 of 8 trials: \d", ended.out)
@@ -48,7 +48,7 @@ def test_workers_change_no_bit(command: ModuleType, undisturbed: Path, tmp_path:
     assert is_spotless(tmp_path / "out")
 
 
-def test_again_trains_nothing(command: ModuleType, copied: Path) -> None:
+def test_again_trains_nothing(copied: Path) -> None:
     before = command.tree(copied)
     ended = command.call(*command.tiny(*GRID, f"out={copied}"))
     assert (ended.status, ended.err) == (0, "")
@@ -56,7 +56,7 @@ def test_again_trains_nothing(command: ModuleType, copied: Path) -> None:
     assert command.tree(copied) == before
 
 
-def test_a_wider_grid_trains_what_is_new(command: ModuleType, copied: Path) -> None:
+def test_a_wider_grid_trains_what_is_new(copied: Path) -> None:
     old = command.tree(copied / "store.zarr")
     ended = command.call(*command.tiny("seed=range(6)", "optim.lr=1e-2,1e-1", f"out={copied}"))
     assert (ended.status, ended.err) == (0, "")
@@ -66,7 +66,7 @@ def test_a_wider_grid_trains_what_is_new(command: ModuleType, copied: Path) -> N
     assert len(recorded(copied)) == len(set(recorded(copied))) == 12
 
 
-def test_a_later_fault_is_compared_with_the_golden_run_that_is_stored(command: ModuleType, copied: Path) -> None:
+def test_a_later_fault_is_compared_with_the_golden_run_that_is_stored(copied: Path) -> None:
     fault = ("fault=weight_bit", "fault.start=3", "fault.bit=30", "fault.tensor=head", "fault.element=5")
     ended = command.call(*command.tiny(*GRID, *fault, f"out={copied}"))
     assert (ended.status, ended.err) == (0, "")
@@ -80,7 +80,7 @@ def test_a_later_fault_is_compared_with_the_golden_run_that_is_stored(command: M
         assert faulty.loss.values[3] != golden.loss.values[3]
 
 
-def test_faults_that_never_fired_are_reported(command: ModuleType, tmp_path: Path) -> None:
+def test_faults_that_never_fired_are_reported(tmp_path: Path) -> None:
     """The first trial is past all numbers before the strike; the second is struck."""
     fault = ("fault=weight_bit", "fault.start=5", "fault.tensor=head", "optim.weight_decay=0")
     ended = command.call(*command.tiny("optim.lr=1e30,1e-3", "schedule.warmup=0", *fault, f"out={tmp_path / 'out'}"))
@@ -90,7 +90,7 @@ def test_faults_that_never_fired_are_reported(command: ModuleType, tmp_path: Pat
     assert len(fault_events(tmp_path / "out")) == 1
 
 
-def test_text_that_changed_is_refused(command: ModuleType, tmp_path: Path) -> None:
+def test_text_that_changed_is_refused(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("one thing after another " * 100)
     arguments = ("data.source=text", "data.vocabulary=256", f"data.path={text}", f"out={tmp_path / 'out'}")
@@ -104,7 +104,7 @@ def test_text_that_changed_is_refused(command: ModuleType, tmp_path: Path) -> No
     assert command.tree(tmp_path) == before
 
 
-def test_a_plan_creates_nothing(command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_creates_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ended = command.call(*command.tiny(*GRID, "model.width=16,32", "plan=true"))
     assert (ended.status, ended.err) == (0, "")
@@ -118,9 +118,7 @@ def test_a_plan_creates_nothing(command: ModuleType, tmp_path: Path, monkeypatch
     assert not any(tmp_path.iterdir())
 
 
-def test_results_lie_in_a_folder_of_the_study(
-    command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_lie_in_a_folder_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert command.call(*command.tiny("seed=0,1")).status == 0
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["grid"]

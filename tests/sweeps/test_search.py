@@ -8,7 +8,6 @@ import os
 import re
 import signal
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import optuna
@@ -24,6 +23,7 @@ from harness.storage.stored import read_packs
 from sweeps.search.edge import bracket, next_rate
 from sweeps.search.space import geometric
 from sweeps.search.studies import DUPLICATE, Studies, journal
+from tests.sweeps import command
 
 RATES = [float(f"{10 ** (-2 + number / 3):.3g}") for number in range(12)]  # 0.01 to 46
 GRID = (
@@ -93,7 +93,7 @@ def test_rates_of_an_interval() -> None:
 
 
 @pytest.fixture(scope="module")
-def edges(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def edges(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same 12 rates, 2 widths and 2 mitigations: as a grid, and searched."""
     folder = tmp_path_factory.mktemp("edges")
     for name, more in (("grid", ()), ("search", ("search=max_stable_lr",))):
@@ -116,7 +116,7 @@ def test_the_edge_of_a_grid_at_less_than_half_of_its_cost(edges: Path) -> None:
     assert len({float(value) for value in found[0]["stable"]} & {RATES[0], RATES[-1]}) == 0, "edges inside the grid"
 
 
-def test_its_trials_are_those_of_the_grid(edges: Path, command: ModuleType) -> None:
+def test_its_trials_are_those_of_the_grid(edges: Path) -> None:
     """The same ids, so that a grid in the same folder trains the others alone."""
     grid, search = (stored(edges / name) for name in ("grid", "search"))
     assert set(search) < set(grid) and set(search.values()) == {1}
@@ -124,7 +124,7 @@ def test_its_trials_are_those_of_the_grid(edges: Path, command: ModuleType) -> N
     assert f"{len(search)} complete already: {len(grid) - len(search)} to train" in more.out
 
 
-def test_what_it_says_and_that_it_goes_on_where_it_was(edges: Path, command: ModuleType) -> None:
+def test_what_it_says_and_that_it_goes_on_where_it_was(edges: Path) -> None:
     printed = (edges / "search.txt").read_text()
     table = edge_table(open_sweep(edges / "search"))
     for _, row in table.iterrows():
@@ -146,7 +146,7 @@ def test_what_it_says_and_that_it_goes_on_where_it_was(edges: Path, command: Mod
 
 
 @pytest.fixture(scope="module")
-def faults(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two processes, which start at the same time, search for single bits that break a run."""
     out = tmp_path_factory.mktemp("faults") / "out"
     sizes = ("train.steps=20", "search.trials=60", "search.batch=12", "pack.size=auto")
@@ -213,7 +213,7 @@ def test_the_damage_and_the_size_are_what_the_store_says(faults: Path) -> None:
 # --- final loss against worst deviation ----------------------------------------------------------------------------
 
 
-def test_the_front_of_loss_against_worst_deviation(command: ModuleType, tmp_path: Path) -> None:
+def test_the_front_of_loss_against_worst_deviation(tmp_path: Path) -> None:
     arguments = command.tiny(
         *("search=pareto", "fault=weight_bit,nan_gradient", "fault.start=8", "seed=range(2)", "train.steps=20"),
         *("mitigation=none,z_loss", "optim.clip=tag(log,interval(0.1,10))", "search.trials=36", *ONCE),
@@ -238,7 +238,7 @@ def test_the_front_of_loss_against_worst_deviation(command: ModuleType, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["max_stable_lr", "worst_fault"])
-def test_killed_searches_go_on(command: ModuleType, tmp_path: Path, kind: str) -> None:
+def test_killed_searches_go_on(tmp_path: Path, kind: str) -> None:
     """By SIGKILL in the middle of a round, of all processes. Nothing is lost, nothing trained twice."""
     few = ("optim.lr=0.1,1.0,10.0", "mitigation=none,qk_norm", "seed=range(3)", "train.batch=8", "data.length=20000")
     own = few if kind == "max_stable_lr" else (*FAULTS[:-1], "search.trials=24", "search.batch=12")
@@ -263,7 +263,7 @@ def test_killed_searches_go_on(command: ModuleType, tmp_path: Path, kind: str) -
         assert set(stored(tmp_path / "out")) == set(stored(tmp_path / "alone"))
 
 
-def test_points_that_cannot_be_are_told_as_such_and_count(command: ModuleType, tmp_path: Path) -> None:
+def test_points_that_cannot_be_are_told_as_such_and_count(tmp_path: Path) -> None:
     """An element that one of the tensors does not have: seen only where the two come together."""
     own = ("fault=weight_bit", "fault.tensor=head,blocks.0.attention.query", "fault.element=interval(0,500)")
     sizes = ("fault.start=3", "search.trials=30", "search.batch=10", *ONCE)
@@ -275,7 +275,7 @@ def test_points_that_cannot_be_are_told_as_such_and_count(command: ModuleType, t
     assert len(failed) + len(points(study, TrialState.COMPLETE)) == 30
 
 
-def test_a_golden_twin_that_is_lost_ends_the_search(command: ModuleType, tmp_path: Path) -> None:
+def test_a_golden_twin_that_is_lost_ends_the_search(tmp_path: Path) -> None:
     arguments = command.tiny("search=worst_fault", "fault=weight_bit", "fault.bit=range(32)", "fault.start=3", *ONCE)
     blown = ("optim.name=sgd", "optim.lr=1e30", "optim.clip=null")
     done = command.end(command.fork(*arguments, *blown, "out=out", cwd=tmp_path))
@@ -297,7 +297,7 @@ def test_a_half_written_last_line_is_cut_off(tmp_path: Path) -> None:
     assert [study.study_name for study in searched(tmp_path)] == ["a", "b"]
 
 
-def test_a_plan_writes_nothing(command: ModuleType, empty: Path) -> None:
+def test_a_plan_writes_nothing(empty: Path) -> None:
     planned = command.call(*command.tiny("search=max_stable_lr", *GRID, "plan=true"))
     assert planned.status == 0 and "search=max_stable_lr of optim.lr in 4 cells" in planned.out
     assert "8 trials asked for" in planned.out and not any(empty.iterdir())
@@ -350,7 +350,7 @@ def test_a_plan_writes_nothing(command: ModuleType, empty: Path) -> None:
         (["search=pareto", "mitigation=none,qk_norm"], "fault=none: no deviation without a fault"),
     ],
 )
-def test_bad_input(command: ModuleType, empty: Path, arguments: list[str], message: str) -> None:
+def test_bad_input(empty: Path, arguments: list[str], message: str) -> None:
     ended = command.call(*command.tiny(*arguments))
     assert ended.status == 2 and message in ended.err, ended.err
     assert "Traceback" not in ended.err and not any(empty.iterdir())

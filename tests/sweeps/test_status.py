@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from sweeps.commands.status import status_of
 from sweeps.running.claims import LOCKS
 from sweeps.running.job import ERRORS, PROGRESS
+from tests.sweeps import command
 
 
 @pytest.fixture(scope="module")
-def finished(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of eight trials in two packs."""
     out = tmp_path_factory.mktemp("finished") / "out"
     assert command.call(*command.tiny("seed=range(4)", "optim.lr=1e-3,1e-2", f"out={out}")).status == 0
@@ -28,7 +28,7 @@ def done(finished: Path, empty: Path) -> Path:
     return Path(shutil.copytree(finished, empty / "out"))
 
 
-def test_a_finished_sweep(command: ModuleType, done: Path) -> None:
+def test_a_finished_sweep(done: Path) -> None:
     ended = command.call("status", "out")
     assert (ended.status, ended.err) == (None, "")
     assert ended.out.splitlines() == [
@@ -41,7 +41,7 @@ def test_a_finished_sweep(command: ModuleType, done: Path) -> None:
     ]
 
 
-def test_what_runs_has_failed_and_was_lost(command: ModuleType, done: Path) -> None:
+def test_what_runs_has_failed_and_was_lost(done: Path) -> None:
     (done / PROGRESS).mkdir(exist_ok=True)
     for pack in ("aaa", "bbb", "ccc"):
         values = {"begun": 0, "steps": 3, "of": 6, "trials": 4, "frozen": 0}
@@ -70,7 +70,7 @@ def test_what_runs_has_failed_and_was_lost(command: ModuleType, done: Path) -> N
     ]
 
 
-def test_what_is_printed_is_printable(command: ModuleType, done: Path) -> None:
+def test_what_is_printed_is_printable(done: Path) -> None:
     """Names of files, traces and the study are whatever somebody wrote there."""
     name = "a\x1b]0;x\x07\n\u202e" + "b" * 100
     good = {"begun": 0, "steps": 3, "of": 6, "trials": 4, "frozen": 0}
@@ -89,7 +89,7 @@ def test_what_is_printed_is_printable(command: ModuleType, done: Path) -> None:
     assert r"g\x1b[2J\ud800" in ended.err and ended.status == 2
 
 
-def test_a_sweep_that_was_cut_short(command: ModuleType, done: Path) -> None:
+def test_a_sweep_that_was_cut_short(done: Path) -> None:
     """What was asked for last counts, whatever is there."""
     (done / "plan.json").write_text(json.dumps({"trials": ["new", *status_of(done).asked]}))
     assert command.call("status", "out").out.splitlines()[0] == "out: 8 of 9 trials done"
@@ -104,11 +104,11 @@ def test_a_sweep_that_was_cut_short(command: ModuleType, done: Path) -> None:
         (["status", "a", "b"], "error: status a b: allowed: status and the folder of one sweep"),
     ],
 )
-def test_refused_in_one_line(command: ModuleType, empty: Path, arguments: list[str], line: str) -> None:
+def test_refused_in_one_line(empty: Path, arguments: list[str], line: str) -> None:
     assert command.refused(empty, *arguments) == [line]
 
 
-def test_the_next_command_removes_a_trace_that_a_killed_one_was_writing(command: ModuleType, done: Path) -> None:
+def test_the_next_command_removes_a_trace_that_a_killed_one_was_writing(done: Path) -> None:
     stray = done / "errors" / f".{'a' * 16}.txt.{'0' * 32}"
     stray.parent.mkdir(exist_ok=True)
     stray.write_text("half a tra")

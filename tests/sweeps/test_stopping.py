@@ -10,19 +10,19 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from sweeps.commands.status import status_of
 from sweeps.running import launch
 from sweeps.running.job import ERRORS
+from tests.sweeps import command
 from tests.sweeps.forks import Forked
 from tests.sweeps.traps import STOPPING, TRAPS, goes_on, recorded
 
 
 @pytest.fixture(scope="module")
-def unsprung(command: ModuleType, rigged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unsprung(rigged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of TRAPS that do nothing."""
     folder = tmp_path_factory.mktemp("unsprung")
     ended = command.end(command.fork(*command.tiny(*TRAPS), cwd=folder, path=[rigged]))
@@ -42,7 +42,7 @@ def check_crash(out: Path, said: str, seed: int) -> None:
     assert sorted((trial["fault"]["kind"], trial["seed"]) for trial in trials) == [("none", seed), ("rigged", seed)]
 
 
-def test_a_crash(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
+def test_a_crash(rigged: Path, unsprung: Path, tmp_path: Path) -> None:
     """Its pack leaves a trace and is named; the others finish; the same command tries it again."""
     (tmp_path / "switch").write_text("raise 1")
     crashed = command.end(command.fork(*command.tiny(*TRAPS), cwd=tmp_path, path=[rigged]))
@@ -50,10 +50,10 @@ def test_a_crash(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Pa
     assert "trained 4 of 6 trials" in crashed.out
     assert len(list((tmp_path / "out" / ERRORS).iterdir())) == 1
     check_crash(tmp_path / "out", crashed.out, 1)
-    assert "4 complete already: 2 to train in 1 pack" in goes_on(command, rigged, tmp_path, unsprung)
+    assert "4 complete already: 2 to train in 1 pack" in goes_on(rigged, tmp_path, unsprung)
 
 
-def test_a_crash_and_a_killed_worker(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
+def test_a_crash_and_a_killed_worker(rigged: Path, unsprung: Path, tmp_path: Path) -> None:
     """Killed as by the system when memory runs out: its pack has failed, as that which crashed; the others finish."""
     (tmp_path / "switch").write_text("kill 1 raise 2")
     arguments = command.tiny(*TRAPS, "hydra.launcher.workers=2")
@@ -64,19 +64,19 @@ def test_a_crash_and_a_killed_worker(command: ModuleType, rigged: Path, unsprung
     (trace,) = (file for file in (tmp_path / "out" / ERRORS).iterdir() if "has sprung" not in file.read_text())
     assert f"pack {trace.stem} failed: worker died: " in ended.out
     assert '"seed": 1' in trace.read_text() and '"seed": 2' not in trace.read_text()
-    goes_on(command, rigged, tmp_path, unsprung)
+    goes_on(rigged, tmp_path, unsprung)
 
 
-def test_a_killed_sweep(command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path) -> None:
+def test_a_killed_sweep(rigged: Path, unsprung: Path, tmp_path: Path) -> None:
     """The only worker is the command itself."""
     (tmp_path / "switch").write_text("kill 1")
     killed = command.end(command.fork(*command.tiny(*TRAPS), cwd=tmp_path, path=[rigged]))
     assert killed.status == -signal.SIGKILL
     assert len(recorded(tmp_path / "out")) == 2
-    goes_on(command, rigged, tmp_path, unsprung)
+    goes_on(rigged, tmp_path, unsprung)
 
 
-def trapped(command: ModuleType, rigged: Path, folder: Path, switch: str, workers: int) -> Forked:
+def trapped(rigged: Path, folder: Path, switch: str, workers: int) -> Forked:
     """A sweep that has reached what the file `switch` has in store for it."""
     (folder / "switch").write_text(switch)
     process = command.fork(*command.tiny(*TRAPS, f"hydra.launcher.workers={workers}"), cwd=folder, path=[rigged])
@@ -106,7 +106,6 @@ def alone(process: subprocess.Popen | Forked, number: int) -> None:
     ids=["Ctrl-C, one", "Ctrl-C, two", "SIGINT to the parent", "SIGTERM", "SIGKILL to the parent"],
 )
 def test_a_stopped_sweep(
-    command: ModuleType,
     rigged: Path,
     unsprung: Path,
     tmp_path: Path,
@@ -116,7 +115,7 @@ def test_a_stopped_sweep(
     status: int,
 ) -> None:
     """In the midst of a step that does not end: the second signal ends it, and no process stays behind."""
-    process = trapped(command, rigged, tmp_path, "wait 1", workers)
+    process = trapped(rigged, tmp_path, "wait 1", workers)
     send(process, number)
     if number != signal.SIGKILL:
         command.until(lambda: process.said == STOPPING, "it says that a second signal ends it at once")
@@ -130,7 +129,7 @@ def test_a_stopped_sweep(
         trained = re.search(r"trained (\d) of 6 trials", stopped.out)
         assert int(trained[1]) <= len(recorded(tmp_path / "out"))  # a pack may end in the moment of the signal
     if number == signal.SIGINT and workers == 2:  # the others leave what this one, or a killed sweep, leaves
-        goes_on(command, rigged, tmp_path, unsprung)
+        goes_on(rigged, tmp_path, unsprung)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +138,6 @@ def test_a_stopped_sweep(
     ids=["Ctrl-C, one", "Ctrl-C, two", "SIGTERM"],
 )
 def test_a_stopped_sweep_saves_checkpoints(
-    command: ModuleType,
     rigged: Path,
     unsprung: Path,
     tmp_path: Path,
@@ -149,7 +147,7 @@ def test_a_stopped_sweep_saves_checkpoints(
     status: int,
 ) -> None:
     """After the step that is under way; the same command goes on there, bit for bit."""
-    process = trapped(command, rigged, tmp_path, "hold 0 hold 1", workers)
+    process = trapped(rigged, tmp_path, "hold 0 hold 1", workers)
     send(process, number)
     command.until(lambda: process.said == STOPPING, "it says that it stops")
     (tmp_path / "switch.go").touch()
@@ -158,16 +156,16 @@ def test_a_stopped_sweep_saves_checkpoints(
     found = status_of(tmp_path / "out")
     assert not found.lost and not found.running and 1 <= len(found.stopped) <= workers
     assert "step 4 of 6, 2 trials" in found.stopped.values(), "the trap is in step 3"
-    goes_on(command, rigged, tmp_path, unsprung)
+    goes_on(rigged, tmp_path, unsprung)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("is_removed", [False, True], ids=["moved", "removed"])
 def test_a_folder_that_is_moved_or_removed_meanwhile(
-    command: ModuleType, rigged: Path, unsprung: Path, tmp_path: Path, workers: int, is_removed: bool
+    rigged: Path, unsprung: Path, tmp_path: Path, workers: int, is_removed: bool
 ) -> None:
     """One line at the next block, nothing in its old place; the same command goes on in the new one."""
-    process = trapped(command, rigged, tmp_path, "hold 1", workers)
+    process = trapped(rigged, tmp_path, "hold 1", workers)
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     if is_removed:  # in one go, while others write into it
         shutil.rmtree(tmp_path / "elsewhere")
@@ -182,14 +180,13 @@ def test_a_folder_that_is_moved_or_removed_meanwhile(
     if not is_removed:
         (tmp_path / "elsewhere").rename(tmp_path / "out")
         assert status_of(tmp_path / "out").asked >= set(recorded(tmp_path / "out"))
-        goes_on(command, rigged, tmp_path, unsprung)
+        goes_on(rigged, tmp_path, unsprung)
 
 
 @pytest.mark.parametrize(
     ("send", "number", "status"), [(group, signal.SIGINT, 130), (alone, signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )
 def test_stopped_while_workers_start(
-    command: ModuleType,
     tmp_path: Path,
     send: Callable[[subprocess.Popen | Forked, int], None],
     number: int,
@@ -207,9 +204,7 @@ def test_stopped_while_workers_start(
     assert stopped.out.endswith("interrupted; the same command goes on from here\n")
 
 
-def test_ctrl_c_before_anything_is_trained(
-    command: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: object, **others: object) -> None:
         raise KeyboardInterrupt
 

@@ -11,7 +11,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from sweeps.running.job import Job
 from sweeps.slurm.squeue import Queued, name_of
 from sweeps.slurm.submitted import running_jobs, submitted, submitting, write_down_all
 from tests.jobs import job_of
+from tests.sweeps import command
 
 TOKEN = "0123456789ab"
 OTHER = "f" * 16  # a pack that the store does not have
@@ -31,7 +31,7 @@ Says = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
-def finished(command: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of four trials in one pack."""
     out = tmp_path_factory.mktemp("finished") / "out"
     assert command.call(*command.tiny("seed=range(4)", f"out={out}")).status == 0
@@ -75,7 +75,7 @@ def line(number: str, out: Path, state: str = "PENDING", reason: str = "Priority
     return f"{number}|{other.get('user', os.getuid())}|{state}|{reason}|{name}|{script}"
 
 
-def planned(command: ModuleType, out: Path, *overrides: str) -> list[Job]:
+def planned(out: Path, *overrides: str) -> list[Job]:
     """The jobs of a sweep that has not been trained."""
     given = command.trials(*command.tiny(*overrides)[: len(command.TINY) - 2], *overrides)
     own = ResultsPath.open(out).id
@@ -83,9 +83,9 @@ def planned(command: ModuleType, out: Path, *overrides: str) -> list[Job]:
 
 
 @pytest.fixture
-def noted(command: ModuleType, done: Path) -> list[Job]:
+def noted(done: Path) -> list[Job]:
     """Two jobs of one array that have been submitted for `done`: 17_0 and 17_1."""
-    jobs = planned(command, done.absolute(), "optim.lr=0.1,0.2,0.3,0.4")
+    jobs = planned(done.absolute(), "optim.lr=0.1,0.2,0.3,0.4")
     write_down_all(ResultsPath.open(done), [[job] for job in jobs], "17")
     assert len(jobs) == 2
     return jobs
@@ -128,9 +128,7 @@ def damage(file: Path, what: str) -> None:
         KINDS[what](file)
 
 
-def test_a_damaged_note_of_a_pack_that_is_done_is_named_and_hinders_nothing(
-    command: ModuleType, done: Path, slurm_says: Says
-) -> None:
+def test_a_damaged_note_of_a_pack_that_is_done_is_named_and_hinders_nothing(done: Path, slurm_says: Says) -> None:
     """With Slurm and without."""
     (pack,) = (file.parent.name for file in done.glob("store.zarr/*/zarr.json"))
     file = done / "slurm" / "packs" / f"{pack}.json"
@@ -149,7 +147,7 @@ def test_a_damaged_note_of_a_pack_that_is_done_is_named_and_hinders_nothing(
     assert not cancelled(done.parent)
 
 
-def test_a_damaged_file_of_what_is_being_submitted_is_named(command: ModuleType, done: Path, slurm_says: Says) -> None:
+def test_a_damaged_file_of_what_is_being_submitted_is_named(done: Path, slurm_says: Says) -> None:
     file = done / "slurm" / "submitting" / f"{TOKEN}.json"
     for what in ("binary", "no object", "nested", *KINDS):
         damage(file, what)
@@ -165,9 +163,7 @@ def test_a_damaged_file_of_what_is_being_submitted_is_named(command: ModuleType,
 
 
 @pytest.mark.parametrize("name", ["slurm", "slurm/packs", "slurm/submitting"])
-def test_a_folder_that_is_a_link_is_not_looked_into(
-    command: ModuleType, done: Path, slurm_says: Says, noted: list[Job], name: str
-) -> None:
+def test_a_folder_that_is_a_link_is_not_looked_into(done: Path, slurm_says: Says, noted: list[Job], name: str) -> None:
     shutil.move(done / name, done.parent / "elsewhere") if (done / name).exists() else (done / "elsewhere").mkdir()
     (done / name).symlink_to(done.parent / "elsewhere")
     before = command.tree(done.parent / "elsewhere")
@@ -181,9 +177,7 @@ def test_a_folder_that_is_a_link_is_not_looked_into(
 # --- what is believed ------------------------------------------------------------------------------------------------
 
 
-def test_packs_whose_jobs_slurm_has_are_not_trained_again(
-    command: ModuleType, done: Path, slurm_says: Says, noted: list[Job]
-) -> None:
+def test_packs_whose_jobs_slurm_has_are_not_trained_again(done: Path, slurm_says: Says, noted: list[Job]) -> None:
     slurm_says(line("17_0", done), line("17_1", done, "RUNNING", "None"))
     assert sorted(running_jobs(done)[0], key=lambda job: job.pack.id) == sorted(noted, key=lambda job: job.pack.id)
     out = command.call("status", "out").out
@@ -205,7 +199,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("what", STRANGERS)
 def test_a_job_with_the_number_of_a_note_is_not_the_folders_for_that(
-    command: ModuleType, done: Path, slurm_says: Says, noted: list[Job], what: str
+    done: Path, slurm_says: Says, noted: list[Job], what: str
 ) -> None:
     slurm_says(line("17_0", done, **STRANGERS[what]))
     assert not submitted(done).packs and not running_jobs(done)[0]
@@ -218,7 +212,7 @@ def test_a_job_with_the_number_of_a_note_is_not_the_folders_for_that(
 
 
 def test_another_users_job_for_this_folder_is_seen_and_left_alone(
-    command: ModuleType, done: Path, slurm_says: Says, noted: list[Job]
+    done: Path, slurm_says: Says, noted: list[Job]
 ) -> None:
     slurm_says(line("17_0", done, user=os.getuid() + 1), line("17_1", done))
     assert len(running_jobs(done)[0]) == 2
@@ -227,9 +221,7 @@ def test_another_users_job_for_this_folder_is_seen_and_left_alone(
     assert cancelled(done.parent) == [f"--user={os.getuid()} 17"]
 
 
-def test_a_copy_of_a_folder_has_none_of_its_jobs(
-    command: ModuleType, done: Path, slurm_says: Says, noted: list[Job]
-) -> None:
+def test_a_copy_of_a_folder_has_none_of_its_jobs(done: Path, slurm_says: Says, noted: list[Job]) -> None:
     slurm_says(line("17_0", done), line("17_1", done))
     shutil.copytree(done, "copy")
     assert not running_jobs(Path("copy"))[0] and len(running_jobs(done)[0]) == 2
@@ -239,7 +231,7 @@ def test_a_copy_of_a_folder_has_none_of_its_jobs(
 
 
 def test_what_a_job_trains_that_nobody_can_read_is_not_trained_beside_it(
-    command: ModuleType, done: Path, slurm_says: Says, noted: list[Job]
+    done: Path, slurm_says: Says, noted: list[Job]
 ) -> None:
     """Also where the job of the damaged note is that of another, whole one."""
     slurm_says(line("17_0", done))
@@ -276,7 +268,7 @@ def test_a_note_of_the_wrong_types_is_a_damaged_one(done: Path, slurm_says: Says
 
 
 def test_without_slurm_it_is_asked_for_only_where_something_may_be_in_the_queue(
-    command: ModuleType, done: Path, slurm_says: Says, noted: list[Job]
+    done: Path, slurm_says: Says, noted: list[Job]
 ) -> None:
     said = "its packs were submitted, and squeue does not answer; allowed: a running Slurm"
     for word in ("status", "cancel"):

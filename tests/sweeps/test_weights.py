@@ -17,7 +17,7 @@ from harness.config import ConfigError
 from harness.training.pack import Pack
 from sweeps.commands.verify import verify
 from sweeps.running.job import corpus_of
-from tests.sweeps.conftest import call, refused, results, tree, trials
+from tests.sweeps.command import call, refused, results, tree, trials
 
 SMALL = ["model.width=16", "model.depth=1", "model.head_dim=8", "model.context=16", "train.steps=6", "train.batch=2"]
 SMALL += ["data.source=zipf", "data.vocabulary=61", "data.length=20000", "train.validate_tokens=640"]

@@ -6,10 +6,10 @@ It is added as any new fault is: by a file in a copy of the folder of injectors 
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 
 from harness.storage.stored import read_packs
 from sweeps.running.job import ERRORS, PROGRESS
+from tests.sweeps import command
 
 TRAPS = ("seed=range(3)", "fault=rigged", "fault.switch=switch", "pack.size=2", "out=out")  # 3 packs of golden and trap
 STOPPING = "stopping once checkpoints are saved; again to stop at once\n"
@@ -68,7 +68,7 @@ def is_spotless(out: Path) -> bool:
     return not left
 
 
-def goes_on(command: ModuleType, rigged: Path, folder: Path, unsprung: Path) -> str:
+def goes_on(rigged: Path, folder: Path, unsprung: Path) -> str:
     """The same command without the trap finishes, and nothing shows that it was ever disturbed. Returns its output."""
     (folder / "switch").unlink()
     already = len(recorded(folder / "out"))

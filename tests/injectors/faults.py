@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import Any
-
-import pytest
 
 from harness.config import Fault, Trial
 from harness.training.sites import Event, Injector, Visit
@@ -18,24 +14,13 @@ from injectors.value import SITES
 from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
-from tests.harness import conftest as engine_module
+from tests.harness import engine
 
 START, STEPS = 4, 8
 SHAPE = {"ranks": 2, "warmup": 6, "qk_norm": True, "clip": 1.0, "loss_scaling": "static", "loss_scale": 1024.0}
 """Two ranks, a warm-up and a loss scale, so that every kind of fault has something to strike."""
 NEEDED = {"schedule_offset": ["fault.offset=-2"]}
 SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is tested for each of them
-
-
-@pytest.fixture
-def engine() -> ModuleType:
-    """The small packs of tests/harness/conftest.py."""
-    return engine_module
-
-
-@pytest.fixture
-def faults() -> ModuleType:
-    return sys.modules[__name__]
 
 
 @cache
@@ -69,7 +54,7 @@ class Named:
     inner: Injector
 
     @classmethod
-    def of(cls, engine: ModuleType, trial: Trial) -> Named | None:
+    def of(cls, trial: Trial) -> Named | None:
         """The trial's fault, armed."""
         with said(trial.fault):
             inner = engine.injector_of(trial)
@@ -93,7 +78,7 @@ def said(fault: Fault) -> Iterator[None]:
         raise
 
 
-def train_told(engine: ModuleType, trials: Sequence[Trial], **options: Any) -> Any:
+def train_told(trials: Sequence[Trial], **options: Any) -> Any:
     """The run of these trials in one pack; an injector that fails says of which fault it is."""
-    injectors = {number: Named.of(engine, each) for number, each in enumerate(trials)}
+    injectors = {number: Named.of(each) for number, each in enumerate(trials)}
     return engine.run(trials, injectors, **options)

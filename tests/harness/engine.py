@@ -1,0 +1,224 @@
+"""Trains small packs through the real loop and keeps every bit that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harness.config import CORE, Data, Trial
+from harness.data.corpus import Corpus, load_corpus
+from harness.storage.checkpoint import Checkpoints
+from harness.storage.results_folder import ResultsPath
+from harness.training.loop import Result, train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda, Injector
+from sweeps.running.job import injector_of as arm
+
+CPU = torch.device("cpu")
+SMALL: dict[str, Any] = {
+    "width": 16,
+    "head_dim": 8,
+    "depth": 2,
+    "context": 8,
+    "steps": 8,
+    "batch": 2,
+    "validate_every": 4,
+    "validate_tokens": 64,
+    "validate_between": 64,
+    "source": "zipf",
+    "vocabulary": 64,
+    "length": 20_000,
+    "warmup": 2,
+    "final": 0.0,
+    "beta2": 0.999,
+    "clip": None,
+    "decay_follows": "rate",
+}
+"""One-hundredth of a second a step, and still a whole GPT: two blocks, two heads."""
+
+
+def trial(**fields: Any) -> Trial:
+    """A small trial, with fields by their short names: `lr=1e-2`, `width=32`; `init` and `order` are the two seeds."""
+    fields = {**SMALL, **fields}
+    own = {key: fields.pop(key) for key in ("fault", "seed") if key in fields}
+    parts: dict[str, dict[str, Any]] = {name: {} for name in CORE}
+    for short, (part, field) in {"init": ("model", "seed"), "order": ("data", "seed")}.items():
+        if short in fields:
+            parts[part][field] = fields.pop(short)
+    for name, value in fields.items():
+        (part,) = [p for p, cls in CORE.items() if name in cls.__dataclass_fields__]
+        parts[part][name] = value
+    return Trial(**{name: cls(**parts[name]) for name, cls in CORE.items()}, **own)
+
+
+def different(count: int, **fields: Any) -> list[Trial]:
+    """Trials of one structure that differ in every per-trial field."""
+    return [
+        trial(
+            seed=r,
+            lr=3e-3 * (1 + r),
+            beta1=0.9 - 0.02 * r,
+            beta2=0.999 - 0.01 * r,
+            eps=1e-8 * 10**r,
+            weight_decay=1e-3 * r,
+            clip=None if r % 3 == 2 else 0.5 + 0.1 * r,
+            warmup=r % 3,
+            decay=("cosine", "linear", "constant")[r % 3],
+            **fields,
+        )
+        for r in range(count)
+    ]
+
+
+def corpus_of(a_trial: Trial) -> Corpus:
+    return _corpus(replace(a_trial.data, seed=None))
+
+
+@lru_cache
+def _corpus(data: Data) -> Corpus:
+    return load_corpus(data, context=256)
+
+
+def injector_of(a_trial: Trial) -> Injector | None:
+    """The trial's fault, armed, as a sweep arms it."""
+    return arm(a_trial, corpus_of(a_trial))
+
+
+def pack_of(trials: Sequence[Trial], begins: Sequence[int | None] | None = None, device: torch.device = CPU) -> Pack:
+    return Pack(trials, corpus_of(trials[0]), device, begins)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a pack left, by planned trial.
+
+    `signals` are [R, steps] or [R, steps, layers]; `weights[block][trial]` is a copy of the flat weights after that
+    block of steps, for the trials that were still in the pack.
+    """
+
+    pack: Pack
+    result: Result
+    signals: dict[str, np.ndarray]
+    weights: list[dict[int, Tensor]]
+    corpus: Corpus
+
+    def __getitem__(self, planned: int) -> dict[str, Tensor]:
+        """Whatever the trial left, apart from how long it took: for comparison with `same_bits`."""
+        signals = {name: torch.from_numpy(values[planned]) for name, values in self.signals.items()}
+        del signals["tokens_per_second"], signals["step_seconds"]
+        signals |= {name: torch.from_numpy(values[planned]) for name, values in self.result.ends.items()}
+        return {**signals, "weights": self.weights[-1].get(planned, torch.empty(0))}
+
+
+def run(
+    trials: Sequence[Trial],
+    injectors: Mapping[int, Injector | None] | None = None,
+    prepare: Callable[[Pack], Any] = lambda pack: None,
+    block: int = 1,
+    forks: bool = False,
+    **options: bool,
+) -> Run:
+    """Train a pack. `injectors` take the place of the trials' faults; `prepare(pack)` may change it beforehand.
+
+    With `forks` faulty trials share the row of their twin until their fault begins.
+    """
+    agenda = Agenda([(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)])
+    pack = pack_of(trials, agenda.first if forks else None)
+    prepare(pack)
+    blocks: dict[int, Mapping[str, np.ndarray]] = {}  # one that is written again takes the place of the first
+    weights: dict[int, dict[int, Tensor]] = {}
+
+    def write(first_step: int, arrays: Mapping[str, np.ndarray]) -> None:
+        blocks[first_step] = arrays
+        now = {planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)}
+        weights[first_step] = weights.get(first_step, {}) | now
+
+    result = train(pack, agenda, block, write, **options)
+    signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in blocks[0]}
+    return Run(pack, result, signals, [weights[first] for first in sorted(weights)], corpus_of(trials[0]))
+
+
+class Killed(Exception):
+    """What a test takes for the end of a process."""
+
+
+def assert_resumes(
+    trials: Sequence[Trial], folder: Path, kills: Sequence[int], block: int = 1, forks: bool = False
+) -> None:
+    """Killed before each of these steps and started again from `folder`, a pack leaves what it leaves otherwise."""
+    whole = run(trials, block=block, forks=forks)
+    assert_same_end(resumed(trials, folder, kills, block, forks), whole)
+
+
+def assert_same_end(found: Run, whole: Run, begin: int = 0) -> None:
+    """The same results, signals and state, bit for bit; `found` has the signals of the steps from `begin` on."""
+    assert found.result == whole.result
+    for name, expected in whole.result.ends.items():
+        assert np.array_equal(found.result.ends[name], expected, equal_nan=True), name
+    for name, expected in whole.signals.items():
+        if name not in ("tokens_per_second", "step_seconds"):
+            assert np.array_equal(found.signals[name], expected[:, begin:], equal_nan=True), name
+    assert found.pack.rows == whole.pack.rows
+    assert same_bits(dict(found.pack.rows_state), dict(whole.pack.rows_state)) == []
+
+
+def resumed(
+    trials: Sequence[Trial],
+    folder: Path,
+    kills: Sequence[int],
+    block: int = 1,
+    forks: bool = False,
+    arm: Callable[[Trial], Injector | None] = injector_of,
+) -> Run:
+    """What a pack leaves that is killed before each of these steps and started again from `folder`.
+
+    Signals count as the store keeps them: a block that is written again takes the place of the first.
+    """
+    blocks: dict[int, Mapping[str, np.ndarray]] = {}
+    place = ResultsPath.at(folder)
+
+    def once(checkpoints: Checkpoints | None) -> tuple[Pack, Result]:
+        agenda = Agenda([arm(trial) for trial in trials])
+        pack = pack_of(trials, agenda.first if forks else None)
+        saved = Checkpoints(place).newest()
+        return pack, train(pack, agenda, block, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
+
+    for kill in kills:
+        with pytest.raises(Killed):
+            once(Dying(place, every=1, dies_at=kill))
+    pack, result = once(None)
+    names = blocks[max(blocks)]
+    signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in names}
+    weights = {planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)}
+    return Run(pack, result, signals, [weights], corpus_of(trials[0]))
+
+
+@dataclass
+class Dying(Checkpoints):
+    """Checkpoints of a process that ends once it has saved the one before step `dies_at`."""
+
+    dies_at: int = -1
+
+    def save(self, step: int, *state: Any) -> None:
+        super().save(step, *state)
+        if step == self.dies_at:
+            raise Killed
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bits as integers: NaN equals itself, and zero differs from minus zero."""
+    return x.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def same_bits(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """The names under which the two differ in any bit; empty if all are equal."""
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(bits(left[name]), bits(right[name]))]
