@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.config import PER_TRIAL, ConfigError, anything, choice, number
 from harness.model.formats import FORMATS
-from harness.training.ranks import RankMean
+from harness.training.ranks import Communicator
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
 from injectors.fault import (
@@ -188,7 +188,7 @@ class OtherSum(Strike):
     def strike(self, visit: Visit) -> list[Event]:
         before = digest(*visit.tensors.values())
         for name, tensor in visit.tensors.items():
-            mean = RankMean(self.ranks, self.order, self.format)
+            mean = Communicator(self.ranks, self.order, self.format)
             for rank in mean.sequence():
                 mean.add(self._parts[rank][name])
             mean.finish(tensor)

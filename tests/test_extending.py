@@ -68,9 +68,9 @@ clipper, clipped = AGC(layout, state, 3, weights.device), gradients.clone()
 clipper.bind(trials)
 acted = clipper.clip(clipped, clipped.norm(dim=1), torch.tensor([True, True, True]))
 assert acted.tolist() == [True, True, False], acted
-for row in layout.rows:
+for scaled in layout.tensors:
     for r, ratio in enumerate(ratios):
-        w, g, found = (layout.view(x, row.name)[r] for x in (weights, gradients, clipped))
+        w, g, found = (layout.view(x, scaled.name)[r] for x in (weights, gradients, clipped))
         factor = min(1.0, ratio * max(float(w.norm()), 1e-3) / (float(g.norm()) + 1e-6))
         torch.testing.assert_close(found, g * factor, rtol=1e-6, atol=0)
 stands = gradients.clone()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model.products import CACHE_LINE
-from harness.model.tensors import TensorRow
+from harness.model.tensors import ScaledTensor
 
 ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/model/products.py
 SMALL_DRAW = 4096  # elements; the 2048 draws that are kept take 32 MiB at most
@@ -41,38 +41,38 @@ class Segment:
 class Layout:
     """Where each tensor stands in the flat array."""
 
-    rows: tuple[TensorRow, ...]
+    tensors: tuple[ScaledTensor, ...]
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         found, end = {}, 0
-        for row in self.rows:
-            start = end if row.stacked else _aligned(end)
-            found[row.name], end = start, start + row.size
+        for scaled in self.tensors:
+            start = end if scaled.stacked else _aligned(end)
+            found[scaled.name], end = start, start + scaled.size
         return found
 
     @cached_property
-    def by_name(self) -> dict[str, TensorRow]:
-        return {row.name: row for row in self.rows}
+    def by_name(self) -> dict[str, ScaledTensor]:
+        return {scaled.name: scaled for scaled in self.tensors}
 
     @cached_property
     def size(self) -> int:
         """P: all elements of one trial, with the padding between tensors (which is zero and stays zero)."""
-        last = self.rows[-1]
+        last = self.tensors[-1]
         return _aligned(self.offsets[last.name] + last.size)
 
     @cached_property
     def elements(self) -> int:
         """The parameters of one trial, without the padding."""
-        return sum(row.size for row in self.rows)
+        return sum(scaled.size for scaled in self.tensors)
 
     @cached_property
     def spans(self) -> tuple[Segment, ...]:
-        """Each tensor's columns on their own, without the padding, in the order of `rows`."""
-        starts = (self.offsets[row.name] for row in self.rows)
+        """Each tensor's columns on their own, without the padding, in the order of `tensors`."""
+        starts = (self.offsets[scaled.name] for scaled in self.tensors)
         return tuple(
-            Segment(start, start + row.size, row.learning_rate, row.decay, row.epsilon)
-            for start, row in zip(starts, self.rows, strict=True)
+            Segment(start, start + scaled.size, scaled.learning_rate, scaled.decay, scaled.epsilon)
+            for start, scaled in zip(starts, self.tensors, strict=True)
         )
 
     @cached_property
@@ -93,9 +93,9 @@ class Layout:
 
         `flat` is any [R, P] array: weights, gradients, a moment.
         """
-        row, end = self.by_name[first], self.by_name[last or first]
+        scaled, end = self.by_name[first], self.by_name[last or first]
         start, stop = self.offsets[first], self.offsets[end.name] + end.size
-        shape = (-1, *row.shape[1:]) if last else row.shape
+        shape = (-1, *scaled.shape[1:]) if last else scaled.shape
         return flat[:, start:stop].view(flat.shape[0], *shape)
 
 
@@ -125,21 +125,21 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
     """
     flat = torch.zeros(len(trials), layout.size)
     seeds = [trial.seeds["init"] for trial in trials]
-    for row in layout.rows:
-        view = layout.view(flat, row.name)
-        if row.std == 0:
-            means = [row.mean if row.field is None else getattr(trial.model, row.field) for trial in trials]
-            view.copy_(torch.tensor(means).view(-1, *[1] * len(row.shape)))
+    for scaled in layout.tensors:
+        view = layout.view(flat, scaled.name)
+        if scaled.std == 0:
+            means = [scaled.mean if scaled.field is None else getattr(trial.model, scaled.field) for trial in trials]
+            view.copy_(torch.tensor(means).view(-1, *[1] * len(scaled.shape)))
             continue
         drawn: dict[int, int] = {}  # the row that has a seed's values: learning rates are often compared on equal ones
         for r, seed in enumerate(seeds):
             if drawn.setdefault(seed, r) < r:
                 view[r] = view[drawn[seed]]
-            elif row.size <= SMALL_DRAW:
-                view[r] = small_draw(seed, row.name, row.shape, row.is_cut)
+            elif scaled.size <= SMALL_DRAW:
+                view[r] = small_draw(seed, scaled.name, scaled.shape, scaled.is_cut)
             else:
-                _draw(view[r], seed, row.name, row.is_cut)
-        view.mul_(row.std / TRUNCATED_STD if row.is_cut else row.std).add_(row.mean)
+                _draw(view[r], seed, scaled.name, scaled.is_cut)
+        view.mul_(scaled.std / TRUNCATED_STD if scaled.is_cut else scaled.std).add_(scaled.mean)
     return flat.to(device, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Sizes: one table with a row for each tensor, and what the model multiplies by on the way forward.
+"""Sizes: what each tensor starts at and is multiplied by, and what the model multiplies by on the way forward.
 
 How sizes follow width and depth is `model.parametrization`, how the weights start is `model.init`: a new init is a
 function and its entry in INITS. m stands for width / base_width, m_L for depth / base_depth, N for depth.
@@ -13,7 +13,7 @@ from dataclasses import replace
 from harness.config import Model, Trial
 from harness.model.branches import Branches
 from harness.model.outline import model_tensors
-from harness.model.tensors import MATRICES, Kind, ModelTensor, TensorRow
+from harness.model.tensors import MATRICES, Kind, ModelTensor, ScaledTensor
 
 ONES, ZEROS = (Kind.GAIN, Kind.FINAL_GAIN, Kind.LAYER_SCALE, Kind.SCALE), (Kind.SHIFT, Kind.BIAS, Kind.FINAL_BIAS)
 STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without noise
@@ -21,7 +21,7 @@ STARTS = {**dict.fromkeys(ONES, 1.0), **dict.fromkeys(ZEROS, 0.0)}  # without no
 
 def tensor_table(
     model: Model, vocabulary: int, rule: str = "adam", decay_embedding: bool = True, branches: Branches = ()
-) -> list[TensorRow]:
+) -> list[ScaledTensor]:
     """Every tensor of the model, in the order in which the optimizer wants them; no `branches`: the usual ones.
 
     `rule` says what the size of an optimizer's update follows: "adam" nothing, because it is normalised element by
@@ -35,23 +35,23 @@ def tensor_table(
     CompleteP (Dey et al. 2025, arXiv 2505.01618, table 1): muP, and branches shrink as m_L^-depth_exponent.
     """
     matrices, _, vectors = rule.partition("_")
-    rows = [
-        _row(model, tensor, vectors if vectors and tensor.kind in STARTS else matrices)
+    tensors = [
+        _scaled(model, tensor, vectors if vectors and tensor.kind in STARTS else matrices)
         for tensor in model_tensors(model, vocabulary, branches)
     ]
     if decay_embedding:
-        return rows
-    return [replace(row, decay=0.0) if row.tensor.kind == Kind.EMBEDDING else row for row in rows]
+        return tensors
+    return [replace(each, decay=0.0) if each.tensor.kind == Kind.EMBEDDING else each for each in tensors]
 
 
-def _row(model: Model, tensor: ModelTensor, rule: str) -> TensorRow:
+def _scaled(model: Model, tensor: ModelTensor, rule: str) -> ScaledTensor:
     rate, forward = learning_rate(model, tensor, rule), forward_multiplier(model, tensor)
     if tensor.kind in STARTS:
         own = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
-        return TensorRow(tensor, 0.0, STARTS[tensor.kind], rate, forward, 0.0, epsilon(model, tensor), own)
+        return ScaledTensor(tensor, 0.0, STARTS[tensor.kind], rate, forward, 0.0, epsilon(model, tensor), own)
     std, decay = initial_std(model, tensor), weight_decay(model, tensor, rule)
     is_cut = model.init not in UNCUT_INITS
-    return TensorRow(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor), is_cut=is_cut)
+    return ScaledTensor(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor), is_cut=is_cut)
 
 
 # --- how the weights start ---------------------------------------------------------------------------------------

@@ -32,15 +32,17 @@ class SingularVectors:
 
     def __init__(self, layout: Layout, weights: Rows, state: State):
         self.layout, self._weights = layout, weights
-        self._matrices = [row for row in layout.rows if row.tensor.kind in REPARAMETRISED]
+        self._matrices = [scaled for scaled in layout.tensors if scaled.tensor.kind in REPARAMETRISED]
         self._starts, end = {}, 0
-        for row in self._matrices:
-            self._starts[row.name] = end
-            end += sum(row.shape)
+        for scaled in self._matrices:
+            self._starts[scaled.name] = end
+            end += sum(scaled.shape)
         flat = weights.used.new_empty(len(weights.used), end)
-        for row in self._matrices:
-            left, right = self._pair(flat, row.name)
-            for trial, matrix in enumerate(layout.view(weights.used, row.name)):  # one at a time: packs do not matter
+        for scaled in self._matrices:
+            left, right = self._pair(flat, scaled.name)
+            for trial, matrix in enumerate(
+                layout.view(weights.used, scaled.name)
+            ):  # one at a time: packs do not matter
                 u, _, v = torch.linalg.svd(matrix, full_matrices=False)
                 left[trial], right[trial] = u[:, 0], v[0]
         self._vectors = state.add("singular_vectors", flat)
@@ -53,9 +55,9 @@ class SingularVectors:
     def iterate(self, active_R: Tensor) -> None:
         """One power iteration with the weights as they are, in the trials that are active."""
         moves = active_R[:, None]
-        for row in self._matrices:
-            matrix = self.layout.view(self._weights.used, row.name)
-            left, right = self._pair(self._vectors.used, row.name)
+        for scaled in self._matrices:
+            matrix = self.layout.view(self._weights.used, scaled.name)
+            left, right = self._pair(self._vectors.used, scaled.name)
             new_left = _unit(_times(matrix, right))
             new_right = _unit(_times(matrix.mT, new_left))
             left.copy_(torch.where(moves, new_left, left))
@@ -63,7 +65,7 @@ class SingularVectors:
 
     def stack(self, first: str, last: str | None, rows: slice) -> tuple[Tensor, Tensor]:
         """The vectors of the k matrices that the model reads as one, [r, k, out] and [r, k, in]."""
-        names = [row.name for row in self._matrices]
+        names = [scaled.name for scaled in self._matrices]
         stacked = names[names.index(first) : names.index(last or first) + 1]
         pairs = [self._pair(self._vectors.used[rows], name) for name in stacked]
         left, right = (torch.stack(vectors, 1) for vectors in zip(*pairs, strict=True))

@@ -1,4 +1,4 @@
-"""What is known of a tensor of the model: its name, shape and kind, and its row of the table of sizes."""
+"""What is known of a tensor of the model: its name, shape and kind, and how it is scaled."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ModelTensor:
 
 
 @dataclass(frozen=True)
-class TensorRow:
-    """One tensor's row of the table: it starts at `mean`, plus noise of size `std`; the others multiply what the
+class ScaledTensor:
+    """A tensor and how it is scaled: it starts at `mean`, plus noise of size `std`; the others multiply what the
     configuration says for all of them. `forward` is what the model multiplies the tensor's output by. Where `field`
     names a field of the model, the tensor starts at the trial's value of it, and not at `mean`. Where it `is_cut`, the
     noise is normal within two of its deviations, and else without a bound.

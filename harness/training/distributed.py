@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.storage.checkpoint import Checkpoints
-from harness.training.ranks import RankMean, Replica, T
+from harness.training.ranks import Communicator, Replica, T
 
 PATIENCE = datetime.timedelta(minutes=30)  # with another rank that neither answers nor ends
 PIECE = 2**24  # elements of each rank that are gathered at a time
@@ -120,7 +120,7 @@ def _asking() -> Iterator[None]:
         raise RankLost(f"no answer from another rank: {error}") from error
 
 
-class ProcessMean(RankMean):
+class ProcessCommunicator(Communicator):
     """The rank of this process among those of its group, for the loop."""
 
     def __init__(self, order: str, format: str, group: Group):
@@ -139,7 +139,7 @@ class ProcessMean(RankMean):
             gradients.div_(self.count)
             return
         for piece in gradients.view(-1).split(PIECE):
-            mean, parts = RankMean(self.count, self.order, self.format), self.group.gather(piece)
+            mean, parts = Communicator(self.count, self.order, self.format), self.group.gather(piece)
             for rank in self.sequence():
                 mean.add(parts[rank])
             mean.finish(piece)

@@ -31,9 +31,9 @@ from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
 from harness.training.acts import Acts
 from harness.training.clock import Clock, Steps, Tick
-from harness.training.distributed import Group, ProcessMean
+from harness.training.distributed import Group, ProcessCommunicator
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
-from harness.training.ranks import RankMean
+from harness.training.ranks import Communicator
 from harness.training.twins import Twins
 
 NOTHING = nullcontext()
@@ -96,12 +96,12 @@ class Pack:
         sequences = first.train.sequences
         self._at_once = rows_at_once(first.model, sequences, device)
         self._windows_at_once = max(sequences, windows_at_once(first.model, corpus.vocabulary, device))
-        self.ranks: RankMean = RankMean(first.train.ranks, first.train.reduction, first.train.accumulation)
+        self.ranks = Communicator(first.train.ranks, first.train.reduction, first.train.accumulation)
         self._bind()
 
     def spread_over(self, group: Group) -> None:
         """Take one rank from now on, as the other processes of the group take the others."""
-        self.ranks = ProcessMean(self.ranks.order, self.ranks.format, group)
+        self.ranks = ProcessCommunicator(self.ranks.order, self.ranks.format, group)
 
     def _bind(self) -> None:
         """Let every part work on the rows that are there now."""

@@ -24,7 +24,7 @@ Replica = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]
 T = TypeVar("T")
 
 
-class RankMean:
+class Communicator:
     """Adds the gradients of ranks in the order and the number format that the configuration says."""
 
     def __init__(self, count: int, order: str, format: str):

@@ -13,15 +13,15 @@ from torch import Tensor
 from harness.config import Optim, Trial, sections
 from harness.model.parameters import Layout
 from harness.model.state import State
-from harness.model.tensors import Kind, ModelTensor, TensorRow
+from harness.model.tensors import Kind, ModelTensor, ScaledTensor
 from harness.optim.optimizers import OPTIMIZERS, Norms, Optimizer
 
 STEPS = 50
 CPU = torch.device("cpu")
 
 
-def tensor_row(name: str, shape: tuple[int, ...], kind: Kind, **multipliers: float) -> TensorRow:
-    return TensorRow(ModelTensor(name, shape, kind), 0.0, **multipliers)
+def tensor_row(name: str, shape: tuple[int, ...], kind: Kind, **multipliers: float) -> ScaledTensor:
+    return ScaledTensor(ModelTensor(name, shape, kind), 0.0, **multipliers)
 
 
 TENSORS = (
@@ -68,14 +68,14 @@ class Rig:
     """An optimizer, and the weights and gradients that it works on, [R, P] each."""
 
     def __init__(
-        self, trials: Sequence[Trial], rows: Sequence[TensorRow] = TENSORS, dtype: torch.dtype = torch.float64
+        self, trials: Sequence[Trial], rows: Sequence[ScaledTensor] = TENSORS, dtype: torch.dtype = torch.float64
     ):
         self.trials, self.layout, self.state = list(trials), Layout(tuple(rows)), State(2 * len(trials) + 2)
         weights = torch.zeros(len(trials), self.layout.size, dtype=dtype)
-        for row in rows:
-            if row.tensor.kind != Kind.HEAD:
+        for scaled in rows:
+            if scaled.tensor.kind != Kind.HEAD:
                 for r, trial in enumerate(trials):
-                    self.layout.view(weights, row.name)[r] = drawn(row, trial.seed, -1).to(dtype)
+                    self.layout.view(weights, scaled.name)[r] = drawn(scaled, trial.seed, -1).to(dtype)
         self._weights = self.state.add("weights", weights)
         self._gradients = self.state.add("gradients", torch.zeros_like(weights), scratch=True)
         cls = OPTIMIZERS[trials[0].optim.name]
@@ -102,9 +102,11 @@ class Rig:
 
     def draw(self, step: int) -> None:
         """The gradients of a step: each trial's follow from its seed alone."""
-        for row in self.layout.rows:
+        for scaled in self.layout.tensors:
             for r, trial in enumerate(self.trials):
-                self.layout.view(self.gradients, row.name)[r] = drawn(row, trial.seed, step).to(self.weights.dtype)
+                self.layout.view(self.gradients, scaled.name)[r] = drawn(scaled, trial.seed, step).to(
+                    self.weights.dtype
+                )
 
     def step(
         self, rates: Sequence[float] | None = None, active: Sequence[bool] | None = None, measure: bool = True
@@ -124,9 +126,9 @@ class Rig:
         return {name: values[row].clone() for name, values in self.state}
 
 
-def drawn(row: TensorRow, seed: int, step: int) -> Tensor:
+def drawn(scaled: ScaledTensor, seed: int, step: int) -> Tensor:
     """Normal numbers of another size in every step and tensor, float64; of size one in step -1."""
-    return _drawn(row.name, row.shape, seed, step).clone()
+    return _drawn(scaled.name, scaled.shape, seed, step).clone()
 
 
 @lru_cache(4096)

@@ -200,7 +200,7 @@ def test_a_clipper_equals_the_same_by_hand(kind, dtype):
         before, expected = gradients.clone(), gradients.to(torch.float64, copy=True)
         clipper.clip(gradients, global_norm(gradients), everywhere)
         for r, hand in enumerate(hands):
-            hand({row.name: layout.view(expected, row.name)[r] for row in layout.rows})
+            hand({scaled.name: layout.view(expected, scaled.name)[r] for scaled in layout.tensors})
         tolerance = 1e-12 if dtype == torch.float64 else 2e-6
         torch.testing.assert_close(
             gradients.double(), expected, rtol=tolerance, atol=0, msg=lambda m, s=step: f"{s} {m}"
@@ -218,11 +218,11 @@ def test_the_authors_of_adagc_and_pytorch_optimizer_agree_on_the_average():
     options = AdaGCOptions(threshold=1.05, beta=0.98, warmup=9)
     trials = trials_of([{"adagc": options}] * 2, width=6, head_dim=6, vocabulary=61)
     clipper, layout, state = a_clipper(AdaGC, trials)
-    parameters = [nn.Parameter(torch.zeros(row.shape, dtype=torch.float64)) for row in layout.rows]
+    parameters = [nn.Parameter(torch.zeros(scaled.shape, dtype=torch.float64)) for scaled in layout.tensors]
     theirs = pytorch_optimizer.AdaGC(parameters, lr=1e-3, weight_decay=0.0, warmup_steps=10)
     for gradients in stream(layout, 2, torch.float64):
-        for parameter, row in zip(parameters, layout.rows, strict=True):
-            parameter.grad = layout.view(gradients, row.name)[1].clone()
+        for parameter, scaled in zip(parameters, layout.tensors, strict=True):
+            parameter.grad = layout.view(gradients, scaled.name)[1].clone()
         theirs.step()
         clipper.clip(gradients, global_norm(gradients), torch.ones(2, dtype=torch.bool))
     gammas = torch.stack([theirs.state[parameter]["gamma"].squeeze() for parameter in parameters])

@@ -260,8 +260,8 @@ def test_adagc_trains_what_has_no_gradient_at_first():
     average = memory_of(run.pack, "adagc_average", 0)["adagc_average"]
     assert (average > 0).all() and torch.isfinite(average).all()
     before, after = run.weights[6][0], run.weights[-1][0]
-    for row in run.pack.layout.rows:
-        assert not torch.equal(*(run.pack.layout.view(w[None], row.name) for w in (before, after))), row.name
+    for scaled in run.pack.layout.tensors:
+        assert not torch.equal(*(run.pack.layout.view(w[None], scaled.name) for w in (before, after))), scaled.name
 
 
 # --- what freezes -----------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_a_norm_does_not_depend_on_how_many_are_taken(scale, threads):
 
 def test_each_tensor_has_its_own_norm(layout):
     """Whose squares may overflow, or vanish, while those of the others do not."""
-    gradients, names = gradients_of(layout, 4), [row.name for row in layout.rows]
+    gradients, names = gradients_of(layout, 4), [scaled.name for scaled in layout.tensors]
     sizes = {"head": 1e25, "embedding": 1e-30, "blocks.0.feedforward.up": 0.0, "blocks.1.attention.key": math.inf}
     for name, size in sizes.items():
         layout.view(gradients, name)[1].mul_(size)
@@ -107,19 +107,19 @@ def test_what_stands_between_tensors_stays_zero(layout, factor):
     gradients, padding = gradients_of(layout, 3), padding_of(layout)
     rows, tensors = gradients.clone(), gradients.clone()
     scale_trials(rows, exactly(1.0, factor, 0.25), padding)
-    factors = exactly(1.0, factor, 0.25)[:, None].expand(3, len(layout.rows))
+    factors = exactly(1.0, factor, 0.25)[:, None].expand(3, len(layout.tensors))
     scale_tensors(tensors, factors, layout)
     for scaled in (rows, tensors):
         assert not scaled[:, padding].any() and torch.equal(scaled[0], gradients[0])
         torch.testing.assert_close(scaled[2], gradients[2] * 0.25, rtol=0, atol=0)
-        for row in layout.rows:
-            expected = layout.view(gradients, row.name)[1] * factor
-            torch.testing.assert_close(layout.view(scaled, row.name)[1], expected, rtol=0, atol=0, equal_nan=True)
+        for each in layout.tensors:
+            expected = layout.view(gradients, each.name)[1] * factor
+            torch.testing.assert_close(layout.view(scaled, each.name)[1], expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_padding_is_what_no_tensor_has(layout):
     gradients = torch.zeros(1, layout.size).index_fill_(1, padding_of(layout), 1.0)
-    assert not any(layout.view(gradients, row.name).any() for row in layout.rows)
+    assert not any(layout.view(gradients, scaled.name).any() for scaled in layout.tensors)
     assert len(padding_of(layout)) + layout.elements == layout.size
 
 

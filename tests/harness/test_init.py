@@ -243,7 +243,9 @@ def growth(depth, init, embedding_scale):
     detach()
 
     def gradient(block):
-        names = [row.name for row in pack.layout.rows if row.name.startswith(f"blocks.{block}.") and row.std]
+        names = [
+            scaled.name for scaled in pack.layout.tensors if scaled.name.startswith(f"blocks.{block}.") and scaled.std
+        ]
         return torch.cat([pack.layout.view(pack.gradients, name).flatten(1) for name in names], dim=1).norm(dim=1)
 
     stream = (sizes[f"blocks.{depth - 1}.residual"] / sizes["embedding"]).mean().item()

@@ -48,10 +48,10 @@ def test_rates_and_decays_are_theirs(m, name, peer):
     found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
     named = {"query": "qkv", "key": "qkv", "value": "qkv"}
     own = dict(plain.named_parameters())
-    for row in pack.layout.rows:
-        *folders, last = row.name.replace(".attention.", ".").replace(".feedforward.", ".").split(".")
+    for scaled in pack.layout.tensors:
+        *folders, last = scaled.name.replace(".attention.", ".").replace(".feedforward.", ".").split(".")
         weight = own[".".join([*folders, named.get(last, last), "weight"])]
-        assert (0.01 * row.learning_rate, 0.1 * row.decay) == pytest.approx(found[id(weight)]), row.name
+        assert (0.01 * scaled.learning_rate, 0.1 * scaled.decay) == pytest.approx(found[id(weight)]), scaled.name
 
 
 @pytest.mark.parametrize("m", [1, 4])

@@ -244,7 +244,7 @@ def test_what_stands_between_tensors_stays_zero(name, clip_update):
 @every
 @clipped_or_not
 def test_a_tensor_whose_rate_is_multiplied_by_zero_is_left_alone(name, clip_update):
-    rows = [replace(row, learning_rate=0.0) if row.name in ("square", "gain") else row for row in TENSORS]
+    rows = [replace(scaled, learning_rate=0.0) if scaled.name in ("square", "gain") else scaled for scaled in TENSORS]
     rig = Rig(trials_of(name, clip_update=clip_update), rows, torch.float32)
     before = rig.weights.clone()
     for step in range(6):
@@ -252,9 +252,9 @@ def test_a_tensor_whose_rate_is_multiplied_by_zero_is_left_alone(name, clip_upda
         if step == 3:
             rig.layout.view(rig.gradients, "square")[1] = math.nan
         rig.step()
-    for row in rows:
-        found, old = (rig.layout.view(flat, row.name) for flat in (rig.weights, before))
-        assert torch.equal(bits(found), bits(old)) == (row.name in ("square", "gain")), row.name
+    for scaled in rows:
+        found, old = (rig.layout.view(flat, scaled.name) for flat in (rig.weights, before))
+        assert torch.equal(bits(found), bits(old)) == (scaled.name in ("square", "gain")), scaled.name
 
 
 # --- weight decay ------------------------------------------------------------------------------------------------
@@ -293,10 +293,10 @@ def test_decay_is_beside_the_step(name):
         rig.draw(0)
         rig.step()
     for r, one in enumerate(plain):
-        for row in TENSORS:
-            start = Rig([one]).view(row.name, 0)
-            taken = 0.5 * row.decay * one.optim.lr * row.learning_rate
-            torch.testing.assert_close(right.view(row.name, r), left.view(row.name, r) - taken * start)
+        for scaled in TENSORS:
+            start = Rig([one]).view(scaled.name, 0)
+            taken = 0.5 * scaled.decay * one.optim.lr * scaled.learning_rate
+            torch.testing.assert_close(right.view(scaled.name, r), left.view(scaled.name, r) - taken * start)
 
 
 # --- updates that are clipped ------------------------------------------------------------------------------------
@@ -309,21 +309,23 @@ def test_a_clipped_update_has_no_larger_root_mean_square(name):
     free, start = Rig(plain), Rig(plain)
     free.draw(0)
     free.step()
-    sizes = {(row.name, r): size(free, start, row, r) for row in TENSORS for r in range(3)}
-    limits = [sorted(sizes[row.name, r] for row in TENSORS)[3] * factor for r, factor in enumerate((1.01, 0.5, 2.0))]
+    sizes = {(scaled.name, r): size(free, start, scaled, r) for scaled in TENSORS for r in range(3)}
+    limits = [
+        sorted(sizes[scaled.name, r] for scaled in TENSORS)[3] * factor for r, factor in enumerate((1.01, 0.5, 2.0))
+    ]
     clipped = Rig([without(one, clip_update=limit) for one, limit in zip(plain, limits, strict=True)])
     clipped.draw(0)
     clipped.step()
     for (name_, r), unclipped in sizes.items():
-        row = next(row for row in TENSORS if row.name == name_)
-        assert size(clipped, start, row, r) == pytest.approx(min(unclipped, limits[r]), rel=1e-6)
+        scaled = next(scaled for scaled in TENSORS if scaled.name == name_)
+        assert size(clipped, start, scaled, r) == pytest.approx(min(unclipped, limits[r]), rel=1e-6)
         whole, shortened = (rig.view(name_, r) - start.view(name_, r) for rig in (free, clipped))
         torch.testing.assert_close(shortened, whole * min(1.0, limits[r] / unclipped))
     assert any(found > limits[r] for (_, r), found in sizes.items())
     assert any(found < limits[r] for (_, r), found in sizes.items())
 
 
-def size(rig, start, row, r):
+def size(rig, start, scaled, r):
     """Root mean square of a tensor's update before the rate."""
-    change = rig.view(row.name, r) - start.view(row.name, r)
-    return float(change.square().mean().sqrt()) / (rig.trials[r].optim.lr * row.learning_rate)
+    change = rig.view(scaled.name, r) - start.view(scaled.name, r)
+    return float(change.square().mean().sqrt()) / (rig.trials[r].optim.lr * scaled.learning_rate)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.model.tensors import TensorRow
+from harness.model.tensors import ScaledTensor
 from harness.optim.optimizers import OPTIMIZERS
 from tests.harness.optimizing import STEPS, TENSORS, Rig, different, drawn, share, without
 
@@ -22,9 +22,9 @@ MATRICES = ("embedding", "square", "tall", "head")
 Groups = list[dict[str, Any]]
 
 
-def taken(trial: Trial, row: TensorRow, rate: float) -> float:
+def taken(trial: Trial, scaled: ScaledTensor, rate: float) -> float:
     """The share of a tensor's weights that decay takes, where it follows the rate."""
-    return trial.optim.weight_decay * row.decay * rate * row.learning_rate
+    return trial.optim.weight_decay * scaled.decay * rate * scaled.learning_rate
 
 
 def rates(trial: Trial) -> list[float]:
@@ -33,7 +33,7 @@ def rates(trial: Trial) -> list[float]:
 
 def starts(trial: Trial) -> dict[str, Tensor]:
     """The weights before the first step, as `Rig` has them."""
-    found = {row.name: drawn(row, trial.seed, -1) for row in TENSORS}
+    found = {scaled.name: drawn(scaled, trial.seed, -1) for scaled in TENSORS}
     return {**found, "head": torch.zeros_like(found["head"])}
 
 
@@ -66,18 +66,20 @@ def trained_by(make: Callable[[Groups, Trial], torch.optim.Optimizer], only: Seq
     """
 
     def train(trial: Trial) -> dict[str, Tensor]:
-        rows = [row for row in TENSORS if not only or row.name in only]
-        weights = {row.name: torch.nn.Parameter(starts(trial)[row.name]) for row in rows}
-        groups: Groups = [{"params": [weights[row.name]], "eps": trial.optim.eps * row.epsilon} for row in rows]
+        rows = [scaled for scaled in TENSORS if not only or scaled.name in only]
+        weights = {scaled.name: torch.nn.Parameter(starts(trial)[scaled.name]) for scaled in rows}
+        groups: Groups = [
+            {"params": [weights[scaled.name]], "eps": trial.optim.eps * scaled.epsilon} for scaled in rows
+        ]
         optimizer = make(groups, trial)
         for step, rate in enumerate(rates(trial)):
             before = {name: weight.detach().clone() for name, weight in weights.items()}
-            for group, row in zip(optimizer.param_groups, rows, strict=True):
-                group["lr"], weights[row.name].grad = rate * row.learning_rate, drawn(row, trial.seed, step)
+            for group, scaled in zip(optimizer.param_groups, rows, strict=True):
+                group["lr"], weights[scaled.name].grad = rate * scaled.learning_rate, drawn(scaled, trial.seed, step)
             optimizer.step()
             with torch.no_grad():
-                for row in rows:
-                    weights[row.name].sub_(before[row.name] * taken(trial, row, rate))
+                for scaled in rows:
+                    weights[scaled.name].sub_(before[scaled.name] * taken(trial, scaled, rate))
         return {name: weight.detach() for name, weight in weights.items()}
 
     return train
@@ -186,7 +188,7 @@ def test_lars(others: ModuleType) -> None:
         return others.LARS(without_eps(groups), momentum=trial.optim.beta1, trust_coefficient=trust)
 
     trials = different("lars", options=[{"trust": 0.01}, {}, {"trust": 0.3}], lr=0.1)
-    assert_equals(trials, trained_by(make, only=[row.name for row in TENSORS if row.name != "gains"]))
+    assert_equals(trials, trained_by(make, only=[scaled.name for scaled in TENSORS if scaled.name != "gains"]))
 
 
 def test_adafactor() -> None:
@@ -203,25 +205,25 @@ def test_adafactor() -> None:
     relative = {"relative_step": True, "parameter_scale": True}
     options = [relative, {**relative, "clip": 1.3, "decay_exponent": 0.5}, {**relative, "smallest_scale": 0.1}]
     # Torch compares 1/sqrt(t) with the rate after it has been multiplied, and factors the gains of several heads.
-    names = [row.name for row in TENSORS if row.name != "gains" and row.learning_rate == 1]
+    names = [scaled.name for scaled in TENSORS if scaled.name != "gains" and scaled.learning_rate == 1]
     assert_equals(different("adafactor", options=options, lr=0.3), trained_by(make, only=names))
 
 
 # --- the papers' equations ---------------------------------------------------------------------------------------
 
-Equations = Callable[[Trial, TensorRow, dict[str, Any], Tensor, Tensor, int, float], Tensor]
+Equations = Callable[[Trial, ScaledTensor, dict[str, Any], Tensor, Tensor, int, float], Tensor]
 """(trial, row, memory, weights, gradient, step from 1 on, rate) -> what the step takes off, without decay."""
 
 
 def written_out(equations: Equations) -> Callable[[Trial], dict[str, Tensor]]:
     def train(trial: Trial) -> dict[str, Tensor]:
         weights = starts(trial)
-        for row in TENSORS:
+        for scaled in TENSORS:
             memory: dict[str, Any] = {}
             for step, rate in enumerate(rates(trial)):
-                w, gradient = weights[row.name], drawn(row, trial.seed, step)
-                off = equations(trial, row, memory, w, gradient, step + 1, rate * row.learning_rate)
-                weights[row.name] = w - w * taken(trial, row, rate) - off
+                w, gradient = weights[scaled.name], drawn(scaled, trial.seed, step)
+                off = equations(trial, scaled, memory, w, gradient, step + 1, rate * scaled.learning_rate)
+                weights[scaled.name] = w - w * taken(trial, scaled, rate) - off
         return weights
 
     return train
@@ -234,39 +236,41 @@ def adam_moments(trial: Trial, memory: dict[str, Any], gradient: Tensor) -> tupl
     return m, v
 
 
-def epsilon(trial: Trial, row: TensorRow) -> float:
-    return trial.optim.eps * row.epsilon
+def epsilon(trial: Trial, scaled: ScaledTensor) -> float:
+    return trial.optim.eps * scaled.epsilon
 
 
-def lamb(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
+def lamb(trial: Trial, scaled: ScaledTensor, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
     """Algorithm 2 of arXiv 1904.00962."""
     m, v = adam_moments(trial, memory, gradient)
     m_hat, v_hat = (x / (1 - beta**t) for x, beta in zip((m, v), betas(trial), strict=True))
-    r = m_hat / (v_hat.sqrt() + epsilon(trial, row))
-    ratio = float(w.norm() / r.norm()) if row.name in MATRICES and w.norm() > 0 else 1.0
+    r = m_hat / (v_hat.sqrt() + epsilon(trial, scaled))
+    ratio = float(w.norm() / r.norm()) if scaled.name in MATRICES and w.norm() > 0 else 1.0
     return rate * ratio * r
 
 
-def lars(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
+def lars(trial: Trial, scaled: ScaledTensor, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
     """Algorithm 1 of arXiv 1708.03888, with the rate outside of the velocity."""
     ratio = 1.0
-    if row.name in MATRICES and w.norm() > 0:
+    if scaled.name in MATRICES and w.norm() > 0:
         ratio = float(trial.section("lars").trust * w.norm() / gradient.norm())
     memory["v"] = trial.optim.beta1 * memory.get("v", 0.0) + ratio * gradient
     return rate * memory["v"]
 
 
-def stable_adamw(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
+def stable_adamw(
+    trial: Trial, scaled: ScaledTensor, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float
+) -> Tensor:
     """Algorithm 2 of arXiv 2304.13013, whose v and u are the moments; section 3.4 for the epsilon in RMS."""
     beta1, beta2 = (beta * (1 - beta ** (t - 1)) / (1 - beta**t) for beta in betas(trial))
     v = memory["v"] = beta1 * memory.get("v", 0.0) + (1 - beta1) * gradient
     u = memory["u"] = beta2 * memory.get("u", 0.0) + (1 - beta2) * gradient**2
-    eps = epsilon(trial, row)
+    eps = epsilon(trial, scaled)
     rms = float((gradient**2 / u.clamp(min=eps**2)).mean().sqrt())
     return rate / max(1.0, rms) * v / (u.sqrt() + eps)
 
 
-def spam(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
+def spam(trial: Trial, scaled: ScaledTensor, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
     """The authors' code at density 1, with epsilon after the correction."""
     own = trial.section("spam")
     if t % own.interval == 0:
@@ -280,12 +284,14 @@ def spam(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Tensor,
     m, v = adam_moments(trial, memory, gradient)
     count = memory["count"] if own.reset_count else t
     m_hat, v_hat = (x / (1 - beta**count) for x, beta in zip((m, v), betas(trial), strict=True))
-    return rate * (1 - death) * m_hat / (v_hat.sqrt() + epsilon(trial, row))
+    return rate * (1 - death) * m_hat / (v_hat.sqrt() + epsilon(trial, scaled))
 
 
-def stable_spam(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
+def stable_spam(
+    trial: Trial, scaled: ScaledTensor, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float
+) -> Tensor:
     """Algorithm 1 of arXiv 2502.17055."""
-    own, eps = trial.section("stable_spam"), epsilon(trial, row)
+    own, eps = trial.section("stable_spam"), epsilon(trial, scaled)
     largest = gradient.abs().max()
     memory["T"] = own.gamma3 * memory.get("T", 0.0) + (1 - own.gamma3) * largest
     limit = memory["T"] / (1 - own.gamma3**t)
@@ -304,12 +310,14 @@ def stable_spam(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: 
     return rate * m_hat / (v_hat.sqrt() + eps)
 
 
-def adafactor(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float) -> Tensor:
+def adafactor(
+    trial: Trial, scaled: ScaledTensor, memory: Any, w: Tensor, gradient: Tensor, t: int, rate: float
+) -> Tensor:
     """Algorithms 4 and 5 of arXiv 1804.04235, with sums; the scheduled rate in the place of 0.01."""
     own = trial.section("adafactor")
     beta = 1 - t**-own.decay_exponent
-    squares = gradient**2 + own.eps * row.epsilon**2
-    if row.name in MATRICES:
+    squares = gradient**2 + own.eps * scaled.epsilon**2
+    if scaled.name in MATRICES:
         r = memory["R"] = beta * memory.get("R", 0.0) + (1 - beta) * squares.sum(1)
         c = memory["C"] = beta * memory.get("C", 0.0) + (1 - beta) * squares.sum(0)
         v = torch.outer(r, c) / r.sum()
@@ -318,7 +326,7 @@ def adafactor(trial: Trial, row: TensorRow, memory: Any, w: Tensor, gradient: Te
     update = gradient / v.sqrt()
     update = update / max(1.0, float(update.square().mean().sqrt()) / own.clip)
     if own.relative_step:
-        rate = row.learning_rate * min(rate / row.learning_rate, 1 / math.sqrt(t))
+        rate = scaled.learning_rate * min(rate / scaled.learning_rate, 1 / math.sqrt(t))
     scale = max(own.smallest_scale, float(w.square().mean().sqrt())) if own.parameter_scale else 1.0
     return rate * scale * update
 

@@ -25,9 +25,9 @@ MATRICES = ("embedding", "square", "tall")
 
 def steady(rig, step):
     """Gradients of one size, the same for every trial."""
-    for row in rig.layout.rows:
-        generator = torch.Generator().manual_seed(step * 100 + len(row.name))
-        rig.layout.view(rig.gradients, row.name)[:] = 0.1 * torch.randn(row.shape, generator=generator)
+    for scaled in rig.layout.tensors:
+        generator = torch.Generator().manual_seed(step * 100 + len(scaled.name))
+        rig.layout.view(rig.gradients, scaled.name)[:] = 0.1 * torch.randn(scaled.shape, generator=generator)
 
 
 def after(name, steps, options=None, **optim):
@@ -99,9 +99,9 @@ def changes(rig):
     before = rig.weights.clone()
     rig.step()
     found = {}
-    for row in rig.layout.rows:
-        moved = rig.layout.view(before - rig.weights, row.name) / (1e-2 * row.learning_rate)
-        found[row.name] = moved
+    for scaled in rig.layout.tensors:
+        moved = rig.layout.view(before - rig.weights, scaled.name) / (1e-2 * scaled.learning_rate)
+        found[scaled.name] = moved
     return found
 
 
@@ -164,8 +164,8 @@ def test_stable_spam_holds_the_norm():
     before = rig.optimizer.slot("moment_1").clone()
     rig.step()
     taken = (rig.optimizer.slot("moment_1") - 0.9 * before) / (1 - 0.9)
-    for row in TENSORS:
-        size = float(rig.layout.view(taken, row.name)[1].norm())
+    for scaled in TENSORS:
+        size = float(rig.layout.view(taken, scaled.name)[1].norm())
         mean, root = (1 - 0.7) / (1 - 0.7**26), math.sqrt((1 - 0.9) / (1 - 0.9**26))
         assert size == pytest.approx(mean / root, rel=1e-3)
 

@@ -271,10 +271,10 @@ def test_every_matrix_that_is_read_starts_on_a_cache_line(width, activation):
     flat = torch.arange(layout.size).expand(2, -1)
     assert layout.size % ALIGNMENT == 0
     end = 0
-    for row in layout.rows:
-        start = layout.offsets[row.name]
-        assert start == end if row.stacked else start % ALIGNMENT == 0 and 0 <= start - end < ALIGNMENT
-        end = start + row.size
+    for scaled in layout.tensors:
+        start = layout.offsets[scaled.name]
+        assert start == end if scaled.stacked else start % ALIGNMENT == 0 and 0 <= start - end < ALIGNMENT
+        end = start + scaled.size
     names = ["query", "key", "value"]
     stack = layout.view(flat, "blocks.1.attention.query", "blocks.1.attention.value")
     parts = [layout.view(flat, f"blocks.1.attention.{name}") for name in names]

@@ -64,14 +64,14 @@ def test_the_same_batch_again_gives_the_threshold(attention, positions):
     expected = torch.where(over, limit, before)[:, 0]
     torch.testing.assert_close(after[:, 0], expected, rtol=1e-6, atol=0)
     assert torch.equal(after[:, 0][~over[:, 0]], before[:, 0][~over[:, 0]])
-    for row in pack.layout.rows:
-        new, old = (pack.layout.view(flat, row.name) for flat in (pack.weights, weights))
-        if not row.name.endswith(("attention.query", "attention.key")):
-            assert torch.equal(new, old), row.name
+    for scaled in pack.layout.tensors:
+        new, old = (pack.layout.view(flat, scaled.name) for flat in (pack.weights, weights))
+        if not scaled.name.endswith(("attention.query", "attention.key")):
+            assert torch.equal(new, old), scaled.name
             continue
-        layer = int(row.name.split(".")[1])
+        layer = int(scaled.name.split(".")[1])
         heads = (new != old).unflatten(1, (4, 8)).flatten(2).any(2)
-        assert torch.equal(heads, over[:, layer]), row.name
+        assert torch.equal(heads, over[:, layer]), scaled.name
         factor = torch.where(over, limit / before, 1.0)[:, layer].sqrt().repeat_interleave(8, 1)[:, :, None]
         torch.testing.assert_close(new, old * factor, rtol=1e-6, atol=0)
 

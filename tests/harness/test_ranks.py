@@ -11,7 +11,7 @@ import torch
 
 from harness.config import ConfigError
 from harness.training.contradictions import check_trial
-from harness.training.ranks import RankMean
+from harness.training.ranks import Communicator
 from tests.harness import engine
 from tests.number_formats import NUMPY
 
@@ -120,7 +120,7 @@ def summed(parts: list[np.ndarray], order: str, name: str) -> np.ndarray:
 
 def reduced(parts: np.ndarray, order: str, name: str) -> np.ndarray:
     """As the loop does it: rank after rank, in the order that the mean asks for."""
-    mean = RankMean(len(parts), order, name)
+    mean = Communicator(len(parts), order, name)
     gradients = torch.empty(parts.shape[1:])
     for rank in mean.sequence():
         gradients.copy_(torch.from_numpy(parts[rank]))

@@ -179,9 +179,9 @@ def test_decay_that_follows_the_schedule_does_not_depend_on_the_rate(name, param
     trials = [engine.trial(lr=lr, weight_decay=0.01, decay_follows="schedule", **fields) for lr in (1e-3, 0.3)]
     pack = engine.pack_of(trials)
     peaks = torch.tensor([trial.optim.lr for trial in trials], dtype=torch.float64)
-    for row, span in zip(pack.layout.rows, pack.layout.spans, strict=True):
+    for scaled, span in zip(pack.layout.tensors, pack.layout.spans, strict=True):
         taken = pack.optimizer.decay_rate(span)[:, 0] * peaks * span.learning_rate
-        assert taken.tolist() == pytest.approx([0.01 if len(row.shape) == 2 else 0.0] * 2)
+        assert taken.tolist() == pytest.approx([0.01 if len(scaled.shape) == 2 else 0.0] * 2)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -208,7 +208,7 @@ def test_epsilon_follows_gradients():
         fields = {"parametrization": "completep", "mup_epsilon": "gradients", "context": 16, "batch": 8, **shape}
         pack = engine.pack_of([engine.trial(seed=seed, embedding_scale="sqrt_width", **fields) for seed in range(3)])
         pack.learn(pack.objective.batch(0))
-        rows = [row for row in pack.layout.rows if row.name in looked_at]
+        rows = [row for row in pack.layout.tensors if row.name in looked_at]
         sizes = [pack.layout.view(pack.gradients, row.name).square().mean().sqrt().item() for row in rows]
         measured[width, depth] = {row.name: (size, row.epsilon) for row, size in zip(rows, sizes, strict=True)}
     for now in ((128, 2), (32, 16)):
@@ -251,13 +251,13 @@ def test_multipliers_reach_the_model():
     pair = [engine.trial(**fields, base_width=16, parametrization=p) for p in ("completep", "standard")]
     scaled, plain = (engine.pack_of([trial] * 2) for trial in pair)
     plain.weights.copy_(scaled.weights)
-    for row in plain.layout.rows:
-        tensor, factor = plain.layout.view(plain.weights, row.name), 1.0
-        if row.name == "embedding":
+    for each in plain.layout.tensors:
+        tensor, factor = plain.layout.view(plain.weights, each.name), 1.0
+        if each.name == "embedding":
             factor = math.sqrt(16 / 32)  # sqrt(base width) instead of sqrt(width)
-        elif row.name.endswith(("projection", "down")):
+        elif each.name.endswith(("projection", "down")):
             factor = 1 / 2  # m_L^-1
-        elif row.name == "head":
+        elif each.name == "head":
             factor = 1 / 2  # 1/m
         tensor.mul_(factor)
     tokens = scaled.objective.batch(0)[:, :, :-1]

@@ -56,11 +56,11 @@ def test_one_power_iteration_a_step_follows_the_weights():
     pack = run.pack
     pack.begin(30)
     moved = False
-    for row in pack.layout.rows:
-        if row.tensor.kind in (Kind.HIDDEN, Kind.RESIDUAL):
-            exact = torch.linalg.matrix_norm(pack.layout.view(pack.weights, row.name), ord=2)
-            largest = torch.linalg.matrix_norm(used(pack, row.name), ord=2)
-            gamma = pack.layout.view(pack.weights, f"{row.name}_scale")[:, 0]
+    for scaled in pack.layout.tensors:
+        if scaled.tensor.kind in (Kind.HIDDEN, Kind.RESIDUAL):
+            exact = torch.linalg.matrix_norm(pack.layout.view(pack.weights, scaled.name), ord=2)
+            largest = torch.linalg.matrix_norm(used(pack, scaled.name), ord=2)
+            gamma = pack.layout.view(pack.weights, f"{scaled.name}_scale")[:, 0]
             ratio = largest / gamma.abs()  # exact norm over the one that was found
             assert (ratio > 1 - 1e-5).all() and (ratio < 1.1).all()
             moved |= bool(((exact - 1).abs() > 0.1).any())

@@ -108,13 +108,15 @@ def test_a_missed_update_leaves_all_that_belongs_to_the_shard(name):
     assert run.result.changes[1] == 1
     layout = run.pack.layout
     for key in before:
-        for row in layout.rows:
+        for scaled in layout.tensors:
             whole = {
-                when: layout.view(values[key][None], row.name)
+                when: layout.view(values[key][None], scaled.name)
                 for when, values in (("before", before), ("after", after), ("golden", golden))
             }
             as_before, as_golden = (torch.equal(whole["after"], whole[when]) for when in ("before", "golden"))
-            assert (as_before, as_golden) == ((True, False) if row.name.startswith("blocks.0.") else (False, True)), key
+            assert (as_before, as_golden) == (
+                (True, False) if scaled.name.startswith("blocks.0.") else (False, True)
+            ), key
 
 
 @pytest.mark.parametrize(

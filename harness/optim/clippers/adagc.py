@@ -53,7 +53,7 @@ class AdaGC(Clipper):
 
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
         super().__init__(layout, state, rows, device)
-        nothing = torch.full((rows, len(layout.rows)), float("inf"), dtype=torch.float64, device=device)
+        nothing = torch.full((rows, len(layout.tensors)), float("inf"), dtype=torch.float64, device=device)
         self._average = state.add("adagc_average", nothing)  # infinite: nothing is remembered yet
         self._count = state.add("adagc_count", torch.zeros(rows, dtype=torch.float64, device=device))
 

@@ -39,9 +39,9 @@ class Adafactor(Optimizer):
     """
 
     tensor_slots = {
-        "row_moment": lambda row: row.shape[0] if is_matrix(row) else 0,
-        "column_moment": lambda row: row.shape[1] if is_matrix(row) else 0,
-        "vector_moment": lambda row: 0 if is_matrix(row) else row.size,
+        "row_moment": lambda scaled: scaled.shape[0] if is_matrix(scaled) else 0,
+        "column_moment": lambda scaled: scaled.shape[1] if is_matrix(scaled) else 0,
+        "vector_moment": lambda scaled: 0 if is_matrix(scaled) else scaled.size,
     }
     per_tensor = True
     hyperparameters = {

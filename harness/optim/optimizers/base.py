@@ -17,7 +17,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.model.parameters import Layout, Segment
 from harness.model.state import Rows, State
-from harness.model.tensors import Kind, TensorRow
+from harness.model.tensors import Kind, ScaledTensor
 
 CPU_PIECE = 65_536  # elements of a piece: half a dozen arrays of that size fit a 2 MiB cache
 CPU_COLUMNS = 8_192  # of them in a row, where a piece need not be a tensor; never a function of R, because norms add up
@@ -94,7 +94,7 @@ class Optimizer:
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
-    tensor_slots: ClassVar[Mapping[str, Callable[[TensorRow], int]]] = {}
+    tensor_slots: ClassVar[Mapping[str, Callable[[ScaledTensor], int]]] = {}
     per_tensor: ClassVar[bool] = False
     rule: ClassVar[str] = "adam"
     parts: ClassVar[tuple[str, ...]] = ()  # keys of what acts now and then; `mark` says when
@@ -108,7 +108,7 @@ class Optimizer:
         self._updates = state.add("updates", weights.used.new_zeros(rows, dtype=torch.float32))
         self._columns: dict[str, list[slice]] = {}  # of each tensor in the arrays of `tensor_slots`
         for name, size in self.tensor_slots.items():
-            ends = list(accumulate((size(row) for row in layout.rows), initial=0))
+            ends = list(accumulate((size(scaled) for scaled in layout.tensors), initial=0))
             self._columns[name], sizes[name] = [slice(*pair) for pair in pairwise(ends)], ends[-1]
         self._slots = {name: state.add(name, weights.used.new_zeros(rows, size)) for name, size in sizes.items()}
 
@@ -169,9 +169,9 @@ class Optimizer:
 
     def _cut(self) -> Iterator[Piece]:
         if self.per_tensor or self._limit is not None:
-            for number, (row, span) in enumerate(zip(self.layout.rows, self.layout.spans, strict=True)):
+            for number, (scaled, span) in enumerate(zip(self.layout.tensors, self.layout.spans, strict=True)):
                 here = slice(span.start, span.stop)
-                yield from self._stack(span, here, row.shape, is_matrix(row), number)
+                yield from self._stack(span, here, scaled.shape, is_matrix(scaled), number)
             return
         for segment in self.layout.segments:
             width = CPU_COLUMNS if self._on_cpu else segment.stop - segment.start
@@ -276,9 +276,9 @@ class Optimizer:
         return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
 
 
-def is_matrix(row: TensorRow) -> bool:
+def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
-    return len(row.shape) == 2 and row.tensor.kind in MATRICES
+    return len(scaled.shape) == 2 and scaled.tensor.kind in MATRICES
 
 
 # --- for the equations -------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class StableSpam(Optimizer):
     """
 
     slots = ("moment_1", "moment_2")
-    tensor_slots = dict.fromkeys(("largest_gradient", "gradient_norm", "squared_gradient_norm"), lambda row: 1)
+    tensor_slots = dict.fromkeys(("largest_gradient", "gradient_norm", "squared_gradient_norm"), lambda scaled: 1)
     per_tensor = True
     parts = ("stable_spam.interval",)
     hyperparameters = {
