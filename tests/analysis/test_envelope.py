@@ -11,6 +11,7 @@ import pytest
 
 from analysis.measures.envelope import FEWEST_TWINS, _final_sizes, recipes
 from analysis.measures.outcomes import _sizes
+from tests.analysis import synthetic
 from tests.analysis.judging import ENVELOPE_MAX, SLIGHTLY, START, STEPS, Campaign
 
 
@@ -32,15 +33,15 @@ def test_few_twins_are_said(campaign: Campaign, count: int) -> None:
 
 def test_every_recipe_has_its_own_envelope(campaign: Campaign) -> None:
     """Seeds do not make a recipe; widths, rates and mitigations do."""
-    make = campaign.synthetic.make_trial
+    make = synthetic.make_trial
     for seed in range(FEWEST_TWINS):
         campaign.envelope(count=2 if seed == 0 else 1, base=make(seed=seed, steps=STEPS))
     campaign.envelope(count=3, base=make(lr=0.5, steps=STEPS), scale=4)
     campaign.fault("plain", {22: 1})
     campaign.fault("other rate", {22: 1}, base=make(lr=0.5, steps=STEPS))
     campaign.fault("mitigated", {22: 1}, base=make(mitigation="qk_norm", steps=STEPS))
-    campaign.write([t for t in campaign.synthetic.with_golden(campaign.trials.values()) if t.mitigation == "none"])
-    campaign.write([t for t in campaign.synthetic.with_golden(campaign.trials.values()) if t.mitigation != "none"])
+    campaign.write([t for t in synthetic.with_golden(campaign.trials.values()) if t.mitigation == "none"])
+    campaign.write([t for t in synthetic.with_golden(campaign.trials.values()) if t.mitigation != "none"])
     with pytest.warns(UserWarning) as caught:
         judged = campaign.judge()
     message = str(caught[0].message)
@@ -56,8 +57,8 @@ def test_every_recipe_has_its_own_envelope(campaign: Campaign) -> None:
 def test_another_bit_than_the_last_is_no_twin(campaign: Campaign) -> None:
     """A sweep over bits with fault=last_bit among its faults sets those of last_bit too."""
     campaign.envelope()
-    fault = campaign.synthetic.LastBit(start=START, bit=30)
-    campaign.add("wild", dataclasses.replace(campaign.synthetic.make_trial(steps=STEPS), fault=fault), {25: 9})
+    fault = synthetic.LastBit(start=START, bit=30)
+    campaign.add("wild", dataclasses.replace(synthetic.make_trial(steps=STEPS), fault=fault), {25: 9})
     campaign.fault("a", {22: 1})
     campaign.write()
     with pytest.warns(UserWarning, match="1 trials with fault=last_bit change another bit"):
@@ -72,8 +73,8 @@ FIRST = 10  # step of the change, of twins whose drift grows by a unit a step
 def growing(campaign: Campaign, count: int = FEWEST_TWINS) -> None:
     curve = np.maximum(np.arange(STEPS) - FIRST + 1, 0) * UNIT
     for seed in range(count):
-        fault = campaign.synthetic.LastBit(start=FIRST, seed=seed)
-        trial = dataclasses.replace(campaign.synthetic.make_trial(steps=STEPS), fault=fault)
+        fault = synthetic.LastBit(start=FIRST, seed=seed)
+        trial = dataclasses.replace(synthetic.make_trial(steps=STEPS), fault=fault)
         campaign.add(f"twin {seed}", trial, curve / (seed + 1))
 
 
@@ -132,8 +133,8 @@ def test_faults_that_are_watched_for_longer_than_any_twin_are_said(campaign: Cam
 
 def test_twins_that_are_changed_at_different_steps_are_compared_by_the_steps_since(campaign: Campaign) -> None:
     campaign.envelope()
-    fault = campaign.synthetic.LastBit(start=5, seed=99)
-    campaign.add("sooner", dataclasses.replace(campaign.synthetic.make_trial(steps=STEPS), fault=fault), {7: 4.0})
+    fault = synthetic.LastBit(start=5, seed=99)
+    campaign.add("sooner", dataclasses.replace(synthetic.make_trial(steps=STEPS), fault=fault), {7: 4.0})
     campaign.fault("a", {}, start=37)
     campaign.fault("b", {}, start=38)
     campaign.write()
@@ -154,7 +155,7 @@ def test_a_clean_run_that_is_cut_off_ends_as_whole_runs_do() -> None:
 
 def test_a_warning_of_many_recipes_names_the_first(campaign: Campaign) -> None:
     for number in range(8):
-        campaign.fault(f"{number}", {}, base=campaign.synthetic.make_trial(lr=0.1 + number, steps=STEPS))
+        campaign.fault(f"{number}", {}, base=synthetic.make_trial(lr=0.1 + number, steps=STEPS))
     campaign.write()
     with pytest.warns(UserWarning, match=r"lr=4\.1 has 0; and 3 more recipes have too few$"):
         campaign.judge()

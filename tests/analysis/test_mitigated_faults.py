@@ -10,6 +10,7 @@ import pytest
 
 from analysis.measures.statistics import median_interval, wilson_interval
 from harness.config import Trial
+from tests.analysis import synthetic
 from tests.analysis.mitigated import LOST, RATES, START, STEPS, Ending, Study, of_faults
 
 
@@ -121,7 +122,7 @@ def test_faults_that_did_nothing_and_the_yardstick_do_not_count(study: Study) ->
             return Ending()
         return Ending(deviation={1: 9.0 if trial.fault.name == "last_bit" else 0.5}, changed=trial.seed != 1)
 
-    faults = [study.flip(), study.synthetic.LastBit(start=START)]
+    faults = [study.flip(), synthetic.LastBit(start=START)]
     study.write(ending, faults=faults)
     row = study.row()
     assert (row["deviation"], row["deviation_seeds"], row["recovered.weight_bit_trials"]) == (0.5, 2, 2)

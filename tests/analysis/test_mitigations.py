@@ -15,6 +15,7 @@ from analysis import open_sweep
 from analysis.measures import metrics
 from analysis.measures.mitigations import compare
 from harness.config import Trial
+from tests.analysis import synthetic
 from tests.analysis.mitigated import LOST, RATES, STEPS, Ending, Study, of_faults, of_seeds
 from tests.analysis.reads import count_reads
 
@@ -290,7 +291,7 @@ def test_ten_thousand_trials_are_read_by_the_chunk(study: Study, monkeypatch: py
     """Each file of a signal is read a few times at most, whatever the number of trials and mitigations in it."""
     names, seeds, rates = ["none", *(f"m{n}" for n in range(49))], range(10), (1e-3, 1e-2)
     trials = [
-        study.synthetic.make_trial(32, lr, seed, name, fault, steps=STEPS)
+        synthetic.make_trial(32, lr, seed, name, fault, steps=STEPS)
         for name in names
         for lr in rates
         for seed in seeds

@@ -74,11 +74,11 @@ def test_final_window(steps: int, window: int) -> None:
 
 
 def test_runs_of_different_length_end_where_they_end(campaign: Campaign) -> None:
-    long = campaign.synthetic.make_trial(steps=400)
+    long = synthetic.make_trial(steps=400)
     campaign.fault("long", {range(380, 400): 1.0}, base=long)
     campaign.fault("short", {range(35, 40): 1.0})
     for steps in (400, STEPS):
-        campaign.write(campaign.synthetic.with_golden(t for t in campaign.trials.values() if t.train.steps == steps))
+        campaign.write(synthetic.with_golden(t for t in campaign.trials.values() if t.train.steps == steps))
     with pytest.warns(UserWarning, match="steps=40 has 0; steps=400 has 0"):
         judged = campaign.judge()
     assert judged("deviation_final", "long") == judged("deviation_final", "short") == 1
@@ -151,7 +151,7 @@ def test_a_state_that_was_golden_again_is_masked_whatever_the_loss_did_meanwhile
 
 
 def test_divergence_is_the_harness_word_and_counts_unless_golden_diverged_too(campaign: Campaign) -> None:
-    worse = campaign.synthetic.make_trial(lr=0.5, steps=STEPS)
+    worse = synthetic.make_trial(lr=0.5, steps=STEPS)
     for base in (None, worse):
         campaign.envelope(base=base)
     campaign.fault("diverged", {range(20, STEPS): 3})
@@ -176,7 +176,7 @@ def test_divergence_is_the_harness_word_and_counts_unless_golden_diverged_too(ca
 
 
 def test_a_golden_twin_that_became_nonfinite_is_no_ending_to_compare_with(campaign: Campaign) -> None:
-    lost = campaign.synthetic.make_trial(seed=5, steps=STEPS)
+    lost = synthetic.make_trial(seed=5, steps=STEPS)
     gone = {range(30, STEPS): np.nan}
     campaign.add("golden", lost, gone)
     campaign.envelope()
@@ -221,11 +221,11 @@ def test_unfinished_trials_and_missing_twins(campaign: Campaign) -> None:
     campaign.write()
     unfinished = campaign.fault("unfinished", {range(20, STEPS): 1})
     campaign.write([unfinished], finish=False, steps_done=30)
-    orphan = campaign.fault("orphan", {}, base=campaign.synthetic.make_trial(seed=1, steps=STEPS))
-    masked = campaign.fault("masked orphan", {}, base=campaign.synthetic.make_trial(seed=2, steps=STEPS))
-    idle = campaign.fault("idle orphan", {}, base=campaign.synthetic.make_trial(seed=2, steps=STEPS), bit=NEVER_FIRES)
+    orphan = campaign.fault("orphan", {}, base=synthetic.make_trial(seed=1, steps=STEPS))
+    masked = campaign.fault("masked orphan", {}, base=synthetic.make_trial(seed=2, steps=STEPS))
+    idle = campaign.fault("idle orphan", {}, base=synthetic.make_trial(seed=2, steps=STEPS), bit=NEVER_FIRES)
     campaign.write([orphan, masked, idle], masked_step=campaign.by_name({"masked orphan": 30}))
-    waiting = campaign.fault("waiting for its twin", {}, base=campaign.synthetic.make_trial(seed=3, steps=STEPS))
+    waiting = campaign.fault("waiting for its twin", {}, base=synthetic.make_trial(seed=3, steps=STEPS))
     campaign.write([waiting])
     campaign.write([waiting.golden], finish=False, steps_done=10)
     judged = campaign.judge()

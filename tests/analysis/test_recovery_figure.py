@@ -64,7 +64,7 @@ def test_the_table_has_all_times(tmp_path: Path) -> None:
     campaign.fault("back", {range(START, START + 3): 9.0, range(START + 3, START + 8): 0.75})
     campaign.fault("idle", {}, bit=NEVER_FIRES)
     wave = np.where(np.arange(STEPS) % 2, 0.0, 0.25)  # golden losses within 0.25, so that 0.75 is not seen
-    for trial in campaign.synthetic.with_golden(campaign.trials.values()):
+    for trial in synthetic.with_golden(campaign.trials.values()):
         campaign.curves[trial.id] = campaign.curves.get(trial.id, np.full(STEPS, 2.0)) + 4 * wave
     campaign.write()
     orphan = campaign.fault("orphan", {}, base=synthetic.make_trial(seed=7, steps=STEPS))

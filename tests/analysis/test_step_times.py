@@ -11,6 +11,7 @@ import pytest
 from analysis.measures.mitigations import METRICS, Comparison, compare
 from analysis.measures.statistics import RESAMPLES
 from analysis.measures.step_times import StepTimes
+from tests.analysis import synthetic
 from tests.analysis.mitigated import STEPS, Ending, Study
 
 
@@ -28,7 +29,7 @@ def write_packs(study: Study, seconds: dict[str, list[float]]) -> None:
     """A pack of one trial for each time; the first pack of a mitigation has an odd first step."""
     for mitigation, times in seconds.items():
         for seed, time in enumerate(times):
-            trial = study.synthetic.make_trial(seed=seed, mitigation=mitigation, steps=STEPS)
+            trial = synthetic.make_trial(seed=seed, mitigation=mitigation, steps=STEPS)
             study.write_pack([trial], lambda t, time=time: Ending(seconds=time))
 
 
@@ -47,9 +48,7 @@ def test_one_pack_is_one_measurement_whatever_its_size(study: Study) -> None:
 
 
 def test_mitigations_in_one_pack_share_its_time(study: Study) -> None:
-    trials = [
-        study.synthetic.make_trial(lr, mitigation=name, steps=STEPS) for name in ("none", "clip_1") for lr in [32]
-    ]
+    trials = [synthetic.make_trial(lr, mitigation=name, steps=STEPS) for name in ("none", "clip_1") for lr in [32]]
     study.write_pack(trials)
     study.write(mitigations=["qk_norm"])
     assert {name: study.row(name)["step_time_bound"] for name in ("none", "clip_1", "qk_norm")} == {

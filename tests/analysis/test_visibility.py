@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.analysis import synthetic
 from tests.analysis.judging import SLIGHTLY, START, STEPS, Campaign, Curve, Judged, deviation
 
 # Golden loss and gradient norm go up and down between 1 and 2, so that up to 3 and down to 0 is usual.
@@ -103,7 +104,7 @@ def test_a_run_that_is_lost_from_its_first_step_on_shows(campaign: Campaign) -> 
 
 
 def test_after_the_end_of_the_golden_run_nothing_is_known(campaign: Campaign) -> None:
-    lost = campaign.synthetic.make_trial(seed=5, steps=STEPS)
+    lost = synthetic.make_trial(seed=5, steps=STEPS)
     campaign.add("golden", lost, LOST)
     campaign.fault("the same end", LOST, base=lost)
     campaign.fault("seen before", {20: 9} | LOST, base=lost)
@@ -118,7 +119,7 @@ def test_after_the_end_of_the_golden_run_nothing_is_known(campaign: Campaign) ->
 
 def test_without_a_finished_twin_there_is_no_range(campaign: Campaign) -> None:
     orphan = campaign.fault("orphan", {})
-    unfinished = campaign.fault("unfinished", {}, base=campaign.synthetic.make_trial(seed=1, steps=STEPS))
+    unfinished = campaign.fault("unfinished", {}, base=synthetic.make_trial(seed=1, steps=STEPS))
     campaign.write([orphan])
     campaign.write([unfinished.golden, unfinished], finish=False, steps_done=START + 5)
     sweep = campaign.judge().sweep
