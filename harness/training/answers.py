@@ -85,13 +85,13 @@ class Answers:
             self._recorder.roll_back(trial, step)
             pack.objective.forget(trial, step)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What has happened so far, to `restore`: tensors by name, and the rest as JSON has it."""
-        tensors, kept = self._snapshots.state() if self._snapshots else ({}, [])
-        return tensors, {"kept": kept, "rollbacks": list(self.rollbacks.items())}
+    def state(self) -> dict[str, Any]:
+        """What has happened so far, to `restore`."""
+        kept = self._snapshots.state() if self._snapshots else []
+        return {"kept": kept, "rollbacks": list(self.rollbacks.items())}
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
-        self.rollbacks = Counter(dict(values["rollbacks"]))
+        self.rollbacks = Counter(dict(state["rollbacks"]))
         if self._snapshots:
-            self._snapshots.restore(tensors, values["kept"])
+            self._snapshots.restore(state["kept"])

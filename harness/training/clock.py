@@ -10,14 +10,7 @@ from torch import Tensor
 
 from harness.config.curriculum import Curriculum
 from harness.model.state import State
-
-Steps = int | Sequence[int]
-"""The step at which all rows stand, or that of each row."""
-
-
-def steps_of_rows(steps: Steps, rows: slice) -> Sequence[int]:
-    """The steps of some of the rows, [r]."""
-    return [steps] * (rows.stop - rows.start) if isinstance(steps, int) else steps[rows]
+from harness.objectives.base import Steps
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class ProcessCommunicator(Communicator):
     def verify(self, state: Replica) -> None:
         tensors, values = state()
         own = {name: _sum_of_bits(x) for name, x in tensors.items()}
-        records = json.dumps({part: values[part] for part in ("pack", "agenda")})
+        records = json.dumps({part: values[part] for part in ("rows", "agenda")})
         own["records"] = int(hashlib.sha256(records.encode()).hexdigest()[:15], 16)
         first, *others = self.group.gather_objects(own)
         for rank, theirs in enumerate(others, start=1):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from harness.model.precision import FORMATS, precision_of
 from harness.model.scaling import tensor_table
 from harness.model.sigma import SingularVectors
 from harness.model.state import State
+from harness.objectives.base import Steps
 from harness.objectives.table import OBJECTIVES
 from harness.optim.clippers import CLIPPERS
 from harness.optim.clipping import global_norm
@@ -30,7 +31,7 @@ from harness.optim.optimizers import OPTIMIZERS, Norms
 from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
 from harness.training.acts import Acts
-from harness.training.clock import Clock, Steps, Tick
+from harness.training.clock import Clock, Tick
 from harness.training.distributed import Group, ProcessCommunicator
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
@@ -355,39 +356,28 @@ class Pack:
     def _same_state(self, left: int, right: int) -> bool:
         return bool(self.active[left]) and bool(self.active[right]) and self.rows_state.equal(left, right)
 
-    def snapshot(self, copy: bool = True) -> Snapshot:
-        """Everything that training changes, to `restore`; not `copy`: arrays that change with the next step."""
-        values = {name: values.clone() if copy else values for name, values in self.rows_state}
-        dropped = tuple(tuple(own) for own in self.objective.records)
-        acts = {name: counts.clone() if copy else counts for name, counts in self.acts.state().items()}
-        twins = self.twins
-        return Snapshot(
-            tuple(self.rows), tuple(twins.begins), tuple(twins.forked), dict(twins.masked), dropped, values, acts
-        )
+    def whole_state(self) -> dict[str, Any]:
+        """Everything that training changes, to `restore`; the arrays in it change with the next step.
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of this pack, or of another one of the same trials."""
-        self._arrange([(planned, 0) for planned in snapshot.rows])
-        self.twins.begins, self.twins.masked = list(snapshot.begins), dict(snapshot.masked)
-        self.twins.forked = set(snapshot.forked)
-        self.objective.restore(snapshot.dropped)
-        self.acts.restore(snapshot.acts)
+        They are the state of the rows, [R, ...] by name, and counts of acts; `rows` says whose the rows are, what the
+        `Twins` know, and what was dropped from batches.
+        """
+        twins, rows = self.twins, {"planned": self.rows, "dropped": self.objective.records}
+        rows |= {"begins": twins.begins, "forked": sorted(twins.forked), "masked": list(twins.masked.items())}
+        return {"pack": dict(self.rows_state), "acts": self.acts.state(), "rows": rows}
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of `whole_state`."""
+        return copy.deepcopy(self.whole_state())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to the state of this pack, or to that of another one of the same trials."""
+        rows = state["rows"]
+        self._arrange([(planned, 0) for planned in rows["planned"]])
+        self.twins.begins, self.twins.forked = list(rows["begins"]), set(rows["forked"])
+        self.twins.masked = dict(rows["masked"])
+        self.objective.restore(rows["dropped"])
+        self.acts.restore(state["acts"])
         for name, now in self.rows_state:
-            now.copy_(snapshot.values[name])
+            now.copy_(state["pack"][name])
         self.clock.bind()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of a pack between two steps: whose its rows are, what `Twins` and the objective know, arrays [R, ...].
-
-    `acts` are the counts of `Acts`.
-    """
-
-    rows: tuple[int, ...]
-    begins: tuple[float, ...]
-    forked: tuple[int, ...]
-    masked: dict[int, int]
-    dropped: tuple[tuple[dict[str, Any], ...], ...]
-    values: dict[str, Tensor]
-    acts: dict[str, Tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.training.pack import Pack
 from harness.training.readings import LayerReadings
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
+INITIAL, FINAL = "initial_segment_loss", "final_segment_loss"
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,11 @@ class Recorder:
         self._names = (*PER_STEP, *pack.guard_signals)
         self._blocks: dict[int, Block] = {}  # by their first step: those that some row may have to fill
         self._pending: set[int] = set()  # those of them that have to be written, perhaps again
-        self._speeds: dict[int, tuple[float, float]] = {}  # of those that were written before
+        self._speeds: dict[int, Sequence[float]] = {}  # of those that were written before
         self._losses: dict[int, np.ndarray] = {}
-        self._initial, self._final = (self._of_segments() for _ in range(2))
+        shape, device = (len(pack.planned), SEGMENTS), pack.device
+        nan = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+        self._ends = {INITIAL: nan, FINAL: nan.clone()}
         self._layers: Tensor | None = None
         self._started = time.perf_counter()
 
@@ -59,7 +62,7 @@ class Recorder:
         if 0 in tick.groups:
             here = self._rows_at(tick, 0)
             measured = self.pack.active if here is None else self.pack.active & here
-            self._validate(self.pack.planned[0].train.validate_between, self._initial, measured)
+            self._validate(self.pack.planned[0].train.validate_between, INITIAL, measured)
         self._layers = None
         if self._readings:
             self._readings.listen(tick)
@@ -121,22 +124,22 @@ class Recorder:
         train, here = self.pack.planned[0].train, self._rows_at(tick, step)
         if step + 1 == self.pack.steps:
             measured = trained if here is None else trained & here
-            return _mean(self._validate(train.validate_tokens, self._final, measured))
+            return _mean(self._validate(train.validate_tokens, FINAL, measured))
         if (step + 1) % train.validate_every == 0:
             return _mean(self._validate(train.validate_between))
         return {}
 
-    def _validate(self, tokens: int, into: Tensor | None = None, measured: Tensor | None = None) -> Tensor:
-        """The losses of all segments, [R, S], and those of the trials that are `measured` in `into`.
+    def _validate(self, tokens: int, end: str | None = None, measured: Tensor | None = None) -> Tensor:
+        """The losses of all segments, [R, S]; those of the trials that are `measured` are kept as that `end`.
 
         The time that it takes is no step's. Before the first step and after the last a GPU is waited for, to know it.
         """
-        waits = into is not None and self.pack.device.type == "cuda"
+        waits = end is not None and self.pack.device.type == "cuda"
         started = self._now(waits)
         losses = self.pack.validation_losses(tokens)
-        if into is not None and measured is not None:
-            was = into[:, : losses.shape[1]][self.pack.index]
-            into[:, : losses.shape[1]].index_copy_(0, self.pack.index, torch.where(measured[:, None], losses, was))
+        if end is not None and measured is not None:
+            kept, index = self._ends[end][:, : losses.shape[1]], self.pack.index
+            kept.index_copy_(0, index, torch.where(measured[:, None], losses, kept[index]))
         self._started += self._now(waits) - started
         return losses
 
@@ -145,19 +148,15 @@ class Recorder:
             torch.cuda.synchronize(self.pack.device)
         return time.perf_counter()
 
-    def _of_segments(self) -> Tensor:
-        shape = (len(self.pack.planned), SEGMENTS)
-        return torch.full(shape, torch.nan, dtype=torch.float64, device=self.pack.device)
-
     def ends(self) -> dict[str, np.ndarray]:
         """Held-out losses before the first step and after the last, [R, 64] each, of all planned trials.
 
         NaN for a trial that was lost before, and for segments that a short text has not.
         """
-        initial, final = self._initial.cpu().numpy(), self._final.cpu().numpy()
-        self.pack.twins.fill_at(0, initial)
-        self.pack.twins.fill_at(self.pack.steps - 1, final)
-        return {"initial_segment_loss": initial, "final_segment_loss": final}
+        ends = {name: losses.cpu().numpy() for name, losses in self._ends.items()}
+        self.pack.twins.fill_at(0, ends[INITIAL])
+        self.pack.twins.fill_at(self.pack.steps - 1, ends[FINAL])
+        return ends
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
@@ -224,39 +223,29 @@ class Recorder:
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What has been recorded so far, to `restore`: tensors by name, and the rest as JSON has it."""
-        tensors = {
-            f"block.{first}.{name}": values
-            for first, block in self._blocks.items()
-            for name, values in block.state().items()
-        }
-        tensors["initial"], tensors["final"] = self._initial, self._final
-        tensors |= {f"losses.{first}": torch.from_numpy(own) for first, own in self._losses.items()}
-        values = {
+    def state(self) -> dict[str, Any]:
+        """What has been recorded so far, to `restore`."""
+        return {
             "nonfinite": list(self.nonfinite.items()),
-            "blocks": list(self._blocks),
+            "ends": self._ends,
+            "blocks": [(first, block.state()) for first, block in self._blocks.items()],
             "pending": sorted(self._pending),
             "speeds": list(self._speeds.items()),
-            "losses": list(self._losses),
+            "losses": [(first, torch.from_numpy(losses)) for first, losses in self._losses.items()],
             "seconds": time.perf_counter() - self._started,
         }
-        return tensors, values
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
-        self.nonfinite = dict(values["nonfinite"])
-        self._initial.copy_(tensors["initial"])
-        self._final.copy_(tensors["final"])
-        self._losses = {first: tensors[f"losses.{first}"].numpy() for first in values["losses"]}
-        self._pending = set(values["pending"])
-        self._speeds = {first: (tokens, seconds) for first, (tokens, seconds) in values["speeds"]}
-        for first in values["blocks"]:
+        self.nonfinite, self._speeds = dict(state["nonfinite"]), dict(state["speeds"])
+        self._pending = set(state["pending"])
+        self._losses = {first: losses.numpy() for first, losses in state["losses"]}
+        for name, losses in self._ends.items():
+            losses.copy_(state["ends"][name])
+        for first, tensors in state["blocks"]:
             self._blocks[first] = Block(self.pack, first, self.length, self._names)
-            self._blocks[first].restore(
-                {name: tensors[f"block.{first}.{name}"] for name in ("steps", "layers", "froze")}
-            )
-        self._started = time.perf_counter() - values["seconds"]
+            self._blocks[first].restore(tensors)
+        self._started = time.perf_counter() - state["seconds"]
 
     def nonfinite_step(self, trial: int) -> int | None:
         """The step at which a planned trial froze, in its own row or in that of its twin which it shared."""

@@ -149,28 +149,19 @@ class Agenda:
         self.changes[trial] += sum(event.changed for event in events)
         self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What has happened so far, to `restore`: tensors by name, and the rest as JSON has it."""
+    def state(self) -> dict[str, Any]:
+        """What has happened so far, to `restore`."""
+        events = [[event.to_dict() for event in of_trial] for of_trial in self.events]
         memories = [self.memory(trial) for trial in range(len(self.injectors))]
-        tensors = {
-            f"{trial}.{name}": value
-            for trial, memory in enumerate(memories)
-            for name, value in memory.items()
-            if isinstance(value, Tensor)
-        }
-        rest = [{name: v for name, v in memory.items() if not isinstance(v, Tensor)} for memory in memories]
-        events = [[event.to_dict() for event in own] for own in self.events]
         counts = {"strikes": self.strikes, "changes": self.changes, "reached": self._reached}
-        return tensors, {"events": events, "memories": rest, **counts}
+        return {"events": events, "memories": memories, **counts}
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
-        self.events = [[Event.from_dict(event) for event in own] for own in values["events"]]
-        self.strikes, self.changes = list(values["strikes"]), list(values["changes"])
-        self._reached = list(values["reached"])
-        for trial, memory in enumerate(values["memories"]):
-            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.partition(".")[0] == str(trial)}
-            self.recall(trial, {**memory, **own})
+        self.events = [[Event.from_dict(event) for event in of_trial] for of_trial in state["events"]]
+        self.strikes, self.changes, self._reached = (list(state[name]) for name in ("strikes", "changes", "reached"))
+        for trial, memory in enumerate(state["memories"]):
+            self.recall(trial, memory)
 
     def roll_back(self, trial: int, reached: int) -> None:
         """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""
