@@ -59,11 +59,9 @@ class Answers:
 
     def _signals(self) -> Mapping[str, Tensor]:
         """The signals that guards have asked for: what the forward pass of this step has shown."""
-        if not self._asked:
-            return {}
-        layers = self._recorder.layers()
-        found = {} if layers is None else dict(zip(PER_LAYER, layers.transpose(1, 2), strict=True))
-        return {name: found[name] for name in self._asked if name in found}
+        layers = self._recorder.layers() if self._asked else None
+        pairs = [] if layers is None else zip(PER_LAYER, layers.transpose(1, 2), strict=True)
+        return {name: values for name, values in pairs if name in self._asked}
 
     def settle(self, is_due: bool) -> None:
         """Let the rows go back that have to."""

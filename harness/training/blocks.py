@@ -8,22 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.storage.store import SIGNALS
 from harness.training.pack import Pack
 from harness.training.readings import PER_LAYER
 
-PER_STEP = (
-    "loss",
-    "validation_loss",
-    "validation_loss_error",
-    "grad_norm",
-    "param_norm",
-    "second_moment_norm",
-    "update_rms",
-    "learning_rate",
-    "loss_scale",
-    "tokens",
-    "dropped",
-)
+SPEED = ("tokens_per_second", "step_seconds")
+PER_STEP = tuple(name for name, signal in SIGNALS.items() if "layer" not in signal.dims and name not in SPEED)
 
 
 class Block:
@@ -85,14 +75,14 @@ class Block:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state` has given."""
         self.filled = n = len(tensors["steps"])
-        for name, own in (("steps", self._steps), ("layers", self._layers), ("froze", self._froze)):
-            own[:n] = tensors[name].to(own.device)
+        for name, values in (("steps", self._steps), ("layers", self._layers), ("froze", self._froze)):
+            values[:n] = tensors[name].to(values.device)
 
     def forget(self, trial: int, step: int) -> None:
         """A planned trial goes back to this step: it has not done those since."""
         begin = max(0, step - self.first_step)
-        for own in (self._steps, self._layers):
-            own[begin:, ..., trial] = float("nan")
+        for values in (self._steps, self._layers):
+            values[begin:, ..., trial] = float("nan")
         self._froze[begin:, trial] = False
 
     def freeze(self, trial: int, step: int) -> None:
@@ -102,9 +92,9 @@ class Block:
     def copy(self, source: int, target: int, step: int) -> None:
         """From this step on, a planned trial has what another has where it has nothing of its own."""
         begin = max(0, step - self.first_step)
-        for own in (self._steps, self._layers):
-            values = own[begin:, ..., target]
-            values.copy_(torch.where(torch.isnan(values), own[begin:, ..., source], values))
+        for recorded in (self._steps, self._layers):
+            values = recorded[begin:, ..., target]
+            values.copy_(torch.where(torch.isnan(values), recorded[begin:, ..., source], values))
 
     def first_nonfinite(self) -> dict[int, int]:
         """planned trial -> the step of this block at which it froze."""

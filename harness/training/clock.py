@@ -114,8 +114,7 @@ class Clock:
 
     def held(self) -> list[tuple[int, int]]:
         """The rows that are held, and since which step; here the host waits for the device."""
-        found = [(row, step) for row, step in enumerate(self._held.used.tolist()) if step >= 0] if self._holds else []
-        return found
+        return [(row, step) for row, step in enumerate(self._held.used.tolist()) if step >= 0] if self._holds else []
 
     def release(self, row: int) -> None:
         """The row may go on."""

@@ -111,14 +111,9 @@ class Pack:
         self.parts = self._cut()
         trials = [self.planned[number] for number in self.rows]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
-        self.optimizer.bind(trials)
-        self.loss_scale.bind(trials)
-        for clipper in self.clippers:
-            clipper.bind(trials)
-        if self.qk_clip:
-            self.qk_clip.bind(trials)
-        for guard in self.guards:
-            guard.bind(trials)
+        parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]
+        for part in filter(None, parts):
+            part.bind(trials)
         first = [self._first_to_repair(trial) for trial in trials]
         self._clipper_repairs, self._optimizer_may = (
             torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
@@ -240,10 +235,10 @@ class Pack:
                 return self._learn(batch_RxBxT1, weights_RxB)
         weights = [None] * count if weights_RxB is None else weights_RxB.chunk(count, dim=1)
         losses, total = [], torch.zeros_like(self.gradients)
-        for number, (batch, own) in enumerate(zip(batch_RxBxT1.chunk(count, dim=1), weights, strict=True)):
+        for number, (batch, of_batch) in enumerate(zip(batch_RxBxT1.chunk(count, dim=1), weights, strict=True)):
             self.model.first_sequence = first + number * batch.shape[1]
             with struck if number == 0 else NOTHING:
-                losses.append(self._learn(batch, own))
+                losses.append(self._learn(batch, of_batch))
             total += self.gradients
         self.gradients.copy_(total.div_(count))
         return torch.stack(losses).mean(0)
@@ -295,13 +290,13 @@ class Pack:
         """
         starts, most = self.objective.held_out(tokens), self._windows_at_once
         pieces = starts.flatten().split(most)
-        own = self.ranks.own_share(len(pieces))
+        share = self.ranks.own_share(len(pieces))
 
         def losses_of(piece: Tensor, rows: slice) -> Tensor:
             return F.pad(self.objective.window_losses(self.model, piece, rows), (0, most - len(piece)), value=torch.nan)
 
         with torch.no_grad(), self.model.taps.muted():
-            parts = [torch.stack([losses_of(pieces[i], rows) for i in own]) for rows in self.parts]
+            parts = [torch.stack([losses_of(pieces[i], rows) for i in share]) for rows in self.parts]
         losses = self.ranks.joined(torch.cat(parts, dim=1), len(pieces)).transpose(0, 1).flatten(1)
         return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
 
@@ -309,28 +304,27 @@ class Pack:
 
     def fork(self, tick: Tick) -> bool:
         """Give a row to each trial whose fault begins now: a copy of its twin's. Whether there were any."""
-        new = []
+        new: dict[int, int] = {}  # planned number -> its twin's row
         for step, rows in tick.groups.items():
             for planned in self.twins.beginning(step):
                 leader = self.twins.leader[planned]
                 row = None if leader is None else self.row_of(leader)
                 if leader is not None and row is not None and row in rows:
-                    new.append((planned, row))
+                    new[planned] = row
                     self.acts.fork(planned, leader)
         if new:
-            self.twins.forked.update(planned for planned, _ in new)
-            self._arrange([*zip(self.rows, range(len(self)), strict=True), *new])
+            self.twins.forked.update(new)
+            self._arrange([*self.rows, *new], [*range(len(self)), *new.values()])
         return bool(new)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, given in their order."""
-        self._arrange([(self.rows[row], row) for row in rows])
+        self._arrange([self.rows[row] for row in rows], rows)
 
-    def _arrange(self, sources: Sequence[tuple[int, int]]) -> None:
-        """Rows are now these trials, each with the state of a row as they were: (planned, row)."""
-        self.rows = [planned for planned, _ in sources]
-        rows = [row for _, row in sources]
-        self.rows_state.arrange(rows)
+    def _arrange(self, planned: Sequence[int], sources: Sequence[int]) -> None:
+        """Rows are now these trials, each with the state of one of the rows as they were."""
+        self.rows = list(planned)
+        self.rows_state.arrange(sources)
         self._bind()
 
     def find_masked(self, tick: Tick, over: Sequence[int | None], loss_R: Tensor) -> None:
@@ -350,11 +344,8 @@ class Pack:
             return
         equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
         for is_equal, (row, leader, step) in zip(equal.tolist(), pairs, strict=True):
-            if is_equal and self._same_state(row, leader):
+            if is_equal and self.active[[row, leader]].all() and self.rows_state.equal(row, leader):
                 self.twins.masked[self.rows[row]] = step
-
-    def _same_state(self, left: int, right: int) -> bool:
-        return bool(self.active[left]) and bool(self.active[right]) and self.rows_state.equal(left, right)
 
     def whole_state(self) -> dict[str, Any]:
         """Everything that training changes, to `restore`; the arrays in it change with the next step.
@@ -373,7 +364,7 @@ class Pack:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to the state of this pack, or to that of another one of the same trials."""
         rows = state["rows"]
-        self._arrange([(planned, 0) for planned in rows["planned"]])
+        self._arrange(rows["planned"], [0] * len(rows["planned"]))
         self.twins.begins, self.twins.forked = list(rows["begins"]), set(rows["forked"])
         self.twins.masked = dict(rows["masked"])
         self.objective.restore(rows["dropped"])

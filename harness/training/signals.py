@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from harness.config.limits import SEGMENTS
 from harness.optim.optimizers import Norms
-from harness.training.blocks import PER_STEP, Block
+from harness.training.blocks import PER_STEP, SPEED, Block
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 from harness.training.readings import LayerReadings
@@ -101,13 +102,11 @@ class Recorder:
         return torch.tensor([float(trained[step]) for step in steps], dtype=torch.float64, device=self.pack.device)
 
     def _block_of(self, step: int) -> Block:
-        for block in self._blocks.values():
-            if block.first_step <= step < block.first_step + self.length:
-                self._pending.add(block.first_step)
-                return block
-        self._blocks[step] = Block(self.pack, step, self.length, self._names)
-        self._pending.add(step)
-        return self._blocks[step]
+        first = next((first for first in self._blocks if first <= step < first + self.length), step)
+        if first not in self._blocks:
+            self._blocks[first] = Block(self.pack, first, self.length, self._names)
+        self._pending.add(first)
+        return self._blocks[first]
 
     def _rows_at(self, tick: Tick, step: int) -> Tensor | None:
         """The rows that stand at a step, [R]; None: all do."""
@@ -162,12 +161,8 @@ class Recorder:
 
     def is_due(self, tick: Tick) -> bool:
         """Whether these steps have filled a block, or were a row's last."""
-        return any(self._ends_block(step) for step in tick.groups)
-
-    def _ends_block(self, step: int) -> bool:
-        if step + 1 == self.pack.steps:
-            return True
-        return any(step + 1 == block.first_step + self.length for block in self._blocks.values())
+        ends = {self.pack.steps, *(first + self.length for first in self._blocks)}
+        return any(step + 1 in ends for step in tick.groups)
 
     def flush(self) -> None:
         """Write the blocks in which no row stands any more; only here does the host wait for the device."""
@@ -175,8 +170,10 @@ class Recorder:
             end = min(first + self.length, self.pack.steps)
             if not any(first <= step < end for step in self.pack.clock.steps):
                 self._write(self._blocks[first])
-        for first in [first for first in self._blocks if first not in self._pending and not self._is_kept(first)]:
-            del self._blocks[first], self._speeds[first]
+        kept_from = inf if self.keeps is None else self.keeps
+        for first in [first for first in self._blocks if first not in self._pending]:
+            if first + self.length <= kept_from:
+                del self._blocks[first], self._speeds[first]
         self._started = time.perf_counter()
 
     def _write(self, block: Block) -> None:
@@ -184,16 +181,12 @@ class Recorder:
         speed = self._speeds.get(first) or self._speed(block)
         # Steps that a trial shares with its twin are not trained for it, so they have no speed.
         has_row = np.isfinite(arrays["learning_rate"])
-        names = ("tokens_per_second", "step_seconds")
-        arrays |= {name: np.where(has_row, value, np.nan) for name, value in zip(names, speed, strict=True)}
-        self.pack.twins.fill(first, {name: own for name, own in arrays.items() if name not in names})
+        self.pack.twins.fill(first, arrays)
+        arrays |= {name: np.where(has_row, value, np.nan) for name, value in zip(SPEED, speed, strict=True)}
         self.write(first, arrays)
         self._losses[first], self._speeds[first] = arrays["loss"], speed
         self.nonfinite |= block.first_nonfinite()
         self._pending.discard(first)
-
-    def _is_kept(self, first: int) -> bool:
-        return self.keeps is not None and first + self.length > self.keeps
 
     def _speed(self, block: Block) -> tuple[float, float]:
         """Tokens of a trial in a second, and seconds of one step of one trial, since the last block was written."""
