@@ -8,6 +8,7 @@ without a default has to be there; keys that the dataclass does not know are lef
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -24,7 +25,7 @@ MOST_BYTES = 2**20
 LARGEST = 2**63 - 1
 _LETTERS = 40  # of a wrong value, in a reason
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR}
-_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 Record = TypeVar("Record")
 
@@ -89,7 +90,7 @@ def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[dict[str, Any]]
 
     Raises Unreadable.
     """
-    found = []
+    objects = []
     for number, line in enumerate(read_bytes(path, most_bytes).split(b"\n")[:-1], start=1):
         try:
             values = parse_json(line, path)
@@ -97,8 +98,8 @@ def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[dict[str, Any]]
             raise Unreadable(path, f"line {number} {error.reason}") from None
         if not isinstance(values, dict):
             raise Unreadable(path, f"line {number} is no JSON object")
-        found.append(values)
-    return found
+        objects.append(values)
+    return objects
 
 
 def read_record(path: Path, kind: type[Record], most_bytes: int = MOST_BYTES) -> Record:
@@ -125,14 +126,14 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _record(values: Any, kind: Any, place: str) -> Any:
     if not isinstance(values, dict):
         raise _wrong(place, values, "an object with keys")
-    found = {}
+    fields = {}
     for field in dataclasses.fields(kind):
         where = f"{place}.{field.name}" if place else field.name
         if field.name in values:
-            found[field.name] = _value(values[field.name], _hints(kind)[field.name], where)
+            fields[field.name] = _value(values[field.name], _hints(kind)[field.name], where)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{where} is missing")
-    return kind(**found)
+    return kind(**fields)
 
 
 def _value(value: Any, hint: Any, place: str) -> Any:
@@ -158,29 +159,25 @@ def _value(value: Any, hint: Any, place: str) -> Any:
 def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
     if value is None and NoneType in hints:
         return None
-    own = [hint for hint in hints if hint is not NoneType]
-    for hint in own[:-1]:
-        try:
+    *others, last = (hint for hint in hints if hint is not NoneType)
+    for hint in others:
+        with contextlib.suppress(ValueError):
             return _value(value, hint, place)
-        except ValueError:
-            continue
-    return _value(value, own[-1], place)
+    return _value(value, last, place)
 
 
 def _scalar(value: Any, kind: type, place: str) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind in (int, float) and is_number and isinstance(value, int) and abs(value) > LARGEST:
+    if kind in (int, float) and type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{place} is beyond 64 bits")
-    if kind is float and is_number:
+    if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise _wrong(place, value, _WORDS[kind])
+        raise _wrong(place, value, _KINDS[kind])
     return value
 
 
 def _wrong(place: str, value: Any, wanted: str) -> ValueError:
-    is_large = isinstance(value, list | dict)
-    what = ("a list" if isinstance(value, list) else "an object") if is_large else _short(value)
+    what = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else _short(value)
     return ValueError(f"{place or 'it'} is {what}, not {wanted}")
 
 

@@ -100,9 +100,8 @@ class ResultsPath:
             reason = f"{type(error).__name__}: {error}"
             raise ConfigError(f"out={out}: its {MARKER} cannot be read ({reason}); allowed: a whole one") from None
         if version != FORMAT:
-            raise ConfigError(
-                f"out={out}: is a folder of format {version!r:.40}; allowed: format {FORMAT}, or a new one"
-            )
+            allowed = f"format {FORMAT}, or a new one"
+            raise ConfigError(f"out={out}: is a folder of format {version!r:.40}; allowed: {allowed}")
         if not isinstance(name, str) or not _ID.fullmatch(name):
             raise ConfigError(f"out={out}: its {MARKER} has no id; allowed: one as a sweep has written it")
         return replace(folder, id=name)

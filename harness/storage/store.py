@@ -244,9 +244,8 @@ class PackStore:
         """
         lengths = {np.shape(values)[1] for values in signals.values()}
         if len(lengths) != 1 or first_step % self.block:
-            raise ValueError(
-                f"steps {sorted(lengths)} from {first_step}: expected one length, from a multiple of {self.block}"
-            )
+            expected = f"expected one length, from a multiple of {self.block}"
+            raise ValueError(f"steps {sorted(lengths)} from {first_step}: {expected}")
         length = lengths.pop()
         for name, values in signals.items():
             if name not in self.signals:

@@ -89,9 +89,8 @@ def read_root(out: Path) -> dict[str, Any]:
     except (FileNotFoundError, FolderLost):
         raise ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"out={out}: its {STORE} cannot be read ({_reason(error)}); allowed: another folder"
-        ) from None
+        reason = f"its {STORE} cannot be read ({_reason(error)})"
+        raise ConfigError(f"out={out}: {reason}; allowed: another folder") from None
     if version not in READABLE:
         *others, last = map(str, READABLE)
         allowed = f"format {', '.join(others)} or {last}, or a new folder"
@@ -147,8 +146,7 @@ def pack_of(place: ResultsPath) -> PackInfo:
 
 def read_pack_attrs(out: Path, pack_id: str) -> dict[str, Any]:
     """The attributes of one pack. Raises KeyError if the store has none of that id."""
-    pack = read_pack(ResultsPath.at(out) / STORE / pack_id)
-    if pack is None:
+    if (pack := read_pack(ResultsPath.at(out) / STORE / pack_id)) is None:
         raise KeyError(pack_id)
     return pack.attributes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -27,13 +28,12 @@ class Answers:
 
     def __init__(self, pack: Pack, agenda: Agenda, recorder: Recorder, detects: bool):
         self._pack, self._agenda, self._recorder, self._detects = pack, agenda, recorder, detects
-        goes_back = [guard for guard in pack.guards if guard.every is not None] if detects else []
         self._snapshots: Snapshots | None = None
-        self._back = max((guard.back for guard in goes_back), default=0)
-        self._most = max((guard.most for guard in goes_back), default=0)
-        if goes_back:
-            every = min(guard.every for guard in goes_back if guard.every is not None)
-            self._snapshots = Snapshots(pack, every, max(guard.kept for guard in goes_back))
+        every = [guard.every for guard in pack.guards if guard.every is not None] if detects else []
+        if every:
+            goes_back = [guard for guard in pack.guards if guard.every is not None]
+            self._back, self._most = max(guard.back for guard in goes_back), max(guard.most for guard in goes_back)
+            self._snapshots = Snapshots(pack, min(every), max(guard.kept for guard in goes_back))
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
 
@@ -49,9 +49,7 @@ class Answers:
         if norm is None:
             return trains
         seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), trains, self._detects, self._signals())
-        answer = pack.guards[0].judge(seen)
-        for guard in pack.guards[1:]:
-            answer = torch.maximum(answer, guard.judge(seen))
+        answer = reduce(torch.maximum, [guard.judge(seen) for guard in pack.guards])
         if self._snapshots:
             pack.clock.hold(answer == ROLL_BACK)
         pack.active = pack.active & (answer != FREEZE)

@@ -72,18 +72,18 @@ class Clock:
         first = self.steps[0]
         if self.steps.count(first) == len(self.steps):
             return Tick(self.number, first, {first: range(len(self.steps))}, None) if first < stop else None
-        here = [step for step in self.steps if step < stop]
+        here = [(row, step) for row, step in enumerate(self.steps) if step < stop]
         if not here:
             return None
-        size = self._size(min(here))
-        groups: dict[int, list[int]] = {}
-        for row, step in enumerate(self.steps):
-            if step < stop and self._size(step) == size:
-                groups.setdefault(step, []).append(row)
+        size = self._size(min(step for _, step in here))
+        groups: dict[int, Sequence[int]] = {}
         trains = torch.zeros(len(self.steps), dtype=torch.bool)
-        trains[[row for rows in groups.values() for row in rows]] = True
+        for row, step in here:
+            if self._size(step) == size:
+                groups[step] = [*groups.get(step, ()), row]
+                trains[row] = True
         shown = [min(step, self.last - 1) for step in self.steps]  # one that has finished reads something all the same
-        return Tick(self.number, shown, dict(groups), trains.to(self._device))
+        return Tick(self.number, shown, groups, trains.to(self._device))
 
     def done(self, tick: Tick) -> None:
         """The rows that trained stand at their next step."""

@@ -55,9 +55,8 @@ class Pack:
         device: torch.device,
         begins: Sequence[int | None] | None = None,
     ):
-        structures = {trial.structure for trial in trials}
-        if len(structures) != 1:
-            raise ValueError(f"a pack needs trials of one structure, got {len(structures)}")
+        if (count := len({trial.structure for trial in trials})) != 1:
+            raise ValueError(f"a pack needs trials of one structure, got {count}")
         first = trials[0]
         self.planned, self.device = tuple(trials), device
         self.curriculum, self.steps = first.curriculum, first.steps
@@ -83,9 +82,8 @@ class Pack:
         self.model.notice = lambda part, acted_r, rows: mine._notice(part, acted_r, rows)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
-        self.qk_clip: QKClip | None = None
-        if QKClip.is_on(first):
-            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps)
+        has_qk_clip = QKClip.is_on(first)
+        self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps) if has_qk_clip else None
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
@@ -269,9 +267,9 @@ class Pack:
     def step(self, rate_R: Tensor, stepping_R: Tensor, measure: bool) -> Norms | None:
         """One step of the trials that step, from gradients that are clipped, with all that is done to weights in it."""
         norms = self.optimizer.step(rate_R, stepping_R, measure)
-        for part, acted in self._noticed.items():  # of the ranks, each of which has its own sequences
-            self.acts.count(part, (self.ranks.largest(acted.float()) > 0) & stepping_R)
-        for part, acted in self.optimizer.acted.items():
+        # The ranks, each of which has its own sequences, notice different things.
+        noticed = {part: self.ranks.largest(acted.float()) > 0 for part, acted in self._noticed.items()}
+        for part, acted in (noticed | dict(self.optimizer.acted)).items():
             self.acts.count(part, acted & stepping_R)
         if self.qk_clip:
             self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
@@ -336,10 +334,11 @@ class Pack:
         for step, rows in tick.groups.items():
             for row in rows:
                 trial = self.rows[row]
-                last, leader = over[trial], self._row_of.get(self.twins.leader[trial] or 0)
-                is_over = last is not None and last <= step and trial not in self.twins.masked
-                if is_over and self.twins.leader[trial] is not None and leader is not None and leader in rows:
-                    pairs.append((row, leader, step))
+                last, leader = over[trial], self.twins.leader[trial]
+                if last is None or last > step or trial in self.twins.masked or leader is None:
+                    continue
+                if (twin := self._row_of.get(leader)) is not None and twin in rows:
+                    pairs.append((row, twin, step))
         if not pairs:
             return
         equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]

@@ -61,8 +61,7 @@ class Recorder:
     def begin(self, tick: Tick) -> None:
         """Be ready for the forward pass of these steps; the first one is validated before."""
         if 0 in tick.groups:
-            here = self._rows_at(tick, 0)
-            measured = self.pack.active if here is None else self.pack.active & here
+            measured = self.pack.active & self._rows_at(tick, 0)
             self._validate(self.pack.planned[0].train.validate_between, INITIAL, measured)
         self._layers = None
         if self._readings:
@@ -96,10 +95,10 @@ class Recorder:
 
     def _tokens(self, tick: Tick) -> Tensor:
         """Tokens trained on so far, [R], float64."""
-        trained, steps = self.pack.curriculum.tokens, tick.steps
-        if isinstance(steps, int):
-            return torch.full((len(self.pack),), int(trained[steps]), dtype=torch.float64, device=self.pack.device)
-        return torch.tensor([float(trained[step]) for step in steps], dtype=torch.float64, device=self.pack.device)
+        trained, device = self.pack.curriculum.tokens[tick.steps], self.pack.device
+        if isinstance(tick.steps, int):
+            return torch.full((len(self.pack),), int(trained), dtype=torch.float64, device=device)
+        return torch.tensor(trained, dtype=torch.float64, device=device)
 
     def _block_of(self, step: int) -> Block:
         first = next((first for first in self._blocks if first <= step < first + self.length), step)
@@ -108,10 +107,8 @@ class Recorder:
         self._pending.add(first)
         return self._blocks[first]
 
-    def _rows_at(self, tick: Tick, step: int) -> Tensor | None:
-        """The rows that stand at a step, [R]; None: all do."""
-        if tick.in_step:
-            return None
+    def _rows_at(self, tick: Tick, step: int) -> Tensor:
+        """The rows that train at a step, [R]."""
         here = torch.zeros(len(self.pack), dtype=torch.bool)
         here[list(tick.groups[step])] = True
         return here.to(self.pack.device)
@@ -120,10 +117,9 @@ class Recorder:
 
     def _validation(self, tick: Tick, step: int, trained: Tensor) -> dict[str, Tensor]:
         """What the rows at this step have on held-out data after it, if that is due."""
-        train, here = self.pack.planned[0].train, self._rows_at(tick, step)
+        train = self.pack.planned[0].train
         if step + 1 == self.pack.steps:
-            measured = trained if here is None else trained & here
-            return _mean(self._validate(train.validate_tokens, FINAL, measured))
+            return _mean(self._validate(train.validate_tokens, FINAL, trained & self._rows_at(tick, step)))
         if (step + 1) % train.validate_every == 0:
             return _mean(self._validate(train.validate_between))
         return {}
@@ -211,8 +207,7 @@ class Recorder:
             if first + self.length > step:
                 block.forget(trial, step)
                 self._pending.add(first)
-        if self.nonfinite.get(trial, -1) >= step:
-            del self.nonfinite[trial]
+        self.nonfinite = {number: at for number, at in self.nonfinite.items() if number != trial or at < step}
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
@@ -242,11 +237,11 @@ class Recorder:
 
     def nonfinite_step(self, trial: int) -> int | None:
         """The step at which a planned trial froze, in its own row or in that of its twin which it shared."""
-        leader = self.pack.twins.leader[trial]
-        step = self.nonfinite.get(trial)
-        if step is None and leader is not None and (shared := self.nonfinite.get(leader)) is not None:
-            return shared if self.pack.twins.shares(trial, shared) is not None else None
-        return step
+        twins, leader = self.pack.twins, self.pack.twins.leader[trial]
+        if trial in self.nonfinite or leader is None:
+            return self.nonfinite.get(trial)
+        step = self.nonfinite.get(leader)
+        return None if step is None or twins.shares(trial, step) is None else step
 
     def losses(self) -> np.ndarray:
         """[R, steps done] of all planned trials."""
