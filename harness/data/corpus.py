@@ -226,19 +226,14 @@ def _split(documents: list[tuple[str, bytes]], share: float) -> tuple[list[bytes
         return [text[:cut]], [text[cut:]]
     order = sorted(documents, key=lambda document: hashlib.sha256(os.fsencode(document[0])).digest())
     target = share * sum(len(text) for _, text in documents)
-    held: list[tuple[str, bytes]] = []
-    size = 0
-    for document in order:
-        if abs(size + len(document[1]) - target) < abs(size - target):
-            held.append(document)
-            size += len(document[1])
-    if not held:
-        held.append(min(order, key=lambda document: len(document[1])))
-    if len(held) == len(documents):
-        held.remove(min(held, key=lambda document: len(document[1])))
-    names = {name for name, _ in held}
-    train = [text for name, text in documents if name not in names]
-    return train, [text for name, text in documents if name in names]
+    smallest, size, held = min(order, key=lambda document: len(document[1]))[0], 0, set()
+    for name, text in order:
+        if abs(size + len(text) - target) < abs(size - target):
+            held.add(name)
+            size += len(text)
+    held = (held or {smallest}) - ({smallest} if len(held) == len(documents) else set())
+    train = [text for name, text in documents if name not in held]
+    return train, [text for name, text in documents if name in held]
 
 
 # --- token shards ---------------------------------------------------------------------------------------------------

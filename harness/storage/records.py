@@ -24,7 +24,6 @@ from typing import Any, TypeVar, Union
 MOST_BYTES = 2**20
 LARGEST = 2**63 - 1
 _LETTERS = 40  # of a wrong value, in a reason
-_NO_FILE = {errno.ENOENT, errno.ENOTDIR}
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 Record = TypeVar("Record")
@@ -49,8 +48,13 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, is_cut: bool = False) -
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise _unopened(path, error) from None
+    except ValueError as error:  # a zero byte in the name
+        raise Missing(path, str(error)) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise Missing(path, "there is no such file") from None
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP
+        raise Unreadable(path, "is a symbolic link" if is_link else f"cannot be read ({error.strerror})") from None
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -63,16 +67,6 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, is_cut: bool = False) -
         raise Unreadable(path, f"cannot be read ({error.strerror})") from None
     finally:
         os.close(handle)
-
-
-def _unopened(path: Path, error: OSError | ValueError) -> Unreadable:
-    if not isinstance(error, OSError):  # a zero byte in the name
-        return Missing(path, str(error))
-    if error.errno in _NO_FILE:
-        return Missing(path, "there is no such file")
-    if error.errno == errno.ELOOP:
-        return Unreadable(path, "is a symbolic link")
-    return Unreadable(path, f"cannot be read ({error.strerror})")
 
 
 def parse_json(content: bytes, path: Path) -> Any:
@@ -118,9 +112,7 @@ def record_of(values: Any, kind: type[Record], path: Path) -> Record:
 # --- values against types ----------------------------------------------------------------------------------------
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+_hints = cache(typing.get_type_hints)
 
 
 def _record(values: Any, kind: Any, place: str) -> Any:

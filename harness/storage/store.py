@@ -18,7 +18,6 @@ so that counts. Reading goes through any Zarr library.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import os
@@ -215,8 +214,8 @@ class PackStore:
 
     def damage(self) -> tuple[int, str] | None:
         """Of all that a complete pack has, the first chunk that is not as it was written: its first step, and words."""
-        done = dataclasses.replace(self.info, attributes=self.attributes | {"complete": True})
-        return next(damage(done), None)
+        arrays = json.loads(strict_json(self._arrays))
+        return next(damage(PackInfo(self.place, self.attributes | {"complete": True}, arrays)), None)
 
     def _install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""

@@ -170,13 +170,13 @@ def complete_trials(out: Path) -> set[str]:
 
 def _parsed(content: bytes) -> Any:
     """The value of some JSON. Raises ValueError, also for an integer that no array of integers holds."""
-    return json.loads(content, parse_int=_integer if _LONG.search(content) else None)
 
+    def integer(text: str) -> int:
+        if abs(number := int(text)) > LARGEST_SEED:
+            raise ValueError(f"{text:.40} is beyond 64 bits")
+        return number
 
-def _integer(text: str) -> int:
-    if abs(number := int(text)) > LARGEST_SEED:
-        raise ValueError(f"{text:.40} is beyond 64 bits")
-    return number
+    return json.loads(content, parse_int=integer if _LONG.search(content) else None)
 
 
 # --- metadata, checked -------------------------------------------------------------------------------------------

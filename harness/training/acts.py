@@ -80,7 +80,7 @@ class Acts:
         for name, now in self._counts.items():
             now.copy_(counts[name])
 
-    def found(self, twins: Twins, last_step: int) -> list[dict[str, int]]:
+    def totals(self, twins: Twins, last_step: int) -> list[dict[str, int]]:
         """Part -> at how many steps it acted, of each trial; here the host waits for the device."""
         counts = {name: values.cpu().numpy().copy() for name, values in self._counts.items()}
         for values in counts.values():

@@ -165,7 +165,7 @@ def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
         strikes=agenda.strikes,
         changes=agenda.changes,
         dropped=pack.twins.records(pack.objective.records),
-        acts=pack.acts.found(pack.twins, pack.steps - 1),
+        acts=pack.acts.totals(pack.twins, pack.steps - 1),
         idle=[idle_parts(trial) for trial in pack.planned],
         digest=digests(losses, *ends.values()),
         ends=ends,

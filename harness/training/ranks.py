@@ -55,13 +55,10 @@ class Communicator:
 
     def finish(self, gradients: Tensor) -> None:
         """Leave the mean over all ranks in `gradients`."""
-        if self.count == 1:
-            return
         while len(self._sums) > 1:
             self._merge()
-        ((_, total),) = self._sums
-        gradients.copy_(total.div_(self.count))
-        self._sums.clear()
+        while self._sums:
+            gradients.copy_(self._sums.pop()[1].div_(self.count))
 
     def mean(self, losses: Sequence[Tensor]) -> Tensor:
         """The mean over all ranks of what `parts` has led to, [R] each."""
