@@ -20,7 +20,7 @@ from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
 from harness.training.ranks import Replica
 from harness.training.resume import restore, state_of
-from harness.training.signals import Measured, Recorder, Write
+from harness.training.signals import Recorder, Write
 from harness.training.sites import Agenda, Event, Site
 from harness.training.strikes import Strikes, one
 
@@ -117,7 +117,8 @@ def train(
         norms = pack.step(rate, stepping, measure=telemetry)
         strike(Site.UPDATE, tick, pack.state)
 
-        recorder.record(tick, Measured(loss, norm, rate, scale, norms, trained))
+        values = {"loss": loss.detach(), "learning_rate": rate, "loss_scale": scale}
+        recorder.record(tick, values if norm is None else values | {"grad_norm": norm}, norms, trained)
         pack.clock.done(tick)
         is_due = recorder.is_due(tick)
         if pack.device.type == "cpu" or is_due:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -21,18 +20,6 @@ from harness.training.readings import LayerReadings
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
 INITIAL, FINAL = "initial_segment_loss", "final_segment_loss"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one step has come to, [R] each; `trained`: the trials that were not frozen before it, and did it."""
-
-    loss: Tensor
-    norm: Tensor | None
-    rate: Tensor
-    scale: Tensor
-    norms: Norms | None
-    trained: Tensor
 
 
 class Recorder:
@@ -73,13 +60,13 @@ class Recorder:
             self._layers = self._readings.take()
         return self._layers
 
-    def record(self, tick: Tick, measured: Measured) -> None:
-        """One step of the rows that train."""
-        values = {"loss": measured.loss.detach(), "learning_rate": measured.rate, "loss_scale": measured.scale}
+    def record(self, tick: Tick, values: dict[str, Tensor], norms: Norms | None, trained: Tensor) -> None:
+        """One step of the rows that train: signals, [R] each; `trained` are the trials that were not frozen before it.
+
+        What else is measured of a step is added to `values`.
+        """
         values |= {"tokens": self._tokens(tick), "dropped": self.pack.objective.dropped}
-        if measured.norm is not None:
-            values["grad_norm"] = measured.norm
-        if (norms := measured.norms) is not None:
+        if norms is not None:
             rms = norms.update / self.pack.layout.elements**0.5
             values |= {"param_norm": norms.weights, "update_rms": rms}
             if norms.second_moment is not None:
@@ -87,11 +74,9 @@ class Recorder:
         for guard in self.pack.guards:
             values |= guard.shown()
         for step in tick.groups:
-            validated = self._validation(tick, step, measured.trained)
+            validated = self._validation(tick, step, trained)
             rows = None if tick.in_step else torch.tensor(tick.groups[step], device=self.pack.device)
-            self._block_of(step).record(
-                step, values | validated, self.layers(), measured.trained, self.pack.active, rows
-            )
+            self._block_of(step).record(step, values | validated, self.layers(), trained, self.pack.active, rows)
 
     def _tokens(self, tick: Tick) -> Tensor:
         """Tokens trained on so far, [R], float64."""
