@@ -13,8 +13,8 @@ def main_memory() -> int:
 
 def bytes_of(text: str) -> float | None:
     """`80GB`, `500M`, `1.5 TiB`, in powers of 1024; a number alone counts MB, as for Slurm. None for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", text.upper())
-    return float(found[1]) * 1024 ** " KMGT".index(found[2] or "M") if found else None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)I?B?", text.upper())
+    return float(match[1]) * 1024 ** " KMGT".index(match[2] or "M") if match else None
 
 
 def in_units(size: float) -> str:

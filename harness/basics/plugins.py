@@ -20,7 +20,7 @@ import importlib
 import pkgutil
 from collections.abc import Sequence
 from functools import cache, cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -50,40 +50,44 @@ def modules(kind: str) -> dict[str, ModuleType]:
     """
     folder = importlib.import_module(KINDS[kind])
     names = sorted(module.name for module in pkgutil.iter_modules(folder.__path__))
-    found = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
-    for entry in sorted(entry_points(group=f"{GROUP}.{kind}"), key=lambda entry: entry.name):
-        if entry.name in found:
-            where = found[entry.name].__name__
-            given = f"{GROUP}.{kind}: {entry.name} = {entry.value}"
+    parts = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
+    for given, entry in _given(kind):
+        if entry.name in parts:
+            where = parts[entry.name].__name__
             raise ConfigError(f"{given}: the name is that of {where} already; allowed: another name")
-        found[entry.name] = entry.load()
-    return found
+        parts[entry.name] = entry.load()
+    return parts
+
+
+def _given(kind: str) -> list[tuple[str, EntryPoint]]:
+    """The entry points of installed packages, by name, each as its package says it."""
+    entries = sorted(entry_points(group=f"{GROUP}.{kind}"), key=lambda entry: (entry.name, entry.value))
+    return [(f"{GROUP}.{kind}: {entry.name} = {entry.value}", entry) for entry in entries]
 
 
 def folders(kind: str) -> dict[str, Path]:
     """The folder of each package that an installed one names, by who names it. Raises ConfigError for what is none."""
-    found = {}
-    for entry in sorted(entry_points(group=f"{GROUP}.{kind}"), key=lambda entry: (entry.name, entry.value)):
-        given = f"{GROUP}.{kind}: {entry.name} = {entry.value}"
+    places = {}
+    for given, entry in _given(kind):
         try:
-            found[given] = Path(next(iter(entry.load().__path__)))
+            places[given] = Path(next(iter(entry.load().__path__)))
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{given}: not a package ({error}); allowed: an installed package of folders") from None
-    return found
+    return places
 
 
 def subclasses(kind: str, base: type[T]) -> dict[str, type[T]]:
     """The classes that modules of a kind define below `base`, the last of each module, by the name of the module."""
-    found: dict[str, type[T]] = {}
-    for name, module in modules(kind).items():
-        for value in vars(module).values():
-            is_own = isinstance(value, type) and value.__module__ == module.__name__
-            if is_own and issubclass(value, base) and value is not base:
-                found[name] = value
-    return found
+    return {
+        name: value
+        for name, module in modules(kind).items()
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+        if issubclass(value, base) and value is not base
+    }
 
 
-class Words(Sequence[str]):
+class TableKeys(Sequence[str]):
     """The keys of a table in the code, looked up when they are first needed: `module:NAME`.
 
     So a new entry of the table is a new choice, and the modules with the tables may build on the configuration.
@@ -93,12 +97,12 @@ class Words(Sequence[str]):
         self.table = table
 
     @cached_property
-    def _words(self) -> tuple[str, ...]:
+    def _keys(self) -> tuple[str, ...]:
         module, _, name = self.table.partition(":")
         return tuple(getattr(importlib.import_module(module), name))
 
     def __getitem__(self, index: Any) -> Any:
-        return self._words[index]
+        return self._keys[index]
 
     def __len__(self) -> int:
-        return len(self._words)
+        return len(self._keys)

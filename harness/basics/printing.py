@@ -30,10 +30,8 @@ def printable(text: str) -> str:
 
 def label(text: str) -> str:
     """`printable`, and short enough for a figure or a table: equal texts stay equal, and different ones different."""
-    words = printable(text)
-    if len(words) <= LONGEST_LABEL:
-        return words
-    return f"{words[:_KEPT]}~{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+    line = printable(text)
+    return line if len(line) <= LONGEST_LABEL else f"{line[:_KEPT]}~{hashlib.sha256(line.encode()).hexdigest()[:8]}"
 
 
 def _encodable(text: str, encoding: str | None) -> str:
@@ -71,10 +69,8 @@ class Terminal(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """As rich's: what moves the cursor comes from rich alone, and text has nothing of the kind in it."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(self._shown(segment.text), segment.style)
-
-    def _shown(self, text: str) -> str:
-        return "\n".join(_encodable(printable(line), self.encoding) for line in text.split("\n"))
+            lines = (_encodable(printable(line), self.encoding) for line in segment.text.split("\n"))
+            yield segment if segment.control else Segment("\n".join(lines), segment.style)
 
 
 def count(number: int, noun: str) -> str:
@@ -84,10 +80,6 @@ def count(number: int, noun: str) -> str:
 
 def duration(seconds: float) -> str:
     """`90 s`, `12 min`, `3.5 h`."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -56,11 +56,11 @@ def commit(project: Path = PROJECT, seconds: float = SECONDS) -> str | None:
 
 def provenance() -> dict[str, str]:
     """What is stored with results: `harness`, and `commit` if there is one."""
-    found = commit()
-    return {"harness": version(), **({"commit": found} if found else {})}
+    number = commit()
+    return {"harness": version(), **({"commit": number} if number else {})}
 
 
 def version_line() -> str:
     """The version, and the commit of a checkout."""
-    found = commit()
-    return f"{NAME} {version()}{f' ({found})' if found else ''}"
+    number = commit()
+    return f"{NAME} {version()}{f' ({number})' if number else ''}"

@@ -19,35 +19,3 @@ from harness.config.fields import (
 from harness.config.limits import LARGEST_SCALE, LARGEST_SEED, LONGEST_EXPLICIT, SMALLEST_SCALE
 from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
 from harness.config.trial import CORE, IDENTITY, NO_FAULT, Fault, Trial, sections, trial_from_dict
-
-__all__ = [
-    "CORE",
-    "IDENTITY",
-    "LARGEST_SCALE",
-    "LARGEST_SEED",
-    "LONGEST_EXPLICIT",
-    "NO_FAULT",
-    "PER_TRIAL",
-    "SMALLEST_SCALE",
-    "STRUCTURAL",
-    "SWITCHED",
-    "ConfigError",
-    "Data",
-    "Fault",
-    "Model",
-    "Optim",
-    "Problems",
-    "Schedule",
-    "Screen",
-    "Train",
-    "Trial",
-    "anything",
-    "checked",
-    "choice",
-    "field_types",
-    "number",
-    "sections",
-    "shown",
-    "steps_of",
-    "trial_from_dict",
-]

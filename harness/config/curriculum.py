@@ -49,21 +49,19 @@ def curriculum(
     steps: int, of_batch: tuple[int, int | None, int, int], of_sequence: tuple[int, int | None, int, bool]
 ) -> Curriculum:
     """The sizes of `steps` whole steps: (batch, its start, growing steps, parts), (context, start, steps, reshapes)."""
-    (batch, batch_start, batch_steps, parts), (context, sequence_start, sequence_steps, reshapes) = (
-        of_batch,
-        of_sequence,
-    )
+    batch, batch_start, batch_steps, parts = of_batch
+    context, sequence_start, sequence_steps, reshapes = of_sequence
     growing = np.arange(max(batch_steps if batch_start else 0, sequence_steps if sequence_start else 0))
-    sequences = _sequences(growing, batch_start or batch, batch, batch_steps, parts)
+    sequences = _line(growing, batch_start or batch, batch, batch_steps)
+    sequences = np.maximum(sequences - sequences % parts, parts)  # equally many for each rank and micro-batch
     lengths = _lengths(growing, sequence_start or context, context, sequence_steps, reshapes)
     pieces = context // lengths if reshapes else np.ones_like(lengths)
 
     # As few steps as it takes to train on the tokens of so many whole batches.
-    wanted, whole_step = steps * batch * context, batch * context
-    tokens = np.cumsum(sequences * lengths * pieces)
+    wanted, tokens = steps * batch * context, np.cumsum(sequences * lengths * pieces)
     missing = wanted - (int(tokens[-1]) if len(growing) else 0)
     small = len(growing) if missing > 0 else int(np.searchsorted(tokens, wanted)) + 1
-    whole = max(0, -(-missing // whole_step))
+    whole = max(0, -(-missing // (batch * context)))
 
     sequences, lengths, pieces = (
         np.concatenate([values[:small], np.full(whole, then)])
@@ -72,12 +70,6 @@ def curriculum(
     is_small = np.flatnonzero((sequences < batch) | (lengths < context))
     grown = int(is_small[-1]) + 1 if len(is_small) else 0
     return Curriculum(context, sequences, lengths, pieces, np.cumsum(sequences * lengths * pieces), grown)
-
-
-def _sequences(step: Integers, start: int, batch: int, steps: int, parts: int) -> Integers:
-    """Sequences of a batch at each step: equally many for each rank and micro-batch, and at least one."""
-    sequences = _line(step, start, batch, steps)
-    return np.maximum(sequences - sequences % parts, parts)
 
 
 def _lengths(step: Integers, start: int, context: int, steps: int, reshapes: bool) -> Integers:

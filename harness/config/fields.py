@@ -11,16 +11,18 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cache
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from harness.basics.errors import ConfigError
-from harness.basics.plugins import Words
+from harness.basics.plugins import TableKeys
+from harness.config.limits import LARGEST_SEED
 
 PER_TRIAL, STRUCTURAL, SWITCHED = "per-trial", "structural", "per-trial where it is not null"
 LARGEST_INTEGER = 2**53  # float64, through which numbers of steps pass, holds every integer up to here
 LARGEST_FLOAT, SMALLEST_FLOAT = (2 - 2.0**-23) * 2.0**127, 2.0**-149  # of float32, in which trials are trained
 MOST_SHOWN = 100  # characters of a value, in an error
+KINDS: dict[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}
 
 
 def _setting(
@@ -32,8 +34,8 @@ def _setting(
     choices: Sequence[str] = (),
     is_bounded: bool = False,
 ) -> Any:
-    metadata = {"scope": scope, "help": help, "allowed": allowed, "check": check, "choices": choices}
-    return field(default=default, metadata={**metadata, "is_bounded": is_bounded})
+    facts = {"scope": scope, "help": help, "allowed": allowed, "check": check}
+    return field(default=default, metadata={**facts, "choices": choices, "is_bounded": is_bounded})
 
 
 def number(
@@ -71,8 +73,8 @@ def steps_of(steps: int | None, share: float, whole: int, low: int = 0) -> int:
 
 def choice(scope: str, default: str, help: str, *choices: str, table: str | None = None) -> Any:
     """One of a few words, or of the keys of a `table`, given as `module:NAME`."""
-    words = Words(table) if table else choices
-    return _setting(scope, default, help, "", lambda x: x in words, words)
+    options = TableKeys(table) if table else choices
+    return _setting(scope, default, help, "", lambda x: x in options, options)
 
 
 def anything(scope: str, default: Any, help: str) -> Any:
@@ -86,15 +88,9 @@ def anything(scope: str, default: Any, help: str) -> Any:
 @cache
 def field_types(cls: type) -> dict[str, tuple[type, bool]]:
     """name -> (type, whether null is allowed) of a config dataclass."""
-    found, hints = {}, get_type_hints(cls)
-    for name in (own.name for own in dataclasses.fields(cls)):
-        hint = hints[name]
-        if get_origin(hint) in (Union, UnionType):
-            arguments = [a for a in get_args(hint) if a is not NoneType]
-            found[name] = (arguments[0], True)
-        else:
-            found[name] = (hint, False)
-    return found
+    hints = get_type_hints(cls)
+    kinds = {name: [kind for kind in get_args(hints[name]) if kind is not NoneType] for name in _metadata(cls)}
+    return {name: (kind[0], True) if kind else (hints[name], False) for name, kind in kinds.items()}
 
 
 @cache
@@ -107,6 +103,11 @@ def _with_scope(cls: type, scope: str) -> tuple[str, ...]:
     return tuple(name for name, metadata in _metadata(cls).items() if metadata["scope"] == scope)
 
 
+def seed(help: str) -> Any:
+    """A seed, or null for another one that the help names."""
+    return number(PER_TRIAL, None, help, low=0, high=LARGEST_SEED)
+
+
 def structure(values: Any) -> tuple:
     """What the trials of a pack have in common in this section: structural fields, and which switched ones are on."""
     cls: Any = type(values)
@@ -114,9 +115,7 @@ def structure(values: Any) -> tuple:
     return fixed + tuple(getattr(values, name) is not None for name in _with_scope(cls, SWITCHED))
 
 
-def _convert(value: Any, kind: type, optional: bool) -> Any:
-    if value is None and optional:
-        return None
+def _convert(value: Any, kind: type) -> Any:
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value) + 0.0  # -0.0 is the same configuration as 0.0
     if kind is int and isinstance(value, float) and value.is_integer():
@@ -148,16 +147,17 @@ def checked(key: str, cls: type, name: str, value: Any) -> Any:
     if str(value) in metadata["choices"]:
         value = str(value)  # Hydra takes the word nan for a number
     null = " or null" if optional else ""
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "a word"}[kind]
+    if value is None and optional:
+        return None
     try:
-        value = _convert(value, kind, optional)
+        value = _convert(value, kind)
     except (TypeError, OverflowError):
-        allowed = f"{words}{null}" if kind is not str or not metadata["choices"] else _allowed(metadata)
+        allowed = _allowed(metadata) if kind is str and metadata["choices"] else f"{KINDS[kind]}{null}"
         raise ConfigError(f"{key}={shown(value)}: wrong type ({type(value).__name__}); allowed: {allowed}") from None
-    if value is not None and not metadata["check"](value):
-        raise ConfigError(f"{key}={shown(value)}: out of range; allowed: {_allowed(metadata)}{null}")
-    if reason := "" if metadata["is_bounded"] else _beyond(value):
-        raise ConfigError(f"{key}={shown(value)}: out of range, {reason}; allowed: {_allowed(metadata)}{null}")
+    reason = "" if metadata["is_bounded"] else _beyond(value)
+    if reason or not metadata["check"](value):
+        why = f"out of range, {reason}" if metadata["check"](value) else "out of range"
+        raise ConfigError(f"{key}={shown(value)}: {why}; allowed: {_allowed(metadata)}{null}")
     return value
 
 

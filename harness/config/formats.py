@@ -18,13 +18,9 @@ class Layout:
 
     def field(self, name: str) -> range:
         """The numbers of the bits of `any`, `mantissa`, `exponent` or `sign`."""
-        ends = {
-            "any": (0, self.bits),
-            "mantissa": (0, self.mantissa),
-            "exponent": (self.mantissa, self.bits - 1),
-            "sign": (self.bits - 1, self.bits),
-        }
-        return range(*ends[name])
+        top = self.bits - 1
+        ends = {"mantissa": (0, self.mantissa), "exponent": (self.mantissa, top), "sign": (top, top + 1)}
+        return range(*ends[name]) if name != "any" else range(self.bits)
 
 
 LAYOUTS = {

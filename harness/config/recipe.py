@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, SWITCHED, anything, choice, number
+from harness.config.fields import PER_TRIAL, STRUCTURAL, SWITCHED, anything, choice, number, seed
 from harness.config.limits import (
     DEEPEST,
     LARGEST_BATCH,
@@ -167,9 +167,7 @@ class Model:
         "none",
     )
     zero_head: bool = anything(STRUCTURAL, False, "the head starts at zero")
-    seed: int | None = number(
-        PER_TRIAL, None, "seed of the initial weights; null: the trial's seed", low=0, high=LARGEST_SEED
-    )
+    seed: int | None = seed("seed of the initial weights; null: the trial's seed")
 
     @property
     def reads_scores(self) -> bool:
@@ -276,11 +274,7 @@ class Train:
         "fp32",
         "format of matrix products; bf16 and fp16 keep float32 weights, and a CPU emulates them; "
         "fp8: bf16 with emulated fp8 operands of linear layers; fp64: reference runs",
-        "fp32",
-        "bf16",
-        "fp16",
-        "fp8",
-        "fp64",
+        table="harness.model.precision:FORMATS",
     )
     norms: str = choice(
         STRUCTURAL, "fp32", "format of what norms read and leave; products: that of matrix products", "fp32", "products"
@@ -319,7 +313,7 @@ class Train:
         STRUCTURAL, "sequential", "order in which gradients of ranks are added", "sequential", "reversed", "pairwise"
     )
     accumulation: str = choice(
-        STRUCTURAL, "fp32", "format of the running sum over ranks", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"
+        STRUCTURAL, "fp32", "format of the running sum over ranks", table="harness.config.formats:LAYOUTS"
     )
     checkpointing: bool = anything(
         STRUCTURAL,
@@ -394,6 +388,4 @@ class Data:
     exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0, high=STEEPEST)
     length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000, high=MOST_TOKENS)
     validation: float = number(STRUCTURAL, 0.1, "share of the text that is held out", above=0, below=1)
-    seed: int | None = number(
-        PER_TRIAL, None, "seed of the order of batches; null: the trial's seed", low=0, high=LARGEST_SEED
-    )
+    seed: int | None = seed("seed of the order of batches; null: the trial's seed")

@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.basics import plugins
 from harness.config.curriculum import Curriculum, curriculum
-from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number, structure
+from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number, seed, structure
 from harness.config.limits import LARGEST_SEED
 from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
 
@@ -41,20 +41,12 @@ class Fault:
         PER_TRIAL, 1, "steps from the first strike to the last; null: permanent, to the end of the run", low=1
     )
     period: int = number(PER_TRIAL, 1, "steps from one strike to the next within the duration", low=1)
-    seed: int | None = number(
-        PER_TRIAL, None, "seed of whatever the fault draws; null: the trial's seed", low=0, high=LARGEST_SEED
-    )
+    seed: int | None = seed("seed of whatever the fault draws; null: the trial's seed")
 
 
 NO_FAULT = Fault()
 IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
-WITH_OPTIONS = (
-    "branches",
-    "optimizers",
-    "clippers",
-    "guards",
-    "objectives",
-)  # kinds of parts (harness/basics/plugins.py) that may have a section
+WITH_OPTIONS = ("branches", "optimizers", "clippers", "guards", "objectives")  # kinds of parts that may have a section
 CORE: dict[str, type] = {
     "model": Model,
     "optim": Optim,
@@ -73,10 +65,8 @@ def sections() -> Mapping[str, type]:
 
     A module of a part (harness/basics/plugins.py) that defines a dataclass `Options` adds a section of its name.
     """
-    found = {**CORE, "objective": Objective}
-    for kind in WITH_OPTIONS:
-        found |= {name: own.Options for name, own in plugins.modules(kind).items() if hasattr(own, "Options")}
-    return found
+    modules = [module for kind in WITH_OPTIONS for module in plugins.modules(kind).items()]
+    return {**CORE, "objective": Objective} | {name: m.Options for name, m in modules if hasattr(m, "Options")}
 
 
 @cache
@@ -162,8 +152,8 @@ class Trial:
     @property
     def seeds(self) -> dict[str, int]:
         """The three seeds in force: initial weights, data order, fault."""
-        own = {"init": self.model.seed, "data": self.data.seed, "fault": self.fault.seed}
-        return {name: self.seed if seed is None else seed for name, seed in own.items()}
+        seeds = {"init": self.model.seed, "data": self.data.seed, "fault": self.fault.seed}
+        return {name: self.seed if seed is None else seed for name, seed in seeds.items()}
 
 
 def trial_from_dict(values: Mapping[str, Any], fault_types: Mapping[str, type[Fault]]) -> Trial:

@@ -117,5 +117,5 @@ def _windows(tokens: Tokens, vocabulary: int, context: int, device: torch.device
 
 
 def _gather(windows: Tensor, starts: Tensor) -> Tensor:
-    found = windows[starts].long()
-    return found if windows.dtype == torch.uint8 else found & 0xFFFF
+    tokens = windows[starts].long()
+    return tokens if windows.dtype == torch.uint8 else tokens & 0xFFFF

@@ -92,8 +92,7 @@ def check_data(data: Data, context: int) -> None:
     token shards that the vocabulary lacks, and text that only byte-pair encoding makes too short.
     """
     if data.source == "tokens":
-        shards = read_shards(data)
-        _check_lengths(data, context, size_of(shards.train), size_of(shards.validation))
+        _check_lengths(data, context, **read_shards(data).sizes)
     elif data.source == "zipf":
         held = round(data.length * data.validation)
         check_memory(data, BYTES_PER_TOKEN * data.length)
@@ -141,8 +140,8 @@ def _load_text(data: Data, context: int, cache: Path | None) -> Corpus:
     text = _read_text(data, context)
     details = {
         "tokenizer": data.tokenizer,
-        "files": {"train": len(text.train), "validation": len(text.validation), "repeated": text.repeated},
-        "bytes": {"train": size_of(text.train), "validation": size_of(text.validation)},
+        "files": text.files,
+        "bytes": text.sizes,
     }
     if data.source == "stdlib":
         details["python"] = platform.python_version()
@@ -227,19 +226,14 @@ def _split(documents: list[tuple[str, bytes]], share: float) -> tuple[list[bytes
         return [text[:cut]], [text[cut:]]
     order = sorted(documents, key=lambda document: hashlib.sha256(os.fsencode(document[0])).digest())
     target = share * sum(len(text) for _, text in documents)
-    held: list[tuple[str, bytes]] = []
-    size = 0
-    for document in order:
-        if abs(size + len(document[1]) - target) < abs(size - target):
-            held.append(document)
-            size += len(document[1])
-    if not held:
-        held.append(min(order, key=lambda document: len(document[1])))
-    if len(held) == len(documents):
-        held.remove(min(held, key=lambda document: len(document[1])))
-    names = {name for name, _ in held}
-    train = [text for name, text in documents if name not in names]
-    return train, [text for name, text in documents if name in names]
+    smallest, size, held = min(order, key=lambda document: len(document[1]))[0], 0, set()
+    for name, text in order:
+        if abs(size + len(text) - target) < abs(size - target):
+            held.add(name)
+            size += len(text)
+    held = (held or {smallest}) - ({smallest} if len(held) == len(documents) else set())
+    train = [text for name, text in documents if name not in held]
+    return train, [text for name, text in documents if name in held]
 
 
 # --- token shards ---------------------------------------------------------------------------------------------------
@@ -247,11 +241,8 @@ def _split(documents: list[tuple[str, bytes]], share: float) -> tuple[list[bytes
 
 def _load_shards(data: Data, context: int) -> Corpus:
     shards = read_shards(data, look_inside=True)
-    details = {
-        "tokenizer": None,
-        "files": {"train": len(shards.train), "validation": len(shards.validation), "repeated": shards.repeated},
-        "bytes": {"train": 2 * size_of(shards.train), "validation": 2 * size_of(shards.validation)},
-    }
+    bytes_of_parts = {part: 2 * size for part, size in shards.sizes.items()}
+    details = {"tokenizer": None, "files": shards.files, "bytes": bytes_of_parts}
     return _corpus(data, context, (join(shards.train), join(shards.validation)), data.vocabulary, details)
 
 

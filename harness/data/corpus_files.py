@@ -26,6 +26,16 @@ class Parts(Generic[Piece]):
     validation: list[Piece]
     repeated: int
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes or tokens of each part."""
+        return {"train": size_of(self.train), "validation": size_of(self.validation)}
+
+    @property
+    def files(self) -> dict[str, int]:
+        """How many pieces each part has, and how many were left out."""
+        return {"train": len(self.train), "validation": len(self.validation), "repeated": self.repeated}
+
 
 def size_of(pieces: Sequence[bytes] | Sequence[Tokens]) -> int:
     """Bytes or tokens of all pieces together."""
@@ -69,9 +79,9 @@ def walk(folder: Path, skip: Sequence[str] = ()) -> Iterator[tuple[str, Path]]:
     def fail(error: OSError) -> NoReturn:
         raise error
 
-    found = []
+    paths = []
     for root, folders, files in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in ("__pycache__", *skip)]
-        found += [Path(root, name) for name in files if not name.startswith(".")]
-    named = [(path.relative_to(folder).as_posix(), path) for path in found]
+        paths += [Path(root, name) for name in files if not name.startswith(".")]
+    named = [(path.relative_to(folder).as_posix(), path) for path in paths]
     return ((name, path) for name, path in sorted(named) if path.is_file())

@@ -49,9 +49,9 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
 def refused(trial: Trial) -> Iterator[str]:
     """Sequences or batches that begin beyond their full size."""
     growth, context, batch = trial.schedule, trial.model.context, trial.train.batch
-    if (growth.sequence_start or 0) > context:
-        why = f"longer than model.context={context}"
-        yield f"schedule.sequence_start={growth.sequence_start}: {why}; allowed: 1 to {context} or null"
-    if (growth.batch_start or 0) > batch:
-        why = f"more than train.batch={batch}"
-        yield f"schedule.batch_start={growth.batch_start}: {why}; allowed: 1 to {batch} or null"
+    for name, start, whole, why in (
+        ("sequence", growth.sequence_start, context, f"longer than model.context={context}"),
+        ("batch", growth.batch_start, batch, f"more than train.batch={batch}"),
+    ):
+        if (start or 0) > whole:
+            yield f"schedule.{name}_start={start}: {why}; allowed: 1 to {whole} or null"

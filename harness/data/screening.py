@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,8 +52,7 @@ class Scores:
         return (self._logarithms[-1] - self._logarithms[count - 1]).mean(-1)
 
 
-@dataclass(frozen=True)
-class Criterion:
+class Criterion(NamedTuple):
     """A score, and on which side of its threshold a sequence is dropped."""
 
     score: Callable[[Scores, Tensor], Tensor]
@@ -99,8 +98,8 @@ class Screening:
         self._planned = tuple(planned)
         self.dropped = torch.zeros(len(trials), dtype=torch.int64, device=self._device)
         self.trains = torch.ones(len(trials), dtype=torch.bool, device=self._device)
-        limits = [[getattr(trial.screen, name) for trial in trials] for name in self.criteria]
-        self._limits = [torch.tensor(own, dtype=torch.float64, device=self._device)[:, None] for own in limits]
+        limits = [[[getattr(trial.screen, name)] for trial in trials] for name in self.criteria]
+        self._limits = torch.tensor(limits, dtype=torch.float64, device=self._device)
 
     def __call__(
         self, batch_RxBxT1: Tensor, steps: int | Sequence[int], active_R: Tensor
@@ -113,12 +112,13 @@ class Screening:
         """
         if not self.criteria:
             return batch_RxBxT1, None
-        pairs = [CRITERIA[name] for name in self.criteria]
-        scores = torch.stack([criterion.score(self._scores, batch_RxBxT1) for criterion in pairs])
-        beyond = torch.stack([c.is_beyond(s, limit) for c, s, limit in zip(pairs, scores, self._limits, strict=True)])
+        criteria = [CRITERIA[name] for name in self.criteria]
+        scores = torch.stack([criterion.score(self._scores, batch_RxBxT1) for criterion in criteria])
+        compared = zip(criteria, scores, self._limits, strict=True)
+        beyond = torch.stack([criterion.is_beyond(score, limit) for criterion, score, limit in compared])
         kept = ~beyond.any(0)
         left = kept.sum(1)
-        self.beyond = {name: own.any(1) for name, own in zip(self.criteria, beyond, strict=True)}
+        self.beyond = dict(zip(self.criteria, beyond.any(2), strict=True))
         self.dropped, self.trains = kept.shape[1] - left, left > 0
         of_rows = [steps] * len(batch_RxBxT1) if isinstance(steps, int) else steps
         self._pending.append(_Step(of_rows, self._planned, beyond & active_R[:, None], scores))
@@ -131,11 +131,10 @@ class Screening:
         """Keep records of what was dropped since the last time; here the host waits for the device."""
         for past in self._pending:
             for sequence, row, criterion in past.beyond.permute(2, 1, 0).nonzero().tolist():
-                own = self.records[past.planned[row]]
-                if len(own) < KEPT_EVENTS:
-                    score, step = past.scores[criterion, row, sequence].item(), past.steps[row]
-                    name = self.criteria[criterion]
-                    own.append({"step": step, "sequence": sequence, "criterion": name, "score": score})
+                records = self.records[past.planned[row]]
+                if len(records) < KEPT_EVENTS:
+                    score, name = past.scores[criterion, row, sequence].item(), self.criteria[criterion]
+                    records.append({"step": past.steps[row], "sequence": sequence, "criterion": name, "score": score})
         self._pending.clear()
 
     def forget(self, number: int, step: int) -> None:
@@ -145,5 +144,5 @@ class Screening:
 
     def restore(self, records: Sequence[Sequence[dict[str, Any]]]) -> None:
         """Go back to these records of each planned trial."""
-        self.records = [list(own) for own in records]
+        self.records = [list(of_trial) for of_trial in records]
         self._pending.clear()

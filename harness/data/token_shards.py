@@ -75,8 +75,7 @@ def _is_validation(name: str) -> bool:
 
 
 def _equal(one: Tokens, other: Tokens) -> bool:
-    same_start = len(one) == len(other) and np.array_equal(one[:512], other[:512])
-    return same_start and np.array_equal(one, other)
+    return np.array_equal(one[:512], other[:512]) and np.array_equal(one, other)
 
 
 def join(shards: list[Tokens]) -> Tokens:
@@ -89,7 +88,8 @@ def tail_cut(shards: list[Tokens], share: float) -> tuple[list[Tokens], list[Tok
     left = size_of(shards) - round(share * size_of(shards))
     train, validation = [], []
     for shard in shards:
-        train.append(shard[: max(left, 0)])
-        validation.append(shard[max(left, 0) :])
+        cut = min(max(left, 0), len(shard))
+        train += [shard[:cut]] if cut else []
+        validation += [shard[cut:]] if cut < len(shard) else []
         left -= len(shard)
-    return [piece for piece in train if len(piece)], [piece for piece in validation if len(piece)]
+    return train, validation

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ import tokenizers
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from harness.basics.errors import ConfigError
+from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.sealed import Damaged, read_sealed, write_sealed
 
 Tokens = npt.NDArray[np.uint16]
@@ -72,12 +73,12 @@ def encode_bpe(
     the entry, and one of the equal results stays.
     """
     entry = (cache_folder() if cache is None else cache) / f"bpe-{_key(train, validation, vocabulary)}.safetensors"
-    found = _read(entry)
-    if found is None:
+    encoded = _read(entry)
+    if encoded is None:
         tokenizer = _train(train, vocabulary)
-        found = Encoded(_encode(tokenizer, train), _encode(tokenizer, validation), tokenizer.to_str())
-        _write(entry, found)
-    return found
+        encoded = Encoded(_encode(tokenizer, train), _encode(tokenizer, validation), tokenizer.to_str())
+        _write(entry, encoded)
+    return encoded
 
 
 def _decode(document: bytes) -> str:
@@ -125,11 +126,11 @@ def _strings(documents: Sequence[bytes]) -> Iterator[str]:
 
 
 def _encode(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
-    found: list[Tokens] = [np.empty(0, np.uint16)]
+    parts: list[Tokens] = [np.empty(0, np.uint16)]
     batch: list[str] = []
 
     def flush() -> None:
-        found.extend(np.array(encoding.ids, np.uint16) for encoding in tokenizer.encode_batch_fast(batch))
+        parts.extend(np.array(encoding.ids, np.uint16) for encoding in tokenizer.encode_batch_fast(batch))
         batch.clear()
 
     waiting = 0
@@ -140,7 +141,7 @@ def _encode(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
             flush()
             waiting = 0
     flush()
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def _key(train: Sequence[bytes], validation: Sequence[bytes], vocabulary: int) -> str:
@@ -165,17 +166,11 @@ def _read(entry: Path) -> Encoded | None:
 
 def _write(entry: Path, encoded: Encoded) -> None:
     parts = {"train": torch.from_numpy(encoded.train), "validation": torch.from_numpy(encoded.validation)}
-    temporary = entry.with_name(f".{entry.name}.{uuid.uuid4().hex}")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write_sealed(temporary, parts, encoded.tokenizer, FORMAT)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, entry)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+        with (ResultsPath.at(entry.parent) / entry.name).whole_file(is_synced=True) as path:
+            write_sealed(path, parts, encoded.tokenizer, FORMAT)
+    except (OSError, ConfigError, FolderLost) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
         message = f"{entry.parent}: cannot write the cache ({reason}); going on without. {CACHE_VARIABLE} names another"
         warnings.warn(message, RuntimeWarning, stacklevel=2)

@@ -27,8 +27,7 @@ class Objective:
     trains: Tensor  # [R]: which rows have any left
     acted: Mapping[str, Tensor] = {}  # [R] by part of the recipe: where it changed what trains
 
-    def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device):
-        raise NotImplementedError
+    def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device): ...
 
     def bind(self, trials: Sequence[Trial], numbers: Sequence[int]) -> None:
         """Work on these rows from now on: their trials, and their numbers in the pack as planned."""

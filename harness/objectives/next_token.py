@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,14 +35,6 @@ class NextToken(Objective):
         z_loss = torch.tensor([trial.train.z_loss for trial in trials], dtype=self._dtype, device=self._device)
         self._z_loss = z_loss if any(trial.train.z_loss for trial in trials) else None
 
-    @property
-    def dropped(self) -> Tensor:  # type: ignore[override]
-        return self.screening.dropped
-
-    @property
-    def trains(self) -> Tensor:  # type: ignore[override]
-        return self.screening.trains
-
     def batch(self, steps: Steps) -> Tensor:
         return self.batches(steps)
 
@@ -51,13 +43,11 @@ class NextToken(Objective):
     ) -> tuple[Tensor, Tensor | None]:
         batch = curriculum.loaded(self.curriculum, batch_RxBxx, size)
         batch, weights = self.screening(batch, steps, active_R)
+        self.dropped, self.trains = self.screening.dropped, self.screening.trains
+        self.acted = {f"screen.{name}": dropped for name, dropped in self.screening.beyond.items()}
         if weights is not None:
             weights = curriculum.share_out(self.curriculum, weights.to(self._dtype), size)
         return curriculum.cut(self.curriculum, batch, size), weights
-
-    @property
-    def acted(self) -> Mapping[str, Tensor]:  # type: ignore[override]
-        return {f"screen.{name}": dropped for name, dropped in self.screening.beyond.items()}
 
     @property
     def records(self) -> Sequence[Sequence[dict[str, Any]]]:

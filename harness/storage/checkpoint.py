@@ -27,7 +27,7 @@ from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
 from harness.storage.sealed import Damaged, read_sealed, values_of, write_sealed
 
-VERSION = 2  # 1 had the JSON in a file of its own
+VERSION = 3  # 1 had the JSON in a file of its own, 2 other names
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"([0-9]{1,12})\.safetensors")
@@ -126,8 +126,8 @@ class Checkpoints:
 
     def _steps(self) -> list[int]:
         """The steps of all checkpoints, the newest first."""
-        found = (_NAME.fullmatch(entry.name) for entry in self.folder.entries())
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        matches = (_NAME.fullmatch(entry.name) for entry in self.folder.entries())
+        return sorted((int(match[1]) for match in matches if match), reverse=True)
 
     def _remove(self, step: int) -> None:
         with contextlib.suppress(OSError):
@@ -142,9 +142,9 @@ class Checkpoints:
             write_sealed(path, tensors, {"step": step, "about": self.about, "values": values}, VERSION)
 
     def _read(self, step: int) -> Saved:
-        tensors, found = read_sealed(_checked(self._path(step)), VERSION)
+        tensors, saved = read_sealed(_checked(self._path(step)), VERSION)
         try:
-            return Saved(found["step"], tensors, found["values"])
+            return Saved(saved["step"], tensors, saved["values"])
         except (KeyError, TypeError) as error:
             raise Damaged(f"is damaged ({type(error).__name__}: {error})") from None
 
@@ -154,8 +154,8 @@ def about(folder: ResultsPath) -> dict[str, Any] | None:
     checkpoints = Checkpoints(folder)
     for step in checkpoints._steps():
         with contextlib.suppress(Damaged, OSError, KeyError, TypeError):
-            found = values_of(_checked(checkpoints._path(step)), VERSION)["about"]
-            return found if isinstance(found, dict) else None
+            told = values_of(_checked(checkpoints._path(step)), VERSION)["about"]
+            return told if isinstance(told, dict) else None
     return None
 
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from harness.config import ConfigError, Trial
+from harness.config import ConfigError, Problems, Trial
 from harness.storage.records import Missing, Unreadable, read_record
 from harness.storage.results_folder import ResultsPath
 
@@ -81,11 +81,9 @@ def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Te
 
 def damaged_weights(out: Path) -> list[str]:
     """What is wrong with the weights in `out`, a line for each trial."""
-    found = []
+    problems = Problems()
     for entry in (ResultsPath.at(out) / FOLDER).entries():
         if entry.name.endswith(REST) and not entry.name.startswith("."):
-            try:
+            with problems.collect():
                 read_weights(out, entry.stem)
-            except ConfigError as error:
-                found.append(str(error))
-    return found
+    return list(problems.reasons)

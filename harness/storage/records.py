@@ -8,6 +8,7 @@ without a default has to be there; keys that the dataclass does not know are lef
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -23,8 +24,7 @@ from typing import Any, TypeVar, Union
 MOST_BYTES = 2**20
 LARGEST = 2**63 - 1
 _LETTERS = 40  # of a wrong value, in a reason
-_NO_FILE = {errno.ENOENT, errno.ENOTDIR}
-_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 Record = TypeVar("Record")
 
@@ -48,8 +48,13 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, is_cut: bool = False) -
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise _unopened(path, error) from None
+    except ValueError as error:  # a zero byte in the name
+        raise Missing(path, str(error)) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise Missing(path, "there is no such file") from None
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP
+        raise Unreadable(path, "is a symbolic link" if is_link else f"cannot be read ({error.strerror})") from None
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -62,16 +67,6 @@ def read_bytes(path: Path, most_bytes: int = MOST_BYTES, is_cut: bool = False) -
         raise Unreadable(path, f"cannot be read ({error.strerror})") from None
     finally:
         os.close(handle)
-
-
-def _unopened(path: Path, error: OSError | ValueError) -> Unreadable:
-    if not isinstance(error, OSError):  # a zero byte in the name
-        return Missing(path, str(error))
-    if error.errno in _NO_FILE:
-        return Missing(path, "there is no such file")
-    if error.errno == errno.ELOOP:
-        return Unreadable(path, "is a symbolic link")
-    return Unreadable(path, f"cannot be read ({error.strerror})")
 
 
 def parse_json(content: bytes, path: Path) -> Any:
@@ -89,7 +84,7 @@ def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[dict[str, Any]]
 
     Raises Unreadable.
     """
-    found = []
+    objects = []
     for number, line in enumerate(read_bytes(path, most_bytes).split(b"\n")[:-1], start=1):
         try:
             values = parse_json(line, path)
@@ -97,8 +92,8 @@ def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[dict[str, Any]]
             raise Unreadable(path, f"line {number} {error.reason}") from None
         if not isinstance(values, dict):
             raise Unreadable(path, f"line {number} is no JSON object")
-        found.append(values)
-    return found
+        objects.append(values)
+    return objects
 
 
 def read_record(path: Path, kind: type[Record], most_bytes: int = MOST_BYTES) -> Record:
@@ -117,22 +112,20 @@ def record_of(values: Any, kind: type[Record], path: Path) -> Record:
 # --- values against types ----------------------------------------------------------------------------------------
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+_hints = cache(typing.get_type_hints)
 
 
 def _record(values: Any, kind: Any, place: str) -> Any:
     if not isinstance(values, dict):
         raise _wrong(place, values, "an object with keys")
-    found = {}
+    fields = {}
     for field in dataclasses.fields(kind):
         where = f"{place}.{field.name}" if place else field.name
         if field.name in values:
-            found[field.name] = _value(values[field.name], _hints(kind)[field.name], where)
+            fields[field.name] = _value(values[field.name], _hints(kind)[field.name], where)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{where} is missing")
-    return kind(**found)
+    return kind(**fields)
 
 
 def _value(value: Any, hint: Any, place: str) -> Any:
@@ -158,29 +151,25 @@ def _value(value: Any, hint: Any, place: str) -> Any:
 def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
     if value is None and NoneType in hints:
         return None
-    own = [hint for hint in hints if hint is not NoneType]
-    for hint in own[:-1]:
-        try:
+    *others, last = (hint for hint in hints if hint is not NoneType)
+    for hint in others:
+        with contextlib.suppress(ValueError):
             return _value(value, hint, place)
-        except ValueError:
-            continue
-    return _value(value, own[-1], place)
+    return _value(value, last, place)
 
 
 def _scalar(value: Any, kind: type, place: str) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind in (int, float) and is_number and isinstance(value, int) and abs(value) > LARGEST:
+    if kind in (int, float) and type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{place} is beyond 64 bits")
-    if kind is float and is_number:
+    if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise _wrong(place, value, _WORDS[kind])
+        raise _wrong(place, value, _KINDS[kind])
     return value
 
 
 def _wrong(place: str, value: Any, wanted: str) -> ValueError:
-    is_large = isinstance(value, list | dict)
-    what = ("a list" if isinstance(value, list) else "an object") if is_large else _short(value)
+    what = "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else _short(value)
     return ValueError(f"{place or 'it'} is {what}, not {wanted}")
 
 

@@ -88,24 +88,23 @@ class ResultsPath:
         """The results folder `out`. Raises ConfigError if it is none."""
         out = Path(os.path.abspath(out))
         try:
-            found = os.stat(out)
-            own = cls(out, (), (found.st_dev, found.st_ino))
-            marker = json.loads((own / MARKER).read_bytes(most=4096))
+            status = os.stat(out)
+            folder = cls(out, (), (status.st_dev, status.st_ino))
+            marker = json.loads((folder / MARKER).read_bytes(most=4096))
             version, name = marker["format"], marker["id"]
         except (FileNotFoundError, NotADirectoryError, FolderLost):
             raise ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written") from None
         except ConfigError:
             raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            words = f"{type(error).__name__}: {error}"
-            raise ConfigError(f"out={out}: its {MARKER} cannot be read ({words}); allowed: a whole one") from None
+            reason = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"out={out}: its {MARKER} cannot be read ({reason}); allowed: a whole one") from None
         if version != FORMAT:
-            raise ConfigError(
-                f"out={out}: is a folder of format {version!r:.40}; allowed: format {FORMAT}, or a new one"
-            )
+            allowed = f"format {FORMAT}, or a new one"
+            raise ConfigError(f"out={out}: is a folder of format {version!r:.40}; allowed: {allowed}")
         if not isinstance(name, str) or not _ID.fullmatch(name):
             raise ConfigError(f"out={out}: its {MARKER} has no id; allowed: one as a sweep has written it")
-        return replace(own, id=name)
+        return replace(folder, id=name)
 
     # --- names -------------------------------------------------------------------------------------------------
 
@@ -149,25 +148,20 @@ class ResultsPath:
                 try:
                     inner = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
                 except NotADirectoryError:
-                    raise self._refused(at, number) from None
+                    raise self._refused(at, number + 1) from None
                 os.close(at)
                 at = inner
             yield at
         finally:
             os.close(at)
 
-    @contextlib.contextmanager
-    def _parent(self) -> Iterator[int]:
-        with self.parent.opened() as at:
-            yield at
-
     def _root(self) -> int:
         try:
             at = os.open(self.root, _FOLDER)
         except (FileNotFoundError, NotADirectoryError):
             raise self.lost() from None
-        found = os.fstat(at)
-        if self.inode is not None and self.inode != (found.st_dev, found.st_ino):
+        status = os.fstat(at)
+        if self.inode not in (None, (status.st_dev, status.st_ino)):
             os.close(at)
             raise self.lost()
         return at
@@ -179,30 +173,30 @@ class ResultsPath:
             "command, with out= where it is now"
         )
 
-    def _refused(self, at: int, number: int) -> LinkRefused:
-        name = self.names[number]
-        place = "/".join(self.names[: number + 1])
+    def _refused(self, at: int, length: int | None = None) -> LinkRefused:
+        """What is raised for the last of all names, or of so many, which is in the folder of that descriptor."""
+        *_, name = names = self.names[:length]
         try:
-            is_link = stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode)
-            what = f"is a link to {os.readlink(name, dir_fd=at)}" if is_link else "is not what belongs there"
+            what = f"is a link to {os.readlink(name, dir_fd=at)}"
         except OSError:
             what = "is not what belongs there"
+        place = "/".join(names)
         return LinkRefused(f"out={self.root}: its {place} {what}; allowed: files and folders as a sweep makes them")
 
     def descriptor(self, flags: int, mode: int = 0o666) -> int:
         """As os.open. Raises LinkRefused for what is no regular file; a pipe is not waited for."""
-        with self._parent() as at:
+        with self.parent.opened() as at:
             try:
-                found = os.open(self.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=at)
+                file = os.open(self.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=at)
             except OSError as error:
                 if isinstance(error, FileNotFoundError) or self.kind(at) in (None, stat.S_IFREG):
                     error.filename = str(self)
                     raise
-                raise self._refused(at, len(self.names) - 1) from None
-            if not stat.S_ISREG(os.fstat(found).st_mode):
-                os.close(found)
-                raise self._refused(at, len(self.names) - 1)
-        return found
+                raise self._refused(at) from None
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                os.close(file)
+                raise self._refused(at)
+        return file
 
     def read_bytes(self, most: int = MOST_BYTES) -> bytes:
         """All of a regular file. Raises OSError as open does, and OSError if it has more than `most` bytes."""
@@ -222,7 +216,7 @@ class ResultsPath:
     def status(self) -> os.stat_result | None:
         """Of itself, also if it is a link; None if it is not there."""
         try:
-            with self._parent() as at:
+            with self.parent.opened() as at:
                 return os.stat(self.name, dir_fd=at, follow_symlinks=False)
         except FileNotFoundError:
             return None
@@ -243,17 +237,17 @@ class ResultsPath:
     def make_folder(self) -> None:
         """This folder, and those above it in the results folder."""
         for length in range(1, len(self.names) + 1):
-            own = replace(self, names=self.names[:length])
-            with own._parent() as at, contextlib.suppress(FileExistsError):
-                os.mkdir(own.name, dir_fd=at)
+            folder = replace(self, names=self.names[:length])
+            with folder.parent.opened() as at, contextlib.suppress(FileExistsError):
+                os.mkdir(folder.name, dir_fd=at)
 
     def write(self, content: bytes, is_synced: bool = False) -> None:
         """A reader sees the old file or the new one; see `whole_file`."""
-        with self._parent() as at:
+        with self.parent.opened() as at:
             try:
                 write_at(at, self.name, content, is_synced)
             except IsADirectoryError:
-                raise self._refused(at, len(self.names) - 1) from None
+                raise self._refused(at) from None
 
     @contextlib.contextmanager
     def whole_file(self, is_synced: bool) -> Iterator[Path]:
@@ -262,36 +256,31 @@ class ResultsPath:
         A reader sees the old file or the new one, and a killed writer leaves at most a stray file with a dot before its
         name. `is_synced`: the content is on the disk before it has the name, also after a loss of power.
         """
-        with self._parent() as at:
-            aside = _aside(self.name)
+        with self.parent.opened() as at:
             # Through the descriptor, where the system has such paths: whatever becomes of the folders' names meanwhile.
             folder = Path(f"/proc/self/fd/{at}") if sys.platform == "linux" else self.path.parent
             try:
-                yield folder / aside
-                if is_synced:
-                    with _opened_at(at, aside, os.O_RDONLY) as file:
-                        os.fsync(file)
-                os.replace(aside, self.name, src_dir_fd=at, dst_dir_fd=at)
-            except BaseException as error:
-                with contextlib.suppress(OSError):
-                    os.unlink(aside, dir_fd=at)
-                if isinstance(error, IsADirectoryError):
-                    raise self._refused(at, len(self.names) - 1) from None
-                raise
+                with _replacing(at, self.name) as aside:
+                    yield folder / aside
+                    if is_synced:
+                        with _opened_at(at, aside, os.O_RDONLY) as file:
+                            os.fsync(file)
+            except IsADirectoryError:
+                raise self._refused(at) from None
 
     def rename(self, name: str) -> None:
         """Another name in the same folder."""
-        with self._parent() as at:
+        with self.parent.opened() as at:
             os.rename(self.name, name, src_dir_fd=at, dst_dir_fd=at)
 
     def unlink(self) -> None:
         """Remove this file, or the link that stands here; nothing if it is not there, or is a folder."""
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError), self._parent() as at:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), self.parent.opened() as at:
             os.unlink(self.name, dir_fd=at)
 
     def remove_tree(self) -> None:
         """Remove this folder and what is in it, as far as that is possible; links in it as links."""
-        with contextlib.suppress(FileNotFoundError), self._parent() as at:
+        with contextlib.suppress(FileNotFoundError), self.parent.opened() as at:
             if self.kind(at) == stat.S_IFDIR:
                 shutil.rmtree(self.name, ignore_errors=True, dir_fd=at)
 
@@ -301,19 +290,13 @@ def write_at(folder: int, name: str, content: bytes, is_synced: bool = False) ->
 
     It is not waited for the disk, unless `is_synced`: that would take longer than a step.
     """
-    aside = _aside(name)
-    try:
-        with _opened_at(folder, aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            left = memoryview(content)
-            while left:
-                left = left[os.write(file, left) :]
-            if is_synced:
-                os.fsync(file)
-        os.replace(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(aside, dir_fd=folder)
-        raise
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with _replacing(folder, name) as aside, _opened_at(folder, aside, flags) as file:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(file, left) :]
+        if is_synced:
+            os.fsync(file)
 
 
 def check_own(out: Path) -> None:
@@ -330,9 +313,9 @@ def check_own(out: Path) -> None:
         ResultsPath.open(out)
     elif names:
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        found = f"{', '.join(names[:MOST_NAMES])}{more}"
+        shown = f"{', '.join(names[:MOST_NAMES])}{more}"
         raise ConfigError(
-            f"out={out}: is not empty ({found}) and no results folder of this version, which has a {MARKER}; "
+            f"out={out}: is not empty ({shown}) and no results folder of this version, which has a {MARKER}; "
             f"allowed: a new or empty folder, such as out={_free(out)}"
         )
 
@@ -359,8 +342,17 @@ def _mark(out: Path) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _aside(name: str) -> str:
-    return f".{name}.{uuid.uuid4().hex}"
+@contextlib.contextmanager
+def _replacing(folder: int, name: str) -> Iterator[str]:
+    """A name in that folder to write to; once the block ends without an error, what is there takes this `name`."""
+    aside = f".{name}.{uuid.uuid4().hex}"
+    try:
+        yield aside
+        os.replace(aside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside, dir_fd=folder)
+        raise
 
 
 @contextlib.contextmanager

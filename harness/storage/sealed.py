@@ -51,12 +51,12 @@ def _body(path: Path, version: int) -> dict[str, Any]:
             digest, _, body = (file.metadata() or {}).get(SEAL, "").partition(" ")
         if digest != _hash(body):
             raise Damaged(OTHER if digest else "has no checksum: no file of this version")
-        found = json.loads(body)
-        if found["version"] == version:
-            return {name: found[name] for name in ("tensors", "values")}
+        content = json.loads(body)
+        if content["version"] == version:
+            return {name: content[name] for name in ("tensors", "values")}
     except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise _damaged(error) from None
-    raise Damaged(f"is of version {found['version']}, and {version} is read")
+    raise Damaged(f"is of version {content['version']}, and {version} is read")
 
 
 def _damaged(error: Exception) -> Damaged:
@@ -69,8 +69,8 @@ def _hash(text: str) -> str:
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of names, types, shapes and bytes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, x in sorted(tensors.items()):
-        found.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
-        found.update(x.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode())
+        digest.update(x.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -18,7 +18,6 @@ so that counts. Reading goes through any Zarr library.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import os
@@ -106,14 +105,13 @@ def check_store(out: Path, study: str) -> None:
     """Raises ConfigError if `out` is neither new, nor empty, nor a results folder of `study`. Changes nothing."""
     check_own(out)
     if out.exists() and (ResultsPath.at(out) / STORE / METADATA).exists():
-        version, found = (read_root(out)[name] for name in ("format", "study"))
+        version, stored = (read_root(out)[name] for name in ("format", "study"))
         if version != FORMAT_VERSION:
             reason = f"holds a store of format {version}, which can be read but not added to"
             raise ConfigError(f"out={out}: {reason}; allowed: a new folder, or one of format {FORMAT_VERSION}")
-        if found != study:
-            raise ConfigError(
-                f"out={out}: holds results of study {found}; allowed: an empty or new folder, or study={found}"
-            )
+        if stored != study:
+            allowed = f"an empty or new folder, or study={stored}"
+            raise ConfigError(f"out={out}: holds results of study {stored}; allowed: {allowed}")
 
 
 # --- one pack, written -------------------------------------------------------------------------------------------
@@ -138,21 +136,19 @@ class PackStore:
         self.steps, self.layers, self.block = steps, layers, block
         self.trials = len(attributes["ids"])
         self.signals = SIGNALS | dict(guarded)
-        self._arrays = {name: self._metadata(name) for name in (*self.signals, *ENDS)}
+        self._measured = self.signals | ENDS
+        self._arrays = {name: self._metadata(name) for name in self._measured}
         self._has_ends = False
 
-    def _signal(self, name: str) -> Signal:
-        return self.signals[name] if name in self.signals else ENDS[name]
-
     def _metadata(self, name: str) -> dict[str, Any]:
-        signal, shape = self._signal(name), self.shape(name)
+        signal, shape = self._measured[name], self.shape(name)
         attributes = {"units": signal.units, "long_name": signal.long_name}
         return array_metadata(shape, chunk_shape(shape, signal.dims, self.block), signal.dims, attributes)
 
     def shape(self, signal: str) -> tuple[int, ...]:
         """[R, steps], [R, steps, layers] or [R, segments]."""
         sizes = {"trial": self.trials, "step": self.steps, "layer": self.layers, "segment": SEGMENTS}
-        return tuple(sizes[dim] for dim in self._signal(signal).dims)
+        return tuple(sizes[dim] for dim in self._measured[signal].dims)
 
     @classmethod
     def create(
@@ -201,8 +197,8 @@ class PackStore:
         if old.complete:
             raise ValueError(f"{old.path}: this pack is complete already")
         whole_blocks = step // old.block * old.block
-        if found := next(damage(old, whole_blocks), None):
-            warnings.warn(f"{found[1]}; what its pack has trained since is trained again", stacklevel=2)
+        if damaged := next(damage(old, whole_blocks), None):
+            warnings.warn(f"{damaged[1]}; what its pack has trained since is trained again", stacklevel=2)
             return None
         guarded = {
             name: Signal(tuple(array["dimension_names"]), **array["attributes"])
@@ -218,8 +214,8 @@ class PackStore:
 
     def damage(self) -> tuple[int, str] | None:
         """Of all that a complete pack has, the first chunk that is not as it was written: its first step, and words."""
-        done = dataclasses.replace(self.info, attributes=self.attributes | {"complete": True})
-        return next(damage(done), None)
+        arrays = json.loads(strict_json(self._arrays))
+        return next(damage(PackInfo(self.place, self.attributes | {"complete": True}, arrays)), None)
 
     def _install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""
@@ -247,9 +243,8 @@ class PackStore:
         """
         lengths = {np.shape(values)[1] for values in signals.values()}
         if len(lengths) != 1 or first_step % self.block:
-            raise ValueError(
-                f"steps {sorted(lengths)} from {first_step}: expected one length, from a multiple of {self.block}"
-            )
+            expected = f"expected one length, from a multiple of {self.block}"
+            raise ValueError(f"steps {sorted(lengths)} from {first_step}: {expected}")
         length = lengths.pop()
         for name, values in signals.items():
             if name not in self.signals:
@@ -281,7 +276,7 @@ class PackStore:
     def _write_chunk(self, folder: int, name: str, number: int, values: np.ndarray | None) -> None:
         """Every chunk of a block is there, also one of nothing but NaN: so what is missing is lost."""
         whole = self.shape(name)
-        chunk = np.full(chunk_shape(whole, self._signal(name).dims, self.block), np.nan, dtype="<f4")
+        chunk = np.full(chunk_shape(whole, self._measured[name].dims, self.block), np.nan, dtype="<f4")
         if values is not None:
             with np.errstate(over="ignore"):
                 chunk[:, : values.shape[1]] = values
@@ -318,13 +313,13 @@ class PackStore:
             "outcome": list(outcome),
             "nonfinite_step": list(nonfinite_step),
             "masked_step": list(masked_step),
-            "faults": [list(events) for events in faults],
+            "faults": list(faults),
             "strikes": list(strikes),
             "changes": list(changes),
-            "dropped": [[]] * self.trials if dropped is None else [list(records) for records in dropped],
-            "acts": [{}] * self.trials if acts is None else [dict(counts) for counts in acts],
-            "idle": [{}] * self.trials if idle is None else [dict(words) for words in idle],
-            "digest": [""] * self.trials if digest is None else list(digest),
+            "dropped": list(dropped or [[]] * self.trials),
+            "acts": list(acts or [{}] * self.trials),
+            "idle": list(idle or [{}] * self.trials),
+            "digest": list(digest or [""] * self.trials),
         }
         for name, values in results.items():
             if len(values) != self.trials:

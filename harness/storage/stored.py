@@ -89,9 +89,8 @@ def read_root(out: Path) -> dict[str, Any]:
     except (FileNotFoundError, FolderLost):
         raise ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written") from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"out={out}: its {STORE} cannot be read ({_reason(error)}); allowed: another folder"
-        ) from None
+        reason = f"its {STORE} cannot be read ({_reason(error)})"
+        raise ConfigError(f"out={out}: {reason}; allowed: another folder") from None
     if version not in READABLE:
         *others, last = map(str, READABLE)
         allowed = f"format {', '.join(others)} or {last}, or a new folder"
@@ -111,8 +110,7 @@ def read_packs(out: Path) -> Iterator[PackInfo]:
 
     A pack that is being replaced at this moment, and one that cannot be read, is left out; the latter with a warning.
     """
-    read_root(out)
-    yield from _packs(out)
+    yield from read_store(out)[1]
 
 
 def _packs(out: Path) -> Iterator[PackInfo]:
@@ -148,8 +146,7 @@ def pack_of(place: ResultsPath) -> PackInfo:
 
 def read_pack_attrs(out: Path, pack_id: str) -> dict[str, Any]:
     """The attributes of one pack. Raises KeyError if the store has none of that id."""
-    pack = read_pack(ResultsPath.at(out) / STORE / pack_id)
-    if pack is None:
+    if (pack := read_pack(ResultsPath.at(out) / STORE / pack_id)) is None:
         raise KeyError(pack_id)
     return pack.attributes
 
@@ -162,8 +159,8 @@ def is_complete(out: Path, pack_id: str) -> bool:
 
 def written_at(out: Path, pack_id: str) -> int | None:
     """When the attributes of a pack were last written, in nanoseconds: where it began, and where it was finished."""
-    found = (ResultsPath.at(out) / STORE / pack_id / METADATA).status()
-    return None if found is None else found.st_mtime_ns
+    status = (ResultsPath.at(out) / STORE / pack_id / METADATA).status()
+    return None if status is None else status.st_mtime_ns
 
 
 def complete_trials(out: Path) -> set[str]:
@@ -173,13 +170,13 @@ def complete_trials(out: Path) -> set[str]:
 
 def _parsed(content: bytes) -> Any:
     """The value of some JSON. Raises ValueError, also for an integer that no array of integers holds."""
-    return json.loads(content, parse_int=_integer if _LONG.search(content) else None)
 
+    def integer(text: str) -> int:
+        if abs(number := int(text)) > LARGEST_SEED:
+            raise ValueError(f"{text:.40} is beyond 64 bits")
+        return number
 
-def _integer(text: str) -> int:
-    if abs(number := int(text)) > LARGEST_SEED:
-        raise ValueError(f"{text:.40} is beyond 64 bits")
-    return number
+    return json.loads(content, parse_int=integer if _LONG.search(content) else None)
 
 
 # --- metadata, checked -------------------------------------------------------------------------------------------
@@ -193,31 +190,27 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _is_records(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(record, dict) for record in value)
-
-
-def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or check(value)
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_trial(value: Any) -> bool:
-    """A configuration: sections of fields, and a fault that has a name."""
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("fault"), dict)
-        and _is_text(value["fault"].get("name"))
-        and _is_text(value["fault"].get("kind"))
-        and all(isinstance(value.get(part), dict) for part in ("model", "optim", "schedule", "train", "data"))
-    )
-
-
 def _is_facts(value: Any) -> bool:
     return isinstance(value, dict)
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_facts, value))
+
+
+def _is_trial(value: Any) -> bool:
+    """A configuration: sections of fields, and a fault that has a name."""
+    parts = ("model", "optim", "schedule", "train", "data", "fault")
+    has_parts = isinstance(value, dict) and all(_is_facts(value.get(part)) for part in parts)
+    return has_parts and all(_is_text(value["fault"].get(key)) for key in ("name", "kind"))
 
 
 ABOUT: Mapping[str, Callable[[Any], bool]] = {
@@ -230,16 +223,16 @@ ABOUT: Mapping[str, Callable[[Any], bool]] = {
 OF_TRIALS: Mapping[str, Callable[[Any], bool]] = {"trials": _is_trial, "ids": _is_id, "golden": _is_id}
 OF_COMPLETE: Mapping[str, Callable[[Any], bool]] = {
     "outcome": _is_text,
-    "nonfinite_step": _or_none(_is_count),
-    "masked_step": _or_none(_is_count),
+    "nonfinite_step": _is_count_or_none,
+    "masked_step": _is_count_or_none,
     "faults": _is_records,
     "strikes": _is_count,
     "changes": _is_count,
     "dropped": _is_records,
 }
 SINCE_6: Mapping[str, Callable[[Any], bool]] = {
-    "acts": lambda value: isinstance(value, dict) and all(map(_is_count, value.values())),
-    "idle": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+    "acts": lambda value: _is_facts(value) and all(map(_is_count, value.values())),
+    "idle": lambda value: _is_facts(value) and all(map(_is_text, value.values())),
     "digest": _is_text,
 }
 """Of a complete pack as well, which one of an older format lacks."""
@@ -247,15 +240,15 @@ SINCE_6: Mapping[str, Callable[[Any], bool]] = {
 
 def _check(pack: PackInfo) -> None:
     """Raises ValueError, KeyError, TypeError or AttributeError for what no sweep has written."""
-    found = pack.attributes
+    attributes = pack.attributes
     for name, is_right in ABOUT.items():
-        if not is_right(found[name]):
-            raise ValueError(f"{name} is {found[name]!r:.60}")
-    count = len(found["ids"])
-    columns = {**OF_TRIALS, **(OF_COMPLETE if found["complete"] else {})}
-    columns |= {name: is_right for name, is_right in SINCE_6.items() if found["complete"] and name in found}
+        if not is_right(attributes[name]):
+            raise ValueError(f"{name} is {attributes[name]!r:.60}")
+    count = len(attributes["ids"])
+    columns = {**OF_TRIALS, **(OF_COMPLETE if attributes["complete"] else {})}
+    columns |= {name: is_right for name, is_right in SINCE_6.items() if attributes["complete"] and name in attributes}
     for name, is_right in columns.items():
-        values = found[name]
+        values = attributes[name]
         if not isinstance(values, list) or len(values) != count or not all(map(is_right, values)):
             raise ValueError(f"{name} is not one value for each of {count} trials")
     sizes = {"trial": count, "step": pack.steps, "layer": pack.layers, "segment": SEGMENTS}
@@ -268,8 +261,8 @@ def _check(pack: PackInfo) -> None:
         shape = tuple(sizes[dim] for dim in dims)
         if {**array, "attributes": {}} != _expected(shape, chunk_shape(shape, dims, pack.block), dims):
             raise ValueError(f"array {name} is not of shape {shape}, in chunks of {pack.block} steps")
-    if found["steps_done"] > pack.steps or not 0 < pack.block <= pack.steps:
-        raise ValueError(f"steps_done is {found['steps_done']} of {pack.steps}, in chunks of {pack.block}")
+    if attributes["steps_done"] > pack.steps or not 0 < pack.block <= pack.steps:
+        raise ValueError(f"steps_done is {attributes['steps_done']} of {pack.steps}, in chunks of {pack.block}")
 
 
 @functools.lru_cache(maxsize=256)
@@ -315,8 +308,7 @@ def packed(values: np.ndarray) -> bytes:
 def read_chunk(pack: PackInfo, signal: str, number: int) -> np.ndarray:
     """Block `number` of a signal: [R, block(, layers)], float32.
 
-    Raises FileNotFoundError if it is not there, and DamagedStore, with the name of the file, if it is not as it was
-    written.
+    Raises, with the name of the file, FileNotFoundError if it is not there, and DamagedStore if it is not as written.
     """
     chunk = _chunk(pack.arrays[signal])
     file = pack.place / signal / chunk_key(number, len(chunk))
@@ -324,7 +316,7 @@ def read_chunk(pack: PackInfo, signal: str, number: int) -> np.ndarray:
     try:
         content = file.read_bytes()
     except FileNotFoundError:
-        raise
+        raise FileNotFoundError(f"{file}: is missing") from None
     except (OSError, ConfigError) as error:
         raise DamagedStore(f"{file}: cannot be read ({_reason(error)})") from None
     if len(content) != expected:
@@ -352,7 +344,7 @@ def read_signal(pack: PackInfo, signal: str, first: int, stop: int) -> np.ndarra
             chunk = read_chunk(pack, signal, number)
         except FileNotFoundError as error:
             if pack.complete and number < written:
-                raise DamagedStore(f"{error.filename}: is missing") from None
+                raise DamagedStore(str(error)) from None
             continue
         low, high = max(first, begin), min(stop, begin + size)
         values[:, low - first : high - first] = chunk[:, low - begin : high - begin]
@@ -369,8 +361,5 @@ def damage(pack: PackInfo, steps: int | None = None) -> Iterator[tuple[int, str]
         begin = pack.steps if signal in once else number * pack.block
         try:
             read_chunk(pack, signal, number)
-        except FileNotFoundError:
-            file = pack.place / signal / chunk_key(number, len(_chunk(pack.arrays[signal])))
-            yield begin, f"{file}: is missing"
-        except DamagedStore as error:
+        except (FileNotFoundError, DamagedStore) as error:
             yield begin, str(error)

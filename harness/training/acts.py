@@ -26,12 +26,12 @@ from harness.training.twins import Twins
 
 def parts_of(trial: Trial) -> list[str]:
     """The parts of a trial's recipe that act at some steps and not at others."""
-    found = [cls.part for cls in CLIPPERS if cls.part and cls.is_on(trial)]
-    found += OPTIMIZERS[trial.optim.name].parts
-    found += [CLIP_UPDATE] if trial.optim.clip_update is not None else []
-    found += [QKClip.part] if QKClip.is_on(trial) else []
-    found += [part for branch in branches_of(trial) for part in branch.parts(trial)]
-    return found + [f"screen.{name}" for name in CRITERIA if getattr(trial.screen, name) is not None]
+    parts = [cls.part for cls in CLIPPERS if cls.part and cls.is_on(trial)]
+    parts += OPTIMIZERS[trial.optim.name].parts
+    parts += [CLIP_UPDATE] if trial.optim.clip_update is not None else []
+    parts += [QKClip.part] if QKClip.is_on(trial) else []
+    parts += [part for branch in branches_of(trial) for part in branch.parts(trial)]
+    return parts + [f"screen.{name}" for name in CRITERIA if getattr(trial.screen, name) is not None]
 
 
 def idle_parts(trial: Trial) -> dict[str, str]:
@@ -40,7 +40,7 @@ def idle_parts(trial: Trial) -> dict[str, str]:
     rules += [OPTIMIZERS[trial.optim.name].idle]
     rules += [branch.idle for branch in branches_of(trial)]
     rules += [part.idle for part in (curriculum, placements, precision, scaling, schedules)]
-    return {key: words for rule in rules for key, words in rule(trial)}
+    return {key: reason for rule in rules for key, reason in rule(trial)}
 
 
 class Acts:
@@ -48,7 +48,7 @@ class Acts:
 
     def __init__(self, trials: Sequence[Trial], device: torch.device):
         self._parts = [parts_of(trial) for trial in trials]
-        names = dict.fromkeys(name for own in self._parts for name in own)
+        names = dict.fromkeys(name for parts in self._parts for name in parts)
         self._counts = {name: torch.zeros(len(trials), dtype=torch.int64, device=device) for name in names}
         self._index = torch.arange(len(trials), device=device)
 
@@ -68,8 +68,8 @@ class Acts:
 
     def put_back(self, planned: int, source: int, counts: Mapping[str, Tensor]) -> None:
         """A trial goes back to where `source`, itself or its twin, had these counts."""
-        for name, own in self._counts.items():
-            own[planned] = counts[name][source]
+        for name, now in self._counts.items():
+            now[planned] = counts[name][source]
 
     def state(self) -> dict[str, Tensor]:
         """All counts, [trials] each."""
@@ -77,12 +77,12 @@ class Acts:
 
     def restore(self, counts: Mapping[str, Tensor]) -> None:
         """Go on from what `state` has given."""
-        for name, own in self._counts.items():
-            own.copy_(counts[name])
+        for name, now in self._counts.items():
+            now.copy_(counts[name])
 
-    def found(self, twins: Twins, last_step: int) -> list[dict[str, int]]:
+    def totals(self, twins: Twins, last_step: int) -> list[dict[str, int]]:
         """Part -> at how many steps it acted, of each trial; here the host waits for the device."""
-        counts = {name: own.cpu().numpy().copy() for name, own in self._counts.items()}
-        for own in counts.values():
-            twins.fill_at(last_step, own)
-        return [{name: int(counts[name][number]) for name in own} for number, own in enumerate(self._parts)]
+        counts = {name: values.cpu().numpy().copy() for name, values in self._counts.items()}
+        for values in counts.values():
+            twins.fill_at(last_step, values)
+        return [{name: int(counts[name][number]) for name in parts} for number, parts in enumerate(self._parts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import torch
@@ -27,13 +28,12 @@ class Answers:
 
     def __init__(self, pack: Pack, agenda: Agenda, recorder: Recorder, detects: bool):
         self._pack, self._agenda, self._recorder, self._detects = pack, agenda, recorder, detects
-        goes_back = [guard for guard in pack.guards if guard.every is not None] if detects else []
         self._snapshots: Snapshots | None = None
-        self._back = max((guard.back for guard in goes_back), default=0)
-        self._most = max((guard.most for guard in goes_back), default=0)
-        if goes_back:
-            every = min(guard.every for guard in goes_back if guard.every is not None)
-            self._snapshots = Snapshots(pack, every, max(guard.kept for guard in goes_back))
+        every = [guard.every for guard in pack.guards if guard.every is not None] if detects else []
+        if every:
+            goes_back = [guard for guard in pack.guards if guard.every is not None]
+            self._back, self._most = max(guard.back for guard in goes_back), max(guard.most for guard in goes_back)
+            self._snapshots = Snapshots(pack, min(every), max(guard.kept for guard in goes_back))
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
 
@@ -49,9 +49,7 @@ class Answers:
         if norm is None:
             return trains
         seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), trains, self._detects, self._signals())
-        answer = pack.guards[0].judge(seen)
-        for guard in pack.guards[1:]:
-            answer = torch.maximum(answer, guard.judge(seen))
+        answer = reduce(torch.maximum, [guard.judge(seen) for guard in pack.guards])
         if self._snapshots:
             pack.clock.hold(answer == ROLL_BACK)
         pack.active = pack.active & (answer != FREEZE)
@@ -59,11 +57,9 @@ class Answers:
 
     def _signals(self) -> Mapping[str, Tensor]:
         """The signals that guards have asked for: what the forward pass of this step has shown."""
-        if not self._asked:
-            return {}
-        layers = self._recorder.layers()
-        found = {} if layers is None else dict(zip(PER_LAYER, layers.transpose(1, 2), strict=True))
-        return {name: found[name] for name in self._asked if name in found}
+        layers = self._recorder.layers() if self._asked else None
+        pairs = [] if layers is None else zip(PER_LAYER, layers.transpose(1, 2), strict=True)
+        return {name: values for name, values in pairs if name in self._asked}
 
     def settle(self, is_due: bool) -> None:
         """Let the rows go back that have to."""
@@ -85,13 +81,13 @@ class Answers:
             self._recorder.roll_back(trial, step)
             pack.objective.forget(trial, step)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What has happened so far, to `restore`: tensors by name, and the rest as JSON has it."""
-        tensors, kept = self._snapshots.state() if self._snapshots else ({}, [])
-        return tensors, {"kept": kept, "rollbacks": list(self.rollbacks.items())}
+    def state(self) -> dict[str, Any]:
+        """What has happened so far, to `restore`."""
+        kept = self._snapshots.state() if self._snapshots else []
+        return {"kept": kept, "rollbacks": list(self.rollbacks.items())}
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
-        self.rollbacks = Counter(dict(values["rollbacks"]))
+        self.rollbacks = Counter(dict(state["rollbacks"]))
         if self._snapshots:
-            self._snapshots.restore(tensors, values["kept"])
+            self._snapshots.restore(state["kept"])

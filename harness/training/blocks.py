@@ -8,22 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.storage.store import SIGNALS
 from harness.training.pack import Pack
 from harness.training.readings import PER_LAYER
 
-PER_STEP = (
-    "loss",
-    "validation_loss",
-    "validation_loss_error",
-    "grad_norm",
-    "param_norm",
-    "second_moment_norm",
-    "update_rms",
-    "learning_rate",
-    "loss_scale",
-    "tokens",
-    "dropped",
-)
+SPEED = ("tokens_per_second", "step_seconds")
+PER_STEP = tuple(name for name, signal in SIGNALS.items() if "layer" not in signal.dims and name not in SPEED)
 
 
 class Block:
@@ -34,10 +24,9 @@ class Block:
 
     def __init__(self, pack: Pack, first_step: int, length: int, names: Sequence[str]):
         self.pack, self.first_step, self.length, self.names, self.filled = pack, first_step, length, names, 0
-        trials, layers, device = len(pack.planned), pack.planned[0].model.depth, pack.device
-        nan = float("nan")
-        self._steps = torch.full((length, len(names), trials), nan, dtype=torch.float64, device=device)
-        self._layers = torch.full((length, len(PER_LAYER), layers, trials), nan, dtype=torch.float64, device=device)
+        trials, device, rows = len(pack.planned), pack.device, len(names) + len(PER_LAYER) * pack.planned[0].model.depth
+        # The signals of each step, and after them those of each layer.
+        self._values = torch.full((length, rows, trials), torch.nan, dtype=torch.float64, device=device)
         self._froze = torch.zeros((length, trials), dtype=torch.bool, device=device)
 
     def record(
@@ -57,42 +46,36 @@ class Block:
         i, index = step - self.first_step, self.pack.index
         nan = torch.full_like(values["loss"], float("nan"), dtype=torch.float64)
         stacked = torch.stack([values[name].double() if name in values else nan for name in self.names])
+        stacked = stacked if layers is None else torch.cat([stacked, layers.flatten(0, 1)])
         stacked, froze = torch.where(measured, stacked, nan), measured & ~active
-        if layers is not None:
-            layers = torch.where(measured, layers, nan)
         if rows is not None:
             index, stacked, froze = index[rows], stacked[:, rows], froze[rows]
-            layers = None if layers is None else layers[..., rows]
-        self._steps[i].index_copy_(1, index, stacked)
-        if layers is not None:
-            self._layers[i].index_copy_(2, index, layers)
+        self._values[i, : len(stacked)].index_copy_(1, index, stacked)
         self._froze[i].index_copy_(0, index, froze)
         self.filled = max(self.filled, i + 1)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """[R, n] and [R, n, layers] of all planned trials."""
-        n = self.filled
-        steps = self._steps[:n].permute(2, 0, 1).cpu().numpy()
-        layers = self._layers[:n].permute(3, 0, 2, 1).cpu().numpy()
-        pairs = ((self.names, steps), (PER_LAYER, layers))
-        return {name: values[..., i].copy() for names, values in pairs for i, name in enumerate(names)}
+        values = self._values[: self.filled].permute(2, 0, 1).cpu().numpy()
+        steps, layers = np.split(values, [len(self.names)], axis=2)
+        of_signals = np.split(layers, len(PER_LAYER), axis=2)
+        arrays = {name: steps[..., i].copy() for i, name in enumerate(self.names)}
+        return arrays | {name: layers.copy() for name, layers in zip(PER_LAYER, of_signals, strict=True)}
 
     def state(self) -> dict[str, Tensor]:
         """What has been recorded so far."""
-        n = self.filled
-        return {"steps": self._steps[:n], "layers": self._layers[:n], "froze": self._froze[:n]}
+        return {"values": self._values[: self.filled], "froze": self._froze[: self.filled]}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from what `state` has given."""
-        self.filled = n = len(tensors["steps"])
-        for name, own in (("steps", self._steps), ("layers", self._layers), ("froze", self._froze)):
-            own[:n] = tensors[name].to(own.device)
+        self.filled = len(tensors["values"])
+        for name, recorded in self.state().items():
+            recorded.copy_(tensors[name])
 
     def forget(self, trial: int, step: int) -> None:
         """A planned trial goes back to this step: it has not done those since."""
         begin = max(0, step - self.first_step)
-        for own in (self._steps, self._layers):
-            own[begin:, ..., trial] = float("nan")
+        self._values[begin:, :, trial] = float("nan")
         self._froze[begin:, trial] = False
 
     def freeze(self, trial: int, step: int) -> None:
@@ -102,9 +85,8 @@ class Block:
     def copy(self, source: int, target: int, step: int) -> None:
         """From this step on, a planned trial has what another has where it has nothing of its own."""
         begin = max(0, step - self.first_step)
-        for own in (self._steps, self._layers):
-            values = own[begin:, ..., target]
-            values.copy_(torch.where(torch.isnan(values), own[begin:, ..., source], values))
+        values = self._values[begin:, :, target]
+        values.copy_(torch.where(torch.isnan(values), self._values[begin:, :, source], values))
 
     def first_nonfinite(self) -> dict[int, int]:
         """planned trial -> the step of this block at which it froze."""

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from harness.config.curriculum import Curriculum
 from harness.model.state import State
-
-Steps = int | Sequence[int]
-"""The step at which all rows stand, or that of each row."""
-
-
-def steps_of_rows(steps: Steps, rows: slice) -> Sequence[int]:
-    """The steps of some of the rows, [r]."""
-    return [steps] * (rows.stop - rows.start) if isinstance(steps, int) else steps[rows]
+from harness.objectives.base import Steps
 
 
 @dataclass(frozen=True)
@@ -79,18 +72,18 @@ class Clock:
         first = self.steps[0]
         if self.steps.count(first) == len(self.steps):
             return Tick(self.number, first, {first: range(len(self.steps))}, None) if first < stop else None
-        here = [step for step in self.steps if step < stop]
+        here = [(row, step) for row, step in enumerate(self.steps) if step < stop]
         if not here:
             return None
-        size = self._size(min(here))
-        groups: dict[int, list[int]] = {}
-        for row, step in enumerate(self.steps):
-            if step < stop and self._size(step) == size:
-                groups.setdefault(step, []).append(row)
+        size = self._size(min(step for _, step in here))
+        groups: dict[int, Sequence[int]] = {}
         trains = torch.zeros(len(self.steps), dtype=torch.bool)
-        trains[[row for rows in groups.values() for row in rows]] = True
+        for row, step in here:
+            if self._size(step) == size:
+                groups[step] = [*groups.get(step, ()), row]
+                trains[row] = True
         shown = [min(step, self.last - 1) for step in self.steps]  # one that has finished reads something all the same
-        return Tick(self.number, shown, dict(groups), trains.to(self._device))
+        return Tick(self.number, shown, groups, trains.to(self._device))
 
     def done(self, tick: Tick) -> None:
         """The rows that trained stand at their next step."""
@@ -121,8 +114,7 @@ class Clock:
 
     def held(self) -> list[tuple[int, int]]:
         """The rows that are held, and since which step; here the host waits for the device."""
-        found = [(row, step) for row, step in enumerate(self._held.used.tolist()) if step >= 0] if self._holds else []
-        return found
+        return [(row, step) for row, step in enumerate(self._held.used.tolist()) if step >= 0] if self._holds else []
 
     def release(self, row: int) -> None:
         """The row may go on."""

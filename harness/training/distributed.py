@@ -41,11 +41,6 @@ class ReplicasDiffer(RuntimeError):
     """Processes that should have the same state have not: memory or arithmetic of one of them was corrupted."""
 
 
-def device_of(rank: int, device: torch.device) -> torch.device:
-    """Where a rank trains: ranks take turns on the GPUs."""
-    return torch.device("cuda", rank % torch.cuda.device_count()) if device.type == "cuda" else device
-
-
 class Group:
     """The processes of one pack, one a rank, and what they tell one another. Raises RankLost where one has ended.
 
@@ -54,8 +49,9 @@ class Group:
     """
 
     def __init__(self, rank: int, count: int, store: dist.Store, device: torch.device):
-        self.rank, self.count, self.device = rank, count, device_of(rank, device)
+        self.rank, self.count, self.device = rank, count, device
         if device.type == "cuda":
+            self.device = torch.device("cuda", rank % torch.cuda.device_count())  # ranks take turns on the GPUs
             torch.cuda.set_device(self.device)
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
@@ -80,17 +76,17 @@ class Group:
     def gather(self, x: Tensor) -> Tensor:
         """What each rank has as `x`, [ranks, *x.shape]."""
         wire = self._wire(x)
-        found = wire.new_empty(self.count, *wire.shape)
+        gathered = wire.new_empty(self.count, *wire.shape)
         with _asking():
-            dist.all_gather(list(found.unbind(0)), wire, group=self._tensors)
-        return found.to(x.device)
+            dist.all_gather(list(gathered.unbind(0)), wire, group=self._tensors)
+        return gathered.to(x.device)
 
-    def gather_objects(self, own: T) -> list[T]:
-        """What each rank has as `own`: anything that can be pickled."""
-        found: list[Any] = [None] * self.count
+    def gather_objects(self, mine: T) -> list[T]:
+        """What each rank has as `mine`: anything that can be pickled."""
+        gathered: list[Any] = [None] * self.count
         with _asking():
-            dist.all_gather_object(found, own)
-        return found
+            dist.all_gather_object(gathered, mine)
+        return gathered
 
     def from_first(self, value: int) -> int:
         """What rank 0 has as `value`. No GPU waits for it."""
@@ -145,8 +141,7 @@ class ProcessCommunicator(Communicator):
             mean.finish(piece)
 
     def mean(self, losses: Sequence[Tensor]) -> Tensor:
-        (own,) = losses
-        parts = self.group.gather(own)
+        parts = self.group.gather(*losses)
         return super().mean([parts[rank] for rank in self.sequence()])
 
     def largest(self, values: Tensor) -> Tensor:
@@ -161,26 +156,26 @@ class ProcessCommunicator(Communicator):
             yield each, parts[each], range(len(rows))
         gradients_RxP[index] = parts[rank]
 
-    def told(self, own: Sequence[T]) -> Sequence[T]:
-        everybody = self.group.gather_objects(own)
-        return [word for rank in self.sequence() for word in everybody[rank]]
+    def told(self, mine: Sequence[T]) -> Sequence[T]:
+        of_ranks = self.group.gather_objects(mine)
+        return [told for rank in self.sequence() for told in of_ranks[rank]]
 
     def own_share(self, count: int) -> Sequence[int]:
         each = -(-count // self.count)
         return [number % count for number in range(self.group.rank, each * self.count, self.count)]  # equally many
 
-    def joined(self, own: Tensor, count: int) -> Tensor:
-        return self.group.gather(own).transpose(0, 1).flatten(0, 1)[:count]
+    def joined(self, mine: Tensor, count: int) -> Tensor:
+        return self.group.gather(mine).transpose(0, 1).flatten(0, 1)[:count]
 
     def agreed(self, choice: bool) -> bool:
         return bool(self.group.from_first(choice))
 
     def verify(self, state: Replica) -> None:
         tensors, values = state()
-        own = {name: _sum_of_bits(x) for name, x in tensors.items()}
-        records = json.dumps({part: values[part] for part in ("pack", "agenda")})
-        own["records"] = int(hashlib.sha256(records.encode()).hexdigest()[:15], 16)
-        first, *others = self.group.gather_objects(own)
+        sums = {name: _sum_of_bits(x) for name, x in tensors.items()}
+        records = json.dumps({part: values[part] for part in ("rows", "agenda")})
+        sums["records"] = int(hashlib.sha256(records.encode()).hexdigest()[:15], 16)
+        first, *others = self.group.gather_objects(sums)
         for rank, theirs in enumerate(others, start=1):
             if theirs != first:
                 names = [name for name in first | theirs if first.get(name) != theirs.get(name)]

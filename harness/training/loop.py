@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from harness.optim.clipping import global_norm
 from harness.storage.checkpoint import Checkpoints, Saved
 from harness.training.acts import idle_parts
 from harness.training.answers import Answers
-from harness.training.leaving import Leave, hand_over
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
 from harness.training.ranks import Replica
 from harness.training.resume import restore, state_of
-from harness.training.signals import Measured, Recorder, Write
+from harness.training.signals import Recorder, Write
 from harness.training.sites import Agenda, Event, Site
 from harness.training.strikes import Strikes, one
 
+Leave = Callable[[int, Mapping[str, Tensor]], None]  # is given a planned trial's number and tensors by name
 SHRINK_SHARE = 0.25  # the pack drops the rows of trials that are done once they are this share of it
 
 
@@ -41,9 +42,8 @@ class Result:
     acts: list[dict[str, int]]  # by part of the recipe, at how many steps it acted
     idle: list[dict[str, str]]  # by part that could not act, why
     digest: list[str]  # of all losses: that of another trial is equal where those are, bit for bit
-    ends: dict[str, np.ndarray] = field(
-        compare=False
-    )  # as `harness.storage.store.ENDS` has them; arrays have no one equality
+    # As `harness.storage.store.ENDS` has them; arrays have no one equality.
+    ends: dict[str, np.ndarray] = field(compare=False)
 
 
 def train(
@@ -95,8 +95,8 @@ def train(
         recorder.begin(tick)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
-            own = None if weights is None else pack.ranks.part(weights, rank)
-            losses.append(pack.learn(part, own, strike.at_taps(tick, rank), rank))
+            of_part = None if weights is None else pack.ranks.part(weights, rank)
+            losses.append(pack.learn(part, of_part, strike.at_taps(tick, rank), rank))
             strike.at_gradient(tick, rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
@@ -104,8 +104,8 @@ def train(
         loss = pack.ranks.mean(losses).where(pack.objective.trains, torch.nan)
         strike(Site.REDUCED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
 
-        is_judged = detection or pack.loss_scale.is_dynamic
-        norm = global_norm(pack.gradients) if pack.clippers or telemetry or is_judged else None
+        has_norm = pack.clippers or telemetry or detection or pack.loss_scale.is_dynamic
+        norm = global_norm(pack.gradients) if has_norm else None
         trained = pack.here(tick)
         stepping = answers.judge(loss, norm, trained & pack.objective.trains)
         if norm is not None:
@@ -117,7 +117,8 @@ def train(
         norms = pack.step(rate, stepping, measure=telemetry)
         strike(Site.UPDATE, tick, pack.state)
 
-        recorder.record(tick, Measured(loss, norm, rate, scale, norms, trained))
+        values = {"loss": loss.detach(), "learning_rate": rate, "loss_scale": scale}
+        recorder.record(tick, values if norm is None else values | {"grad_norm": norm}, norms, trained)
         pack.clock.done(tick)
         is_due = recorder.is_due(tick)
         if pack.device.type == "cpu" or is_due:
@@ -126,35 +127,50 @@ def train(
         if is_due and not _look(pack, recorder, state, leave):
             break
         progress(tick.front + 1, len(recorder.nonfinite))
-        passed = pack.clock.number
-        if checkpoints and not pack.clock.is_over and pack.ranks.agreed(checkpoints.is_due(passed)):
+        if checkpoints and not pack.clock.is_over and pack.ranks.agreed(checkpoints.is_due(pack.clock.number)):
             pack.ranks.verify(state)
-            checkpoints.save(passed, *state())
+            checkpoints.save(pack.clock.number, *state())
     if leave:
         hand_over(pack, range(len(pack)), leave)
     return _result(pack, agenda, recorder)
 
 
 def _look(pack: Pack, recorder: Recorder, state: Replica, leave: Leave | None) -> bool:
-    """Write what is full, and drop the rows that are done. Whether any is left to train."""
+    """Write what is full, and drop the rows of frozen and masked trials when they are many, but keep the smallest pack
+    that rounds alike. Whether any is left to train.
+    """
     pack.ranks.verify(state)
     recorder.flush()
-    _shrink(pack, leave)
+    active, clock, rows = pack.active.tolist(), pack.clock, range(len(pack))
+    finished = set() if clock.is_over else {row for row in rows if clock.steps[row] >= clock.last}
+    done = [row for row in rows if not active[row] or row in finished or pack.rows[row] in pack.twins.masked]
+    few = len(done) < SHRINK_SHARE * len(rows)
+    gone = [] if few else done[max(0, smallest_pack(pack.device) - (len(rows) - len(done))) :]
+    if gone:
+        if leave:
+            hand_over(pack, gone, leave)
+        pack.keep([row for row in rows if row not in gone])
     return bool(pack.active.any())
 
 
 def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
     recorder.close()
     numbers = range(len(pack.planned))
+    losses, ends = recorder.losses(), recorder.ends()
     nonfinite = [recorder.nonfinite_step(number) for number in numbers]
-    outcome = [pack.objective.judge(loss, step) for loss, step in zip(recorder.losses(), nonfinite, strict=True)]
-    masked = [pack.twins.masked.get(number) for number in numbers]
-    dropped = pack.twins.records(pack.objective.records)
-    acts, idle = pack.acts.found(pack.twins, pack.steps - 1), [idle_parts(trial) for trial in pack.planned]
-    ends = recorder.ends()
-    digest = digests(recorder.losses(), *ends.values())
-    strikes, changes = agenda.strikes, agenda.changes
-    return Result(outcome, nonfinite, masked, agenda.events, strikes, changes, dropped, acts, idle, digest, ends)
+    return Result(
+        outcome=[pack.objective.judge(loss, step) for loss, step in zip(losses, nonfinite, strict=True)],
+        nonfinite_step=nonfinite,
+        masked_step=[pack.twins.masked.get(number) for number in numbers],
+        events=agenda.events,
+        strikes=agenda.strikes,
+        changes=agenda.changes,
+        dropped=pack.twins.records(pack.objective.records),
+        acts=pack.acts.totals(pack.twins, pack.steps - 1),
+        idle=[idle_parts(trial) for trial in pack.planned],
+        digest=digests(losses, *ends.values()),
+        ends=ends,
+    )
 
 
 def digests(*values: np.ndarray) -> list[str]:
@@ -164,17 +180,14 @@ def digests(*values: np.ndarray) -> list[str]:
     ]
 
 
-def _shrink(pack: Pack, leave: Leave | None) -> None:
-    """Drop the rows of frozen and masked trials when they are many, but keep the smallest pack that rounds alike."""
-    active, clock = pack.active.tolist(), pack.clock
-    finished = set() if clock.is_over else {row for row, step in enumerate(clock.steps) if step >= clock.last}
-    is_done = (not on or row in finished or pack.rows[row] in pack.twins.masked for row, on in enumerate(active))
-    done = [row for row, is_over in enumerate(is_done) if is_over]
-    if len(done) < SHRINK_SHARE * len(active):
-        return
-    kept = sorted(set(range(len(active))) - set(done))
-    kept += done[: max(0, smallest_pack(pack.device) - len(kept))]
-    if len(kept) < len(active):
-        if leave:
-            hand_over(pack, sorted(set(range(len(active))) - set(kept)), leave)
-        pack.keep(sorted(kept))
+def hand_over(pack: Pack, rows: Iterable[int], leave: Leave) -> None:
+    """Give `leave` the weights of rows that are about to go: of their trials, and of all whose twin they serve."""
+    twins = pack.twins
+    for row in rows:
+        trial, tensors = pack.rows[row], pack.tensors(pack.weights, row)
+        if trial in twins.masked:
+            continue  # its twin's are handed over for it
+        leave(trial, tensors)
+        for number, leader in enumerate(twins.leader):
+            if leader == trial and (number in twins.masked or number not in twins.forked):
+                leave(number, tensors)

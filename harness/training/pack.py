@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from harness.model.precision import FORMATS, precision_of
 from harness.model.scaling import tensor_table
 from harness.model.sigma import SingularVectors
 from harness.model.state import State
+from harness.objectives.base import Steps
 from harness.objectives.table import OBJECTIVES
 from harness.optim.clippers import CLIPPERS
 from harness.optim.clipping import global_norm
@@ -30,7 +31,7 @@ from harness.optim.optimizers import OPTIMIZERS, Norms
 from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
 from harness.training.acts import Acts
-from harness.training.clock import Clock, Steps, Tick
+from harness.training.clock import Clock, Tick
 from harness.training.distributed import Group, ProcessCommunicator
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
@@ -54,9 +55,8 @@ class Pack:
         device: torch.device,
         begins: Sequence[int | None] | None = None,
     ):
-        structures = {trial.structure for trial in trials}
-        if len(structures) != 1:
-            raise ValueError(f"a pack needs trials of one structure, got {len(structures)}")
+        if (count := len({trial.structure for trial in trials})) != 1:
+            raise ValueError(f"a pack needs trials of one structure, got {count}")
         first = trials[0]
         self.planned, self.device = tuple(trials), device
         self.curriculum, self.steps = first.curriculum, first.steps
@@ -82,9 +82,8 @@ class Pack:
         self.model.notice = lambda part, acted_r, rows: mine._notice(part, acted_r, rows)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
-        self.qk_clip: QKClip | None = None
-        if QKClip.is_on(first):
-            self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps)
+        has_qk_clip = QKClip.is_on(first)
+        self.qk_clip = QKClip(first.model, self.layout, self._weights, self.model.taps) if has_qk_clip else None
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
@@ -110,14 +109,9 @@ class Pack:
         self.parts = self._cut()
         trials = [self.planned[number] for number in self.rows]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
-        self.optimizer.bind(trials)
-        self.loss_scale.bind(trials)
-        for clipper in self.clippers:
-            clipper.bind(trials)
-        if self.qk_clip:
-            self.qk_clip.bind(trials)
-        for guard in self.guards:
-            guard.bind(trials)
+        parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]
+        for part in filter(None, parts):
+            part.bind(trials)
         first = [self._first_to_repair(trial) for trial in trials]
         self._clipper_repairs, self._optimizer_may = (
             torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
@@ -239,10 +233,10 @@ class Pack:
                 return self._learn(batch_RxBxT1, weights_RxB)
         weights = [None] * count if weights_RxB is None else weights_RxB.chunk(count, dim=1)
         losses, total = [], torch.zeros_like(self.gradients)
-        for number, (batch, own) in enumerate(zip(batch_RxBxT1.chunk(count, dim=1), weights, strict=True)):
+        for number, (batch, of_batch) in enumerate(zip(batch_RxBxT1.chunk(count, dim=1), weights, strict=True)):
             self.model.first_sequence = first + number * batch.shape[1]
             with struck if number == 0 else NOTHING:
-                losses.append(self._learn(batch, own))
+                losses.append(self._learn(batch, of_batch))
             total += self.gradients
         self.gradients.copy_(total.div_(count))
         return torch.stack(losses).mean(0)
@@ -273,9 +267,9 @@ class Pack:
     def step(self, rate_R: Tensor, stepping_R: Tensor, measure: bool) -> Norms | None:
         """One step of the trials that step, from gradients that are clipped, with all that is done to weights in it."""
         norms = self.optimizer.step(rate_R, stepping_R, measure)
-        for part, acted in self._noticed.items():  # of the ranks, each of which has its own sequences
-            self.acts.count(part, (self.ranks.largest(acted.float()) > 0) & stepping_R)
-        for part, acted in self.optimizer.acted.items():
+        # The ranks, each of which has its own sequences, notice different things.
+        noticed = {part: self.ranks.largest(acted.float()) > 0 for part, acted in self._noticed.items()}
+        for part, acted in (noticed | dict(self.optimizer.acted)).items():
             self.acts.count(part, acted & stepping_R)
         if self.qk_clip:
             self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
@@ -294,13 +288,13 @@ class Pack:
         """
         starts, most = self.objective.held_out(tokens), self._windows_at_once
         pieces = starts.flatten().split(most)
-        own = self.ranks.own_share(len(pieces))
+        share = self.ranks.own_share(len(pieces))
 
         def losses_of(piece: Tensor, rows: slice) -> Tensor:
             return F.pad(self.objective.window_losses(self.model, piece, rows), (0, most - len(piece)), value=torch.nan)
 
         with torch.no_grad(), self.model.taps.muted():
-            parts = [torch.stack([losses_of(pieces[i], rows) for i in own]) for rows in self.parts]
+            parts = [torch.stack([losses_of(pieces[i], rows) for i in share]) for rows in self.parts]
         losses = self.ranks.joined(torch.cat(parts, dim=1), len(pieces)).transpose(0, 1).flatten(1)
         return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
 
@@ -308,28 +302,27 @@ class Pack:
 
     def fork(self, tick: Tick) -> bool:
         """Give a row to each trial whose fault begins now: a copy of its twin's. Whether there were any."""
-        new = []
+        new: dict[int, int] = {}  # planned number -> its twin's row
         for step, rows in tick.groups.items():
             for planned in self.twins.beginning(step):
                 leader = self.twins.leader[planned]
                 row = None if leader is None else self.row_of(leader)
                 if leader is not None and row is not None and row in rows:
-                    new.append((planned, row))
+                    new[planned] = row
                     self.acts.fork(planned, leader)
         if new:
-            self.twins.forked.update(planned for planned, _ in new)
-            self._arrange([*zip(self.rows, range(len(self)), strict=True), *new])
+            self.twins.forked.update(new)
+            self._arrange([*self.rows, *new], [*range(len(self)), *new.values()])
         return bool(new)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, given in their order."""
-        self._arrange([(self.rows[row], row) for row in rows])
+        self._arrange([self.rows[row] for row in rows], rows)
 
-    def _arrange(self, sources: Sequence[tuple[int, int]]) -> None:
-        """Rows are now these trials, each with the state of a row as they were: (planned, row)."""
-        self.rows = [planned for planned, _ in sources]
-        rows = [row for _, row in sources]
-        self.rows_state.arrange(rows)
+    def _arrange(self, planned: Sequence[int], sources: Sequence[int]) -> None:
+        """Rows are now these trials, each with the state of one of the rows as they were."""
+        self.rows = list(planned)
+        self.rows_state.arrange(sources)
         self._bind()
 
     def find_masked(self, tick: Tick, over: Sequence[int | None], loss_R: Tensor) -> None:
@@ -341,53 +334,40 @@ class Pack:
         for step, rows in tick.groups.items():
             for row in rows:
                 trial = self.rows[row]
-                last, leader = over[trial], self._row_of.get(self.twins.leader[trial] or 0)
-                is_over = last is not None and last <= step and trial not in self.twins.masked
-                if is_over and self.twins.leader[trial] is not None and leader is not None and leader in rows:
-                    pairs.append((row, leader, step))
+                last, leader = over[trial], self.twins.leader[trial]
+                if last is None or last > step or trial in self.twins.masked or leader is None:
+                    continue
+                if (twin := self._row_of.get(leader)) is not None and twin in rows:
+                    pairs.append((row, twin, step))
         if not pairs:
             return
         equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
         for is_equal, (row, leader, step) in zip(equal.tolist(), pairs, strict=True):
-            if is_equal and self._same_state(row, leader):
+            if is_equal and self.active[[row, leader]].all() and self.rows_state.equal(row, leader):
                 self.twins.masked[self.rows[row]] = step
 
-    def _same_state(self, left: int, right: int) -> bool:
-        return bool(self.active[left]) and bool(self.active[right]) and self.rows_state.equal(left, right)
+    def whole_state(self) -> dict[str, Any]:
+        """Everything that training changes, to `restore`; the arrays in it change with the next step.
 
-    def snapshot(self, copy: bool = True) -> Snapshot:
-        """Everything that training changes, to `restore`; not `copy`: arrays that change with the next step."""
-        values = {name: values.clone() if copy else values for name, values in self.rows_state}
-        dropped = tuple(tuple(own) for own in self.objective.records)
-        acts = {name: counts.clone() if copy else counts for name, counts in self.acts.state().items()}
-        twins = self.twins
-        return Snapshot(
-            tuple(self.rows), tuple(twins.begins), tuple(twins.forked), dict(twins.masked), dropped, values, acts
-        )
+        They are the state of the rows, [R, ...] by name, and counts of acts; `rows` says whose the rows are, what the
+        `Twins` know, and what was dropped from batches.
+        """
+        twins, rows = self.twins, {"planned": self.rows, "dropped": self.objective.records}
+        rows |= {"begins": twins.begins, "forked": sorted(twins.forked), "masked": list(twins.masked.items())}
+        return {"pack": dict(self.rows_state), "acts": self.acts.state(), "rows": rows}
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of this pack, or of another one of the same trials."""
-        self._arrange([(planned, 0) for planned in snapshot.rows])
-        self.twins.begins, self.twins.masked = list(snapshot.begins), dict(snapshot.masked)
-        self.twins.forked = set(snapshot.forked)
-        self.objective.restore(snapshot.dropped)
-        self.acts.restore(snapshot.acts)
+    def snapshot(self) -> dict[str, Any]:
+        """A copy of `whole_state`."""
+        return copy.deepcopy(self.whole_state())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to the state of this pack, or to that of another one of the same trials."""
+        rows = state["rows"]
+        self._arrange(rows["planned"], [0] * len(rows["planned"]))
+        self.twins.begins, self.twins.forked = list(rows["begins"]), set(rows["forked"])
+        self.twins.masked = dict(rows["masked"])
+        self.objective.restore(rows["dropped"])
+        self.acts.restore(state["acts"])
         for name, now in self.rows_state:
-            now.copy_(snapshot.values[name])
+            now.copy_(state["pack"][name])
         self.clock.bind()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of a pack between two steps: whose its rows are, what `Twins` and the objective know, arrays [R, ...].
-
-    `acts` are the counts of `Acts`.
-    """
-
-    rows: tuple[int, ...]
-    begins: tuple[float, ...]
-    forked: tuple[int, ...]
-    masked: dict[int, int]
-    dropped: tuple[tuple[dict[str, Any], ...], ...]
-    values: dict[str, Tensor]
-    acts: dict[str, Tensor]

@@ -23,8 +23,8 @@ def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
 
     From tests/benchmarks/pack_size.py, see docs/benchmarks.md.
     """
-    size = sequences * model.context * model.width
-    return max(2, min(64, 2**25 // size)) if device.type == "cuda" else max(2, min(8, 2**18 // size))
+    most, features = (64, 2**25) if device.type == "cuda" else (8, 2**18)
+    return max(2, min(most, features // (sequences * model.context * model.width)))
 
 
 def windows_at_once(model: Model, vocabulary: int, device: torch.device) -> int:

@@ -55,13 +55,10 @@ class Communicator:
 
     def finish(self, gradients: Tensor) -> None:
         """Leave the mean over all ranks in `gradients`."""
-        if self.count == 1:
-            return
         while len(self._sums) > 1:
             self._merge()
-        ((_, total),) = self._sums
-        gradients.copy_(total.div_(self.count))
-        self._sums.clear()
+        while self._sums:
+            gradients.copy_(self._sums.pop()[1].div_(self.count))
 
     def mean(self, losses: Sequence[Tensor]) -> Tensor:
         """The mean over all ranks of what `parts` has led to, [R] each."""
@@ -80,9 +77,9 @@ class Communicator:
         """
         yield rank, gradients_RxP, rows
 
-    def told(self, own: Sequence[T]) -> Sequence[T]:
-        """What every rank has to tell after its backward pass, of which this process has its `own`."""
-        return own
+    def told(self, mine: Sequence[T]) -> Sequence[T]:
+        """What every rank has to tell after its backward pass, of which this process has `mine`."""
+        return mine
 
     # --- what processes have to agree on: nothing, where there is one ---------------------------------------------
 
@@ -90,9 +87,9 @@ class Communicator:
         """Which of `count` equal pieces of work are for this process."""
         return range(count)
 
-    def joined(self, own: Tensor, count: int) -> Tensor:
+    def joined(self, mine: Tensor, count: int) -> Tensor:
         """The results of all pieces in their order, [count, ...], from those of `own_share`."""
-        return own
+        return mine
 
     def agreed(self, choice: bool) -> bool:
         """The choice of rank 0."""

@@ -8,11 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from harness.storage.store import SIGNALS
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 
 SCORES_EVERY = 10
-PER_LAYER = ("activation_rms", "attention_logit_max")
+PER_LAYER = tuple(name for name, signal in SIGNALS.items() if "layer" in signal.dims)
 
 
 class LayerReadings:
@@ -31,9 +32,8 @@ class LayerReadings:
 
     def _attach(self, tap: str, signal: str, measure: Callable[[Tensor], Tensor]) -> list[Callable[[], None]]:
         def read(layer: int, _: str, x: Tensor, rows: slice) -> None:
-            parts, first = self._values.setdefault((signal, layer), {}), rows.start
-            found = measure(x.detach())
-            parts[first] = torch.maximum(parts[first], found) if first in parts else found
+            parts, first, value = self._values.setdefault((signal, layer), {}), rows.start, measure(x.detach())
+            parts[first] = torch.maximum(parts[first], value) if first in parts else value
 
         return [self._taps.attach_to_rows(f"blocks.{i}.{tap}", partial(read, i)) for i in range(self._layers)]
 
@@ -52,9 +52,9 @@ class LayerReadings:
 
     def take(self) -> Tensor:
         """[signals, layers, R] of the last forward pass; NaN where nothing was read."""
-        found = {key: torch.cat(list(parts.values())) for key, parts in self._values.items()}
-        missing = torch.full_like(found["activation_rms", 0], float("nan"))
-        rows = [[found.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
+        values = {key: torch.cat(list(parts.values())) for key, parts in self._values.items()}
+        missing = torch.full_like(values["activation_rms", 0], float("nan"))
+        rows = [[values.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
         return self._pack.ranks.largest(torch.stack([torch.stack(row) for row in rows]))
 
     def detach(self) -> None:

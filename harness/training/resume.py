@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from harness.storage.checkpoint import Saved
 from harness.training.answers import Answers
-from harness.training.pack import Pack, Snapshot
+from harness.training.pack import Pack
 from harness.training.signals import Recorder
 from harness.training.sites import Agenda
+
+TENSOR = "__tensor__"  # in the JSON, instead of a tensor: its name
 
 
 def steps_done(saved: Saved) -> int:
@@ -23,32 +25,36 @@ def state_of(
     pack: Pack, agenda: Agenda, recorder: Recorder, answers: Answers
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that the next steps depend on: tensors by name, and the rest as JSON has it."""
-    snapshot = pack.snapshot(copy=False)
-    parts = {"agenda": agenda.state(), "recorder": recorder.state(), "answers": answers.state()}
-    tensors = {f"pack.{name}": values for name, values in snapshot.values.items()}
-    tensors |= {f"acts.{name}": counts for name, counts in snapshot.acts.items()}
-    tensors |= {f"{part}.{name}": values for part, (own, _) in parts.items() for name, values in own.items()}
-    own = {
-        "rows": snapshot.rows,
-        "begins": [None if math.isinf(begin) else begin for begin in snapshot.begins],
-        "forked": sorted(snapshot.forked),
-        "masked": list(snapshot.masked.items()),
-        "dropped": snapshot.dropped,
-    }
-    return tensors, {"pack": own, **{part: values for part, (_, values) in parts.items()}}
+    state = pack.whole_state() | {"agenda": agenda.state(), "recorder": recorder.state(), "answers": answers.state()}
+    tensors: dict[str, Tensor] = {}
+    return tensors, {part: _without_tensors(value, part, tensors) for part, value in state.items()}
 
 
 def restore(saved: Saved, pack: Pack, agenda: Agenda, recorder: Recorder, answers: Answers) -> None:
     """Go on from what `state_of` has given, with parts that were made anew for the same trials."""
-
-    def of(part: str) -> dict[str, Tensor]:
-        return {name.removeprefix(f"{part}."): x for name, x in saved.tensors.items() if name.startswith(f"{part}.")}
-
-    own = saved.values["pack"]
-    begins = tuple(math.inf if begin is None else begin for begin in own["begins"])
-    rows, masked, dropped = tuple(own["rows"]), dict(own["masked"]), tuple(own["dropped"])
-    pack.restore(Snapshot(rows, begins, tuple(own["forked"]), masked, dropped, of("pack"), of("acts")))
+    state = _with_tensors(saved.values, saved.tensors)
+    pack.restore(state)
     pack.clock.number = saved.step
-    agenda.restore(of("agenda"), saved.values["agenda"])
-    recorder.restore(of("recorder"), saved.values["recorder"])
-    answers.restore(of("answers"), saved.values["answers"])
+    agenda.restore(state["agenda"])
+    recorder.restore(state["recorder"])
+    answers.restore(state["answers"])
+
+
+def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """`value` as JSON has it; the tensors in it go to `tensors`, each under the name of its place."""
+    if isinstance(value, Tensor):
+        tensors[name] = value
+        return {TENSOR: name}
+    if isinstance(value, Mapping):
+        return {key: _without_tensors(item, f"{name}.{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_tensors(item, f"{name}.{place}", tensors) for place, item in enumerate(value)]
+    return value
+
+
+def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_with_tensors(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return tensors[value[TENSOR]] if TENSOR in value else {key: _with_tensors(x, tensors) for key, x in value.items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,24 +13,13 @@ from torch import Tensor
 
 from harness.config.limits import SEGMENTS
 from harness.optim.optimizers import Norms
-from harness.training.blocks import PER_STEP, Block
+from harness.training.blocks import PER_STEP, SPEED, Block
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 from harness.training.readings import LayerReadings
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one step has come to, [R] each; `trained`: the trials that were not frozen before it, and did it."""
-
-    loss: Tensor
-    norm: Tensor | None
-    rate: Tensor
-    scale: Tensor
-    norms: Norms | None
-    trained: Tensor
+INITIAL, FINAL = "initial_segment_loss", "final_segment_loss"
 
 
 class Recorder:
@@ -48,18 +37,19 @@ class Recorder:
         self._names = (*PER_STEP, *pack.guard_signals)
         self._blocks: dict[int, Block] = {}  # by their first step: those that some row may have to fill
         self._pending: set[int] = set()  # those of them that have to be written, perhaps again
-        self._speeds: dict[int, tuple[float, float]] = {}  # of those that were written before
+        self._speeds: dict[int, Sequence[float]] = {}  # of those that were written before
         self._losses: dict[int, np.ndarray] = {}
-        self._initial, self._final = (self._of_segments() for _ in range(2))
+        shape, device = (len(pack.planned), SEGMENTS), pack.device
+        nan = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+        self._ends = {INITIAL: nan, FINAL: nan.clone()}
         self._layers: Tensor | None = None
         self._started = time.perf_counter()
 
     def begin(self, tick: Tick) -> None:
         """Be ready for the forward pass of these steps; the first one is validated before."""
         if 0 in tick.groups:
-            here = self._rows_at(tick, 0)
-            measured = self.pack.active if here is None else self.pack.active & here
-            self._validate(self.pack.planned[0].train.validate_between, self._initial, measured)
+            measured = self.pack.active & self._rows_at(tick, 0)
+            self._validate(self.pack.planned[0].train.validate_between, INITIAL, measured)
         self._layers = None
         if self._readings:
             self._readings.listen(tick)
@@ -70,13 +60,13 @@ class Recorder:
             self._layers = self._readings.take()
         return self._layers
 
-    def record(self, tick: Tick, measured: Measured) -> None:
-        """One step of the rows that train."""
-        values = {"loss": measured.loss.detach(), "learning_rate": measured.rate, "loss_scale": measured.scale}
+    def record(self, tick: Tick, values: dict[str, Tensor], norms: Norms | None, trained: Tensor) -> None:
+        """One step of the rows that train: signals, [R] each; `trained` are the trials that were not frozen before it.
+
+        What else is measured of a step is added to `values`.
+        """
         values |= {"tokens": self._tokens(tick), "dropped": self.pack.objective.dropped}
-        if measured.norm is not None:
-            values["grad_norm"] = measured.norm
-        if (norms := measured.norms) is not None:
+        if norms is not None:
             rms = norms.update / self.pack.layout.elements**0.5
             values |= {"param_norm": norms.weights, "update_rms": rms}
             if norms.second_moment is not None:
@@ -84,32 +74,26 @@ class Recorder:
         for guard in self.pack.guards:
             values |= guard.shown()
         for step in tick.groups:
-            validated = self._validation(tick, step, measured.trained)
+            validated = self._validation(tick, step, trained)
             rows = None if tick.in_step else torch.tensor(tick.groups[step], device=self.pack.device)
-            self._block_of(step).record(
-                step, values | validated, self.layers(), measured.trained, self.pack.active, rows
-            )
+            self._block_of(step).record(step, values | validated, self.layers(), trained, self.pack.active, rows)
 
     def _tokens(self, tick: Tick) -> Tensor:
         """Tokens trained on so far, [R], float64."""
-        trained, steps = self.pack.curriculum.tokens, tick.steps
-        if isinstance(steps, int):
-            return torch.full((len(self.pack),), int(trained[steps]), dtype=torch.float64, device=self.pack.device)
-        return torch.tensor([float(trained[step]) for step in steps], dtype=torch.float64, device=self.pack.device)
+        trained, device = self.pack.curriculum.tokens[tick.steps], self.pack.device
+        if isinstance(tick.steps, int):
+            return torch.full((len(self.pack),), int(trained), dtype=torch.float64, device=device)
+        return torch.tensor(trained, dtype=torch.float64, device=device)
 
     def _block_of(self, step: int) -> Block:
-        for block in self._blocks.values():
-            if block.first_step <= step < block.first_step + self.length:
-                self._pending.add(block.first_step)
-                return block
-        self._blocks[step] = Block(self.pack, step, self.length, self._names)
-        self._pending.add(step)
-        return self._blocks[step]
+        first = next((first for first in self._blocks if first <= step < first + self.length), step)
+        if first not in self._blocks:
+            self._blocks[first] = Block(self.pack, first, self.length, self._names)
+        self._pending.add(first)
+        return self._blocks[first]
 
-    def _rows_at(self, tick: Tick, step: int) -> Tensor | None:
-        """The rows that stand at a step, [R]; None: all do."""
-        if tick.in_step:
-            return None
+    def _rows_at(self, tick: Tick, step: int) -> Tensor:
+        """The rows that train at a step, [R]."""
         here = torch.zeros(len(self.pack), dtype=torch.bool)
         here[list(tick.groups[step])] = True
         return here.to(self.pack.device)
@@ -118,25 +102,24 @@ class Recorder:
 
     def _validation(self, tick: Tick, step: int, trained: Tensor) -> dict[str, Tensor]:
         """What the rows at this step have on held-out data after it, if that is due."""
-        train, here = self.pack.planned[0].train, self._rows_at(tick, step)
+        train = self.pack.planned[0].train
         if step + 1 == self.pack.steps:
-            measured = trained if here is None else trained & here
-            return _mean(self._validate(train.validate_tokens, self._final, measured))
+            return _mean(self._validate(train.validate_tokens, FINAL, trained & self._rows_at(tick, step)))
         if (step + 1) % train.validate_every == 0:
             return _mean(self._validate(train.validate_between))
         return {}
 
-    def _validate(self, tokens: int, into: Tensor | None = None, measured: Tensor | None = None) -> Tensor:
-        """The losses of all segments, [R, S], and those of the trials that are `measured` in `into`.
+    def _validate(self, tokens: int, end: str | None = None, measured: Tensor | None = None) -> Tensor:
+        """The losses of all segments, [R, S]; those of the trials that are `measured` are kept as that `end`.
 
         The time that it takes is no step's. Before the first step and after the last a GPU is waited for, to know it.
         """
-        waits = into is not None and self.pack.device.type == "cuda"
+        waits = end is not None and self.pack.device.type == "cuda"
         started = self._now(waits)
         losses = self.pack.validation_losses(tokens)
-        if into is not None and measured is not None:
-            was = into[:, : losses.shape[1]][self.pack.index]
-            into[:, : losses.shape[1]].index_copy_(0, self.pack.index, torch.where(measured[:, None], losses, was))
+        if end is not None and measured is not None:
+            kept, index = self._ends[end][:, : losses.shape[1]], self.pack.index
+            kept.index_copy_(0, index, torch.where(measured[:, None], losses, kept[index]))
         self._started += self._now(waits) - started
         return losses
 
@@ -145,30 +128,22 @@ class Recorder:
             torch.cuda.synchronize(self.pack.device)
         return time.perf_counter()
 
-    def _of_segments(self) -> Tensor:
-        shape = (len(self.pack.planned), SEGMENTS)
-        return torch.full(shape, torch.nan, dtype=torch.float64, device=self.pack.device)
-
     def ends(self) -> dict[str, np.ndarray]:
         """Held-out losses before the first step and after the last, [R, 64] each, of all planned trials.
 
         NaN for a trial that was lost before, and for segments that a short text has not.
         """
-        initial, final = self._initial.cpu().numpy(), self._final.cpu().numpy()
-        self.pack.twins.fill_at(0, initial)
-        self.pack.twins.fill_at(self.pack.steps - 1, final)
-        return {"initial_segment_loss": initial, "final_segment_loss": final}
+        ends = {name: losses.cpu().numpy() for name, losses in self._ends.items()}
+        self.pack.twins.fill_at(0, ends[INITIAL])
+        self.pack.twins.fill_at(self.pack.steps - 1, ends[FINAL])
+        return ends
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
     def is_due(self, tick: Tick) -> bool:
         """Whether these steps have filled a block, or were a row's last."""
-        return any(self._ends_block(step) for step in tick.groups)
-
-    def _ends_block(self, step: int) -> bool:
-        if step + 1 == self.pack.steps:
-            return True
-        return any(step + 1 == block.first_step + self.length for block in self._blocks.values())
+        ends = {self.pack.steps, *(first + self.length for first in self._blocks)}
+        return any(step + 1 in ends for step in tick.groups)
 
     def flush(self) -> None:
         """Write the blocks in which no row stands any more; only here does the host wait for the device."""
@@ -176,8 +151,10 @@ class Recorder:
             end = min(first + self.length, self.pack.steps)
             if not any(first <= step < end for step in self.pack.clock.steps):
                 self._write(self._blocks[first])
-        for first in [first for first in self._blocks if first not in self._pending and not self._is_kept(first)]:
-            del self._blocks[first], self._speeds[first]
+        kept_from = inf if self.keeps is None else self.keeps
+        for first in [first for first in self._blocks if first not in self._pending]:
+            if first + self.length <= kept_from:
+                del self._blocks[first], self._speeds[first]
         self._started = time.perf_counter()
 
     def _write(self, block: Block) -> None:
@@ -185,16 +162,12 @@ class Recorder:
         speed = self._speeds.get(first) or self._speed(block)
         # Steps that a trial shares with its twin are not trained for it, so they have no speed.
         has_row = np.isfinite(arrays["learning_rate"])
-        names = ("tokens_per_second", "step_seconds")
-        arrays |= {name: np.where(has_row, value, np.nan) for name, value in zip(names, speed, strict=True)}
-        self.pack.twins.fill(first, {name: own for name, own in arrays.items() if name not in names})
+        self.pack.twins.fill(first, arrays)
+        arrays |= {name: np.where(has_row, value, np.nan) for name, value in zip(SPEED, speed, strict=True)}
         self.write(first, arrays)
         self._losses[first], self._speeds[first] = arrays["loss"], speed
         self.nonfinite |= block.first_nonfinite()
         self._pending.discard(first)
-
-    def _is_kept(self, first: int) -> bool:
-        return self.keeps is not None and first + self.length > self.keeps
 
     def _speed(self, block: Block) -> tuple[float, float]:
         """Tokens of a trial in a second, and seconds of one step of one trial, since the last block was written."""
@@ -219,52 +192,41 @@ class Recorder:
             if first + self.length > step:
                 block.forget(trial, step)
                 self._pending.add(first)
-        if self.nonfinite.get(trial, -1) >= step:
-            del self.nonfinite[trial]
+        self.nonfinite = {number: at for number, at in self.nonfinite.items() if number != trial or at < step}
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What has been recorded so far, to `restore`: tensors by name, and the rest as JSON has it."""
-        tensors = {
-            f"block.{first}.{name}": values
-            for first, block in self._blocks.items()
-            for name, values in block.state().items()
-        }
-        tensors["initial"], tensors["final"] = self._initial, self._final
-        tensors |= {f"losses.{first}": torch.from_numpy(own) for first, own in self._losses.items()}
-        values = {
+    def state(self) -> dict[str, Any]:
+        """What has been recorded so far, to `restore`."""
+        return {
             "nonfinite": list(self.nonfinite.items()),
-            "blocks": list(self._blocks),
+            "ends": self._ends,
+            "blocks": [(first, block.state()) for first, block in self._blocks.items()],
             "pending": sorted(self._pending),
             "speeds": list(self._speeds.items()),
-            "losses": list(self._losses),
+            "losses": [(first, torch.from_numpy(losses)) for first, losses in self._losses.items()],
             "seconds": time.perf_counter() - self._started,
         }
-        return tensors, values
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
-        self.nonfinite = dict(values["nonfinite"])
-        self._initial.copy_(tensors["initial"])
-        self._final.copy_(tensors["final"])
-        self._losses = {first: tensors[f"losses.{first}"].numpy() for first in values["losses"]}
-        self._pending = set(values["pending"])
-        self._speeds = {first: (tokens, seconds) for first, (tokens, seconds) in values["speeds"]}
-        for first in values["blocks"]:
+        self.nonfinite, self._speeds = dict(state["nonfinite"]), dict(state["speeds"])
+        self._pending = set(state["pending"])
+        self._losses = {first: losses.numpy() for first, losses in state["losses"]}
+        for name, losses in self._ends.items():
+            losses.copy_(state["ends"][name])
+        for first, tensors in state["blocks"]:
             self._blocks[first] = Block(self.pack, first, self.length, self._names)
-            self._blocks[first].restore(
-                {name: tensors[f"block.{first}.{name}"] for name in ("steps", "layers", "froze")}
-            )
-        self._started = time.perf_counter() - values["seconds"]
+            self._blocks[first].restore(tensors)
+        self._started = time.perf_counter() - state["seconds"]
 
     def nonfinite_step(self, trial: int) -> int | None:
         """The step at which a planned trial froze, in its own row or in that of its twin which it shared."""
-        leader = self.pack.twins.leader[trial]
-        step = self.nonfinite.get(trial)
-        if step is None and leader is not None and (shared := self.nonfinite.get(leader)) is not None:
-            return shared if self.pack.twins.shares(trial, shared) is not None else None
-        return step
+        twins, leader = self.pack.twins, self.pack.twins.leader[trial]
+        if trial in self.nonfinite or leader is None:
+            return self.nonfinite.get(trial)
+        step = self.nonfinite.get(leader)
+        return None if step is None or twins.shares(trial, step) is None else step
 
     def losses(self) -> np.ndarray:
         """[R, steps done] of all planned trials."""

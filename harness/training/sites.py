@@ -96,7 +96,7 @@ class Agenda:
     """Which trial's injector is due where and when; asked at every site of every step, so it is one dict look-up."""
 
     def __init__(self, injectors: Sequence[Injector | None]):
-        self.injectors = list(injectors)
+        self._armed = {trial: injector for trial, injector in enumerate(injectors) if injector is not None}
         self.events: list[list[Event]] = [[] for _ in injectors]
         self.strikes = [0 for _ in injectors]
         self.changes = [0 for _ in injectors]
@@ -104,23 +104,20 @@ class Agenda:
         self.last: list[int | None] = [None for _ in injectors]
         self._due: dict[tuple[Site, int], list[int]] = {}
         self._reached = [0 for _ in injectors]
-        for trial, injector in enumerate(injectors):
-            calls = injector.calls if injector is not None else ()
-            for site, step in calls:
+        for trial, injector in self._armed.items():
+            for site, step in injector.calls:
                 self._due.setdefault((site, step), []).append(trial)
-            if calls:
-                self.first[trial] = min(step for _, step in calls)
-                self.last[trial] = max(step for _, step in calls)
+            steps = [step for _, step in injector.calls]
+            self.first[trial], self.last[trial] = min(steps, default=None), max(steps, default=None)
 
     def due(self, site: Site, step: int) -> Sequence[int]:
         """The trials (numbers in the pack as planned) that are visited here and now."""
-        found = self._due.get((site, step))
-        return [trial for trial in found if step >= self._reached[trial]] if found else ()
+        trials = self._due.get((site, step))
+        return [trial for trial in trials if step >= self._reached[trial]] if trials else ()
 
     def taps(self, trial: int) -> Collection[str]:
         """The activations that a trial's injector wants to see."""
-        injector = self.injectors[trial]
-        return injector.taps if injector is not None else ()
+        return self._armed[trial].taps
 
     def visit(self, trial: int, visit: Visit) -> None:
         """Let one trial's injector strike, and keep its events."""
@@ -128,20 +125,15 @@ class Agenda:
 
     def strike(self, trial: int, visit: Visit) -> list[Event]:
         """Let one trial's injector strike. Returns its events, for `note`."""
-        injector = self.injectors[trial]
-        assert injector is not None
-        return injector.visit(visit)
+        return self._armed[trial].visit(visit)
 
     def memory(self, trial: int) -> dict[str, Any]:
         """What one trial's injector has seen that a later step needs."""
-        injector = self.injectors[trial]
-        return dict(injector.memory) if injector is not None else {}
+        return dict(self._armed[trial].memory)
 
     def recall(self, trial: int, memory: Mapping[str, Any]) -> None:
         """Let one trial's injector go on with this memory."""
-        injector = self.injectors[trial]
-        if injector is not None:
-            injector.recall(memory)
+        self._armed[trial].recall(memory)
 
     def note(self, trial: int, events: Sequence[Event]) -> None:
         """Keep what one trial's injector has done."""
@@ -149,31 +141,21 @@ class Agenda:
         self.changes[trial] += sum(event.changed for event in events)
         self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What has happened so far, to `restore`: tensors by name, and the rest as JSON has it."""
-        memories = [self.memory(trial) for trial in range(len(self.injectors))]
-        tensors = {
-            f"{trial}.{name}": value
-            for trial, memory in enumerate(memories)
-            for name, value in memory.items()
-            if isinstance(value, Tensor)
-        }
-        rest = [{name: v for name, v in memory.items() if not isinstance(v, Tensor)} for memory in memories]
-        events = [[event.to_dict() for event in own] for own in self.events]
+    def state(self) -> dict[str, Any]:
+        """What has happened so far, to `restore`."""
+        events = [[event.to_dict() for event in of_trial] for of_trial in self.events]
+        memories = [(trial, self.memory(trial)) for trial in self._armed]
         counts = {"strikes": self.strikes, "changes": self.changes, "reached": self._reached}
-        return tensors, {"events": events, "memories": rest, **counts}
+        return {"events": events, "memories": memories, **counts}
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
-        self.events = [[Event.from_dict(event) for event in own] for own in values["events"]]
-        self.strikes, self.changes = list(values["strikes"]), list(values["changes"])
-        self._reached = list(values["reached"])
-        for trial, memory in enumerate(values["memories"]):
-            own = {name.partition(".")[2]: x for name, x in tensors.items() if name.partition(".")[0] == str(trial)}
-            self.recall(trial, {**memory, **own})
+        self.events = [[Event.from_dict(event) for event in of_trial] for of_trial in state["events"]]
+        self.strikes, self.changes, self._reached = (list(state[name]) for name in ("strikes", "changes", "reached"))
+        for trial, memory in state["memories"]:
+            self.recall(trial, memory)
 
     def roll_back(self, trial: int, reached: int) -> None:
         """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""
-        injector = self.injectors[trial]
-        if injector is not None and not injector.permanent:
+        if trial in self._armed and not self._armed[trial].permanent:
             self._reached[trial] = max(self._reached[trial], reached)

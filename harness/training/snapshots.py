@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,11 +17,11 @@ from harness.training.pack import Pack
 class Kept:
     """All that training changes, before a step: which planned trials the rows were, and at which steps they stood."""
 
-    rows: Sequence[int]
-    steps: Sequence[int]
+    rows: list[int]
+    steps: list[int]
     values: Mapping[str, Tensor]  # [R, ...] by name
     acts: Mapping[str, Tensor]
-    left: set[int] = field(default_factory=set)  # planned trials that went back to before it
+    left: set[int]  # planned trials that went back to before it
 
 
 class Snapshots:
@@ -35,10 +35,10 @@ class Snapshots:
         """Keep the pack as it is, if that is due."""
         if tick.front % self._every == 0:
             pack, steps = self._pack, tick.steps
-            own = [steps] * len(pack) if isinstance(steps, int) else list(steps)
+            of_rows = [steps] * len(pack) if isinstance(steps, int) else list(steps)
             values = {name: values.clone() for name, values in pack.rows_state}
             acts = {name: counts.clone() for name, counts in pack.acts.state().items()}
-            self._kept.append(Kept(tuple(pack.rows), own, values, acts))
+            self._kept.append(Kept(list(pack.rows), of_rows, values, acts, set()))
 
     @property
     def oldest(self) -> int | None:
@@ -64,24 +64,14 @@ class Snapshots:
             kept.left.add(trial)
         return None
 
-    def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """What is kept, to `restore`: tensors by name, and the rest as JSON has it."""
-        tensors = {
-            f"{number}.{part}.{name}": values
-            for number, kept in enumerate(self._kept)
-            for part, own in (("values", kept.values), ("acts", kept.acts))
-            for name, values in own.items()
-        }
-        about = ({"rows": kept.rows, "steps": kept.steps, "left": kept.left} for kept in self._kept)
-        return tensors, [{name: list(numbers) for name, numbers in own.items()} for own in about]
+    def state(self) -> list[dict[str, Any]]:
+        """What is kept, to `restore`."""
+        return [vars(kept) | {"left": sorted(kept.left)} for kept in self._kept]
 
-    def restore(self, tensors: Mapping[str, Tensor], values: Sequence[Mapping[str, Any]]) -> None:
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Go on from what `state` has given."""
         self._kept.clear()
-        for number, about in enumerate(values):
-            parts: dict[str, dict[str, Tensor]] = {"values": {}, "acts": {}}
-            for key, x in tensors.items():
-                own, part, name = key.split(".", 2)
-                if own == str(number):
-                    parts[part][name] = x.to(self._pack.device)
-            self._kept.append(Kept(tuple(about["rows"]), about["steps"], **parts, left=set(about["left"])))
+        device = self._pack.device
+        for kept in state:
+            values, acts = ({name: x.to(device) for name, x in kept[part].items()} for part in ("values", "acts"))
+            self._kept.append(Kept(kept["rows"], kept["steps"], values, acts, set(kept["left"])))

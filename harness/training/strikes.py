@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from harness.training.pack import Pack
 from harness.training.sites import AT_TAPS, Agenda, Event, Site, Visit
 
 Tensors = Callable[[int], Mapping[str, Tensor]]  # row -> tensors by name
-Told = tuple[int, list[Event], dict[str, Any]]  # a trial, what its injector did, and, for others, what that remembers
 
 
 class Strikes:
@@ -36,13 +34,9 @@ class Strikes:
 
     def _due(self, site: Site, tick: Tick) -> list[tuple[int, int, int]]:
         """The trials that are visited here and now, their rows, and the steps at which these stand."""
-        found = []
-        for step, rows in tick.groups.items():
-            for planned in self.agenda.due(site, step):
-                row = self.pack.row_of(planned)
-                if row is not None and row in rows:
-                    found.append((planned, row, step))
-        return found
+        due = ((planned, step) for step in tick.groups for planned in self.agenda.due(site, step))
+        here = ((planned, self.pack.row_of(planned), step) for planned, step in due)
+        return [(planned, row, step) for planned, row, step in here if row is not None and row in tick.groups[step]]
 
     def at_gradient(self, tick: Tick, rank: int) -> None:
         """The same for a rank's gradients, right after its backward pass."""
@@ -55,7 +49,7 @@ class Strikes:
     @contextmanager
     def at_taps(self, tick: Tick, rank: int) -> Iterator[None]:
         """For one forward and backward pass: the same for activations and their gradients."""
-        due = [(site, *own) for site in AT_TAPS for own in self._due(site, tick)]
+        due = [(site, *visited) for site in AT_TAPS for visited in self._due(site, tick)]
         detach = []
         for site, planned, row, step in due:
             for name in self.agenda.taps(planned):
@@ -72,13 +66,10 @@ class Strikes:
 
     def _tell(self) -> None:
         """Keep what this process's ranks, and those of others, have done at taps."""
-        has_others = self.pack.ranks.processes > 1
-        struck = [(planned, events) for planned, events in self._struck if events]
-        own: list[Told] = [
-            (planned, events, self.agenda.memory(planned) if has_others else {}) for planned, events in struck
-        ]
+        has_others, struck = self.pack.ranks.processes > 1, [each for each in self._struck if each[1]]
         self._struck.clear()
-        for planned, events, memory in self.pack.ranks.told(own):
+        told = [(planned, events, self.agenda.memory(planned) if has_others else {}) for planned, events in struck]
+        for planned, events, memory in self.pack.ranks.told(told):
             self.agenda.note(planned, events)
             if has_others:
                 self.agenda.recall(planned, memory)

@@ -42,10 +42,10 @@ class Twins:
 
     def leave(self, leader: int, step: int) -> list[int]:
         """The trials that shared this twin's row beyond a step to which it goes back: they share it up to there now."""
-        own = [n for n in self.forked if self.leader[n] == leader and self.begins[n] > step and n not in self.masked]
-        for number in own:
+        later = [n for n in self.forked if self.leader[n] == leader and self.begins[n] > step and n not in self.masked]
+        for number in later:
             self.begins[number] = step
-        return own
+        return later
 
     def shares(self, number: int, step: int) -> int | None:
         """The twin whose row serves this trial at this step, or None if it has its own."""
@@ -71,12 +71,12 @@ class Twins:
                 values[number, :begin] = values[leader, :begin]
                 values[number, end:] = values[leader, end:]
 
-    def records(self, own: Sequence[Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    def records(self, of_rows: Sequence[Sequence[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
         """The first records of each trial, each with a `step`, with those of its twin at the steps that they shared."""
-        found = []
+        records = []
         for number, leader in enumerate(self.leader):
-            theirs = own[leader] if leader is not None else []
-            shared = [record for record in theirs if self.shares(number, record["step"]) is not None]
-            alone = [record for record in own[number] if self.shares(number, record["step"]) is None]
-            found.append(sorted(shared + alone, key=lambda record: record["step"])[:KEPT_EVENTS])
-        return found
+            of_twin = of_rows[leader] if leader is not None else []
+            shared = [record for record in of_twin if self.shares(number, record["step"]) is not None]
+            alone = [record for record in of_rows[number] if self.shares(number, record["step"]) is None]
+            records.append(sorted(shared + alone, key=lambda record: record["step"])[:KEPT_EVENTS])
+        return records

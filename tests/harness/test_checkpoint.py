@@ -119,7 +119,7 @@ def test_a_sound_file_with_other_content_is_found_out(tmp_path, changed):
 def test_another_version(tmp_path):
     checkpoints = filled(tmp_path, 4)
     write_sealed(tmp_path / "4.safetensors", TENSORS, {}, version=99)
-    with pytest.warns(UserWarning, match="is of version 99, and 2 is read"):
+    with pytest.warns(UserWarning, match=f"is of version 99, and {VERSION} is read"):
         assert checkpoints.newest() is None
 
 
