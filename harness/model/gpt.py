@@ -76,10 +76,10 @@ class GPT:
     def tools(self, rows: slice = ALL, sequences: int = 1) -> Tools:
         """For one pass of these rows."""
         part, steps = self._parts[rows.start or 0], self.steps
-        own = [steps] * len(part.trials) if isinstance(steps, int) else steps[part.rows]
+        steps = [steps] * len(part.trials) if isinstance(steps, int) else steps[part.rows]
         numbers = range(self.first_sequence, self.first_sequence + sequences)
         taps = RowTaps(self.taps, part.rows)
-        return Tools(self.config, self.layout, self.precision, self._vectors, self.notice, part, own, numbers, taps)
+        return Tools(self.config, self.layout, self.precision, self._vectors, self.notice, part, steps, numbers, taps)
 
     def __call__(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> Tensor:
         """Logits [R, B x T, V] of the rows of one part, the first where none is named."""

@@ -121,7 +121,7 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, mean, rstd, normed, gain = ctx.saved_tensors
-        _sum_over_tokens(dy * normed, ctx.gradient)
+        _sum_into(dy * normed, ctx.gradient)
         dx, _, _ = torch.ops.aten.native_layer_norm_backward(
             dy * gain, x, [x.shape[-1]], mean, rstd, None, None, [True, False, False]
         )
@@ -150,7 +150,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         rms, normed, gain = ctx.saved_tensors
         product = dy * normed
-        _sum_over_tokens(product, ctx.gradient)
+        _sum_into(product, ctx.gradient)
         along = product.mul_(gain).mean(-1, keepdim=True)
         return (dy * gain).sub_(normed * along).div_(rms), None, None, None
 
@@ -170,12 +170,14 @@ def _beside(gain: Tensor, x: Tensor) -> Tensor:
     return gain.view(gain.shape[0], 1, gain.shape[1], *[1] * (x.dim() - 4), gain.shape[2])
 
 
-def _sum_over_tokens(product: Tensor, target: Tensor) -> None:
-    """Sum [R, ..., D] into [R, D], or into [R, G, D] with G its dim 2."""
-    if target.dim() == 2:
-        torch.sum(product.flatten(1, -2), 1, out=target)
-    else:
+def _sum_into(product: Tensor, target: Tensor) -> None:
+    """Sum [R, ..., D] over tokens into [R, D], or into [R, G, D] with G its dim 2; or over everything into [R, 1]."""
+    if target.dim() == 3:
         torch.sum(product.transpose(1, 2).flatten(2, -2), 2, out=target)
+    elif target.shape[1] == 1 < product.shape[-1]:
+        target.copy_(product.sum(1).sum(1, keepdim=True))
+    else:
+        torch.sum(product.flatten(1, -2), 1, out=target)
 
 
 class _Scaled(torch.autograd.Function):
@@ -207,22 +209,13 @@ class _Shifted(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        if ctx.gradient.shape[-1] == 1 < dy.shape[-1]:
-            _sum_into(dy, ctx.gradient)
-        else:
-            _sum_over_tokens(dy, ctx.gradient)
+        _sum_into(dy, ctx.gradient)
         return dy, None, None
 
 
 def shifted(x_RxxxD: Tensor, leaf: Leaf) -> Tensor:
     """x plus one learned number [R, 1], or a bias of the shape of a gain in `layer_norm`, in the precision of that."""
     return _Shifted.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient)
-
-
-def _sum_into(product_RxNxD: Tensor, target: Tensor) -> None:
-    """Sum over tokens into [R, D], or over everything of a trial into [R, 1]."""
-    total = product_RxNxD.sum(1)
-    target.copy_(total.sum(1, keepdim=True) if target.shape[1] < total.shape[1] else total)
 
 
 class _Curve(torch.autograd.Function):

@@ -32,7 +32,7 @@ class SingularVectors:
 
     def __init__(self, layout: Layout, weights: Rows, state: State):
         self.layout, self._weights = layout, weights
-        self._matrices = [scaled for scaled in layout.tensors if scaled.tensor.kind in REPARAMETRISED]
+        self._matrices = [scaled for scaled in layout.tensors if scaled.kind in REPARAMETRISED]
         self._starts, end = {}, 0
         for scaled in self._matrices:
             self._starts[scaled.name] = end
@@ -40,9 +40,8 @@ class SingularVectors:
         flat = weights.used.new_empty(len(weights.used), end)
         for scaled in self._matrices:
             left, right = self._pair(flat, scaled.name)
-            for trial, matrix in enumerate(
-                layout.view(weights.used, scaled.name)
-            ):  # one at a time: packs do not matter
+            # One at a time: packs do not matter.
+            for trial, matrix in enumerate(layout.view(weights.used, scaled.name)):
                 u, _, v = torch.linalg.svd(matrix, full_matrices=False)
                 left[trial], right[trial] = u[:, 0], v[0]
         self._vectors = state.add("singular_vectors", flat)

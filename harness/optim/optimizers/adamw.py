@@ -1,24 +1,60 @@
-"""AdamW, each trial with its own hyperparameters, over flat [R, P] state; and Adam's equations for its relatives."""
+"""Adam's equations for its relatives; and AdamW, each trial with its own hyperparameters, over flat [R, P] state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from harness.config import Trial
 from harness.model.parameters import Segment
-from harness.optim.optimizers.base import CPU_PIECE, Norms, Numbers, Optimizer, Piece, each
+from harness.optim.optimizers.base import CPU_PIECE, Norms, Numbers, Optimizer, Piece, each, options
 
-ADAM: Mapping[str, Callable[[Trial], float]] = {
-    "beta1": lambda trial: trial.optim.beta1,
-    "beta2": lambda trial: trial.optim.beta2,
-    "rest1": lambda trial: 1 - trial.optim.beta1,
-    "rest2": lambda trial: 1 - trial.optim.beta2,
-    "eps": lambda trial: trial.optim.eps,
-}
+
+class Adam(Optimizer):
+    """What the relatives of Adam share (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
+
+    slots = ("moment_1", "moment_2")
+    hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {
+        **options("optim", "beta1", "beta2", "eps"),
+        "rest1": lambda trial: 1 - trial.optim.beta1,
+        "rest2": lambda trial: 1 - trial.optim.beta2,
+    }
+
+    def numbers(self, h: Numbers) -> Numbers:
+        return corrections(h, h["count"])
+
+    def update(self, piece: Piece, h: Numbers) -> Tensor:
+        return self.direction(piece, h, *self.moments(piece, h, piece.gradients))
+
+    def moments(self, piece: Piece, h: Numbers, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Take gradients [r, n] into both moments. Returns the first as it is, and the corrected root of the second."""
+        first = piece.slots["moment_1"].mul_(h["beta1"]).add_(gradients * h["rest1"])
+        second = piece.slots["moment_2"].mul_(h["beta2"]).add_((gradients * gradients).mul_(h["rest2"]))
+        return first, second.sqrt().mul_(h["scale2"])
+
+    def direction(self, piece: Piece, h: Numbers, first: Tensor, root: Tensor) -> Tensor:
+        """Adam's step from what `moments` returned, of which `root` is used up."""
+        return (first / root.add_(h["eps"] * piece.segment.epsilon)).mul_(h["scale1"])
+
+
+def corrections(h: Numbers, count: Tensor) -> Numbers:
+    """What the first moment (`scale1`) and the root of the second (`scale2`) are multiplied by, [R, 1].
+
+    They make up for moments that started at zero `count` steps ago.
+    """
+    return {
+        "scale1": 1 / falls_short(h["beta1"], count),
+        "scale2": 1 / falls_short(h["beta2"], count).sqrt(),
+    }
+
+
+def falls_short(beta: Tensor, count: Tensor) -> Tensor:
+    """1 - beta^count, [R, 1]: what share of the mean a moving average has that took in `count` values from zero on."""
+    return 1 - each(torch.pow, beta, count)
 
 
 @dataclass(frozen=True)
@@ -31,22 +67,12 @@ class _Block:
     before: Tensor
 
 
-class AdamW(Optimizer):
+class AdamW(Adam):
     """Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2.
 
     torch's own fused kernel, a call for each trial, so that a trial's bits cannot depend on its neighbours; where the
     update is clipped, the same equations one by one.
     """
-
-    slots = ("moment_1", "moment_2")
-    hyperparameters = ADAM
-
-    def numbers(self, h: Numbers) -> Numbers:
-        return corrections(h, h["count"])
-
-    def update(self, piece: Piece, h: Numbers) -> Tensor:
-        first, root = moments(piece, h, piece.gradients)
-        return adam_direction(piece, h, first, root)
 
     def bind(self, trials: Sequence[Trial]) -> None:
         super().bind(trials)
@@ -107,34 +133,3 @@ class AdamW(Optimizer):
                 norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (weights, second_moment, change)])
                 sums[:, block.rows.start : block.rows.stop] += norms.double().square_()
         return self._norms(sums) if measure else None
-
-
-# --- Adam's equations (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1), for hyperparameters by the names of ADAM -----
-
-
-def corrections(h: Numbers, count: Tensor) -> Numbers:
-    """What the first moment (`scale1`) and the root of the second (`scale2`) are multiplied by, [R, 1].
-
-    They make up for moments that started at zero `count` steps ago.
-    """
-    return {
-        "scale1": 1 / falls_short(h["beta1"], count),
-        "scale2": 1 / falls_short(h["beta2"], count).sqrt(),
-    }
-
-
-def falls_short(beta: Tensor, count: Tensor) -> Tensor:
-    """1 - beta^count, [R, 1]: what share of the mean a moving average has that took in `count` values from zero on."""
-    return 1 - each(torch.pow, beta, count)
-
-
-def moments(piece: Piece, h: Numbers, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Take gradients [r, n] into both moments. Returns the first as it is, and the root of the second, corrected."""
-    first = piece.slots["moment_1"].mul_(h["beta1"]).add_(gradients * h["rest1"])
-    second = piece.slots["moment_2"].mul_(h["beta2"]).add_((gradients * gradients).mul_(h["rest2"]))
-    return first, second.sqrt().mul_(h["scale2"])
-
-
-def adam_direction(piece: Piece, h: Numbers, first: Tensor, root: Tensor) -> Tensor:
-    """Adam's step from what `moments` returned, of which `root` is used up."""
-    return (first / root.add_(h["eps"] * piece.segment.epsilon)).mul_(h["scale1"])

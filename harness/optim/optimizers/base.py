@@ -267,8 +267,8 @@ class Optimizer:
         piece.weights.copy_(weights)
         if change is None:
             return None
-        found = [weights, piece.slots["moment_2"], change] if "moment_2" in self.slots else [weights, change, change]
-        return torch.stack([norm(x)[:, 0] for x in found]).double().square_()
+        measured = (weights, piece.slots.get("moment_2", change), change)
+        return torch.stack([norm(x)[:, 0] for x in measured]).double().square_()
 
     def _norms(self, squares: Tensor) -> Norms:
         """From the sums of squares of weights, second moment and change, [3, R]."""
@@ -276,9 +276,18 @@ class Optimizer:
         return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
 
 
+def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]:
+    """These fields of a section, for `hyperparameters`."""
+
+    def reader(name: str) -> Callable[[Trial], float]:
+        return lambda trial: getattr(trial.section(section), name)
+
+    return {name: reader(name) for name in names}
+
+
 def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
-    return len(scaled.shape) == 2 and scaled.tensor.kind in MATRICES
+    return len(scaled.shape) == 2 and scaled.kind in MATRICES
 
 
 # --- for the equations -------------------------------------------------------------------------------------------
