@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from harness.model.gradients import WithBackward, differentiable
 
 
 def for_each_trial(function: Callable[..., Tensor], x_Rxxx: Tensor) -> Tensor:
@@ -21,23 +21,15 @@ def for_each_trial(function: Callable[..., Tensor], x_Rxxx: Tensor) -> Tensor:
     return x_Rxxx
 
 
-class _SoftCap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: Tensor) -> Tensor:
-        squashed = for_each_trial(torch.tanh, x / bound)
-        ctx.save_for_backward(squashed)
-        return squashed * bound
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        (squashed,) = ctx.saved_tensors
-        return (squashed * squashed).neg_().add_(1.0).mul_(dy), None
-
-
-def soft_cap(x_Rxxx: Tensor, bound_Rxxx: Tensor) -> Tensor:
+@differentiable
+def soft_cap(x_Rxxx: Tensor, bound_Rxxx: Tensor) -> WithBackward[Tensor]:
     """c tanh(x / c), c = `bound` [R, 1, ...], in the type of `bound` (Gemma 2, arXiv 2408.00118, section 2).
 
     Values within a tenth of the bound change by less than 0.4%.
     """
-    return _SoftCap.apply(x_Rxxx.to(bound_Rxxx.dtype), bound_Rxxx)
+
+    def backward(dy: Tensor, squashed: Tensor) -> Tensor:
+        return (squashed * squashed).neg_().add_(1.0).mul_(dy)
+
+    squashed = for_each_trial(torch.tanh, x_Rxxx.to(bound_Rxxx.dtype) / bound_Rxxx)
+    return squashed * bound_Rxxx, backward, (squashed,)

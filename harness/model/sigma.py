@@ -8,12 +8,10 @@ and its published code for speech; that for vision starts gamma at sigma(W), so 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import Leaf
 from harness.model.parameters import Layout
 from harness.model.products import product
@@ -79,27 +77,19 @@ def _unit(vector_RxD: Tensor) -> Tensor:
     return vector_RxD / torch.linalg.vector_norm(vector_RxD, dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
 
 
-class _Reparametrised(torch.autograd.Function):
+@differentiable
+def _undone(x: Tensor, leaf: Leaf, gamma: Leaf, *constants: Tensor) -> WithBackward[Tensor]:
     """Passes x through. On the way back the layer that read it has left the gradient of W_hat where that of W goes."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, matrices: Tensor, gamma: Tensor, sigma: Tensor, left: Tensor, right: Tensor, leaves: Any
-    ) -> Tensor:
-        ctx.save_for_backward(matrices, gamma, sigma, left, right)
-        ctx.leaf, ctx.gamma_leaf = leaves
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> Any:
-        matrices, gamma, sigma, left, right = ctx.saved_tensors
-        gradient = ctx.leaf.gradient.view_as(matrices)
+    def backward(dx: Tensor, matrices: Tensor, factor: Tensor, sigma: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        gradient = leaf.gradient.view_as(matrices)
         along = (gradient * matrices).flatten(2).sum(2) / sigma
-        ctx.gamma_leaf.gradient.copy_(along)
+        gamma.gradient.copy_(along)
         gradient.sub_((along[..., None] * left)[..., None] * right[..., None, :])
-        gradient.mul_((gamma / sigma)[..., None, None])
-        return dx, None, None, None, None, None, None
+        gradient.mul_((factor / sigma)[..., None, None])
+        return dx
+
+    return x.view_as(x), backward, constants
 
 
 def reparametrised(
@@ -114,5 +104,5 @@ def reparametrised(
     images = torch.stack([_times(w, v) for w, v in zip(matrices.unbind(1), right_RxKxI.unbind(1), strict=True)], 1)
     sigma = (left_RxKxO * images).sum(2)
     normed = (matrices * (gamma.weight / sigma)[..., None, None]).view_as(leaf.weight)
-    x = _Reparametrised.apply(x_RxNxI, matrices, gamma.weight, sigma, left_RxKxO, right_RxKxI, (leaf, gamma))
+    x = _undone(x_RxNxI, leaf, gamma, matrices, gamma.weight, sigma, left_RxKxO, right_RxKxI)
     return x, Leaf(normed, leaf.gradient)
