@@ -206,7 +206,7 @@ class MissedUpdate(InjectableFault):
         total = sum(elements_of(facts.tensors, names))
         if self.shards > total:
             yield f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}"
-        if self.shard >= self.shards:
+        elif self.shard >= self.shards:
             yield f"fault.shard={self.shard}: beyond fault.shards={self.shards}; allowed: 0 to {self.shards - 1}"
 
     def arm(self, facts: Facts) -> Missed:
