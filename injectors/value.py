@@ -29,11 +29,12 @@ SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDA
 MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
 MODELS = (*OPERATIONS, *CONSTANTS, "set", "scale", "noise", "sign", "round")
 MOST_ELEMENTS = 10**6  # each is drawn on its own
+# What only a campaign can have otherwise.
 ALONE: Mapping[str, Any] = {
     "until": None,
     "weight": "size",
     "stratify": "none",
-}  # what only a campaign can have otherwise
+}
 MOST_FAULTS = 10**5  # of the campaigns of a command, whose plan takes a minute then
 
 
