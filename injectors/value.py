@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from harness.config import PER_TRIAL, ConfigError, anything, choice, number, shown
-from harness.model.formats import FORMATS
+from harness.model.formats import FORMATS, round_to
 from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.bits import OPERATIONS
 from injectors.draws import distinct, stream
 from injectors.facts import Facts, Shapes
 from injectors.fault import InjectableFault, elements_of, located, matching, optimizers_with, wrong_rank
-from injectors.numbers import wrong_number
 from injectors.value_strike import CONSTANTS, Change, Target, ValueStrike
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
@@ -118,7 +118,7 @@ class Value(InjectableFault):
             yield f"fault.block={self.block}: fault.format=fp32 needs no scale; allowed: null, or a narrower format"
         elif self.block is not None and self.site in (*SCALARS, Site.UPDATE):
             yield f"fault.block={self.block}: nobody keeps fault.site={self.site} in blocks; allowed: null"
-        yield from wrong_number(self.model, self.value, self.format, facts.precision)
+        yield from self._wrong_number(facts.precision)
         yield from self._wrong_samples(facts.steps)
         yield from wrong_rank(self.rank, facts.ranks)
 
@@ -141,6 +141,25 @@ class Value(InjectableFault):
             yield f"fault.bit={self.bit}: {why}; allowed: 0 to {size - self.bits}"
         elif self.bits > most and (self.bit is None or self.spread == "scattered"):
             yield f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"
+
+    def _wrong_number(self, precision: str) -> Iterator[str]:
+        """Why what is computed with the value, or written, cannot hold it."""
+        given, model = f"fault.value={self.value}", self.model
+        if model == "noise" and self.value < 0:
+            yield f"{given}: is the standard deviation of fault.model=noise; allowed: 0 or more"
+            return
+        state = torch.float64 if precision == "fp64" else torch.float32  # of weights, gradients, moments
+        kept, most = torch.tensor(self.value, dtype=torch.float64).to(state), torch.finfo(state).max
+        where = f"train.precision={precision}"
+        # Too large a factor for a narrow format is a fault by itself; too large a number to set is only a wrong one.
+        if model == "set" and self.format != "fp32" and bool(torch.isfinite(kept)):
+            kept, where = round_to(kept, self.format), f"fault.format={self.format}"
+            most = torch.finfo(FORMATS[self.format].dtype).max
+        if not bool(torch.isfinite(kept)):
+            other = ", or fault.model=infinity" if model == "set" else ""
+            yield f"{given}: infinite in {where}; allowed: at most {most:.6g} in size{other}"
+        elif self.value != 0 and bool(kept == 0):
+            yield f"{given}: rounds to 0 in {where}; allowed: 0, or a number further from it"
 
     def _wrong_samples(self, steps: int) -> Iterator[str]:
         if self.samples is None:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.model.caps import for_each_trial, soft_cap
 from harness.model.gradients import WithBackward, differentiable
+from harness.model.layers import for_each_trial, soft_cap
 from harness.model.precision import Precision
 from harness.model.products import CACHE_LINE, differentiable_product, product, start_alike
 from harness.model.taps import RowTaps, Taps

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
-from harness.model.caps import soft_cap
-from harness.model.layers import add_positions, embedding
+from harness.model.layers import add_positions, embedding, soft_cap
 from harness.model.outline import tap_shapes
 from harness.model.parameters import Layout
 from harness.model.placements import Placement, branch_steps, placement_of

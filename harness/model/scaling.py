@@ -132,17 +132,8 @@ def gpt2(model: Model, matrix: ModelTensor) -> float:
     return normal(model, matrix) * _branch_share(model, matrix)
 
 
-INITS: Mapping[str, Init] = {
-    "standard": standard,
-    "small": small,
-    "xavier": xavier,
-    "scaled_residual": scaled_residual,
-    "small_scaled": small_scaled,
-    "zero_residual": zero_residual,
-    "fixup": fixup,
-    "normal": normal,
-    "gpt2": gpt2,
-}
+_INITS = (standard, small, xavier, scaled_residual, small_scaled, zero_residual, fixup, normal, gpt2)
+INITS: Mapping[str, Init] = {init.__name__: init for init in _INITS}
 UNCUT_INITS = ("normal", "gpt2")
 ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which nothing can be relative
 SIZED_INITS = ", ".join(name for name in INITS if name not in ZERO_INITS)  # the others
@@ -168,12 +159,9 @@ def deepnorm_beta(model: Model) -> float:
     (8N)^(-1/4) for a decoder alone (Wang et al. 2022, arXiv 2203.00555); GLM-130B takes (2N)^(-1/2) (Zeng et al. 2022,
     arXiv 2210.02414, section 2.1).
     """
-    match model.placement:
-        case "deepnorm":
-            return (8 * model.depth) ** -0.25
-        case "deepnorm_glm":
-            return (2 * model.depth) ** -0.5
-    return 1.0
+    if model.placement == "deepnorm":
+        return (8 * model.depth) ** -0.25
+    return (2 * model.depth) ** -0.5 if model.placement == "deepnorm_glm" else 1.0
 
 
 UNDONE = (  # by sigma-reparametrisation: field, values that say how large hidden matrices are, and the others

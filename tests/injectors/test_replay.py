@@ -188,7 +188,7 @@ TAMPERED = {
     "an unknown field": ({"fault": {"kind": "value", "colour": "red"}}, "colour"),
     "a value out of range": ({"fault": {"kind": "value", "bit": 99}}, "fault.bit=99: out of range; allowed: >= 0"),
     "a value of the wrong type": ({"fault": {"kind": "value", "start": "soon"}}, "fault.start=soon: wrong type"),
-    "an event without a place": ({"events": [{"site": "weight"}]}, "event 0: tensor, before, after"),
+    "an event without a place": ({"events": [{"site": "weight"}]}, "event 0: tensor, index, bit, step, before, after"),
     "an event that is none": ({"events": [3]}, "event 0: no object"),
     "an event with an unknown part": ({"events": [EVENT | {"colour": 3}]}, "event 0: colour missing, unknown or"),
     "an event of a wrong type": ({"events": [EVENT | {"index": "00"}]}, "event 0: index missing, unknown or"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.model.parameters import Segment
-from harness.optim.optimizers.base import CPU_PIECE, Norms, Numbers, Optimizer, Piece, each, options
+from harness.optim.optimizers.base import CPU_PIECE, Numbers, Optimizer, Piece, Step, each, options
 
 
 class Adam(Optimizer):
@@ -57,16 +55,6 @@ def falls_short(beta: Tensor, count: Tensor) -> Tensor:
     return 1 - each(torch.pow, beta, count)
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A block of the flat arrays that is updated while it is in the cache."""
-
-    segment: Segment
-    rows: range
-    arrays: tuple[Tensor, Tensor, Tensor, Tensor]  # weights, gradients and both moments, [rows, columns]
-    before: Tensor
-
-
 class AdamW(Adam):
     """Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2.
 
@@ -74,62 +62,41 @@ class AdamW(Adam):
     update is clipped, the same equations one by one.
     """
 
+    columns = CPU_PIECE
+
     def bind(self, trials: Sequence[Trial]) -> None:
         super().bind(trials)
-        if self._limit is None:
-            self._blocks = list(self._cut_blocks())
-            self._taken = {key: rates[:, 0].tolist() for key, rates in self._decays.items()}
+        self._before = torch.empty(0, dtype=self.weights.dtype, device=self.weights.device)  # grows to a piece's size
+        self._taken = {key: rates[:, 0].tolist() for key, rates in self._decays.items()}
 
-    def _cut_blocks(self) -> Iterator[_Block]:
-        trials = len(self.trials)
-        flat = (self.weights, self._gradients.used, self.slot("moment_1"), self.slot("moment_2"))
-        for segment in self.layout.segments:
-            if segment.learning_rate == 0:
-                continue
-            length = segment.stop - segment.start
-            height = max(1, CPU_PIECE // length) if self._on_cpu else trials
-            width = CPU_PIECE if self._on_cpu else length
-            before = torch.empty(min(height, trials), min(width, length), dtype=flat[0].dtype, device=flat[0].device)
-            for top in range(0, trials, height):
-                rows = range(top, min(top + height, trials))
-                for left in range(segment.start, segment.stop, width):
-                    right = min(left + width, segment.stop)
-                    w, g, m, v = (array[rows.start : rows.stop, left:right] for array in flat)
-                    yield _Block(segment, rows, (w, g, m, v), before[: len(rows), : right - left])
-
-    def step(self, learning_rate: Tensor, active: Tensor, measure: bool = True) -> Norms | None:
+    def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
         if self._limit is not None:
-            return super().step(learning_rate, active, measure)
-        self.updates.add_(active)
-        rates = {s.learning_rate: (learning_rate * s.learning_rate).unbind() for s in self.layout.segments}
-        counts, skip = self.updates.unbind(), (~active).float().unbind()
-        sums = torch.zeros(3, len(self.trials), dtype=torch.float64, device=self.weights.device)
-        for block in self._blocks:
-            segment = block.segment
-            if measure:
-                block.before.copy_(block.arrays[0])
-            for row, w, g, m, v in zip(block.rows, *block.arrays, strict=True):
-                optim = self.trials[row].optim
-                torch._fused_adamw_(
-                    [w],
-                    [g],
-                    [m],
-                    [v],
-                    [],
-                    [counts[row]],
-                    lr=rates[segment.learning_rate][row],
-                    beta1=optim.beta1,
-                    beta2=optim.beta2,
-                    weight_decay=self._taken[segment.learning_rate, segment.decay][row],
-                    eps=optim.eps * segment.epsilon,
-                    amsgrad=False,
-                    maximize=False,
-                    grad_scale=None,
-                    found_inf=skip[row],
-                )
-            if measure:
-                weights, _, _, second_moment = block.arrays
-                change = torch.sub(weights, block.before, out=block.before)
-                norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in (weights, second_moment, change)])
-                sums[:, block.rows.start : block.rows.stop] += norms.double().square_()
-        return self._norms(sums) if measure else None
+            return super()._step(learning_rate, active)
+        self._rates = {s.learning_rate: (learning_rate * s.learning_rate).unbind() for s in self.layout.segments}
+        self._counts, self._skip = self.updates.unbind(), (~active).float().unbind()
+        return Step({}, {}, None, None)
+
+    def _move(self, piece: Piece, step: Step, measure: bool) -> Tensor | None:
+        if self._limit is not None:
+            return super()._move(piece, step, measure)
+        segment, weights = piece.segment, piece.weights
+        if measure:
+            if self._before.numel() < weights.numel():
+                self._before = torch.empty(weights.numel(), dtype=weights.dtype, device=weights.device)
+            before = self._before[: weights.numel()].view(weights.shape).copy_(weights)
+        arrays = (weights, piece.gradients, piece.slots["moment_1"], piece.slots["moment_2"])
+        for row, w, g, m, v in zip(piece.rows, *arrays, strict=True):
+            optim = self.trials[row].optim
+            torch._fused_adamw_(
+                *([w], [g], [m], [v], [], [self._counts[row]]),
+                lr=self._rates[segment.learning_rate][row],
+                beta1=optim.beta1,
+                beta2=optim.beta2,
+                weight_decay=self._taken[piece.multipliers][row],
+                eps=optim.eps * segment.epsilon,
+                amsgrad=False,
+                maximize=False,
+                grad_scale=None,
+                found_inf=self._skip[row],
+            )
+        return self._measured(piece, weights, torch.sub(weights, before, out=before)) if measure else None
