@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -135,6 +134,17 @@ class Strike:
         raise NotImplementedError
 
 
+class WholeStrike(Strike):
+    """Base of strikes at all tensors of a rank, or at a part of them, that are one event."""
+
+    def replaced(self, visit: Visit, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[Event]:
+        """Put `values` there in place of `tensors`."""
+        before = digest(*tensors.values())
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
+        return whole_event(visit, "*", before, tensors.values())
+
+
 def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, what: str = "tensor") -> list[str]:
     """The names that match the glob, in `layer` alone if that is given. Raises ConfigError if there is none."""
     names = fnmatch.filter(shapes, pattern)
@@ -186,11 +196,6 @@ def whole_event(visit: Visit, name: str, before: str, tensors: Iterable[Tensor])
     """The one event of a strike at whole tensors, whose `digest` was `before`."""
     after = digest(*tensors)
     return [Event(visit.site, name, None, None, visit.step, before, after, None, None, before != after, visit.rank)]
-
-
-def elements_of(shapes: Shapes, names: list[str]) -> list[int]:
-    """The number of elements of each."""
-    return [math.prod(shapes[name]) for name in names]
 
 
 def random_tokens(count: int, choices: int, *key: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ A rank's gradient that is corrupted or partly NaN is a value fault at the site `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -16,34 +17,13 @@ from harness.model.formats import FORMATS
 from harness.training.ranks import Communicator
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
-from injectors.fault import (
-    InjectableFault,
-    Strike,
-    digest,
-    elements_of,
-    matching,
-    optimizers_with,
-    too_late,
-    whole_event,
-    wrong_rank,
-)
+from injectors.fault import InjectableFault, WholeStrike, matching, optimizers_with, too_late, wrong_rank
 
 Tensors = Mapping[str, Tensor]
 
 
 def _copy(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-class WholeStrike(Strike):
-    """Base of strikes at all tensors of a rank, or at a part of them, that are one event."""
-
-    def replaced(self, visit: Visit, tensors: Tensors, values: Tensors) -> list[Event]:
-        """Put `values` there in place of `tensors`."""
-        before = digest(*tensors.values())
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])
-        return whole_event(visit, "*", before, tensors.values())
 
 
 @dataclass(frozen=True)
@@ -198,20 +178,23 @@ class MissedUpdate(InjectableFault):
     shards: int = number(PER_TRIAL, 1, "slices into which the matching elements are cut", low=1)
     shard: int = number(PER_TRIAL, 0, "the slice that misses the update", low=0)
 
+    def _matching(self, facts: Facts) -> tuple[list[str], list[int]]:
+        """The tensors of which the shards are, and how many elements each has."""
+        names = matching("fault.tensor", self.tensor, facts.tensors, self.layer)
+        return names, [math.prod(facts.tensors[name]) for name in names]
+
     def refused(self, facts: Facts) -> Iterator[str]:
         if not facts.slots:
             why = f"keeps no moment element by element that fault.kind={self.kind} could leave as it was"
             yield f"optim.name={facts.optimizer}: {why}; allowed: {optimizers_with('moment_1')}"
-        names = matching("fault.tensor", self.tensor, facts.tensors, self.layer)
-        total = sum(elements_of(facts.tensors, names))
+        total = sum(self._matching(facts)[1])
         if self.shards > total:
             yield f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}"
         elif self.shard >= self.shards:
             yield f"fault.shard={self.shard}: beyond fault.shards={self.shards}; allowed: 0 to {self.shards - 1}"
 
     def arm(self, facts: Facts) -> Missed:
-        names = matching("fault.tensor", self.tensor, facts.tensors, self.layer)
-        sizes = elements_of(facts.tensors, names)
+        names, sizes = self._matching(facts)
         first, last = (sum(sizes) * number // self.shards for number in (self.shard, self.shard + 1))
         slices, end = {}, 0
         for name, size in zip(names, sizes, strict=True):

@@ -7,6 +7,7 @@ updates, activations and their gradients, the learning rate and the loss scale.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.bits import OPERATIONS
 from injectors.draws import distinct, stream
 from injectors.facts import Facts, Shapes
-from injectors.fault import InjectableFault, elements_of, located, matching, optimizers_with, wrong_rank
+from injectors.fault import InjectableFault, located, matching, optimizers_with, wrong_rank
 from injectors.value_strike import CONSTANTS, Change, Target, ValueStrike
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
@@ -181,7 +182,7 @@ class Value(InjectableFault):
         """The tensors that it can strike, and how many elements each has."""
         shapes = self.shapes(facts)
         names = matching("fault.tensor", self.tensor, shapes, self.layer, what)
-        return names, elements_of(shapes, names)
+        return names, [math.prod(shapes[name]) for name in names]
 
     def population(self, facts: Facts) -> Population:
         """Every fault that the description allows."""
