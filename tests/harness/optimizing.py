@@ -73,7 +73,7 @@ class Rig:
         self.trials, self.layout, self.state = list(trials), Layout(tuple(rows)), State(2 * len(trials) + 2)
         weights = torch.zeros(len(trials), self.layout.size, dtype=dtype)
         for scaled in rows:
-            if scaled.tensor.kind != Kind.HEAD:
+            if scaled.kind != Kind.HEAD:
                 for r, trial in enumerate(trials):
                     self.layout.view(weights, scaled.name)[r] = drawn(scaled, trial.seed, -1).to(dtype)
         self._weights = self.state.add("weights", weights)
