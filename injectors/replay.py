@@ -84,29 +84,28 @@ class Replay(InjectableFault):
         except ConfigError:
             raise
         except RecursionError:
-            raise ConfigError(f"{self._given}: no record (it is nested too deeply); allowed: {WANTED}") from None
+            raise self._wrong("no record (it is nested too deeply)") from None
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"{self._given}: no record ({reason}); allowed: {WANTED}") from None
+            raise self._wrong(f"no record ({reason})") from None
         return record
 
-    @property
-    def _given(self) -> str:
-        return f"fault.record={shown(self.record)}"
+    def _wrong(self, why: str) -> ConfigError:
+        return ConfigError(f"fault.record={shown(self.record)}: {why}; allowed: {WANTED}")
 
     def _from_results(self) -> dict[str, Any]:
         folder, _, wanted = self.record.rpartition(":")
         if not folder:
-            raise ConfigError(f"{self._given}: no such file; allowed: {WANTED}")
+            raise self._wrong("no such file")
         try:
             packs = list(read_packs(Path(os.path.expanduser(folder))))
         except ConfigError as error:
             reasons = [reason.partition(": ")[2] for reason in error.reasons]  # which begin with out=FOLDER
-            raise ConfigError(f"{self._given}: {'; '.join(reasons)}") from None
+            raise ConfigError(f"fault.record={shown(self.record)}: {'; '.join(reasons)}") from None
         for pack in packs:
             if pack.complete and wanted in pack.attributes["ids"]:
                 return self._of_pack(pack.attributes, wanted)
-        raise ConfigError(f"{self._given}: no finished trial of that id there; allowed: {WANTED}")
+        raise self._wrong("no finished trial of that id there")
 
     def _of_pack(self, attributes: Mapping[str, Any], wanted: str) -> dict[str, Any]:
         row = attributes["ids"].index(wanted)
@@ -115,10 +114,10 @@ class Replay(InjectableFault):
             has_fault = trial["fault"]["kind"] != "none"
             record = record_of(trial, events, attributes["corpus"]["fingerprint"]) if has_fault else {}
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            reason = f"what is stored of that trial cannot be read ({type(error).__name__}: {error})"
-            raise ConfigError(f"{self._given}: {reason}; allowed: {WANTED}") from None
+            why = f"what is stored of that trial cannot be read ({type(error).__name__}: {error})"
+            raise self._wrong(why) from None
         if not has_fault:
-            raise ConfigError(f"{self._given}: that trial has no fault; allowed: {WANTED}")
+            raise self._wrong("that trial has no fault")
         return record
 
     def check(self, facts: Facts) -> None:
