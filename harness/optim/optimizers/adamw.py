@@ -66,7 +66,6 @@ class AdamW(Adam):
 
     def bind(self, trials: Sequence[Trial]) -> None:
         super().bind(trials)
-        self._before = torch.empty(0, dtype=self.weights.dtype, device=self.weights.device)  # grows to a piece's size
         self._taken = {key: rates[:, 0].tolist() for key, rates in self._decays.items()}
 
     def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
@@ -80,10 +79,7 @@ class AdamW(Adam):
         if self._limit is not None:
             return super()._move(piece, step, measure)
         segment, weights = piece.segment, piece.weights
-        if measure:
-            if self._before.numel() < weights.numel():
-                self._before = torch.empty(weights.numel(), dtype=weights.dtype, device=weights.device)
-            before = self._before[: weights.numel()].view(weights.shape).copy_(weights)
+        before = weights.clone() if measure else None
         arrays = (weights, piece.gradients, piece.slots["moment_1"], piece.slots["moment_2"])
         for row, w, g, m, v in zip(piece.rows, *arrays, strict=True):
             optim = self.trials[row].optim
@@ -99,4 +95,4 @@ class AdamW(Adam):
                 grad_scale=None,
                 found_inf=self._skip[row],
             )
-        return self._measured(piece, weights, torch.sub(weights, before, out=before)) if measure else None
+        return None if before is None else self._measured(piece, weights, torch.sub(weights, before, out=before))

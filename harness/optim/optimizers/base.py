@@ -272,7 +272,7 @@ class Optimizer:
     def _measured(self, piece: Piece, weights: Tensor, change: Tensor) -> Tensor:
         """The squared norms of weights, second moment and change after a step, [3, r], float64."""
         measured = (weights, piece.slots.get("moment_2", change), change)
-        return torch.stack([norm(x)[:, 0] for x in measured]).double().square_()
+        return torch.stack([torch.linalg.vector_norm(x, dim=1) for x in measured]).double().square_()
 
     def _norms(self, squares: Tensor) -> Norms:
         """From the sums of squares of weights, second moment and change, [3, R]."""
