@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from harness.config import ConfigError, Model, Optim, Trial
 from harness.model.branches.attention import attention_multiplier
+from harness.model.parameters import Layout
 from harness.model.scaling import (
     INITS,
     branch_multiplier,
@@ -218,6 +220,18 @@ def test_epsilon_follows_gradients():
             base, _ = measured[32, 2][name]
             # Widths and depths are finite: a factor of 2 beside the 4 to 8 that are at stake.
             assert 0.5 < size / base / epsilon < 2.0, (now, name)
+
+
+@pytest.mark.parametrize("parametrization", ["standard", "mup", "completep"])
+def test_segments_are_the_longest_runs_of_equal_multipliers(parametrization):
+    layout = Layout(tuple(tensor_table(model_of(4, 16, parametrization=parametrization), VOCABULARY)))
+    pieces = [{name: getattr(span, name) for name in ("learning_rate", "decay", "epsilon")} for span in layout.spans]
+    for span, multipliers in zip(layout.spans, pieces, strict=True):
+        (segment,) = (segment for segment in layout.segments if segment.start <= span.start < segment.stop)
+        assert segment == dataclasses.replace(segment, **multipliers) and span.stop <= segment.stop
+    for left, right in itertools.pairwise(layout.segments):
+        assert left.stop == right.start and dataclasses.replace(left, start=right.start, stop=right.stop) != right
+    assert layout.segments[0].start == 0 and layout.segments[-1].stop == layout.size
 
 
 # --- on the way forward ------------------------------------------------------------------------------------------

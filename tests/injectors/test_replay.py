@@ -94,6 +94,8 @@ def test_a_file_is_enough(case, from_files):
         ("weight_bit", "index", [0, 0]),
         ("weight_bit", "bit", 3),
         ("weight_bit", "step", 5),
+        ("weight_bit", "mask", None),
+        ("weight_bit", "was_zero", True),
         ("nan_gradient", "rank", 1),
         ("rare_tokens", "before", "0" * 64),
         ("fp8_gradients", "after", "0" * 64),
