@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, islice
@@ -51,10 +51,8 @@ class Population:
     def __post_init__(self) -> None:
         for name, shape in self.shapes.items():
             if self.element is not None and not 0 <= self.element < math.prod(shape):
-                raise ConfigError(
-                    f"fault.element={self.element}: beyond tensor {name}, which has {math.prod(shape)} elements; "
-                    f"allowed: 0 to {math.prod(shape) - 1}"
-                )
+                why = f"beyond tensor {name}, which has {math.prod(shape)} elements"
+                raise ConfigError(f"fault.element={self.element}: {why}; allowed: 0 to {math.prod(shape) - 1}")
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -95,10 +93,8 @@ def sample(
 ) -> list[Address]:
     """The first `count` addresses of `in_order`. Raises ConfigError if there are not so many."""
     if not 0 <= count <= population.size:
-        raise ConfigError(
-            f"fault.samples={count}: the description allows {population.size} different faults; "
-            f"allowed: 0 to {population.size}"
-        )
+        why = f"the description allows {population.size} different faults"
+        raise ConfigError(f"fault.samples={count}: {why}; allowed: 0 to {population.size}")
     return list(islice(in_order(population, seed, weight, stratify), count))
 
 
@@ -140,18 +136,17 @@ def _inside(part: Population, weight: str, seed: int, *key: str) -> Iterator[Add
     if weight == "size":
         yield from map(part.address, shuffled(part.size, seed, "size", *key))
         return
-    tensors = list(_strata(part, "tensor").values())
+    tensors = [one for one in _strata(part, "tensor").values() if one.size]
     orders = [map(one.address, shuffled(one.size, seed, "tensor", *key, *one.shapes)) for one in tensors]
-    left = [i for i, one in enumerate(tensors) if one.size]
-    drawn = [0 for _ in tensors]
-    for word in stream(seed, "tensors", *key):
-        if not left:
+    counts = [one.size for one in tensors]  # of what is left
+    for number in stream(seed, "tensors", *key):
+        if not orders:
             return
-        chosen = left[word % len(left)]
+        chosen = number % len(orders)
         yield next(orders[chosen])
-        drawn[chosen] += 1
-        if drawn[chosen] == tensors[chosen].size:
-            left.remove(chosen)
+        counts[chosen] -= 1
+        if not counts[chosen]:
+            del orders[chosen], counts[chosen]
 
 
 # --- strata ------------------------------------------------------------------------------------------------------
@@ -169,17 +164,11 @@ def stratum_of(address: Address, population: Population, stratify: str) -> str:
     part of its name, such as `embedding`, `head` or `final_norm`, each a stratum of its own. `bit`: its number. `step`:
     its number, or if there are more than ten, the first and the last of its tenth of them: `100-149`.
     """
-    if stratify == "tensor":
-        return address.tensor
-    if stratify == "layer":
-        return _layer(address.tensor)
     if stratify == "bit":
         return str(address.bit)
     if stratify == "step":
-        tenths = _tenths(population.steps)
-        index = population.steps.index(address.step)
-        return _step_name(tenths[((index + 1) * len(tenths) - 1) // len(population.steps)])
-    return "all"
+        return next(name for name, steps in _tenths(population.steps).items() if address.step in steps)
+    return OF_TENSOR[stratify](address.tensor)
 
 
 def _strata(population: Population, stratify: str) -> dict[str, Population]:
@@ -188,16 +177,14 @@ def _strata(population: Population, stratify: str) -> dict[str, Population]:
         raise ConfigError(f"fault.stratify={stratify}: unknown; allowed: {', '.join(STRATIFICATIONS)}")
     if stratify == "bit":
         if population.bits is None:
-            allowed = ", ".join(word for word in STRATIFICATIONS if word != "bit")
+            allowed = ", ".join(name for name in STRATIFICATIONS if name != "bit")
             raise ConfigError(f"fault.stratify=bit: this fault changes no bit; allowed: {allowed}")
         return {str(bit): dataclasses.replace(population, bits=(bit,)) for bit in population.bits}
     if stratify == "step":
-        return {_step_name(part): dataclasses.replace(population, steps=part) for part in _tenths(population.steps)}
-    if stratify == "none":
-        return {"all": population}
+        return {name: dataclasses.replace(population, steps=part) for name, part in _tenths(population.steps).items()}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor, shape in population.shapes.items():
-        shapes.setdefault(tensor if stratify == "tensor" else _layer(tensor), {})[tensor] = shape
+        shapes.setdefault(OF_TENSOR[stratify](tensor), {})[tensor] = shape
     return {name: dataclasses.replace(population, shapes=those) for name, those in shapes.items()}
 
 
@@ -206,14 +193,14 @@ def _layer(tensor: str) -> str:
     return block.group() if block else tensor.partition(".")[0]
 
 
-def _tenths(steps: range) -> list[range]:
+OF_TENSOR: Mapping[str, Callable[[str], str]] = {"none": lambda name: "all", "tensor": str, "layer": _layer}
+
+
+def _tenths(steps: range) -> dict[str, range]:
     """The steps in ten parts whose lengths differ by at most one; each on its own if there are no more than ten."""
-    parts = min(len(steps), MOST_STEP_STRATA)
-    return [steps[i * len(steps) // parts : (i + 1) * len(steps) // parts] for i in range(parts)]
-
-
-def _step_name(steps: range) -> str:
-    return str(steps[0]) if len(steps) == 1 else f"{steps[0]}-{steps[-1]}"
+    count = min(len(steps), MOST_STEP_STRATA)
+    parts = [steps[i * len(steps) // count : (i + 1) * len(steps) // count] for i in range(count)]
+    return {str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}": part for part in parts}
 
 
 def half_width(count: int, share: float = 0.5) -> float:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from harness.config import PER_TRIAL, ConfigError, number
+from harness.config import PER_TRIAL, number
 from harness.training.sites import Event, Site, Visit
 from injectors.draws import stream
 from injectors.facts import Facts
-from injectors.fault import InjectableFault, Strike, digest, random_tokens, whole_event
+from injectors.fault import InjectableFault, Strike, digest, random_tokens, too_late, whole_event
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,7 @@ class BatchFault(InjectableFault):
     share: float = number(PER_TRIAL, 1.0, "share of the batch's sequences that is replaced", above=0, high=1)
 
     def arm(self, facts: Facts) -> Poison:
-        steps = self.strike_steps(facts)
-        looks = self.looks(steps)
-        return Poison(Site.BATCH, steps, self.duration is None, looks=looks, fault=self, facts=facts)
-
-    def looks(self, steps: range) -> tuple[tuple[Site, int], ...]:
-        """Batches that have to be seen before."""
-        return ()
+        return self.armed(Poison, Site.BATCH, facts, fault=self, facts=facts)
 
     def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray | Tensor:
         """What takes the place of `shape` = (sequences, T + 1) tokens; `seen` is the last batch that was looked at."""
@@ -77,15 +72,11 @@ class Repetition(BatchFault):
     pattern: int = number(PER_TRIAL, 1, "tokens of the pattern", low=1)
     length: int | None = number(PER_TRIAL, None, "tokens over which it repeats; null: the whole sequence", low=1)
 
-    def check(self, facts: Facts) -> None:
-        reasons = []
+    def refused(self, facts: Facts) -> Iterator[str]:
         for name, size in (("pattern", self.pattern), ("length", self.length)):
             if size is not None and size > facts.context:
-                reasons.append(
-                    f"fault.{name}={size}: longer than model.context={facts.context}; allowed: 1 to {facts.context}"
-                )
-        if reasons:
-            raise ConfigError(*reasons)
+                why = f"longer than model.context={facts.context}"
+                yield f"fault.{name}={size}: {why}; allowed: 1 to {facts.context}"
 
     def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
         assert seen is not None
@@ -124,12 +115,11 @@ class DuplicatedBatch(BatchFault):
     kind: str = "duplicated_batch"
     late: int = number(PER_TRIAL, 1, "steps before the first strike at which the batch was first read", low=1)
 
-    def check(self, facts: Facts) -> None:
-        if self.late > self.start:
-            raise ConfigError(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
+    def refused(self, facts: Facts) -> Iterator[str]:
+        yield from too_late(self.late, self.start)
 
-    def looks(self, steps: range) -> tuple[tuple[Site, int], ...]:
-        return ((Site.BATCH, self.start - self.late),)
+    def arm(self, facts: Facts) -> Poison:
+        return replace(super().arm(facts), looks=((Site.BATCH, self.start - self.late),))
 
     def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:
         assert seen is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.model.formats import from_words, to_words
+from harness.model.formats import from_words, raw_words, to_words
 
 OPERATIONS = ("bit_flip", "stuck_at_0", "stuck_at_1")
 
@@ -18,17 +18,12 @@ def change_bits(values: Tensor, masks: Tensor, operation: str, format: str) -> T
     format's. Where no bit changes, the value stays what it was, unrounded.
     """
     words = to_words(values, format)
-    masks = _narrow(masks, words.dtype)
+    size = 8 * words.element_size()
+    if words.is_signed():  # the highest bit of the format is the sign of its word
+        masks = torch.where(masks >= 1 << (size - 1), masks - (1 << size), masks)
+    masks = masks.to(words.dtype)
     changed = {"bit_flip": words ^ masks, "stuck_at_0": words & ~masks, "stuck_at_1": words | masks}[operation]
     return torch.where(changed == words, values, from_words(changed, format, values.dtype))
-
-
-def _narrow(masks: Tensor, words: torch.dtype) -> Tensor:
-    """The same bits in fewer: the highest becomes the sign."""
-    size = torch.iinfo(words).bits
-    if not words.is_signed:
-        return masks.to(words)
-    return torch.where(masks >= 1 << (size - 1), masks - (1 << size), masks).to(words)
 
 
 def is_zero(values: Tensor, format: str) -> Tensor:
@@ -39,12 +34,9 @@ def is_zero(values: Tensor, format: str) -> Tensor:
 def raw_bits(values: Tensor) -> list[str]:
     """The bits of each value of a flat tensor in its own type, in hexadecimal."""
     size = values.element_size()
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return [f"{int(word) & ((1 << 8 * size) - 1):0{2 * size}x}" for word in values.view(kinds[size]).tolist()]
+    return [f"{int(word) & ((1 << 8 * size) - 1):0{2 * size}x}" for word in raw_words(values).tolist()]
 
 
 def same_bits(left: Tensor, right: Tensor) -> Tensor:
     """Where two tensors of one type are equal bit for bit: NaN equals itself, and zero is not minus zero."""
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    kind = kinds[left.element_size()]
-    return left.contiguous().view(kind) == right.contiguous().view(kind)
+    return raw_words(left) == raw_words(right)

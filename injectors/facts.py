@@ -51,9 +51,9 @@ class Facts:
     token_counts: np.ndarray = field(default_factory=lambda: NO_TOKENS, repr=False)
     shape: Mapping[str, Any] = field(default_factory=dict)
 
-    def key(self, *words: int | str) -> tuple[int | str, ...]:
-        """A key for injectors/draws.py that depends on the fault's seed and `words` alone."""
-        return (self.seed, *words)
+    def key(self, *parts: int | str) -> tuple[int | str, ...]:
+        """A key for injectors/draws.py that depends on the fault's seed and `parts` alone."""
+        return (self.seed, *parts)
 
 
 def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndarray = NO_TOKENS) -> Facts:

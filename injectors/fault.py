@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
-from typing import Any, ClassVar
+from itertools import accumulate, islice
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +21,8 @@ from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Event, Injector, Site, Visit
 from injectors.draws import stream
 from injectors.facts import Facts, Shapes
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class InjectableFault(Fault):
 
     def check(self, facts: Facts) -> None:
         """Refuse what can be refused before anything is trained. Raises ConfigError."""
+        if reasons := list(self.refused(facts)):
+            raise ConfigError(*reasons)
+
+    def refused(self, facts: Facts) -> Iterator[str]:
+        """What it cannot be in such a run, each a line with key, value, and what is allowed, or a ConfigError."""
+        yield from ()
 
     def check_corpus(self, fingerprint: str) -> None:
         """Refuse a corpus on which this fault means nothing. Raises ConfigError."""
@@ -50,6 +57,21 @@ class InjectableFault(Fault):
     def arm(self, facts: Facts) -> Injector:
         """The injector that strikes at the steps that `strike_steps` gives."""
         raise NotImplementedError
+
+    def armed(
+        self,
+        strike: Callable[..., S],
+        site: Site,
+        facts: Facts,
+        look_at: Site | None = None,
+        before: int = 0,
+        /,
+        **more: Any,
+    ) -> S:
+        """The injector that strikes at the steps of the fault, and looks `before` each of them at another site."""
+        steps = self.strike_steps(facts)
+        looks = tuple((look_at, step - before) for step in steps) if look_at else ()
+        return strike(site, steps, self.duration is None, looks=looks, **more)
 
     def strike_steps(self, facts: Facts) -> range:
         """The steps at which it strikes, up to the end of the run."""
@@ -61,13 +83,13 @@ class InjectableFault(Fault):
 def fault_types() -> dict[str, type[Fault]]:
     """Every kind of fault by name, of this folder and of installed packages, and `none`."""
     plugins.modules("faults")
-    found: dict[str, type[Fault]] = {"none": Fault}
+    types: dict[str, type[Fault]] = {"none": Fault}
     pending = InjectableFault.__subclasses__()
     for cls in pending:
         pending += cls.__subclasses__()
         if (kind := cls().kind) != "none":  # else: a base of others
-            found[kind] = cls
-    return found
+            types[kind] = cls
+    return types
 
 
 @dataclass
@@ -112,24 +134,42 @@ class Strike:
         raise NotImplementedError
 
 
+class WholeStrike(Strike):
+    """Base of strikes at all tensors of a rank, or at a part of them, that are one event."""
+
+    def replaced(self, visit: Visit, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[Event]:
+        """Put `values` there in place of `tensors`."""
+        before = digest(*tensors.values())
+        for name, tensor in tensors.items():
+            tensor.copy_(values[name])
+        return whole_event(visit, "*", before, tensors.values())
+
+
 def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, what: str = "tensor") -> list[str]:
     """The names that match the glob, in `layer` alone if that is given. Raises ConfigError if there is none."""
-    found = fnmatch.filter(shapes, pattern)
-    if not found:
+    names = fnmatch.filter(shapes, pattern)
+    if not names:
         raise ConfigError(f"{key}={pattern}: matches no {what} of this model; allowed: a glob over {', '.join(shapes)}")
-    if layer is not None:
-        inside = [name for name in found if name.startswith(f"blocks.{layer}.")]
-        if not inside:
-            layers = sorted({int(name.split(".")[1]) for name in found if name.startswith("blocks.")})
-            allowed = f"0 to {layers[-1]}" if layers else "null"
-            raise ConfigError(f"fault.layer={layer}: no {what} of it matches {key}={pattern}; allowed: {allowed}")
-        return inside
-    return found
+    if layer is None:
+        return names
+    inside = [name for name in names if name.startswith(f"blocks.{layer}.")]
+    if not inside:
+        layers = sorted({int(name.split(".")[1]) for name in names if name.startswith("blocks.")})
+        allowed = f"0 to {layers[-1]}" if layers else "null"
+        raise ConfigError(f"fault.layer={layer}: no {what} of it matches {key}={pattern}; allowed: {allowed}")
+    return inside
 
 
-def wrong_rank(rank: int, ranks: int) -> list[str]:
+def wrong_rank(rank: int, ranks: int) -> Iterator[str]:
     """The reason against a data-parallel rank that a run of so many does not have, if there is one."""
-    return [] if rank < ranks else [f"fault.rank={rank}: beyond train.ranks={ranks}; allowed: 0 to {ranks - 1}"]
+    if rank >= ranks:
+        yield f"fault.rank={rank}: beyond train.ranks={ranks}; allowed: 0 to {ranks - 1}"
+
+
+def too_late(late: int, start: int) -> Iterator[str]:
+    """The reason against something of `late` steps before the first strike, if there is no such step."""
+    if late > start:
+        yield f"fault.late={late}: before the first step; allowed: 1 to fault.start={start}"
 
 
 def optimizers_with(slot: str) -> str:
@@ -146,10 +186,10 @@ def located(sizes: list[int], address: int) -> tuple[int, int]:
 
 def digest(*tensors: Tensor) -> str:
     """SHA-256 of the bytes of whole tensors, one after the other."""
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        sha.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
 
 
 def whole_event(visit: Visit, name: str, before: str, tensors: Iterable[Tensor]) -> list[Event]:
@@ -158,12 +198,6 @@ def whole_event(visit: Visit, name: str, before: str, tensors: Iterable[Tensor])
     return [Event(visit.site, name, None, None, visit.step, before, after, None, None, before != after, visit.rank)]
 
 
-def elements_of(shapes: Shapes, names: list[str]) -> list[int]:
-    """The number of elements of each."""
-    return [math.prod(shapes[name]) for name in names]
-
-
 def random_tokens(count: int, choices: int, *key: Any) -> np.ndarray:
     """[count] integers of range(choices), uniform, the same on every machine."""
-    words = stream(*key)
-    return np.array([next(words) % choices for _ in range(count)], dtype=np.int64)
+    return np.array([number % choices for number in islice(stream(*key), count)], dtype=np.int64)

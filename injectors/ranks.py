@@ -5,26 +5,19 @@ A rank's gradient that is corrupted or partly NaN is a value fault at the site `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from harness.config import PER_TRIAL, ConfigError, anything, choice, number
+from harness.config import PER_TRIAL, anything, choice, number
 from harness.model.formats import FORMATS
 from harness.training.ranks import Communicator
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
-from injectors.fault import (
-    InjectableFault,
-    Strike,
-    digest,
-    elements_of,
-    matching,
-    optimizers_with,
-    whole_event,
-    wrong_rank,
-)
+from injectors.fault import InjectableFault, WholeStrike, matching, optimizers_with, too_late, wrong_rank
 
 Tensors = Mapping[str, Tensor]
 
@@ -45,28 +38,23 @@ class StaleGradient(InjectableFault):
     rank: int = number(PER_TRIAL, 0, "data-parallel rank", low=0)
     late: int = number(PER_TRIAL, 1, "steps by which it is late", low=1)
 
-    def check(self, facts: Facts) -> None:
-        reasons = wrong_rank(self.rank, facts.ranks)
-        if self.late > self.start:
-            reasons.append(f"fault.late={self.late}: before the first step; allowed: 1 to fault.start={self.start}")
-        if reasons:
-            raise ConfigError(*reasons)
+    def refused(self, facts: Facts) -> Iterator[str]:
+        yield from wrong_rank(self.rank, facts.ranks)
+        yield from too_late(self.late, self.start)
 
     def arm(self, facts: Facts) -> Stale:
-        steps = self.strike_steps(facts)
-        looks = tuple((Site.GRADIENT, step - self.late) for step in steps)
-        return Stale(Site.GRADIENT, steps, self.duration is None, looks=looks, rank=self.rank, late=self.late)
+        return self.armed(Stale, Site.GRADIENT, facts, Site.GRADIENT, self.late, rank=self.rank, late=self.late)
 
 
-@dataclass
-class Stale(Strike):
+@dataclass(kw_only=True)
+class Stale(WholeStrike):
     """Keeps the gradients of the last `late` steps, and those before the first strike for when that comes again.
 
     After a rollback into the strikes, a gradient that is not kept any more is handed in fresh.
     """
 
-    rank: int = 0
-    late: int = 1
+    rank: int
+    late: int
     _kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
     @property
@@ -93,10 +81,7 @@ class Stale(Strike):
             return []
         if visit.step - self.late >= self.steps.start:
             del self._kept[visit.step - self.late]
-        before = digest(*visit.tensors.values())
-        for name, tensor in visit.tensors.items():
-            tensor.copy_(old[name])
-        return whole_event(visit, "*", before, visit.tensors.values())
+        return self.replaced(visit, visit.tensors, old)
 
 
 @dataclass(frozen=True)
@@ -111,35 +96,29 @@ class DroppedRank(InjectableFault):
     rank: int = number(PER_TRIAL, 0, "data-parallel rank", low=0)
     rescale: bool = anything(PER_TRIAL, False, "take the mean over the ranks that are left")
 
-    def check(self, facts: Facts) -> None:
-        reasons = wrong_rank(self.rank, facts.ranks)
+    def refused(self, facts: Facts) -> Iterator[str]:
+        yield from wrong_rank(self.rank, facts.ranks)
         if self.rescale and facts.ranks == 1:
-            reasons.append("fault.rescale=true: no rank is left of train.ranks=1; allowed: false, or more ranks")
-        if reasons:
-            raise ConfigError(*reasons)
+            yield "fault.rescale=true: no rank is left of train.ranks=1; allowed: false, or more ranks"
 
     def arm(self, facts: Facts) -> Dropped:
-        steps, ranks = self.strike_steps(facts), facts.ranks
-        others = ranks / (ranks - 1) if self.rescale else 1.0
-        return Dropped(Site.GRADIENT, steps, self.duration is None, rank=self.rank, others=others)
+        others = facts.ranks / (facts.ranks - 1) if self.rescale else 1.0
+        return self.armed(Dropped, Site.GRADIENT, facts, rank=self.rank, others=others)
 
 
-@dataclass
-class Dropped(Strike):
+@dataclass(kw_only=True)
+class Dropped(WholeStrike):
     """Zeroes one rank, and multiplies the others by a factor."""
 
-    rank: int = 0
-    others: float = 1.0
+    rank: int
+    others: float
 
     def strike(self, visit: Visit) -> list[Event]:
         if visit.rank != self.rank:
             for tensor in visit.tensors.values() if self.others != 1 else ():
                 tensor.mul_(self.others)
             return []
-        before = digest(*visit.tensors.values())
-        for tensor in visit.tensors.values():
-            tensor.zero_()
-        return whole_event(visit, "*", before, visit.tensors.values())
+        return self.replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
 
 
 @dataclass(frozen=True)
@@ -154,46 +133,33 @@ class Reduction(InjectableFault):
     order: str = choice(PER_TRIAL, "sequential", "order of the sum", "sequential", "reversed", "pairwise")
     format: str = choice(PER_TRIAL, "bf16", "format of the running sum", *FORMATS)
 
-    def check(self, facts: Facts) -> None:
+    def refused(self, facts: Facts) -> Iterator[str]:
         if facts.ranks == 1:
-            raise ConfigError("train.ranks=1: nothing to add; allowed with fault=reduction: 2 or more")
+            yield "train.ranks=1: nothing to add; allowed with fault=reduction: 2 or more"
 
     def arm(self, facts: Facts) -> OtherSum:
-        steps = self.strike_steps(facts)
-        looks = tuple((Site.GRADIENT, step) for step in steps)
-        ranks = facts.ranks
-        return OtherSum(
-            Site.REDUCED_GRADIENT,
-            steps,
-            self.duration is None,
-            looks=looks,
-            ranks=ranks,
-            order=self.order,
-            format=self.format,
-        )
+        adder = Communicator(facts.ranks, self.order, self.format)
+        return self.armed(OtherSum, Site.REDUCED_GRADIENT, facts, Site.GRADIENT, adder=adder)
 
 
-@dataclass
-class OtherSum(Strike):
+@dataclass(kw_only=True)
+class OtherSum(WholeStrike):
     """Keeps the gradients of all ranks for the length of a step."""
 
-    ranks: int = 1
-    order: str = "sequential"
-    format: str = "fp32"
+    adder: Communicator
     _parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # of this step
 
     def look(self, visit: Visit) -> None:
         self._parts[visit.rank] = _copy(visit.tensors)
 
     def strike(self, visit: Visit) -> list[Event]:
-        before = digest(*visit.tensors.values())
-        for name, tensor in visit.tensors.items():
-            mean = Communicator(self.ranks, self.order, self.format)
-            for rank in mean.sequence():
-                mean.add(self._parts[rank][name])
-            mean.finish(tensor)
+        means = {name: torch.empty_like(tensor) for name, tensor in visit.tensors.items()}
+        for name, mean in means.items():
+            for rank in self.adder.sequence():
+                self.adder.add(self._parts[rank][name])
+            self.adder.finish(mean)
         self._parts.clear()
-        return whole_event(visit, "*", before, visit.tensors.values())
+        return self.replaced(visit, visit.tensors, means)
 
 
 @dataclass(frozen=True)
@@ -212,43 +178,39 @@ class MissedUpdate(InjectableFault):
     shards: int = number(PER_TRIAL, 1, "slices into which the matching elements are cut", low=1)
     shard: int = number(PER_TRIAL, 0, "the slice that misses the update", low=0)
 
-    def check(self, facts: Facts) -> None:
-        if not facts.slots:
-            raise ConfigError(
-                f"optim.name={facts.optimizer}: keeps no moment element by element that fault.kind={self.kind} could "
-                f"leave as it was; allowed: {optimizers_with('moment_1')}"
-            )
+    def _matching(self, facts: Facts) -> tuple[list[str], list[int]]:
+        """The tensors of which the shards are, and how many elements each has."""
         names = matching("fault.tensor", self.tensor, facts.tensors, self.layer)
-        total = sum(elements_of(facts.tensors, names))
+        return names, [math.prod(facts.tensors[name]) for name in names]
+
+    def refused(self, facts: Facts) -> Iterator[str]:
+        if not facts.slots:
+            why = f"keeps no moment element by element that fault.kind={self.kind} could leave as it was"
+            yield f"optim.name={facts.optimizer}: {why}; allowed: {optimizers_with('moment_1')}"
+        total = sum(self._matching(facts)[1])
         if self.shards > total:
-            raise ConfigError(f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}")
-        if self.shard >= self.shards:
-            raise ConfigError(
-                f"fault.shard={self.shard}: beyond fault.shards={self.shards}; allowed: 0 to {self.shards - 1}"
-            )
+            yield f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}"
+        elif self.shard >= self.shards:
+            yield f"fault.shard={self.shard}: beyond fault.shards={self.shards}; allowed: 0 to {self.shards - 1}"
 
     def arm(self, facts: Facts) -> Missed:
-        shapes = facts.tensors
-        names = matching("fault.tensor", self.tensor, shapes, self.layer)
-        sizes = elements_of(shapes, names)
+        names, sizes = self._matching(facts)
         first, last = (sum(sizes) * number // self.shards for number in (self.shard, self.shard + 1))
         slices, end = {}, 0
         for name, size in zip(names, sizes, strict=True):
             start, end = end, end + size
             if start < last and end > first:
                 slices[name] = slice(max(first - start, 0), min(last - start, size))
-        steps = self.strike_steps(facts)
-        looks = tuple((Site.BEFORE_UPDATE, step) for step in steps)
         arrays = ("", *(f"{slot}:" for slot in facts.slots))
-        return Missed(Site.UPDATE, steps, self.duration is None, looks=looks, slices=slices, arrays=arrays)
+        return self.armed(Missed, Site.UPDATE, facts, Site.BEFORE_UPDATE, slices=slices, arrays=arrays)
 
 
-@dataclass
-class Missed(Strike):
+@dataclass(kw_only=True)
+class Missed(WholeStrike):
     """Puts the shard back to what it was before the optimizer step."""
 
-    slices: dict[str, slice] = field(default_factory=dict)
-    arrays: tuple[str, ...] = ()  # what stands before a tensor's name: nothing for its weights, `moment_1:`
+    slices: dict[str, slice]
+    arrays: tuple[str, ...]  # what stands before a tensor's name: nothing for its weights, `moment_1:`
     _before: dict[str, Tensor] = field(default_factory=dict)  # of this step
 
     def _shard(self, visit: Visit) -> dict[str, Tensor]:
@@ -259,8 +221,4 @@ class Missed(Strike):
         self._before = _copy(self._shard(visit))
 
     def strike(self, visit: Visit) -> list[Event]:
-        shard = self._shard(visit)
-        updated = digest(*shard.values())
-        for name, values in shard.items():
-            values.copy_(self._before[name])
-        return whole_event(visit, "*", updated, shard.values())
+        return self.replaced(visit, self._shard(visit), self._before)

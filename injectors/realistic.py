@@ -10,12 +10,13 @@ from harness.config import PER_TRIAL, anything, choice, number
 from harness.model.formats import FORMATS
 from injectors.draws import distinct, stream
 from injectors.facts import Facts
-from injectors.fault import InjectableFault, elements_of, located, matching
+from injectors.fault import InjectableFault, located
 from injectors.value import MOST_ELEMENTS, SITES, Value
 from injectors.value_strike import Target, ValueStrike
 
 UNIT = 2**128  # words of the stream are below it
 STRIDES = (16, 32, 64, 128)
+SHARED = ("start", "duration", "period", "site", "tensor", "layer", "format", "rank")  # fields of a value fault too
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,7 @@ class RealisticSDC(InjectableFault):
 
     def _value(self, model: str = "bit_flip") -> Value:
         """The value fault that changes the elements."""
-        return Value(
-            start=self.start,
-            duration=self.duration,
-            period=self.period,
-            site=self.site,
-            tensor=self.tensor,
-            layer=self.layer,
-            model=model,
-            format=self.format,
-            rank=self.rank,
-        )
+        return Value(model=model, **{name: getattr(self, name) for name in SHARED})
 
     def check(self, facts: Facts) -> None:
         self._value().check(facts)
@@ -65,9 +56,7 @@ class RealisticSDC(InjectableFault):
         draw = stream(*facts.key("realistic"))
         kinds = ("nan", "infinity", "minus_infinity")
         value = self._value(kinds[next(draw) % 3] if next(draw) / UNIT < self.nonfinite else "bit_flip")
-        shapes = value.shapes(facts)
-        names = matching("fault.tensor", self.tensor, shapes, self.layer)
-        sizes = elements_of(shapes, names)
+        names, sizes = value.candidates(facts)
         which, first = located(sizes, next(draw) % sum(sizes))
         stride = STRIDES[next(draw) % len(STRIDES)]
         flat = sorted({(first + i * stride) % sizes[which] for i in range(self.elements)})

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any, ClassVar
 
 from harness.config import (
@@ -23,13 +22,13 @@ from harness.config import (
     trial_from_dict,
 )
 from harness.storage.stored import read_packs
-from harness.training.sites import Event, Injector, Site, Visit
+from harness.training.sites import Event, Injector, Visit
 from injectors.facts import Facts, shape_of
 from injectors.fault import InjectableFault, fault_types
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
 MOST_BYTES = 2**24  # of a record; one has thousands
-PARTS = ("fault", "seed", "corpus", "shape", "events")
+PARTS = {"fault": dict, "seed": int, "corpus": str, "shape": dict, "events": list}  # of a record
 WHEN = ("start", "duration", "period")  # what a replay takes over from the fault that it does again
 
 
@@ -40,14 +39,13 @@ class ReplayError(RuntimeError):
 def record_of(trial: Mapping[str, Any], events: list[Mapping[str, Any]], fingerprint: str) -> dict[str, Any]:
     """The record of a fault, as plain values: from a trial's stored config, its events and its corpus' fingerprint."""
     whole = trial_from_dict(trial, fault_types())
-    values = (
-        vars(whole.fault),
-        whole.seeds["fault"],
-        fingerprint,
-        shape_of(whole.model, whole.train),
-        [dict(event) for event in events],
-    )
-    return dict(zip(PARTS, values, strict=True))
+    return {
+        "fault": vars(whole.fault),
+        "seed": whole.seeds["fault"],
+        "corpus": fingerprint,
+        "shape": shape_of(whole.model, whole.train),
+        "events": [dict(event) for event in events],
+    }
 
 
 @dataclass(frozen=True)
@@ -86,29 +84,28 @@ class Replay(InjectableFault):
         except ConfigError:
             raise
         except RecursionError:
-            raise ConfigError(f"{self._given}: no record (it is nested too deeply); allowed: {WANTED}") from None
+            raise self._wrong("no record (it is nested too deeply)") from None
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"{self._given}: no record ({reason}); allowed: {WANTED}") from None
+            raise self._wrong(f"no record ({reason})") from None
         return record
 
-    @property
-    def _given(self) -> str:
-        return f"fault.record={shown(self.record)}"
+    def _wrong(self, why: str) -> ConfigError:
+        return ConfigError(f"fault.record={shown(self.record)}: {why}; allowed: {WANTED}")
 
     def _from_results(self) -> dict[str, Any]:
         folder, _, wanted = self.record.rpartition(":")
         if not folder:
-            raise ConfigError(f"{self._given}: no such file; allowed: {WANTED}")
+            raise self._wrong("no such file")
         try:
             packs = list(read_packs(Path(os.path.expanduser(folder))))
         except ConfigError as error:
             reasons = [reason.partition(": ")[2] for reason in error.reasons]  # which begin with out=FOLDER
-            raise ConfigError(f"{self._given}: {'; '.join(reasons)}") from None
+            raise ConfigError(f"fault.record={shown(self.record)}: {'; '.join(reasons)}") from None
         for pack in packs:
             if pack.complete and wanted in pack.attributes["ids"]:
                 return self._of_pack(pack.attributes, wanted)
-        raise ConfigError(f"{self._given}: no finished trial of that id there; allowed: {WANTED}")
+        raise self._wrong("no finished trial of that id there")
 
     def _of_pack(self, attributes: Mapping[str, Any], wanted: str) -> dict[str, Any]:
         row = attributes["ids"].index(wanted)
@@ -117,36 +114,32 @@ class Replay(InjectableFault):
             has_fault = trial["fault"]["kind"] != "none"
             record = record_of(trial, events, attributes["corpus"]["fingerprint"]) if has_fault else {}
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            reason = f"what is stored of that trial cannot be read ({type(error).__name__}: {error})"
-            raise ConfigError(f"{self._given}: {reason}; allowed: {WANTED}") from None
+            why = f"what is stored of that trial cannot be read ({type(error).__name__}: {error})"
+            raise self._wrong(why) from None
         if not has_fault:
-            raise ConfigError(f"{self._given}: that trial has no fault; allowed: {WANTED}")
+            raise self._wrong("that trial has no fault")
         return record
 
     def check(self, facts: Facts) -> None:
-        recorded, here = json.loads(self.record)["shape"], facts.shape
-        reasons = [
-            f"{key}={_shown(here.get(key))}: but fault.record is from a trial with {_shown(value)}; "
-            f"allowed: {_shown(value)}"
-            for key, value in recorded.items()
-            if here.get(key) != value
-        ]
-        if reasons:
-            raise ConfigError(*reasons)
+        super().check(facts)
         _fault_of(json.loads(self.record)).check(facts)
+
+    def refused(self, facts: Facts) -> Iterator[str]:
+        for key, value in json.loads(self.record)["shape"].items():
+            if (here := facts.shape.get(key)) != value:
+                why = f"but fault.record is from a trial with {_shown(value)}"
+                yield f"{key}={_shown(here)}: {why}; allowed: {_shown(value)}"
 
     def check_corpus(self, fingerprint: str) -> None:
         recorded = json.loads(self.record)["corpus"]
         if recorded != fingerprint:
-            raise ConfigError(
-                f"fault.record: from another corpus (fingerprint {recorded}, here {fingerprint}); "
-                f"allowed: a record from this corpus"
-            )
+            why = f"from another corpus (fingerprint {recorded}, here {fingerprint})"
+            raise ConfigError(f"fault.record: {why}; allowed: a record from this corpus")
 
     def arm(self, facts: Facts) -> Replayed:
         record = json.loads(self.record)
         inner = _fault_of(record).arm(dataclasses.replace(facts, seed=record["seed"]))
-        return Replayed(inner, _events_of(record))
+        return Replayed(inner, [Event.from_dict(event) for event in record["events"]])
 
 
 def _check_record(record: Any) -> None:
@@ -155,8 +148,7 @@ def _check_record(record: Any) -> None:
         raise ValueError(f"expected an object with {', '.join(PARTS)}")
     if missing := [part for part in PARTS if part not in record]:
         raise ValueError(f"it lacks {', '.join(missing)}")
-    kinds = {"fault": dict, "seed": int, "corpus": str, "shape": dict, "events": list}
-    if wrong := [part for part, kind in kinds.items() if not isinstance(record[part], kind)]:
+    if wrong := [part for part, kind in PARTS.items() if not isinstance(record[part], kind)]:
         raise ValueError(f"of the wrong type: {', '.join(wrong)}")
     try:
         checked("seed", Trial, "seed", record["seed"])
@@ -184,31 +176,19 @@ def _fault_of(record: Mapping[str, Any]) -> InjectableFault:
     return cls(**{n: v if n in IDENTITY else checked(f"fault.{n}", cls, n, v) for n, v in fault.items()})
 
 
-EVENT = {  # what `Event.to_dict` gives, as JSON has it
-    **dict.fromkeys(("site", "tensor", "before", "after"), (str,)),
-    **dict.fromkeys(("bits_before", "bits_after", "mask"), (str, NoneType)),
-    **dict.fromkeys(("step", "rank"), (int,)),
-    "index": (list, NoneType),
-    "bit": (int, NoneType),
-    "changed": (bool,),
-    "was_zero": (bool, NoneType),
-}
-MAY_LACK = {"rank": 0, "mask": None, "was_zero": None}
-
-
 def _wrong_event(event: Any) -> str:
     """Why `Event.from_dict` makes no event of it, if it does not."""
     if not isinstance(event, dict):
         return "no object"
-    values = MAY_LACK | event
-    wrong = [name for name, kinds in EVENT.items() if name not in values or not isinstance(values[name], kinds)]
-    wrong += [name for name in values if name not in EVENT]
+    wrong = []
+    for name, (kind, may_be_null) in field_types(Event).items():
+        default = Event.__dataclass_fields__[name].default
+        value = event.get(name, default)
+        is_kind = isinstance(value, list if name == "index" else kind)  # JSON has no tuples
+        if value is MISSING or not (is_kind or (may_be_null and value is None)):
+            wrong.append(name)
+    wrong += [name for name in event if name not in field_types(Event)]
     return f"{', '.join(map(shown, wrong))} missing, unknown or of the wrong type" if wrong else ""
-
-
-def _events_of(record: Mapping[str, Any]) -> list[Event]:
-    """The events as injectors make them: JSON has no tuples."""
-    return [Event.from_dict(event) for event in record["events"]]
 
 
 def _shown(value: Any) -> str:
@@ -222,19 +202,10 @@ class Replayed:
 
     inner: Injector
     expected: list[Event]
-    _seen: int = field(default=0)
+    _seen: int = 0
 
-    @property
-    def calls(self) -> Collection[tuple[Site, int]]:
-        return self.inner.calls
-
-    @property
-    def taps(self) -> Collection[str]:
-        return self.inner.taps
-
-    @property
-    def permanent(self) -> bool:
-        return self.inner.permanent
+    def __post_init__(self) -> None:
+        self.calls, self.taps, self.permanent = self.inner.calls, self.inner.taps, self.inner.permanent
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -244,17 +215,16 @@ class Replayed:
         self._seen = memory["seen"]
         self.inner.recall(memory)
 
-    def _expected(self, event: Event) -> Event:
-        """What is recorded of the strike; older records do not say whether a number was zero."""
-        recorded = self.expected[self._seen]
-        return recorded if recorded.was_zero is not None else dataclasses.replace(recorded, was_zero=event.was_zero)
-
     def visit(self, visit: Visit) -> list[Event]:
         events = self.inner.visit(visit)
-        for event in events:
-            if self._seen < len(self.expected) and event != (recorded := self._expected(event)):
-                differing = {n: (v, getattr(recorded, n)) for n, v in vars(event).items() if v != getattr(recorded, n)}
-                found = ", ".join(f"{name} {now}, recorded {then}" for name, (now, then) in differing.items())
-                raise ReplayError(f"{event.site} {event.tensor} at step {event.step}: {found}")
-            self._seen += 1
+        for event, recorded in zip(events, self.expected[self._seen :], strict=False):
+            pairs = [(name, now, getattr(recorded, name)) for name, now in vars(event).items()]
+            differing = [
+                f"{name} {now}, recorded {then}"
+                for name, now, then in pairs
+                if now != then and not (name == "was_zero" and then is None)  # older records do not say that
+            ]
+            if differing:
+                raise ReplayError(f"{event.site} {event.tensor} at step {event.step}: {', '.join(differing)}")
+        self._seen += len(events)
         return events

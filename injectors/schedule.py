@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.config import PER_TRIAL, ConfigError, number
+from harness.config import PER_TRIAL, number
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
 from injectors.fault import InjectableFault, Strike
@@ -26,7 +27,7 @@ class ScheduleOffset(InjectableFault):
     def arm(self, facts: Facts) -> OtherRate:
         steps, last = self.strike_steps(facts), facts.steps - 1
         rates = {step: facts.rate(min(max(step + self.offset, 0), last)) for step in steps}
-        return OtherRate(Site.LEARNING_RATE, steps, self.duration is None, rates=rates)
+        return self.armed(OtherRate, Site.LEARNING_RATE, facts, rates=rates)
 
 
 @dataclass(frozen=True)
@@ -40,33 +41,30 @@ class WarmupSkipped(InjectableFault):
     start: int = number(PER_TRIAL, 0, "first step at the peak rate", low=0)
     duration: int | None = number(PER_TRIAL, None, "steps at the peak rate; null: to the end of the warm-up", low=1)
 
-    def check(self, facts: Facts) -> None:
-        warmup = facts.warmup
-        if self.start >= warmup:
+    def refused(self, facts: Facts) -> Iterator[str]:
+        if self.start >= (warmup := facts.warmup):
             allowed = f"0 to {warmup - 1}" if warmup else "a schedule with a warm-up"
-            raise ConfigError(f"fault.start={self.start}: after the warm-up of {warmup} steps; allowed: {allowed}")
+            yield f"fault.start={self.start}: after the warm-up of {warmup} steps; allowed: {allowed}"
+
+    def strike_steps(self, facts: Facts) -> range:
+        steps = super().strike_steps(facts)
+        return range(steps.start, max(steps.start, min(steps.stop, facts.warmup)), steps.step)
 
     def arm(self, facts: Facts) -> OtherRate:
-        steps = [step for step in self.strike_steps(facts) if step < facts.warmup]
-        whole = range(self.start, steps[-1] + 1, self.period) if steps else range(0)
-        rates = dict.fromkeys(whole, facts.peak)
-        return OtherRate(Site.LEARNING_RATE, whole, self.duration is None, rates=rates)
+        rates = dict.fromkeys(self.strike_steps(facts), facts.peak)
+        return self.armed(OtherRate, Site.LEARNING_RATE, facts, rates=rates)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OtherRate(Strike):
     """Sets the rate of each struck step."""
 
-    rates: dict[int, float] | None = None
+    rates: dict[int, float]
 
     def strike(self, visit: Visit) -> list[Event]:
-        assert self.rates is not None
         rate = visit.tensors["learning_rate"]
         before = rate.item()
         rate.fill_(self.rates[visit.step])
         after = rate.item()
-        return [
-            Event(
-                self.site, "learning_rate", (), None, visit.step, repr(before), repr(after), None, None, before != after
-            )
-        ]
+        texts = (repr(before), repr(after))
+        return [Event(self.site, "learning_rate", (), None, visit.step, *texts, None, None, before != after)]

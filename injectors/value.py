@@ -7,19 +7,22 @@ updates, activations and their gradients, the learning rate and the loss scale.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
-from harness.config import PER_TRIAL, ConfigError, anything, choice, number
-from harness.model.formats import FORMATS
+from harness.config import PER_TRIAL, ConfigError, anything, choice, number, shown
+from harness.model.formats import FORMATS, round_to
 from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.bits import OPERATIONS
 from injectors.draws import distinct, stream
 from injectors.facts import Facts, Shapes
-from injectors.fault import InjectableFault, elements_of, located, matching, optimizers_with, wrong_rank
-from injectors.numbers import wrong_number
+from injectors.fault import InjectableFault, located, matching, optimizers_with, wrong_rank
 from injectors.value_strike import CONSTANTS, Change, Target, ValueStrike
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
@@ -27,6 +30,12 @@ SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDA
 MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
 MODELS = (*OPERATIONS, *CONSTANTS, "set", "scale", "noise", "sign", "round")
 MOST_ELEMENTS = 10**6  # each is drawn on its own
+# What only a campaign can have otherwise.
+ALONE: Mapping[str, Any] = {
+    "until": None,
+    "weight": "size",
+    "stratify": "none",
+}
 MOST_FAULTS = 10**5  # of the campaigns of a command, whose plan takes a minute then
 
 
@@ -90,108 +99,100 @@ class Value(InjectableFault):
     weight: str = choice(PER_TRIAL, "size", "in a campaign, tensors count by size or all alike", *WEIGHTS)
     stratify: str = choice(PER_TRIAL, "none", "in a campaign, what gets equal shares of the faults", *STRATIFICATIONS)
 
-    def check(self, facts: Facts) -> None:
-        shapes, what = self.shapes(facts), "activation" if self.site in AT_TAPS else "tensor"
-        if what == "activation" and self.tensor.endswith(".scores") and not facts.keeps_scores:
-            raise ConfigError(
-                f"fault.tensor={self.tensor}: attention is fused in this model, and keeps no scores; "
-                f"allowed: other activations, or model.attention=explicit"
-            )
-        names = matching("fault.tensor", self.tensor, shapes, self.layer, what)
-        sizes = elements_of(shapes, names)
-        reasons = self._missing(facts)
+    def refused(self, facts: Facts) -> Iterator[str]:
+        at_taps, tensor, elements = self.site in AT_TAPS, f"fault.tensor={self.tensor}", shown(self.elements)
+        if at_taps and self.tensor.endswith(".scores") and not facts.keeps_scores:
+            why = "attention is fused in this model, and keeps no scores"
+            raise ConfigError(f"{tensor}: {why}; allowed: other activations, or model.attention=explicit")
+        _, sizes = self.candidates(facts, "activation" if at_taps else "tensor")
+        yield from self._missing(facts)
         if self.element is not None and self.element >= min(sizes):
-            reasons.append(
-                f"fault.element={self.element}: beyond fault.tensor={self.tensor}, whose smallest match has "
-                f"{min(sizes)} elements; allowed: 0 to {min(sizes) - 1}"
-            )
+            why = f"beyond {tensor}, whose smallest match has {min(sizes)} elements"
+            yield f"fault.element={self.element}: {why}; allowed: 0 to {min(sizes) - 1}"
         if self.element is not None and self.elements != 1:
-            given = "null" if self.elements is None else self.elements
-            reasons.append(f"fault.elements={given}: but fault.element={self.element} is one; allowed: 1")
+            yield f"fault.elements={elements}: but fault.element={self.element} is one; allowed: 1"
         if self.elements is not None and self.elements > sum(sizes):
-            reasons.append(
-                f"fault.elements={self.elements}: more than fault.tensor={self.tensor} has; allowed: 1 to {sum(sizes)}"
-            )
+            yield f"fault.elements={elements}: more than {tensor} has; allowed: 1 to {sum(sizes)}"
         if self.model in OPERATIONS:
-            reasons += self._wrong_bits()
-        reasons += self._wrong_block()
-        reasons += wrong_number(self.model, self.value, self.format, facts.precision)
-        reasons += self._wrong_samples(facts.steps)
-        reasons += wrong_rank(self.rank, facts.ranks)
-        if reasons:
-            raise ConfigError(*reasons)
+            yield from self._wrong_bits()
+        if self.block is not None and self.format == "fp32":
+            yield f"fault.block={self.block}: fault.format=fp32 needs no scale; allowed: null, or a narrower format"
+        elif self.block is not None and self.site in (*SCALARS, Site.UPDATE):
+            yield f"fault.block={self.block}: nobody keeps fault.site={self.site} in blocks; allowed: null"
+        yield from self._wrong_number(facts.precision)
+        yield from self._wrong_samples(facts.steps)
+        yield from wrong_rank(self.rank, facts.ranks)
 
-    def _missing(self, facts: Facts) -> list[str]:
+    def _missing(self, facts: Facts) -> Iterator[str]:
         if self.site == Site.LOSS_SCALE and not facts.has_loss_scale:
-            return [
-                "fault.site=loss_scale: train.loss_scaling=none has no scale; "
-                "allowed: another site, or train.loss_scaling=static or dynamic"
-            ]
-        if self.site not in MOMENTS or self.site in facts.slots:
-            return []
-        others = ", ".join([*facts.slots, "a site that is no moment"])
-        return [
-            f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; "
-            f"allowed: {others}, or optim.name={optimizers_with(self.site)}"
-        ]
+            allowed = "another site, or train.loss_scaling=static or dynamic"
+            yield f"fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: {allowed}"
+        if self.site in MOMENTS and self.site not in facts.slots:
+            allowed = ", ".join([*facts.slots, "a site that is no moment"])
+            allowed += f", or optim.name={optimizers_with(self.site)}"
+            yield f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; allowed: {allowed}"
 
-    def _wrong_bits(self) -> list[str]:
+    def _wrong_bits(self) -> Iterator[str]:
         size, choices = FORMATS[self.format].bits, FORMATS[self.format].field(self.field)
-        if self.bit is not None and self.bit >= size:
-            return [f"fault.bit={self.bit}: beyond fault.format={self.format}; allowed: 0 to {size - 1}"]
-        if self.spread == "adjacent" and self.bit is not None and self.bit + self.bits > size:
-            last = size - self.bits
-            return [
-                f"fault.bit={self.bit}: fault.bits={self.bits} from there leave fault.format={self.format}; "
-                f"allowed: 0 to {last}"
-            ]
         most = len(choices) + (self.bit is not None and self.bit not in choices)
-        if self.bits > most and (self.bit is None or self.spread == "scattered"):
-            return [f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"]
-        return []
+        if self.bit is not None and self.bit >= size:
+            yield f"fault.bit={self.bit}: beyond fault.format={self.format}; allowed: 0 to {size - 1}"
+        elif self.spread == "adjacent" and self.bit is not None and self.bit + self.bits > size:
+            why = f"fault.bits={self.bits} from there leave fault.format={self.format}"
+            yield f"fault.bit={self.bit}: {why}; allowed: 0 to {size - self.bits}"
+        elif self.bits > most and (self.bit is None or self.spread == "scattered"):
+            yield f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"
 
-    def _wrong_block(self) -> list[str]:
-        if self.block is None:
-            return []
-        if self.format == "fp32":
-            return [f"fault.block={self.block}: fault.format=fp32 needs no scale; allowed: null, or a narrower format"]
-        if self.site in (*SCALARS, Site.UPDATE):
-            return [f"fault.block={self.block}: nobody keeps fault.site={self.site} in blocks; allowed: null"]
-        return []
+    def _wrong_number(self, precision: str) -> Iterator[str]:
+        """Why what is computed with the value, or written, cannot hold it."""
+        given, model = f"fault.value={self.value}", self.model
+        if model == "noise" and self.value < 0:
+            yield f"{given}: is the standard deviation of fault.model=noise; allowed: 0 or more"
+            return
+        state = torch.float64 if precision == "fp64" else torch.float32  # of weights, gradients, moments
+        kept, most = torch.tensor(self.value, dtype=torch.float64).to(state), torch.finfo(state).max
+        where = f"train.precision={precision}"
+        # Too large a factor for a narrow format is a fault by itself; too large a number to set is only a wrong one.
+        if model == "set" and self.format != "fp32" and bool(torch.isfinite(kept)):
+            kept, where = round_to(kept, self.format), f"fault.format={self.format}"
+            most = torch.finfo(FORMATS[self.format].dtype).max
+        if not bool(torch.isfinite(kept)):
+            other = ", or fault.model=infinity" if model == "set" else ""
+            yield f"{given}: infinite in {where}; allowed: at most {most:.6g} in size{other}"
+        elif self.value != 0 and bool(kept == 0):
+            yield f"{given}: rounds to 0 in {where}; allowed: 0, or a number further from it"
 
-    def _wrong_samples(self, steps: int) -> list[str]:
+    def _wrong_samples(self, steps: int) -> Iterator[str]:
         if self.samples is None:
-            alone = {"until": None, "weight": "size", "stratify": "none"}
-            return [
-                f"fault.{name}={getattr(self, name)}: only in a campaign; allowed with fault.samples=null: "
-                f"{'null' if default is None else default}"
-                for name, default in alone.items()
-                if getattr(self, name) != default
-            ]
-        reasons = []
+            for name, default in ALONE.items():
+                if (value := getattr(self, name)) != default:
+                    allowed = f"allowed with fault.samples=null: {shown(default)}"
+                    yield f"fault.{name}={value}: only in a campaign; {allowed}"
+            return
         if self.elements != 1:
-            given = "null" if self.elements is None else self.elements
-            reasons.append(f"fault.elements={given}: a campaign draws single elements; allowed with fault.samples: 1")
+            why = "a campaign draws single elements"
+            yield f"fault.elements={shown(self.elements)}: {why}; allowed with fault.samples: 1"
         if self.until is not None and not self.start <= self.until < steps:
             allowed = f"fault.start={self.start} to {steps - 1}"
-            reasons.append(f"fault.until={self.until}: outside of the run after the start; allowed: {allowed}")
+            yield f"fault.until={self.until}: outside of the run after the start; allowed: {allowed}"
         if self.stratify == "bit" and self.model not in OPERATIONS:
-            reasons.append(
-                f"fault.stratify=bit: fault.model={self.model} changes no bits; allowed: none, tensor, layer, step"
-            )
-        return reasons
+            yield f"fault.stratify=bit: fault.model={self.model} changes no bits; allowed: none, tensor, layer, step"
+
+    def candidates(self, facts: Facts, what: str = "tensor") -> tuple[list[str], list[int]]:
+        """The tensors that it can strike, and how many elements each has."""
+        shapes = self.shapes(facts)
+        names = matching("fault.tensor", self.tensor, shapes, self.layer, what)
+        return names, [math.prod(shapes[name]) for name in names]
 
     def population(self, facts: Facts) -> Population:
         """Every fault that the description allows."""
-        shapes = self.shapes(facts)
-        names = matching("fault.tensor", self.tensor, shapes, self.layer)
-        bits = None
+        shapes, bits = self.shapes(facts), None
         if self.model in OPERATIONS:
             choices = FORMATS[self.format].field(self.field)
             adjacent = self.bits if self.spread == "adjacent" else 1
             bits = tuple(choices[: len(choices) - adjacent + 1]) if self.bit is None else (self.bit,)
         steps = range(self.start, (self.start if self.until is None else self.until) + 1)
-        return Population({name: shapes[name] for name in names}, bits, steps, self.element)
+        return Population({name: shapes[name] for name in self.candidates(facts)[0]}, bits, steps, self.element)
 
     def at(self, address: Address, seed: int) -> Value:
         """The one fault of a campaign at an address. What is still drawn follows from the campaign's `seed` and it."""
@@ -207,9 +208,7 @@ class Value(InjectableFault):
             field=self.field if draws else "any",
             seed=next(stream("fault", *key)) % 2**63 if draws else None,
             samples=None,
-            until=None,
-            weight="size",
-            stratify="none",
+            **ALONE,
         )
 
     def shapes(self, facts: Facts) -> Shapes:
@@ -223,21 +222,17 @@ class Value(InjectableFault):
 
     def strike_at(self, targets: tuple[Target, ...], facts: Facts) -> ValueStrike:
         """The injector that changes these elements."""
-        steps, site = self.strike_steps(facts), Site(self.site)
-        looks = tuple((Site.BEFORE_UPDATE, step) for step in steps) if site == Site.UPDATE else ()
+        site = Site(self.site)
+        look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
         taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
-        mask = self.mask(facts, 0)
-        change = Change(self.model, self.value, self.format, self.block, mask, facts.seed)
-        return ValueStrike(
-            site, steps, self.duration is None, taps, looks, change=change, targets=targets, rank=self.rank
-        )
+        change = Change(self.model, self.value, self.format, self.block, self.mask(facts, 0), facts.seed)
+        more = {"taps": taps, "change": change, "targets": targets, "rank": self.rank}
+        return self.armed(ValueStrike, site, facts, look_at, **more)
 
     def _targets(self, facts: Facts) -> tuple[Target, ...]:
-        shapes = self.shapes(facts)
-        names = matching("fault.tensor", self.tensor, shapes, self.layer)
+        names, sizes = self.candidates(facts)
         if self.elements is None:
             return tuple(Target(name, None, None) for name in names)
-        sizes = elements_of(shapes, names)
         if self.element is not None:
             drawn = distinct(len(names), 1, *facts.key("tensor"))
             places = [(drawn[0], self.element)]
@@ -248,8 +243,8 @@ class Value(InjectableFault):
         targets = []
         for which in sorted({which for which, _ in places}):
             flat = sorted(element for number, element in places if number == which)
-            found = [masks[which, element] for element in flat]
-            targets.append(Target(names[which], np.array(flat), np.array(found, dtype=np.int64)))
+            changed = [masks[which, element] for element in flat]
+            targets.append(Target(names[which], np.array(flat), np.array(changed, dtype=np.int64)))
         return tuple(targets)
 
     def mask(self, facts: Facts, element: int) -> int:

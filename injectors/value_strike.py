@@ -102,76 +102,53 @@ class ValueStrike(Strike):
         return events
 
     def _strike(self, visit: Visit, target: Target) -> list[Event]:
-        whole = visit.tensors[target.tensor]
-        found = _gather(whole, target)
+        whole, change = visit.tensors[target.tensor], self.change
+        there = _gather(whole, target)
         origin = self._weights[target.tensor] if self.site == Site.UPDATE else None
-        values = found if origin is None else found - origin
-        change = self.change
+        before = there if origin is None else there - origin
         scales = None if change.block is None else _scales(whole, target, change.block, change.format)
-        changed = change.of(values, target, visit.step, scales)
-        differs = ~same_bits(values, changed)
+        after = change.of(before, target, visit.step, scales)
+        differs = ~same_bits(before, after)
         if bool(differs.any()):
-            _scatter(whole, target, torch.where(differs, changed if origin is None else origin + changed, found))
-        return self._events(visit, target, tuple(whole.shape), values, changed, differs, scales)
-
-    def _events(
-        self,
-        visit: Visit,
-        target: Target,
-        shape: tuple[int, ...],
-        before: Tensor,
-        after: Tensor,
-        differs: Tensor,
-        scales: Tensor | None,
-    ) -> list[Event]:
-        place = {"site": visit.site, "tensor": target.tensor, "step": visit.step, "rank": visit.rank}
+            _scatter(whole, target, torch.where(differs, after if origin is None else origin + after, there))
         if target.elements is None or len(target.elements) > MOST_EVENTS:
             self._told += 1
             texts = (digest(before), digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
-            whole = {"index": None, "bit": None, "bits_before": None, "bits_after": None}
-            return [
-                Event(**place, **whole, before=texts[0], after=texts[1], changed=bool(differs.any()))  # type: ignore[arg-type]
-            ]
+            changed = bool(differs.any())
+            return [Event(visit.site, target.tensor, None, None, visit.step, *texts, None, None, changed, visit.rank)]
         assert target.masks is not None
-        was_zero = is_zero(before if scales is None else before.double() * scales, self.change.format)
-        rows = zip(
-            target.elements.tolist(),
-            target.masks.tolist(),
-            before.tolist(),
-            after.tolist(),
-            raw_bits(before),
-            raw_bits(after),
-            differs.tolist(),
-            was_zero.tolist(),
-            strict=True,
-        )
+        was_zero = is_zero(before if scales is None else before.double() * scales, change.format)
+        indices = zip(*np.unravel_index(target.elements, tuple(whole.shape) or (1,)), strict=True)
+        columns = (before.tolist(), after.tolist(), raw_bits(before), raw_bits(after), differs.tolist())
         return [
             Event(
-                **place,  # type: ignore[arg-type]
-                index=tuple(int(i) for i in np.unravel_index(element, shape)) if shape else (),
+                site=visit.site,
+                tensor=target.tensor,
+                index=tuple(map(int, index))[: whole.dim()],
                 bit=mask.bit_length() - 1 if mask.bit_count() == 1 else None,
+                step=visit.step,
                 before=repr(old),
                 after=repr(new),
                 bits_before=old_bits,
                 bits_after=new_bits,
                 changed=is_changed,
+                rank=visit.rank,
                 mask=f"{mask:x}" if mask else None,
                 was_zero=zero,
             )
-            for element, mask, old, new, old_bits, new_bits, is_changed, zero in rows
+            for index, mask, zero, old, new, old_bits, new_bits, is_changed in zip(
+                indices, target.masks.tolist(), was_zero.tolist(), *columns, strict=True
+            )
         ]
 
 
 def _place(whole: Tensor, target: Target) -> tuple[Tensor, ...]:
-    indices = np.unravel_index(target.elements, tuple(whole.shape) or (1,))  # type: ignore[arg-type]
-    return tuple(torch.as_tensor(index, device=whole.device) for index in indices)
+    return torch.unravel_index(torch.as_tensor(target.elements, device=whole.device), whole.shape or (1,))
 
 
 def _gather(whole: Tensor, target: Target) -> Tensor:
     """A copy of the target's values."""
-    if target.elements is None:
-        return whole.clone()
-    return (whole if whole.dim() else whole[None])[_place(whole, target)]
+    return whole.clone() if target.elements is None else torch.atleast_1d(whole)[_place(whole, target)]
 
 
 def _scales(whole: Tensor, target: Target, block: int, format: str) -> Tensor:
@@ -184,8 +161,8 @@ def _scales(whole: Tensor, target: Target, block: int, format: str) -> Tensor:
         which = torch.arange(len(flat), device=flat.device) // block
         blocks = torch.arange(-(-len(flat) // block), device=flat.device)
     else:
-        found, place = np.unique(target.elements // block, return_inverse=True)
-        which, blocks = (torch.as_tensor(x, device=flat.device) for x in (place, found))
+        numbers, place = np.unique(target.elements // block, return_inverse=True)
+        which, blocks = (torch.as_tensor(x, device=flat.device) for x in (place, numbers))
     if target.elements is None or len(blocks) * block > len(flat):  # all at once
         padded = torch.nn.functional.pad(flat.abs(), (0, -len(flat) % block)).double()
         largest = padded.view(-1, block).amax(1)[blocks]
@@ -199,4 +176,4 @@ def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:
     if target.elements is None:
         whole.copy_(values)
     else:
-        (whole if whole.dim() else whole[None])[_place(whole, target)] = values
+        torch.atleast_1d(whole)[_place(whole, target)] = values

@@ -9,39 +9,32 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from harness.model.caps import for_each_trial, soft_cap
+from harness.model.gradients import WithBackward, differentiable
+from harness.model.layers import for_each_trial, soft_cap
 from harness.model.precision import Precision
 from harness.model.products import CACHE_LINE, differentiable_product, product, start_alike
 from harness.model.taps import RowTaps, Taps
 
 
-class _SplitHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, qkv: Tensor, context: int, heads: int) -> tuple[Tensor, ...]:
-        ctx.shape = qkv.shape
-        parts = qkv.view(len(qkv), -1, context, 3, heads, qkv.shape[-1] // (3 * heads)).permute(3, 0, 1, 4, 2, 5)
-        return tuple(part.clone(memory_format=torch.contiguous_format) for part in parts)
+@differentiable
+def split_heads(qkv_RxNx3D: Tensor, context: int, heads: int) -> WithBackward[tuple[Tensor, ...]]:
+    """Query, key and value, [R, B, H, T, D/H] each, of N = B x T tokens."""
+    shape = qkv_RxNx3D.shape
+    parts = qkv_RxNx3D.view(len(qkv_RxNx3D), -1, context, 3, heads, shape[-1] // (3 * heads)).permute(3, 0, 1, 4, 2, 5)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(*gradients: Tensor) -> Tensor:
         trials, batch, heads, context, head_dim = gradients[0].shape
         dqkv = gradients[0].new_empty(trials, batch, context, 3, heads, head_dim)
         for target, gradient in zip(dqkv.permute(3, 0, 1, 4, 2, 5), gradients, strict=True):
             target.copy_(gradient)
-        return dqkv.view(ctx.shape), None, None
+        return dqkv.view(shape)
 
-
-def split_heads(qkv_RxNx3D: Tensor, context: int, heads: int) -> tuple[Tensor, ...]:
-    """Query, key and value, [R, B, H, T, D/H] each, of N = B x T tokens."""
-    return _SplitHeads.apply(qkv_RxNx3D, context, heads)
+    return tuple(part.clone(memory_format=torch.contiguous_format) for part in parts), backward, ()
 
 
 @lru_cache(maxsize=8)
@@ -53,19 +46,12 @@ def _rotation(context: int, head_dim: int, base: float, dtype: torch.dtype, devi
     return torch.polar(torch.ones_like(angle), angle).to(device, kind)
 
 
-class _Turn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pairs: Tensor, rotation: Tensor) -> Tensor:
-        ctx.rotation = rotation
-        return _turn(pairs, rotation)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        return _turn(dy, ctx.rotation.conj().resolve_conj()), None
+@differentiable
+def _turn(pairs: Tensor, rotation: Tensor) -> WithBackward[Tensor]:
+    return _turned(pairs, rotation), lambda dy: _turned(dy, rotation.conj().resolve_conj()), ()
 
 
-def _turn(pairs: Tensor, rotation: Tensor) -> Tensor:
+def _turned(pairs: Tensor, rotation: Tensor) -> Tensor:
     if pairs.device.type != "cpu" or torch.get_num_threads() == 1:
         return pairs * rotation
     # A CPU rounds complex products at the end of a thread's share differently, so each trial is shared out on its own.
@@ -78,7 +64,7 @@ def _turn(pairs: Tensor, rotation: Tensor) -> Tensor:
 def rotate(x_RxBxHxTxD: Tensor, base: float, dtype: torch.dtype) -> Tensor:
     """Rotary positions: feature pairs (2i, 2i + 1) of each head turn with the position, computed in `dtype`."""
     pairs = torch.view_as_complex(x_RxBxHxTxD.to(dtype).unflatten(-1, (-1, 2)))
-    turned = _Turn.apply(pairs, _rotation(*x_RxBxHxTxD.shape[-2:], base, dtype, x_RxBxHxTxD.device))
+    turned = _turn(pairs, _rotation(*x_RxBxHxTxD.shape[-2:], base, dtype, x_RxBxHxTxD.device))
     return torch.view_as_real(turned).flatten(-2).to(x_RxBxHxTxD.dtype)
 
 
@@ -106,49 +92,37 @@ class Limits:
 UNLIMITED = Limits()
 
 
-class _Scores(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float, precision: Precision, mask: Tensor | None) -> Tensor:
-        ctx.save_for_backward(q, k)
-        ctx.scale, ctx.precision = scale, precision
-        scores = precision(product(q, k.mT, scale))
-        return scores if mask is None else scores.add_(mask)
+@differentiable
+def _scores(q: Tensor, k: Tensor, scale: float, precision: Precision, mask: Tensor | None) -> WithBackward[Tensor]:
+    def backward(dscores: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        dscores = precision(dscores)
+        return product(dscores, k, scale), product(dscores.mT, q, scale)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dscores: Tensor) -> Any:
-        q, k = ctx.saved_tensors
-        dscores = ctx.precision(dscores)
-        return product(dscores, k, ctx.scale), product(dscores.mT, q, ctx.scale), None, None, None
+    scores = precision(product(q, k.mT, scale))
+    return scores if mask is None else scores.add_(mask), backward, (q, k)
 
 
-class _RoundedSoftmax(torch.autograd.Function):
+@differentiable
+def _rounded_softmax(scores: Tensor, precision: Precision) -> WithBackward[Tensor]:
     """The softmax of someone who never leaves the format of matrix products: each step of it is rounded.
 
     Micikevicius et al. 2017 (arXiv 1710.03740, section 3.3) ask for its arithmetic in float32 instead.
     """
 
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, precision: Precision) -> Tensor:
-        below = precision(scores - scores.amax(-1, keepdim=True))
-        powers = precision(for_each_trial(torch.exp, below))
-        shares = precision(powers / precision(powers.sum(-1, keepdim=True)))
-        ctx.save_for_backward(shares)
-        ctx.precision = precision
-        return shares
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dshares: Tensor) -> Any:
-        (shares,), precision = ctx.saved_tensors, ctx.precision
+    def backward(dshares: Tensor, shares: Tensor) -> Tensor:
         mean = precision(precision(dshares * shares).sum(-1, keepdim=True))
-        return precision(shares * precision(dshares - mean)), None
+        return precision(shares * precision(dshares - mean))
+
+    below = precision(scores - scores.amax(-1, keepdim=True))
+    powers = precision(for_each_trial(torch.exp, below))
+    shares = precision(powers / precision(powers.sum(-1, keepdim=True)))
+    return shares, backward, (shares,)
 
 
 def _softmax(scores_RxBxHxTxT: Tensor, precision: Precision) -> Tensor:
     """Each query's shares of its keys, in at least float32, as torch.autocast has them, or in half precision."""
     if precision.softmax:
-        return _RoundedSoftmax.apply(scores_RxBxHxTxT, precision)
+        return _rounded_softmax(scores_RxBxHxTxT, precision)
     return torch.softmax(scores_RxBxHxTxT, -1, dtype=torch.promote_types(scores_RxBxHxTxT.dtype, torch.float32))
 
 
@@ -203,9 +177,9 @@ def attend(
         return precision(_fused(q, k, v, scale)).transpose(2, 3)
     mask = _causal_mask(context, q.dtype, q.device)
     if limits.cap is None:
-        scores = _Scores.apply(q, k, scale, precision, mask)
+        scores = _scores(q, k, scale, precision, mask)
     else:  # before the mask: the cap of -inf is a number
-        scores = precision(soft_cap(_Scores.apply(q, k, scale, precision, None), limits.cap)) + mask
+        scores = precision(soft_cap(_scores(q, k, scale, precision, None), limits.cap)) + mask
     if scores_name in tap:
         scores = precision(tap(scores_name, scores))
     shares = _softmax(scores, precision)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 
-def _signed(word: int) -> int:
+def _signed(bits: int) -> int:
     """The 64 bits as int64 has them."""
-    return word - 2**64 if word >= 2**63 else word
+    return bits - 2**64 if bits >= 2**63 else bits
 
 
 GAMMA, FIRST, SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -48,9 +48,9 @@ def dropped(x_RxNxxx: Tensor, shares_R: Tensor, streams: Sequence[int], sequence
     exact to 2^-32.
     """
     size = x_RxNxxx[0].numel() // len(sequences)
-    words = -(-size // 2)  # each has bits for two elements
+    numbers = -(-size // 2)  # of 64 bits each, for two elements
     states = torch.tensor(streams, device=x_RxNxxx.device)
-    drawn = random_words(states, range(sequences.start * words, sequences.stop * words)).view(torch.int32)
+    drawn = random_words(states, range(sequences.start * numbers, sequences.stop * numbers)).view(torch.int32)
     drawn = drawn.view(len(streams), len(sequences), -1)[:, :, :size]
     shares = shares_R.double()
     limits = (shares * 2**32).round() - 2**31

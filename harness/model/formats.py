@@ -36,7 +36,7 @@ _TYPES = {
     "fp8_e4m3": (torch.float8_e4m3fn, torch.uint8),
     "fp8_e5m2": (torch.float8_e5m2, torch.uint8),
 }
-FORMATS = {name: Format(own.exponent, own.mantissa, *_TYPES[name]) for name, own in LAYOUTS.items()}
+FORMATS = {name: Format(layout.exponent, layout.mantissa, *_TYPES[name]) for name, layout in LAYOUTS.items()}
 
 LARGEST_E4M3 = 464.0  # the midpoint above 448, the largest number of the format; the tie goes to 448
 
@@ -51,6 +51,11 @@ def to_words(x: Tensor, name: str) -> Tensor:
     room for of its payload, so `from_words` of any word, in a type with more bits, gives that word again.
     """
     return _convert(x, FORMATS[name].dtype).view(FORMATS[name].words)
+
+
+def raw_words(x: Tensor) -> Tensor:
+    """The bits of `x` in its own type, as integers; integers as they are."""
+    return x.contiguous().view(_BY_TYPE[x.dtype].words) if x.is_floating_point() else x
 
 
 def from_words(words: Tensor, name: str, dtype: torch.dtype) -> Tensor:

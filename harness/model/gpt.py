@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
-from harness.model.caps import soft_cap
-from harness.model.layers import add_positions, embedding
+from harness.model.layers import add_positions, embedding, soft_cap
 from harness.model.outline import tap_shapes
 from harness.model.parameters import Layout
 from harness.model.placements import Placement, branch_steps, placement_of
@@ -76,10 +75,10 @@ class GPT:
     def tools(self, rows: slice = ALL, sequences: int = 1) -> Tools:
         """For one pass of these rows."""
         part, steps = self._parts[rows.start or 0], self.steps
-        own = [steps] * len(part.trials) if isinstance(steps, int) else steps[part.rows]
+        steps = [steps] * len(part.trials) if isinstance(steps, int) else steps[part.rows]
         numbers = range(self.first_sequence, self.first_sequence + sequences)
         taps = RowTaps(self.taps, part.rows)
-        return Tools(self.config, self.layout, self.precision, self._vectors, self.notice, part, own, numbers, taps)
+        return Tools(self.config, self.layout, self.precision, self._vectors, self.notice, part, steps, numbers, taps)
 
     def __call__(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> Tensor:
         """Logits [R, B x T, V] of the rows of one part, the first where none is named."""

@@ -22,16 +22,11 @@ NEEDED: Mapping[str, tuple[Any, ...]] = {  # fields of the model, and the values
     "positions": ("learned",),
     "placement": ("pre",),
     "norm": ("layer",),
-    "attention_norm": (True,),
-    "feedforward_norm": (True,),
+    **dict.fromkeys(("attention_norm", "feedforward_norm"), (True,)),
     "activation": tuple(ACTIVATIONS),
-    "layer_scale": (None,),
-    "attention_temperature": (None,),
-    "attention_cap": (None,),
-    "soft_clip_high": (None,),
-    "output_cap": (None,),
-    "sigma_reparam": (False,),
-    **dict.fromkeys(("qkv_norm", "projection_norm", "up_norm", "down_norm", "embedding_norm", "qk_norm"), (False,)),
+    **dict.fromkeys(("layer_scale", "attention_temperature", "attention_cap", "soft_clip_high", "output_cap"), (None,)),
+    **dict.fromkeys(("sigma_reparam", "qkv_norm", "projection_norm", "up_norm", "down_norm"), (False,)),
+    **dict.fromkeys(("embedding_norm", "qk_norm"), (False,)),
 }
 
 
@@ -96,7 +91,7 @@ def gpt2_tensors(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tenso
     def of(name: str, like: Tensor | None = None) -> Tensor:
         return weights[name] if like is None or name in weights else torch.zeros_like(like)
 
-    found = {"transformer.wte.weight": of("embedding"), "transformer.wpe.weight": of("positions")}
+    tensors = {"transformer.wte.weight": of("embedding"), "transformer.wpe.weight": of("positions")}
     norms = {"transformer.ln_f": "final_norm"}
     for i in range(model.depth):
         block, theirs = f"blocks.{i}", f"transformer.h.{i}"
@@ -108,8 +103,8 @@ def gpt2_tensors(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tenso
             f"{theirs}.mlp.c_proj": [f"{block}.feedforward.down"],
         }
         for name, parts in matrices.items():
-            found[f"{name}.weight"] = torch.cat([of(part) for part in parts]).T.contiguous()
-            found[f"{name}.bias"] = torch.cat([of(f"{part}_bias", of(part)[:, 0]) for part in parts])
-    for name, own in norms.items():
-        found[f"{name}.weight"], found[f"{name}.bias"] = of(own), of(f"{own}_bias", of(own))
-    return found | {"lm_head.weight": of("embedding" if model.tied_head else "head")}
+            tensors[f"{name}.weight"] = torch.cat([of(part) for part in parts]).T.contiguous()
+            tensors[f"{name}.bias"] = torch.cat([of(f"{part}_bias", of(part)[:, 0]) for part in parts])
+    for name, ours in norms.items():
+        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = of(ours), of(f"{ours}_bias", of(ours))
+    return tensors | {"lm_head.weight": of("embedding" if model.tied_head else "head")}

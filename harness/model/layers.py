@@ -1,17 +1,18 @@
 """The layers, trial first. Each writes its weight's gradient straight into the flat gradient array.
 
-Written as autograd functions for two reasons: nothing has to be zeroed or accumulated, and the reduction over
+Their backward passes are written out for two reasons: nothing has to be zeroed or accumulated, and the reduction over
 tokens happens per trial in one matrix product. Shapes: R trials, N = batch x context tokens, D features.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from harness.model.gradients import WithBackward, differentiable
 from harness.model.precision import Precision
 from harness.model.products import product
 
@@ -23,60 +24,40 @@ class Leaf(NamedTuple):
     gradient: Tensor
 
 
-# Typed as Any because torch's stubs give Function.apply no signature.
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, precision: Precision, bias: Leaf | None
-    ) -> Tensor:
-        x, weight = precision.operand(x), precision.operand(weight)
-        ctx.save_for_backward(x, weight)
-        ctx.gradient, ctx.precision, ctx.bias = gradient, precision, bias
-        y = product(x, weight.mT)
-        return precision(y if bias is None else y.add_(precision(bias.weight)[:, None]))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        if ctx.bias is not None:
-            ctx.bias.gradient.copy_(dy.sum(1))
-        precision, dy = ctx.precision, ctx.precision.gradient(dy)
-        if precision.rounds is None and ctx.gradient.dtype == x.dtype:
-            product(dy.mT, x, out=ctx.gradient)
-        else:
-            ctx.gradient.copy_(precision(product(dy.mT, x)))
-        return precision(product(dy, weight)), None, None, None, None
-
-
-def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None = None) -> Tensor:
+@differentiable
+def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None = None) -> WithBackward[Tensor]:
     """x @ weight^T for each trial, plus its bias [R, out] if there is one: [R, N, out].
 
     All that it reads and leaves, gradients too, is held in `precision`; with a bias it is rounded once.
     """
-    return _Linear.apply(x_RxNxI, leaf.weight, leaf.gradient, precision, bias)
+
+    def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        if bias is not None:
+            bias.gradient.copy_(dy.sum(1))
+        dy = precision.gradient(dy)
+        if precision.rounds is None and leaf.gradient.dtype == x.dtype:
+            product(dy.mT, x, out=leaf.gradient)
+        else:
+            leaf.gradient.copy_(precision(product(dy.mT, x)))
+        return precision(product(dy, weight))
+
+    x, weight = precision.operand(x_RxNxI), precision.operand(leaf.weight)
+    y = product(x, weight.mT)
+    return precision(y if bias is None else y.add_(precision(bias.weight)[:, None])), backward, (x, weight)
 
 
-class _Embedding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, root: Tensor, ids: Tensor, weight: Tensor, gradient: Tensor, adds: bool) -> Tensor:
-        trials, vocabulary, width = weight.shape
-        offset_ids = ids + torch.arange(0, trials * vocabulary, vocabulary, device=ids.device)[:, None]
-        ctx.save_for_backward(offset_ids)
-        ctx.gradient, ctx.adds = gradient, adds
-        return torch.nn.functional.embedding(offset_ids, weight.reshape(trials * vocabulary, width))
+@differentiable
+def _embedding(root: Tensor, ids: Tensor, leaf: Leaf, adds: bool) -> WithBackward[Tensor]:
+    trials, vocabulary, width = leaf.weight.shape
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        (offset_ids,) = ctx.saved_tensors
-        trials, vocabulary, width = ctx.gradient.shape
+    def backward(dy: Tensor, offset_ids: Tensor) -> None:
         dense = torch.ops.aten.embedding_dense_backward(dy, offset_ids, trials * vocabulary, -1, False)
         dense = dense.view(trials, vocabulary, width)
-        ctx.gradient.add_(dense) if ctx.adds else ctx.gradient.copy_(dense)
-        return None, None, None, None, None
+        leaf.gradient.add_(dense) if adds else leaf.gradient.copy_(dense)
+
+    offset_ids = ids + torch.arange(0, trials * vocabulary, vocabulary, device=ids.device)[:, None]
+    table = leaf.weight.reshape(trials * vocabulary, width)
+    return torch.nn.functional.embedding(offset_ids, table), backward, (offset_ids,)
 
 
 def embedding(ids_RxN: Tensor, leaf: Leaf, root: Tensor, adds: bool = False) -> Tensor:
@@ -84,83 +65,81 @@ def embedding(ids_RxN: Tensor, leaf: Leaf, root: Tensor, adds: bool = False) -> 
 
     Its backward pass is the last of all; `adds`: to the gradient that a tied head has left there.
     """
-    return _Embedding.apply(root, ids_RxN, leaf.weight, leaf.gradient, adds)
+    return _embedding(root, ids_RxN, leaf, adds)
 
 
-class _AddPositions(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, gradient: Tensor, context: int) -> Tensor:
-        ctx.gradient, ctx.context = gradient, context
-        return (x.view(len(x), -1, context, x.shape[-1]) + weight[:, None, :context]).view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        context = ctx.context
-        torch.sum(dy.view(len(dy), -1, context, dy.shape[-1]), 1, out=ctx.gradient[:, :context])
-        ctx.gradient[:, context:] = 0
-        return dy, None, None, None
-
-
-def add_positions(x_RxNxD: Tensor, leaf: Leaf, context: int) -> Tensor:
+@differentiable
+def add_positions(x_RxNxD: Tensor, leaf: Leaf, context: int) -> WithBackward[Tensor]:
     """x plus the learned vector of each token's position; N counts sequences of `context` tokens each."""
-    return _AddPositions.apply(x_RxNxD, leaf.weight, leaf.gradient, context)
+
+    def backward(dy: Tensor) -> Tensor:
+        torch.sum(dy.view(len(dy), -1, context, dy.shape[-1]), 1, out=leaf.gradient[:, :context])
+        leaf.gradient[:, context:] = 0
+        return dy
+
+    sequences = x_RxNxD.view(len(x_RxNxD), -1, context, x_RxNxD.shape[-1])
+    return (sequences + leaf.weight[:, None, :context]).view_as(x_RxNxD), backward, ()
 
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, gradient: Tensor, epsilon: float) -> Tensor:
-        shape = [x.shape[-1]]
-        normed, mean, rstd = torch.native_layer_norm(x, shape, None, None, epsilon)
-        gain = _beside(gain, x)
-        ctx.save_for_backward(x, mean, rstd, normed, gain)
-        ctx.gradient = gradient
-        return normed * gain
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        x, mean, rstd, normed, gain = ctx.saved_tensors
-        _sum_over_tokens(dy * normed, ctx.gradient)
-        dx, _, _ = torch.ops.aten.native_layer_norm_backward(
-            dy * gain, x, [x.shape[-1]], mean, rstd, None, None, [True, False, False]
-        )
-        return dx, None, None, None
-
-
-def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
+@differentiable
+def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor]:
     """LayerNorm over the last dim with each trial's own gain, in the precision of the gain; a bias is `shifted`'s.
 
     Gains are [R, D], or [R, G, D]: a row of them for each index of dim 2 of x.
     """
-    return _LayerNorm.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient, epsilon)
+    shape = [x_RxxxD.shape[-1]]
+
+    def backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
+        _sum_into(dy * normed, leaf.gradient)
+        gradients = [True, False, False]
+        return torch.ops.aten.native_layer_norm_backward(dy * gain, x, shape, mean, rstd, None, None, gradients)[0]
+
+    x = x_RxxxD.to(leaf.weight.dtype)
+    normed, mean, rstd = torch.native_layer_norm(x, shape, None, None, epsilon)
+    gain = _beside(leaf.weight, x)
+    return normed * gain, backward, (x, mean, rstd, normed, gain)
 
 
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, gradient: Tensor, epsilon: float) -> Tensor:
-        rms = (x * x).mean(-1, keepdim=True).add_(epsilon).sqrt_()
-        normed, gain = x / rms, _beside(gain, x)
-        ctx.save_for_backward(rms, normed, gain)
-        ctx.gradient = gradient
-        return normed * gain
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        rms, normed, gain = ctx.saved_tensors
-        product = dy * normed
-        _sum_over_tokens(product, ctx.gradient)
-        along = product.mul_(gain).mean(-1, keepdim=True)
-        return (dy * gain).sub_(normed * along).div_(rms), None, None, None
-
-
-def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
+@differentiable
+def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor]:
     """gain * x / sqrt(mean(x^2) + epsilon) over the last dim (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4).
 
     Gains as in `layer_norm`. The paper has no epsilon; it stands where Llama's code has it.
     """
-    return _RMSNorm.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient, epsilon)
+
+    def backward(dy: Tensor, rms: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
+        product = dy * normed
+        _sum_into(product, leaf.gradient)
+        along = product.mul_(gain).mean(-1, keepdim=True)
+        return (dy * gain).sub_(normed * along).div_(rms)
+
+    x = x_RxxxD.to(leaf.weight.dtype)
+    rms = (x * x).mean(-1, keepdim=True).add_(epsilon).sqrt_()
+    normed, gain = x / rms, _beside(leaf.weight, x)
+    return normed * gain, backward, (rms, normed, gain)
+
+
+@differentiable
+def scaled(x_RxNxD: Tensor, leaf: Leaf) -> WithBackward[Tensor]:
+    """x times a learned gain on each feature [R, D], or times one learned number [R, 1], in the precision of that."""
+
+    def backward(dy: Tensor, x: Tensor, factor: Tensor) -> Tensor:
+        _sum_into(dy * x, leaf.gradient)
+        return dy * factor
+
+    x, factor = x_RxNxD.to(leaf.weight.dtype), _beside(leaf.weight, x_RxNxD)
+    return x * factor, backward, (x, factor)
+
+
+@differentiable
+def shifted(x_RxxxD: Tensor, leaf: Leaf) -> WithBackward[Tensor]:
+    """x plus one learned number [R, 1], or a bias of the shape of a gain in `layer_norm`, in the precision of that."""
+
+    def backward(dy: Tensor) -> Tensor:
+        _sum_into(dy, leaf.gradient)
+        return dy
+
+    return x_RxxxD.to(leaf.weight.dtype) + _beside(leaf.weight, x_RxxxD), backward, ()
 
 
 def _beside(gain: Tensor, x: Tensor) -> Tensor:
@@ -170,94 +149,68 @@ def _beside(gain: Tensor, x: Tensor) -> Tensor:
     return gain.view(gain.shape[0], 1, gain.shape[1], *[1] * (x.dim() - 4), gain.shape[2])
 
 
-def _sum_over_tokens(product: Tensor, target: Tensor) -> None:
-    """Sum [R, ..., D] into [R, D], or into [R, G, D] with G its dim 2."""
-    if target.dim() == 2:
-        torch.sum(product.flatten(1, -2), 1, out=target)
-    else:
+def _sum_into(product: Tensor, target: Tensor) -> None:
+    """Sum [R, ..., D] over tokens into [R, D], or into [R, G, D] with G its dim 2; or over everything into [R, 1]."""
+    if target.dim() == 3:
         torch.sum(product.transpose(1, 2).flatten(2, -2), 2, out=target)
+    elif target.shape[1] == 1 < product.shape[-1]:
+        target.copy_(product.sum(1).sum(1, keepdim=True))
+    else:
+        torch.sum(product.flatten(1, -2), 1, out=target)
 
 
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(x, factor)
-        ctx.gradient = gradient
-        return x * factor[:, None]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        x, factor = ctx.saved_tensors
-        _sum_into(dy * x, ctx.gradient)
-        return dy * factor[:, None], None, None
+# --- elementwise functions ----------------------------------------------------------------------------------------
 
 
-def scaled(x_RxNxD: Tensor, leaf: Leaf) -> Tensor:
-    """x times a learned gain on each feature [R, D], or times one learned number [R, 1], in the precision of that."""
-    return _Scaled.apply(x_RxNxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient)
+def for_each_trial(function: Callable[..., Tensor], x_Rxxx: Tensor) -> Tensor:
+    """An elementwise `function(x, out=...)`, in place.
+
+    A CPU may round what is left over beside whole vectors differently, and where that is depends on the number of
+    trials. So there each trial has a call of its own.
+    """
+    for part in x_Rxxx if x_Rxxx.device.type == "cpu" else (x_Rxxx,):
+        function(part, out=part)
+    return x_Rxxx
 
 
-class _Shifted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, summand: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return x + _beside(summand, x)
+@differentiable
+def soft_cap(x_Rxxx: Tensor, bound_Rxxx: Tensor) -> WithBackward[Tensor]:
+    """c tanh(x / c), c = `bound` [R, 1, ...], in the type of `bound` (Gemma 2, arXiv 2408.00118, section 2).
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        if ctx.gradient.shape[-1] == 1 < dy.shape[-1]:
-            _sum_into(dy, ctx.gradient)
-        else:
-            _sum_over_tokens(dy, ctx.gradient)
-        return dy, None, None
-
-
-def shifted(x_RxxxD: Tensor, leaf: Leaf) -> Tensor:
-    """x plus one learned number [R, 1], or a bias of the shape of a gain in `layer_norm`, in the precision of that."""
-    return _Shifted.apply(x_RxxxD.to(leaf.weight.dtype), leaf.weight, leaf.gradient)
-
-
-def _sum_into(product_RxNxD: Tensor, target: Tensor) -> None:
-    """Sum over tokens into [R, D], or over everything of a trial into [R, 1]."""
-    total = product_RxNxD.sum(1)
-    target.copy_(total.sum(1, keepdim=True) if target.shape[1] < total.shape[1] else total)
-
-
-class _Curve(torch.autograd.Function):
-    """An elementwise function on a CPU, trial by trial.
-
-    A CPU rounds what is left over beside whole vectors at the end of a thread's share differently, and where that is
-    depends on the number of trials. So each trial is shared out on its own.
+    Values within a tenth of the bound change by less than 0.4%.
     """
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, function: str, options: dict[str, Any]) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.function, ctx.options = function, options
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        for source, target in zip(x, y, strict=True):
-            getattr(torch.ops.aten, function).out(source, **options, out=target)
-        return y
+    def backward(dy: Tensor, squashed: Tensor) -> Tensor:
+        return (squashed * squashed).neg_().add_(1.0).mul_(dy)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        (x,), backward = ctx.saved_tensors, getattr(torch.ops.aten, f"{ctx.function}_backward")
+    squashed = for_each_trial(torch.tanh, x_Rxxx.to(bound_Rxxx.dtype) / bound_Rxxx)
+    return squashed * bound_Rxxx, backward, (squashed,)
+
+
+@differentiable
+def _curve(x: Tensor, name: str, options: dict[str, Any]) -> WithBackward[Tensor]:
+    """An elementwise function of torch on a CPU, a call for each trial, as `for_each_trial` has it."""
+
+    def backward(dy: Tensor, x: Tensor) -> Tensor:
+        function = getattr(torch.ops.aten, f"{name}_backward")
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         for arrived, source, target in zip(dy, x, dx, strict=True):
-            backward.grad_input(arrived, source, **ctx.options, grad_input=target)
-        return dx, None, None
+            function.grad_input(arrived, source, **options, grad_input=target)
+        return dx
+
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for source, target in zip(x, y, strict=True):
+        getattr(torch.ops.aten, name).out(source, **options, out=target)
+    return y, backward, (x,)
 
 
 def silu(x_RxNxF: Tensor) -> Tensor:
     """x * sigmoid(x)."""
-    return _Curve.apply(x_RxNxF, "silu", {}) if x_RxNxF.device.type == "cpu" else torch.nn.functional.silu(x_RxNxF)
+    return _curve(x_RxNxF, "silu", {}) if x_RxNxF.device.type == "cpu" else torch.nn.functional.silu(x_RxNxF)
 
 
 def gelu_tanh(x_RxNxF: Tensor) -> Tensor:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as GPT-2's code has it."""
     if x_RxNxF.device.type == "cpu":
-        return _Curve.apply(x_RxNxF, "gelu", {"approximate": "tanh"})
+        return _curve(x_RxNxF, "gelu", {"approximate": "tanh"})
     return torch.nn.functional.gelu(x_RxNxF, approximate="tanh")

@@ -34,8 +34,8 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
         yield ModelTensor(name, (d,), Kind.FINAL_GAIN)
     if model.biases:  # as in GPT-2 (Radford et al. 2019), whose head has none
         norms_too = model.norm == "layer"
-        for own, norms in zip(matrices, gains, strict=True):
-            for tensor in own:  # read together where the matrices are
+        for linears, norms in zip(matrices, gains, strict=True):
+            for tensor in linears:  # read together where the matrices are
                 yield ModelTensor(f"{tensor.name}_bias", tensor.shape[:1], Kind.BIAS, tensor.stacked)
             for tensor in (norm for norm in norms if norms_too and norm.kind == Kind.GAIN):
                 yield ModelTensor(f"{tensor.name}_bias", tensor.shape, Kind.BIAS)

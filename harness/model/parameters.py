@@ -5,11 +5,11 @@ Flat, because clipping, the optimizer, norms, snapshots, forks and bit flips are
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -46,11 +46,11 @@ class Layout:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        found, end = {}, 0
+        offsets, end = {}, 0
         for scaled in self.tensors:
             start = end if scaled.stacked else _aligned(end)
-            found[scaled.name], end = start, start + scaled.size
-        return found
+            offsets[scaled.name], end = start, start + scaled.size
+        return offsets
 
     @cached_property
     def by_name(self) -> dict[str, ScaledTensor]:
@@ -79,15 +79,10 @@ class Layout:
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """All columns, in as few pieces as share their multipliers."""
-        found: list[Segment] = []
-        ends = [*(span.start for span in self.spans[1:]), self.size]
-        for span, stop in zip(self.spans, ends, strict=True):
-            segment = dataclasses.replace(span, stop=stop)
-            if found and dataclasses.replace(found[-1], start=span.start, stop=stop) == segment:
-                found[-1] = dataclasses.replace(found[-1], stop=stop)
-            else:
-                found.append(segment)
-        return tuple(found)
+        alike = groupby(self.spans, key=lambda span: (span.learning_rate, span.decay, span.epsilon))
+        firsts = [next(spans) for _, spans in alike]
+        ends = [*(span.start for span in firsts[1:]), self.size]
+        return tuple(replace(span, stop=stop) for span, stop in zip(firsts, ends, strict=True))
 
     def view(self, flat: Tensor, first: str, last: str | None = None) -> Tensor:
         """The tensor `first` of every trial, [R, *shape]; up to `last`: their matrices stacked along dim 1.

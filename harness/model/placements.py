@@ -72,13 +72,12 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
     """(key, why) of placements that are not what their name says in a run so short, or a model so shallow."""
     model, steps = trial.model, branch_steps(trial)
     if model.placement == "branchnorm" and steps >= trial.steps:
-        words = f"model.branch_steps={steps}: branches still grow at the last of {trial.steps} steps"
-        yield "model.branch_steps", words
+        why = f"branches still grow at the last of {trial.steps} steps"
+        yield "model.branch_steps", f"model.branch_steps={steps}: {why}"
     if model.placement == "mix" and model.mix > 0 and model.mix * model.depth < 1 - 1e-9:
-        words = (
-            f"model.mix={model.mix}: of model.depth={model.depth} one block is post-LN, a share of {1 / model.depth:g}"
-        )
-        yield "model.mix", f"{words}; it takes model.depth >= {math.ceil(1 / model.mix)}"
+        why = f"of model.depth={model.depth} one block is post-LN, a share of {1 / model.depth:g}"
+        needed = f"it takes model.depth >= {math.ceil(1 / model.mix)}"
+        yield "model.mix", f"model.mix={model.mix}: {why}; {needed}"
 
 
 def refused(trial: Trial) -> Iterator[str]:

@@ -82,8 +82,8 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
     state, products = FORMATS[train.precision]
     for name in ("norms", "softmax"):
         if getattr(train, name) == "products" and products.itemsize >= state.itemsize:
-            words = f"train.{name}=products: train.precision={train.precision} has no narrower format"
-            yield f"train.{name}", words
+            why = f"train.precision={train.precision} has no narrower format"
+            yield f"train.{name}", f"train.{name}=products: {why}"
     for name, usual in (("accumulation", "fp32"), ("reduction", "sequential")):
         if train.ranks == 1 and (value := getattr(train, name)) != usual:
             yield f"train.{name}", f"train.{name}={value}: with train.ranks=1 there is nothing to add up"

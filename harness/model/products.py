@@ -7,11 +7,10 @@ would depend on its row in the pack: then trials are copied and multiplied one b
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from harness.model.gradients import WithBackward, differentiable
 
 CACHE_LINE = 64  # bytes
 
@@ -43,19 +42,11 @@ def _multiply(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
     return out
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return product(a, b)
+@differentiable
+def differentiable_product(a_RxxxMxK: Tensor, b_RxxxKxN: Tensor) -> WithBackward[Tensor]:
+    """`product`, through which gradients pass."""
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        a, b = ctx.saved_tensors
+    def backward(dy: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return product(dy, b.mT), product(a.mT, dy)
 
-
-def differentiable_product(a_RxxxMxK: Tensor, b_RxxxKxN: Tensor) -> Tensor:
-    """`product`, through which gradients pass."""
-    return _Product.apply(a_RxxxMxK, b_RxxxKxN)
+    return product(a_RxxxMxK, b_RxxxKxN), backward, (a_RxxxMxK, b_RxxxKxN)

@@ -41,17 +41,17 @@ def tensor_table(
     ]
     if decay_embedding:
         return tensors
-    return [replace(each, decay=0.0) if each.tensor.kind == Kind.EMBEDDING else each for each in tensors]
+    return [replace(each, decay=0.0) if each.kind == Kind.EMBEDDING else each for each in tensors]
 
 
 def _scaled(model: Model, tensor: ModelTensor, rule: str) -> ScaledTensor:
-    rate, forward = learning_rate(model, tensor, rule), forward_multiplier(model, tensor)
+    rate = learning_rate(model, tensor, rule)
+    scaled = ScaledTensor(**vars(tensor), learning_rate=rate, epsilon=epsilon(model, tensor))
     if tensor.kind in STARTS:
-        own = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
-        return ScaledTensor(tensor, 0.0, STARTS[tensor.kind], rate, forward, 0.0, epsilon(model, tensor), own)
+        field = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
+        return replace(scaled, mean=STARTS[tensor.kind], decay=0.0, field=field)
     std, decay = initial_std(model, tensor), weight_decay(model, tensor, rule)
-    is_cut = model.init not in UNCUT_INITS
-    return ScaledTensor(tensor, std, 0.0, rate, forward, decay, epsilon(model, tensor), is_cut=is_cut)
+    return replace(scaled, std=std, decay=decay, is_cut=model.init not in UNCUT_INITS)
 
 
 # --- how the weights start ---------------------------------------------------------------------------------------
@@ -132,17 +132,8 @@ def gpt2(model: Model, matrix: ModelTensor) -> float:
     return normal(model, matrix) * _branch_share(model, matrix)
 
 
-INITS: Mapping[str, Init] = {
-    "standard": standard,
-    "small": small,
-    "xavier": xavier,
-    "scaled_residual": scaled_residual,
-    "small_scaled": small_scaled,
-    "zero_residual": zero_residual,
-    "fixup": fixup,
-    "normal": normal,
-    "gpt2": gpt2,
-}
+_INITS = (standard, small, xavier, scaled_residual, small_scaled, zero_residual, fixup, normal, gpt2)
+INITS: Mapping[str, Init] = {init.__name__: init for init in _INITS}
 UNCUT_INITS = ("normal", "gpt2")
 ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which nothing can be relative
 SIZED_INITS = ", ".join(name for name in INITS if name not in ZERO_INITS)  # the others
@@ -168,12 +159,9 @@ def deepnorm_beta(model: Model) -> float:
     (8N)^(-1/4) for a decoder alone (Wang et al. 2022, arXiv 2203.00555); GLM-130B takes (2N)^(-1/2) (Zeng et al. 2022,
     arXiv 2210.02414, section 2.1).
     """
-    match model.placement:
-        case "deepnorm":
-            return (8 * model.depth) ** -0.25
-        case "deepnorm_glm":
-            return (2 * model.depth) ** -0.5
-    return 1.0
+    if model.placement == "deepnorm":
+        return (8 * model.depth) ** -0.25
+    return (2 * model.depth) ** -0.5 if model.placement == "deepnorm_glm" else 1.0
 
 
 UNDONE = (  # by sigma-reparametrisation: field, values that say how large hidden matrices are, and the others
@@ -271,8 +259,8 @@ def idle(trial: Trial) -> Iterator[tuple[str, str]]:
         sizes["depth"] = model.base_depth
     if model.parametrization != "standard" and all(getattr(model, name) == base for name, base in sizes.items()):
         given = ", ".join(f"model.base_{name}={base}" for name, base in sizes.items())
-        words = f"model.parametrization={model.parametrization}: is the standard one at its base sizes, {given}"
-        yield "model.parametrization", words
+        why = f"is the standard one at its base sizes, {given}"
+        yield "model.parametrization", f"model.parametrization={model.parametrization}: {why}"
 
 
 def _growth(model: Model, vector: ModelTensor) -> float:
@@ -327,18 +315,6 @@ def epsilon(model: Model, tensor: ModelTensor) -> float:
 
 
 # --- on the way forward ------------------------------------------------------------------------------------------
-
-
-def forward_multiplier(model: Model, tensor: ModelTensor) -> float:
-    """What the model multiplies by behind the tensor: behind embedding, branch or head."""
-    match tensor.kind:
-        case Kind.EMBEDDING:
-            return embedding_multiplier(model)
-        case Kind.RESIDUAL:
-            return branch_multiplier(model)
-        case Kind.HEAD:
-            return output_multiplier(model)
-    return 1.0
 
 
 def embedding_multiplier(model: Model) -> float:

@@ -8,12 +8,10 @@ and its published code for speech; that for vision starts gamma at sigma(W), so 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import Leaf
 from harness.model.parameters import Layout
 from harness.model.products import product
@@ -32,7 +30,7 @@ class SingularVectors:
 
     def __init__(self, layout: Layout, weights: Rows, state: State):
         self.layout, self._weights = layout, weights
-        self._matrices = [scaled for scaled in layout.tensors if scaled.tensor.kind in REPARAMETRISED]
+        self._matrices = [scaled for scaled in layout.tensors if scaled.kind in REPARAMETRISED]
         self._starts, end = {}, 0
         for scaled in self._matrices:
             self._starts[scaled.name] = end
@@ -40,9 +38,8 @@ class SingularVectors:
         flat = weights.used.new_empty(len(weights.used), end)
         for scaled in self._matrices:
             left, right = self._pair(flat, scaled.name)
-            for trial, matrix in enumerate(
-                layout.view(weights.used, scaled.name)
-            ):  # one at a time: packs do not matter
+            # One at a time: packs do not matter.
+            for trial, matrix in enumerate(layout.view(weights.used, scaled.name)):
                 u, _, v = torch.linalg.svd(matrix, full_matrices=False)
                 left[trial], right[trial] = u[:, 0], v[0]
         self._vectors = state.add("singular_vectors", flat)
@@ -80,27 +77,19 @@ def _unit(vector_RxD: Tensor) -> Tensor:
     return vector_RxD / torch.linalg.vector_norm(vector_RxD, dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
 
 
-class _Reparametrised(torch.autograd.Function):
+@differentiable
+def _undone(x: Tensor, leaf: Leaf, gamma: Leaf, *constants: Tensor) -> WithBackward[Tensor]:
     """Passes x through. On the way back the layer that read it has left the gradient of W_hat where that of W goes."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, matrices: Tensor, gamma: Tensor, sigma: Tensor, left: Tensor, right: Tensor, leaves: Any
-    ) -> Tensor:
-        ctx.save_for_backward(matrices, gamma, sigma, left, right)
-        ctx.leaf, ctx.gamma_leaf = leaves
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> Any:
-        matrices, gamma, sigma, left, right = ctx.saved_tensors
-        gradient = ctx.leaf.gradient.view_as(matrices)
+    def backward(dx: Tensor, matrices: Tensor, factor: Tensor, sigma: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        gradient = leaf.gradient.view_as(matrices)
         along = (gradient * matrices).flatten(2).sum(2) / sigma
-        ctx.gamma_leaf.gradient.copy_(along)
+        gamma.gradient.copy_(along)
         gradient.sub_((along[..., None] * left)[..., None] * right[..., None, :])
-        gradient.mul_((gamma / sigma)[..., None, None])
-        return dx, None, None, None, None, None, None
+        gradient.mul_((factor / sigma)[..., None, None])
+        return dx
+
+    return x.view_as(x), backward, constants
 
 
 def reparametrised(
@@ -115,5 +104,5 @@ def reparametrised(
     images = torch.stack([_times(w, v) for w, v in zip(matrices.unbind(1), right_RxKxI.unbind(1), strict=True)], 1)
     sigma = (left_RxKxO * images).sum(2)
     normed = (matrices * (gamma.weight / sigma)[..., None, None]).view_as(leaf.weight)
-    x = _Reparametrised.apply(x_RxNxI, matrices, gamma.weight, sigma, left_RxKxO, right_RxKxI, (leaf, gamma))
+    x = _undone(x_RxNxI, leaf, gamma, matrices, gamma.weight, sigma, left_RxKxO, right_RxKxI)
     return x, Leaf(normed, leaf.gradient)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from harness.model.formats import raw_words
+
 
 class Rows:
     """An array [capacity, ...] of which the first rows are in use: [R, ...].
@@ -65,11 +67,4 @@ class State:
 
     def equal(self, left: int, right: int) -> bool:
         """Whether two rows are the same, bit for bit."""
-        return all(_same_bits(values[left], values[right]) for _, values in self)
-
-
-def _same_bits(left: Tensor, right: Tensor) -> bool:
-    if left.is_floating_point():
-        words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[left.element_size()]
-        left, right = left.view(words), right.view(words)
-    return torch.equal(left, right)
+        return all(torch.equal(raw_words(values[left]), raw_words(values[right])) for _, values in self)

@@ -46,35 +46,17 @@ class ModelTensor:
 
 
 @dataclass(frozen=True)
-class ScaledTensor:
+class ScaledTensor(ModelTensor):
     """A tensor and how it is scaled: it starts at `mean`, plus noise of size `std`; the others multiply what the
-    configuration says for all of them. `forward` is what the model multiplies the tensor's output by. Where `field`
-    names a field of the model, the tensor starts at the trial's value of it, and not at `mean`. Where it `is_cut`, the
-    noise is normal within two of its deviations, and else without a bound.
+    configuration says for all of them. Where `field` names a field of the model, the tensor starts at the trial's value
+    of it, and not at `mean`. Where it `is_cut`, the noise is normal within two of its deviations, and else without a
+    bound.
     """
 
-    tensor: ModelTensor
-    std: float
+    std: float = 0.0
     mean: float = 0.0
     learning_rate: float = 1.0
-    forward: float = 1.0
     decay: float = 1.0
     epsilon: float = 1.0
     field: str | None = None
     is_cut: bool = True
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape
-
-    @property
-    def stacked(self) -> bool:
-        return self.tensor.stacked
-
-    @property
-    def size(self) -> int:
-        return self.tensor.size

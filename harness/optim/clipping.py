@@ -18,23 +18,20 @@ def global_norm(gradients_RxP: Tensor) -> Tensor:
     The squares of float32 overflow at 2e19, so a norm that is not well inside the range is taken again in float64. On
     a CPU that is seldom needed, and each trial's norm is chosen by itself; elsewhere looking would cost more.
     """
-    if gradients_RxP.device.type != "cpu":
-        return torch.linalg.vector_norm(gradients_RxP, dim=1, dtype=torch.float64)
-    pieces = gradients_RxP.split(CPU_COLUMNS, dim=1)
-    norm = _joined([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
-    for row in _unsafe(norm).nonzero().flatten().tolist():
-        norm[row] = _exact_norm(gradients_RxP[row])
-    return norm
+    return _norms([gradients_RxP])[:, 0]
 
 
 def tensor_norms(gradients_RxP: Tensor, layout: Layout) -> Tensor:
     """L2 norm of each tensor of each trial, [R, tensors], float64, as `global_norm` takes it."""
-    tensors = [gradients_RxP[:, span.start : span.stop] for span in layout.spans]
-    if gradients_RxP.device.type != "cpu":
-        return torch.stack([global_norm(tensor) for tensor in tensors], dim=1)
-    norms = torch.stack([_quick_norm(tensor) for tensor in tensors], dim=1).double()
-    for row, number in _unsafe(norms).nonzero().tolist():
-        norms[row, number] = _exact_norm(tensors[number][row])
+    return _norms([gradients_RxP[:, span.start : span.stop] for span in layout.spans])
+
+
+def _norms(gradients: list[Tensor]) -> Tensor:
+    if gradients[0].device.type != "cpu":
+        return torch.stack([torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in gradients], dim=1)
+    norms = torch.stack([_quick_norm(x) for x in gradients], dim=1).double()
+    for row, number in (~((norms > SAFE[0]) & (norms < SAFE[1]))).nonzero().tolist():
+        norms[row, number] = _exact_norm(gradients[number][row])
     return norms
 
 
@@ -48,10 +45,6 @@ def _quick_norm(gradients_Rxn: Tensor) -> Tensor:
 def _exact_norm(gradients_n: Tensor) -> Tensor:
     """Of one trial, so that how it is summed does not depend on how many there are; piece by piece, to copy little."""
     return _joined([torch.linalg.vector_norm(piece.double()) for piece in gradients_n.split(CPU_COLUMNS)])
-
-
-def _unsafe(norm: Tensor) -> Tensor:
-    return ~((norm > SAFE[0]) & (norm < SAFE[1]))
 
 
 def _joined(norms: list[Tensor]) -> Tensor:

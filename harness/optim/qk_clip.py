@@ -46,9 +46,9 @@ class QKClip:
         self._largest = weights.new_full((len(trials), self._layers, self._heads), -math.inf)
 
     def _read(self, layer: int, _: str, scores_RxBxHxTxT: Tensor, rows: slice) -> None:
-        found = scores_RxBxHxTxT.detach().flatten(-2).amax(-1).amax(1)
+        here = scores_RxBxHxTxT.detach().flatten(-2).amax(-1).amax(1)
         largest = self._largest[rows, layer]
-        largest.copy_(torch.maximum(largest, found))
+        largest.copy_(torch.maximum(largest, here))
 
     def clip(self, stepping_R: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
         """Scale the weights of the trials that step, from the logits read since the last call; in which rows, [R].

@@ -35,31 +35,6 @@ class AfterWarmup:
     whole: float
 
 
-def _cosine(schedule: Schedule, after: AfterWarmup) -> Floats:
-    return _half_turn(after.done / after.span)
-
-
-def _linear(schedule: Schedule, after: AfterWarmup) -> Floats:
-    return 1 - after.done / after.span
-
-
-def _constant(schedule: Schedule, after: AfterWarmup) -> Floats:
-    return np.ones_like(after.done)
-
-
-def _wsd(schedule: Schedule, after: AfterWarmup) -> Floats:
-    """Warm-up, stable, decay: 1 - sqrt(x), the best cooldown of Haegele et al. 2024 (arXiv 2405.18392, equation 2).
-
-    Hu et al. 2024 (arXiv 2404.06395), who named the schedule, decay exponentially, over the last tenth.
-    """
-    return 1 - np.sqrt(_cooled(schedule, after))
-
-
-def _wsd_linear(schedule: Schedule, after: AfterWarmup) -> Floats:
-    """The same with the linear cooldown that Haegele et al. compare with."""
-    return 1 - _cooled(schedule, after)
-
-
 def _restarts(schedule: Schedule, after: AfterWarmup) -> Floats:
     """SGDR (Loshchilov & Hutter 2017, arXiv 1608.03983, equation 5) with cycles of equal length.
 
@@ -80,11 +55,14 @@ def _cooled(schedule: Schedule, after: AfterWarmup) -> Floats:
 
 
 SHAPES: dict[str, Callable[[Schedule, AfterWarmup], Floats]] = {
-    "cosine": _cosine,
-    "linear": _linear,
-    "constant": _constant,
-    "wsd": _wsd,
-    "wsd_linear": _wsd_linear,
+    "cosine": lambda schedule, after: _half_turn(after.done / after.span),
+    "linear": lambda schedule, after: 1 - after.done / after.span,
+    "constant": lambda schedule, after: np.ones_like(after.done),
+    # Warm-up, stable, decay: 1 - sqrt(x), the best cooldown of Haegele et al. 2024 (arXiv 2405.18392, equation 2).
+    # Hu et al. 2024 (arXiv 2404.06395), who named the schedule, decay exponentially, over the last tenth.
+    "wsd": lambda schedule, after: 1 - np.sqrt(_cooled(schedule, after)),
+    # The same with the linear cooldown that Haegele et al. compare with.
+    "wsd_linear": lambda schedule, after: 1 - _cooled(schedule, after),
     "restarts": _restarts,
 }
 """Name of a decay -> what is left of the way from the final rate up to the peak, 1 to 0, at each step after warm-up."""

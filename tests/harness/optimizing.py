@@ -13,7 +13,7 @@ from torch import Tensor
 from harness.config import Optim, Trial, sections
 from harness.model.parameters import Layout
 from harness.model.state import State
-from harness.model.tensors import Kind, ModelTensor, ScaledTensor
+from harness.model.tensors import Kind, ScaledTensor
 from harness.optim.optimizers import OPTIMIZERS, Norms, Optimizer
 
 STEPS = 50
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def tensor_row(name: str, shape: tuple[int, ...], kind: Kind, **multipliers: float) -> ScaledTensor:
-    return ScaledTensor(ModelTensor(name, shape, kind), 0.0, **multipliers)
+    return ScaledTensor(name, shape, kind, False, 0, **multipliers)
 
 
 TENSORS = (
@@ -73,7 +73,7 @@ class Rig:
         self.trials, self.layout, self.state = list(trials), Layout(tuple(rows)), State(2 * len(trials) + 2)
         weights = torch.zeros(len(trials), self.layout.size, dtype=dtype)
         for scaled in rows:
-            if scaled.tensor.kind != Kind.HEAD:
+            if scaled.kind != Kind.HEAD:
                 for r, trial in enumerate(trials):
                     self.layout.view(weights, scaled.name)[r] = drawn(scaled, trial.seed, -1).to(dtype)
         self._weights = self.state.add("weights", weights)

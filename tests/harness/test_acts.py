@@ -225,11 +225,11 @@ def test_by_default_what_has_a_time_scale_acts_in_short_and_long_runs(name: str,
 def test_time_scales_follow_the_run_and_the_authors_numbers_are_a_field_away() -> None:
     from harness.model.placements import branch_steps
     from harness.optim.clippers.adagc import warmup_steps
-    from harness.optim.optimizers.spam import grace_of, interval_of, warmup_of
-    from harness.optim.optimizers.stable_spam import interval_of as stable_interval
+    from harness.optim.optimizers.spam import Spam, grace_of, warmup_of
+    from harness.optim.optimizers.stable_spam import StableSpam
 
     def times(trial: Trial) -> list[int]:
-        readers = (interval_of, warmup_of, grace_of, stable_interval, warmup_steps, branch_steps)
+        readers = (Spam.interval_of, warmup_of, grace_of, StableSpam.interval_of, warmup_steps, branch_steps)
         return [read(trial) for read in readers]
 
     short, long = (with_section(engine.trial(), "train", steps=steps) for steps in (100, 2500))

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.model.caps import soft_cap
+from harness.model.layers import soft_cap
 from harness.objectives.loss import cross_entropy
 from harness.objectives.outcome import NON_FINITE
 from injectors.value import Value

@@ -181,7 +181,6 @@ def test_rows_in_pieces_are_as_all_rows_at_once(name, clip_update):
     trials = trials_of(name, 4, clip_update=clip_update)
     pieces, whole = Rig(trials, ODD, torch.float32), Rig(trials, ODD, torch.float32)
     whole.optimizer._on_cpu = False
-    whole.optimizer._blocks = list(whole.optimizer._cut_blocks()) if name == "adamw" else None
     for rig in (pieces, whole):
         rig.train(3)
         rig.train(2, start=3, active=[True, False, True, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from harness.config import ConfigError, Model, Optim, Trial
 from harness.model.branches.attention import attention_multiplier
+from harness.model.parameters import Layout
 from harness.model.scaling import (
     INITS,
     branch_multiplier,
@@ -69,8 +71,9 @@ def expected(values: dict[str, float]) -> dict[str, float]:
 @pytest.mark.parametrize("rule", RULES)
 def test_standard_multiplies_nothing(rule):
     model = model_of(4, 8)
-    for name in ("learning_rate", "forward", "epsilon"):
+    for name in ("learning_rate", "epsilon"):
         assert set(column(model, name, rule).values()) == {1.0}
+    assert {output_multiplier(model), branch_multiplier(model), embedding_multiplier(model)} == {1.0}
     assert column(model, "decay", rule) == expected({"gain": 0.0, "final_gain": 0.0})
 
 
@@ -108,15 +111,16 @@ def test_completep_rates(rule, m, m_l, alpha):
 
 
 def test_completep_in_numbers():
-    """Four times as wide and 16 times as deep at alpha 1/2: all columns, for Adam."""
+    """Four times as wide and 16 times as deep at alpha 1/2: all columns, for Adam, and the way forward."""
     model = model_of(4, 16, parametrization="completep", depth_exponent=0.5, embedding_scale="sqrt_width")
-    shown = {name: column(model, name) for name in ("learning_rate", "forward", "decay", "epsilon")}
+    shown = {name: column(model, name) for name in ("learning_rate", "decay", "epsilon")}
     assert shown == {
         "learning_rate": pytest.approx(expected({"hidden": 1 / 16, "gain": 1 / 4})),
-        "forward": pytest.approx(dict.fromkeys(KINDS, 1.0) | {"embedding": 32**0.5, "residual": 1 / 4, "head": 1 / 4}),
         "decay": pytest.approx(expected({"hidden": 4.0, "gain": 0.0, "final_gain": 0.0})),
         "epsilon": pytest.approx(expected({"hidden": 1 / 16, "gain": 1 / 16})),
     }
+    forward = (embedding_multiplier(model), branch_multiplier(model), output_multiplier(model))
+    assert forward == pytest.approx((32**0.5, 1 / 4, 1 / 4))
 
 
 def test_gains_of_heads_and_single_numbers_in_sgd():
@@ -218,6 +222,18 @@ def test_epsilon_follows_gradients():
             assert 0.5 < size / base / epsilon < 2.0, (now, name)
 
 
+@pytest.mark.parametrize("parametrization", ["standard", "mup", "completep"])
+def test_segments_are_the_longest_runs_of_equal_multipliers(parametrization):
+    layout = Layout(tuple(tensor_table(model_of(4, 16, parametrization=parametrization), VOCABULARY)))
+    pieces = [{name: getattr(span, name) for name in ("learning_rate", "decay", "epsilon")} for span in layout.spans]
+    for span, multipliers in zip(layout.spans, pieces, strict=True):
+        (segment,) = (segment for segment in layout.segments if segment.start <= span.start < segment.stop)
+        assert segment == dataclasses.replace(segment, **multipliers) and span.stop <= segment.stop
+    for left, right in itertools.pairwise(layout.segments):
+        assert left.stop == right.start and dataclasses.replace(left, start=right.start, stop=right.stop) != right
+    assert layout.segments[0].start == 0 and layout.segments[-1].stop == layout.size
+
+
 # --- on the way forward ------------------------------------------------------------------------------------------
 
 
@@ -232,8 +248,6 @@ def test_forward_multipliers(parametrization, m, m_l):
         assert embedding_multiplier(model) == 1
         scaled = dataclasses.replace(model, embedding_scale="sqrt_width")
         assert embedding_multiplier(scaled) == pytest.approx(math.sqrt(BASE_WIDTH * (1 if is_scaled else m)))
-        forward = {"embedding": 1, "residual": branch_multiplier(model), "head": output_multiplier(model)}
-        assert column(model, "forward") == pytest.approx(dict.fromkeys(KINDS, 1.0) | forward)
 
 
 def test_attention_multiplier():

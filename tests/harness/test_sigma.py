@@ -57,7 +57,7 @@ def test_one_power_iteration_a_step_follows_the_weights():
     pack.begin(30)
     moved = False
     for scaled in pack.layout.tensors:
-        if scaled.tensor.kind in (Kind.HIDDEN, Kind.RESIDUAL):
+        if scaled.kind in (Kind.HIDDEN, Kind.RESIDUAL):
             exact = torch.linalg.matrix_norm(pack.layout.view(pack.weights, scaled.name), ord=2)
             largest = torch.linalg.matrix_norm(used(pack, scaled.name), ord=2)
             gamma = pack.layout.view(pack.weights, f"{scaled.name}_scale")[:, 0]

@@ -29,7 +29,7 @@ def refused(trial: Trial) -> Iterator[str]:
         if kind == places["token_mixer"]:
             yield f"block.{place}={kind}: stands in block.token_mixer already; allowed: another kind"
     for kind in (kind for kind in BRANCHES if kind not in places.values()):
-        where = " and ".join(f"block.{place}={own}" for place, own in places.items())
+        where = " and ".join(f"block.{place}={kind}" for place, kind in places.items())
         read = {"model": BRANCHES[kind].fields, **({kind: vars(trial.section(kind))} if kind in sections() else {})}
         for section, names in read.items():
             values = trial.section(section)

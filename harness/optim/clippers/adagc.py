@@ -58,14 +58,10 @@ class AdaGC(Clipper):
         self._count = state.add("adagc_count", torch.zeros(rows, dtype=torch.float64, device=device))
 
     @classmethod
-    def is_on(cls, trial: Trial) -> bool:
-        return trial.section("adagc").threshold is not None
-
-    @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
         if (warmup := warmup_steps(trial)) >= trial.steps:
-            words = f"adagc.warmup={warmup}: gradients are clipped by global norm alone in {trial.steps} steps"
-            yield cls.part, f"{words}, which are all warm-up"
+            why = f"gradients are clipped by global norm alone in {trial.steps} steps, which are all warm-up"
+            yield cls.part, f"adagc.warmup={warmup}: {why}"
 
     def bind(self, trials: Sequence[Trial]) -> None:
         self._threshold = self.column(trials, lambda trial: trial.section("adagc").threshold)[:, None]
@@ -77,8 +73,8 @@ class AdaGC(Clipper):
         average, norms = self._average.used, tensor_norms(gradients_RxP, self.layout)
         is_warming = (self._count.used < self._warmup)[:, None]
         limits, together = self._threshold * average, clipping_factor(norm_R, self._warmup_clip)[:, None]
-        own = torch.where(norms > limits, clipping_factor(norms, limits), 1.0)
-        factors = torch.where(is_warming, torch.where(together < 1, together, 1.0), own)
+        separate = torch.where(norms > limits, clipping_factor(norms, limits), 1.0)
+        factors = torch.where(is_warming, torch.where(together < 1, together, 1.0), separate)
         scale_tensors(gradients_RxP, torch.where(active_R[:, None], factors, 1.0), self.layout)
 
         seen = torch.where(is_warming, norms * together, torch.minimum(norms, limits))
@@ -88,10 +84,10 @@ class AdaGC(Clipper):
         remembers = active_R & torch.isfinite(norm_R)
         average.copy_(torch.where(remembers[:, None], new, average))
         self._count.used.add_(remembers)
-        return active_R & ((own != 1) & ~is_warming).any(1)
+        return active_R & ((separate != 1) & ~is_warming).any(1)
 
 
 def warmup_steps(trial: Trial) -> int:
     """How many steps the warm-up takes."""
-    own = trial.section("adagc")
-    return steps_of(own.warmup, own.warmup_share, trial.train.steps)
+    options = trial.section("adagc")
+    return steps_of(options.warmup, options.warmup_share, trial.train.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.model.parameters import Layout
 from harness.model.state import State
+from harness.optim.clipping import padding_of
 
 
 class Clipper:
@@ -28,10 +30,16 @@ class Clipper:
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
         self.layout, self.device = layout, device
 
+    @cached_property
+    def padding(self) -> Tensor:
+        """The columns of the flat array between tensors, for `scale_trials`."""
+        return padding_of(self.layout).to(self.device)
+
     @classmethod
     def is_on(cls, trial: Trial) -> bool:
-        """Whether the trial's configuration asks for it."""
-        raise NotImplementedError
+        """Whether the trial's configuration asks for it: the value of `part` is not null."""
+        section, _, name = cls.part.partition(".")
+        return getattr(trial.section(section), name) is not None
 
     @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:

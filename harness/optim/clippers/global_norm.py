@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.model.parameters import Layout
-from harness.model.state import State
 from harness.optim.clippers.base import Clipper
-from harness.optim.clipping import clipping_factor, padding_of, scale_trials
+from harness.optim.clipping import clipping_factor, scale_trials
 
 
 class GlobalNorm(Clipper):
@@ -23,18 +21,10 @@ class GlobalNorm(Clipper):
     part = "optim.clip"
     order = 90
 
-    def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
-        super().__init__(layout, state, rows, device)
-        self._padding = padding_of(layout).to(device)
-
-    @classmethod
-    def is_on(cls, trial: Trial) -> bool:
-        return trial.optim.clip is not None
-
     def bind(self, trials: Sequence[Trial]) -> None:
         self._limit = self.column(trials, lambda trial: trial.optim.clip)
 
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         factor = torch.where(active_R, clipping_factor(norm_R, self._limit), 1.0)
-        scale_trials(gradients_RxP, factor, self._padding)
+        scale_trials(gradients_RxP, factor, self.padding)
         return factor != 1

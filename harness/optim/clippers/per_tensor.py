@@ -22,10 +22,6 @@ class PerTensor(Clipper):
     order = 20
     needs_norm = False
 
-    @classmethod
-    def is_on(cls, trial: Trial) -> bool:
-        return trial.optim.clip_tensor is not None
-
     def bind(self, trials: Sequence[Trial]) -> None:
         self._limit = self.column(trials, lambda trial: trial.optim.clip_tensor)[:, None]
 

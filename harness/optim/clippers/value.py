@@ -22,10 +22,6 @@ class ByValue(Clipper):
     needs_norm = False
     repairs_infinity = True
 
-    @classmethod
-    def is_on(cls, trial: Trial) -> bool:
-        return trial.optim.clip_value is not None
-
     def bind(self, trials: Sequence[Trial]) -> None:
         self._bound = self.column(trials, lambda trial: trial.optim.clip_value)
         self._bounds = self._bound.tolist()

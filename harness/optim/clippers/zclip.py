@@ -13,7 +13,7 @@ from harness.config.fields import PER_TRIAL, SWITCHED, choice, number
 from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.clippers.base import Clipper
-from harness.optim.clipping import EPSILON, clipping_factor, padding_of, scale_trials
+from harness.optim.clipping import EPSILON, clipping_factor, scale_trials
 
 CAPS = ("reciprocal", "mean", "threshold")
 
@@ -56,13 +56,8 @@ class ZClip(Clipper):
 
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
         super().__init__(layout, state, rows, device)
-        self._padding = padding_of(layout).to(device)
         names = ("zclip_count", "zclip_mean", "zclip_variance")
         self._memory = [state.add(name, torch.zeros(rows, dtype=torch.float64, device=device)) for name in names]
-
-    @classmethod
-    def is_on(cls, trial: Trial) -> bool:
-        return trial.section("zclip").threshold is not None
 
     @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
@@ -86,7 +81,7 @@ class ZClip(Clipper):
         above = torch.where(self._is_cap["reciprocal"], above / (z / self._threshold), above)
         limit = mean + torch.where(self._is_cap["mean"], 0.0, above)
         factor = torch.where(active_R & is_spike, clipping_factor(norm_R, limit), 1.0)
-        scale_trials(gradients_RxP, factor, self._padding)
+        scale_trials(gradients_RxP, factor, self.padding)
         self._remember(torch.where(is_spike, limit, norm_R), is_warming, active_R & torch.isfinite(norm_R))
         return factor != 1
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.config.fields import PER_TRIAL, STRUCTURAL, anything, number
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece, each, is_matrix, rms
+from harness.optim.optimizers.base import Numbers, Optimizer, Piece, each, is_matrix, options, rms
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,16 @@ class Adafactor(Optimizer):
         "vector_moment": lambda scaled: 0 if is_matrix(scaled) else scaled.size,
     }
     per_tensor = True
-    hyperparameters = {
-        "clip": lambda trial: trial.section("adafactor").clip,
-        "exponent": lambda trial: trial.section("adafactor").decay_exponent,
-        "eps": lambda trial: trial.section("adafactor").eps,
-        "is_relative": lambda trial: trial.section("adafactor").relative_step,
-        "smallest_scale": lambda trial: trial.section("adafactor").smallest_scale,
-    }
+    hyperparameters = options("adafactor", "clip", "decay_exponent", "eps", "relative_step", "smallest_scale")
 
     @classmethod
     def rule_of(cls, trial: Trial) -> str:
         return "relative" if trial.section("adafactor").parameter_scale else cls.rule
 
     def numbers(self, h: Numbers) -> Numbers:
-        rest = each(torch.pow, h["count"], -h["exponent"])
+        rest = each(torch.pow, h["count"], -h["decay_exponent"])
         relative = torch.minimum(h["rate"], 1 / h["count"].sqrt())
-        return {"beta": 1 - rest, "rest": rest, "rate": torch.where(h["is_relative"] > 0, relative, h["rate"])}
+        return {"beta": 1 - rest, "rest": rest, "rate": torch.where(h["relative_step"] > 0, relative, h["rate"])}
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         direction = self._matrix(piece, h) if piece.is_matrix else self._vector(piece, h)

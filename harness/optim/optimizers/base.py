@@ -96,6 +96,7 @@ class Optimizer:
     slots: ClassVar[tuple[str, ...]] = ()
     tensor_slots: ClassVar[Mapping[str, Callable[[ScaledTensor], int]]] = {}
     per_tensor: ClassVar[bool] = False
+    columns: ClassVar[int] = CPU_COLUMNS  # of a piece that need not be a tensor, on a CPU
     rule: ClassVar[str] = "adam"
     parts: ClassVar[tuple[str, ...]] = ()  # keys of what acts now and then; `mark` says when
     repairs_infinity: ClassVar[bool] = False  # whether a gradient of infinite elements can leave finite weights
@@ -174,7 +175,7 @@ class Optimizer:
                 yield from self._stack(span, here, scaled.shape, is_matrix(scaled), number)
             return
         for segment in self.layout.segments:
-            width = CPU_COLUMNS if self._on_cpu else segment.stop - segment.start
+            width = self.columns if self._on_cpu else segment.stop - segment.start
             for left in range(segment.start, segment.stop, width):
                 here = slice(left, min(left + width, segment.stop))
                 yield from self._stack(segment, here, (here.stop - here.start,))
@@ -227,7 +228,7 @@ class Optimizer:
         self.acted.clear()
         self.updates.add_(active)
         self._pieces = self._pieces or list(self._cut())
-        step = self._step(learning_rate.double()[:, None], active)
+        step = self._step(learning_rate, active)
         parts = {rows: step.of(rows) for rows in {piece.rows for piece in self._pieces}}
         sums = torch.zeros(3, len(self.trials), dtype=torch.float64, device=self.weights.device)
         for piece in self._pieces:
@@ -236,9 +237,10 @@ class Optimizer:
                 sums[:, piece.rows.start : piece.rows.stop] += squares
         return self._norms(sums) if measure else None
 
-    def _step(self, scheduled: Tensor, active: Tensor) -> Step:
-        dtype, now = self.weights.dtype, {"count": self.updates.double()[:, None], "rate": scheduled}
-        now |= self.numbers(self._exact | now)
+    def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
+        dtype, scheduled = self.weights.dtype, learning_rate.double()[:, None]
+        now: Numbers = {"count": self.updates.double()[:, None], "rate": scheduled}
+        now = {**now, **self.numbers({**self._exact, **now})}
         rounded = {name: x.to(dtype) if x.is_floating_point() else x for name, x in now.items()}
         paces = {
             (rate, decay): ((now["rate"] * rate).to(dtype), (1.0 - taken * scheduled * rate).to(dtype))
@@ -265,10 +267,12 @@ class Optimizer:
                 piece.slots[name].copy_(torch.where(step.stands, old, piece.slots[name]))
         change = weights - piece.weights if measure else None
         piece.weights.copy_(weights)
-        if change is None:
-            return None
-        found = [weights, piece.slots["moment_2"], change] if "moment_2" in self.slots else [weights, change, change]
-        return torch.stack([norm(x)[:, 0] for x in found]).double().square_()
+        return None if change is None else self._measured(piece, weights, change)
+
+    def _measured(self, piece: Piece, weights: Tensor, change: Tensor) -> Tensor:
+        """The squared norms of weights, second moment and change after a step, [3, r], float64."""
+        measured = (weights, piece.slots.get("moment_2", change), change)
+        return torch.stack([torch.linalg.vector_norm(x, dim=1) for x in measured]).double().square_()
 
     def _norms(self, squares: Tensor) -> Norms:
         """From the sums of squares of weights, second moment and change, [3, R]."""
@@ -276,9 +280,18 @@ class Optimizer:
         return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
 
 
+def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]:
+    """These fields of a section, for `hyperparameters`."""
+
+    def reader(name: str) -> Callable[[Trial], float]:
+        return lambda trial: getattr(trial.section(section), name)
+
+    return {name: reader(name) for name in names}
+
+
 def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
-    return len(scaled.shape) == 2 and scaled.tensor.kind in MATRICES
+    return len(scaled.shape) == 2 and scaled.kind in MATRICES
 
 
 # --- for the equations -------------------------------------------------------------------------------------------

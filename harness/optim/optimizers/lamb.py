@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.optim.optimizers.adamw import ADAM, adam_direction, corrections, moments
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece, norm
+from harness.optim.optimizers.adamw import Adam
+from harness.optim.optimizers.base import Numbers, Piece, norm
 
 
-class Lamb(Optimizer):
+class Lamb(Adam):
     """You et al. 2020 (arXiv 1904.00962), algorithm 2, with phi(z) = z as in the paper's own runs.
 
     A matrix's step is Adam's, times |W| / |step|; that ratio is 1 where one of them is zero, as in the authors' code.
@@ -17,17 +17,11 @@ class Lamb(Optimizer):
     has it; the code does not. The paper adds weight decay to the step before its norm is taken; here it is decoupled.
     """
 
-    slots = ("moment_1", "moment_2")
     per_tensor = True
     rule = "relative"
-    hyperparameters = ADAM
-
-    def numbers(self, h: Numbers) -> Numbers:
-        return corrections(h, h["count"])
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
-        first, root = moments(piece, h, piece.gradients)
-        direction = adam_direction(piece, h, first, root)
+        direction = super().update(piece, h)
         return direction.mul_(trust_ratio(norm(piece.weights), norm(direction))) if piece.is_matrix else direction
 
 

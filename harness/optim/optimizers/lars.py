@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from harness.config.fields import PER_TRIAL, number
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece, norm
+from harness.optim.optimizers.base import Numbers, Optimizer, Piece, norm, options
 from harness.optim.optimizers.lamb import trust_ratio
 from harness.optim.optimizers.sgd import velocity
 
@@ -33,10 +33,7 @@ class Lars(Optimizer):
     slots = ("moment_1",)
     per_tensor = True
     rule = "relative_sgd"
-    hyperparameters = {
-        "momentum": lambda trial: trial.optim.beta1,
-        "trust": lambda trial: trial.section("lars").trust,
-    }
+    hyperparameters = {**options("optim", "beta1"), **options("lars", "trust")}
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         gradients = piece.gradients

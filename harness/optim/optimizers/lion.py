@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece
+from harness.optim.optimizers.base import Numbers, Optimizer, Piece, options
 
 
 class Lion(Optimizer):
@@ -18,8 +18,7 @@ class Lion(Optimizer):
     slots = ("moment_1",)
     repairs_infinity = True
     hyperparameters = {
-        "beta1": lambda trial: trial.optim.beta1,
-        "beta2": lambda trial: trial.optim.beta2,
+        **options("optim", "beta1", "beta2"),
         "rest1": lambda trial: 1 - trial.optim.beta1,
         "rest2": lambda trial: 1 - trial.optim.beta2,
     }

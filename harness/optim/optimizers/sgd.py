@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from harness.config.fields import STRUCTURAL, anything
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece
+from harness.optim.optimizers.base import Numbers, Optimizer, Piece, options
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class SGD(Optimizer):
 
     slots = ("moment_1",)
     rule = "sgd"
-    hyperparameters = {"momentum": lambda trial: trial.optim.beta1}
+    hyperparameters = options("optim", "beta1")
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         return velocity(piece, h, piece.gradients, self.trials[0].section("sgd").nesterov)
 
 
 def velocity(piece: Piece, h: Numbers, gradients: Tensor, nesterov: bool = False) -> Tensor:
-    """Take gradients [r, n] into the velocity, and return the direction that it gives; `h` has the `momentum`."""
-    found = piece.slots["moment_1"].mul_(h["momentum"]).add_(gradients)
-    return (found * h["momentum"]).add_(gradients) if nesterov else found
+    """Take gradients [r, n] into the velocity, and return the direction that it gives; `h` has `beta1`."""
+    moment = piece.slots["moment_1"].mul_(h["beta1"]).add_(gradients)
+    return (moment * h["beta1"]).add_(gradients) if nesterov else moment

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from harness.config import Trial
 from harness.config.fields import PER_TRIAL, anything, number, steps_of
-from harness.optim.optimizers.adamw import ADAM, adam_direction, corrections, moments
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece, each
+from harness.optim.optimizers.adamw import Adam, corrections
+from harness.optim.optimizers.base import Numbers, Piece, each
 
 FIRST_SHARE = 0.01  # of the rate, at a reset
 GRACE_SHARE = 20 / 500  # of the interval, in the authors' code
@@ -58,7 +59,53 @@ class Options:
     )
 
 
-class Spam(Optimizer):
+class Resetting(Adam):
+    """Adam whose moments start at zero at every `interval`-th step, as the options of its `section` say."""
+
+    section: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.hyperparameters = {
+            **Adam.hyperparameters,
+            **cls.hyperparameters,
+            "interval": cls.interval_of,
+            "reset_count": lambda trial: trial.section(cls.section).reset_count,
+        }
+
+    @classmethod
+    def interval_of(cls, trial: Trial) -> int:
+        """Steps from one reset to the next."""
+        options = trial.section(cls.section)
+        return steps_of(options.interval, options.interval_share, trial.train.steps, low=2)
+
+    @classmethod
+    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
+        key = f"{cls.section}.interval"
+        if (interval := cls.interval_of(trial)) >= trial.steps:
+            yield key, f"{key}={interval}: nothing is reset in {trial.steps} steps"
+
+    def numbers(self, h: Numbers) -> Numbers:
+        """Adam's, `since` the last reset, whether there `was_reset`, and whether this step `resets`."""
+        since = torch.remainder(h["count"], h["interval"])
+        was_reset = h["count"] >= h["interval"]
+        count = torch.where(was_reset & (h["reset_count"] > 0), since + 1, h["count"])
+        resets = was_reset & (since == 0)
+        return {**corrections(h, count), "since": since, "was_reset": was_reset, "resets": resets}
+
+    def update(self, piece: Piece, h: Numbers) -> Tensor:
+        resets = h["resets"]
+        if not resets.is_cpu or bool(resets.any()):
+            for name in ("moment_1", "moment_2"):
+                piece.slots[name].masked_fill_(resets, 0.0)
+        self.mark(f"{self.section}.interval", piece.rows, resets)
+        return self.direction(piece, h, *self.moments(piece, h, self.held(piece, h)))
+
+    def held(self, piece: Piece, h: Numbers) -> Tensor:
+        """The gradients [r, n] without their spikes."""
+        raise NotImplementedError
+
+
+class Spam(Resetting):
     """Huang et al. 2025 (arXiv 2501.06842), algorithm 1, as in the authors' code (galore_torch/SPAM.py).
 
     Before Adam's step, where g^2 > threshold v, g becomes sign(g) sqrt(threshold v), v being the second moment as it is
@@ -72,73 +119,51 @@ class Spam(Optimizer):
     off after the step. Sparse momentum is left out.
     """
 
-    slots = ("moment_1", "moment_2")
+    section = "spam"
     parts = ("spam.threshold", "spam.interval")
     repairs_infinity = True
     hyperparameters = {
-        **ADAM,
-        "interval": lambda trial: interval_of(trial),
         "warmup": lambda trial: warmup_of(trial),
         "grace": lambda trial: grace_of(trial),
         "root_threshold": lambda trial: math.sqrt(trial.section("spam").threshold),
-        "resets_count": lambda trial: trial.section("spam").reset_count,
     }
 
     @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
-        interval, grace, steps = interval_of(trial), grace_of(trial), trial.steps
-        if interval >= steps:
-            yield "spam.interval", f"spam.interval={interval}: nothing is reset in {steps} steps"
+        yield from super().idle(trial)
+        interval, grace, steps = cls.interval_of(trial), grace_of(trial), trial.steps
         if grace >= min(interval, steps):
-            words = f"spam.grace={grace}: nothing is clipped in {steps} steps with a reset every {interval}"
-            yield "spam.threshold", words
+            why = f"nothing is clipped in {steps} steps with a reset every {interval}"
+            yield "spam.threshold", f"spam.grace={grace}: {why}"
 
     def numbers(self, h: Numbers) -> Numbers:
-        since = torch.remainder(h["count"], h["interval"])
-        was_reset = h["count"] >= h["interval"]
-        growing = was_reset & (since < h["warmup"])
+        numbers = super().numbers(h)
+        since, growing = numbers["since"], numbers["was_reset"] & (numbers["since"] < h["warmup"])
         share = 1 - (1 - FIRST_SHARE) * (1 + each(torch.cos, math.pi * since / (h["warmup"] + 1))) / 2
-        count = torch.where(was_reset & (h["resets_count"] > 0), since + 1, h["count"])
         return {
-            **corrections(h, count),
+            **numbers,
             "rate": h["rate"] * torch.where(growing, share, 1.0),
-            "resets": was_reset & (since == 0),
             "slack": torch.where(since >= h["grace"], 0.0, math.inf),
         }
 
-    def update(self, piece: Piece, h: Numbers) -> Tensor:
-        forget(piece, h["resets"])
-        self.mark("spam.interval", piece.rows, h["resets"])
+    def held(self, piece: Piece, h: Numbers) -> Tensor:
         limit = piece.slots["moment_2"].sqrt().mul_(h["root_threshold"]).add_(h["slack"])
         gradients = torch.minimum(piece.gradients, limit)
         gradients = torch.maximum(gradients, limit.neg_())
         self.mark("spam.threshold", piece.rows, (gradients != piece.gradients).any(1, keepdim=True))
-        return adam_direction(piece, h, *moments(piece, h, gradients))
+        return gradients
 
     def repairs(self) -> Tensor:
         since = torch.remainder(self.updates + 1, self._exact["interval"][:, 0])
         return since >= self._exact["grace"][:, 0]
 
 
-def interval_of(trial: Trial) -> int:
-    """Steps from one reset to the next."""
-    own = trial.section("spam")
-    return steps_of(own.interval, own.interval_share, trial.train.steps, low=2)
-
-
 def warmup_of(trial: Trial) -> int:
     """Steps after a reset over which the rate grows."""
-    own = trial.section("spam")
-    return steps_of(own.warmup, own.warmup_share, interval_of(trial))
+    options = trial.section("spam")
+    return steps_of(options.warmup, options.warmup_share, Spam.interval_of(trial))
 
 
 def grace_of(trial: Trial) -> int:
     """First steps, and first after a reset, in which nothing is clipped."""
-    return steps_of(trial.section("spam").grace, GRACE_SHARE, interval_of(trial), low=2)
-
-
-def forget(piece: Piece, resets: Tensor) -> None:
-    """Let both moments start anew in these rows, [r, 1]."""
-    if not resets.is_cpu or bool(resets.any()):
-        for name in ("moment_1", "moment_2"):
-            piece.slots[name].masked_fill_(resets, 0.0)
+    return steps_of(trial.section("spam").grace, GRACE_SHARE, Spam.interval_of(trial), low=2)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.config import Trial
-from harness.config.fields import PER_TRIAL, anything, number, steps_of
-from harness.optim.optimizers.adamw import ADAM, adam_direction, corrections, falls_short, moments
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece, norm
-from harness.optim.optimizers.spam import forget
+from harness.config.fields import PER_TRIAL, anything, number
+from harness.optim.optimizers.adamw import falls_short
+from harness.optim.optimizers.base import Numbers, Piece, norm, options
+from harness.optim.optimizers.spam import Resetting
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Options:
     )
 
 
-class StableSpam(Optimizer):
+class StableSpam(Resetting):
     """Huang et al. 2025 (arXiv 2502.17055), algorithm 1, as in the authors' code (StableSPAM).
 
     For each tensor: elements above the moving average T of the largest, max|g|, are multiplied by T / max|g| (AdaClip);
@@ -49,39 +47,18 @@ class StableSpam(Optimizer):
     the first one of the new moments. Its cosine on beta1, off by default, is left out.
     """
 
-    slots = ("moment_1", "moment_2")
+    section = "stable_spam"
     tensor_slots = dict.fromkeys(("largest_gradient", "gradient_norm", "squared_gradient_norm"), lambda scaled: 1)
     per_tensor = True
     parts = ("stable_spam.interval",)
-    hyperparameters = {
-        **ADAM,
-        "gamma1": lambda trial: trial.section("stable_spam").gamma1,
-        "gamma2": lambda trial: trial.section("stable_spam").gamma2,
-        "gamma3": lambda trial: trial.section("stable_spam").gamma3,
-        "interval": lambda trial: interval_of(trial),
-        "resets_count": lambda trial: trial.section("stable_spam").reset_count,
-    }
-
-    @classmethod
-    def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
-        if (interval := interval_of(trial)) >= trial.steps:
-            yield "stable_spam.interval", f"stable_spam.interval={interval}: nothing is reset in {trial.steps} steps"
+    hyperparameters = options("stable_spam", "gamma1", "gamma2", "gamma3")
 
     def numbers(self, h: Numbers) -> Numbers:
-        since = torch.remainder(h["count"], h["interval"])
-        was_reset = h["count"] >= h["interval"]
-        count = torch.where(was_reset & (h["resets_count"] > 0), since + 1, h["count"])
         averages = {f"share{i}": falls_short(h[f"gamma{i}"], h["count"]) for i in (1, 2, 3)}
         rests = {f"rest_gamma{i}": 1 - h[f"gamma{i}"] for i in (1, 2, 3)}
-        return {**corrections(h, count), **averages, **rests, "resets": was_reset & (since == 0)}
+        return {**super().numbers(h), **averages, **rests}
 
-    def update(self, piece: Piece, h: Numbers) -> Tensor:
-        forget(piece, h["resets"])
-        self.mark("stable_spam.interval", piece.rows, h["resets"])
-        gradients = self._held(piece, h)
-        return adam_direction(piece, h, *moments(piece, h, gradients))
-
-    def _held(self, piece: Piece, h: Numbers) -> Tensor:
+    def held(self, piece: Piece, h: Numbers) -> Tensor:
         """The gradient [r, n] after AdaClip and AdaGN."""
         sizes = piece.gradients.abs()
         largest = sizes.amax(1, keepdim=True)
@@ -94,12 +71,6 @@ class StableSpam(Optimizer):
         root = _average(piece.slots["squared_gradient_norm"], size * size, h, 2).sqrt()
         wanted = mean / (root + h["eps"] * piece.segment.epsilon)
         return gradients.mul_(_quotient(wanted, size))
-
-
-def interval_of(trial: Trial) -> int:
-    """Steps from one reset to the next."""
-    own = trial.section("stable_spam")
-    return steps_of(own.interval, own.interval_share, trial.train.steps, low=2)
 
 
 def _quotient(x: Tensor, y: Tensor) -> Tensor:
