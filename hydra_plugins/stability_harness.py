@@ -58,8 +58,8 @@ class CheckedFolder(ConfigSource):
                 raise ConfigLoadError(f"Config not found : {config_path}")
             text = text_of(self._file(config_path))
             tree, package = tree_of(self._file(config_path), text), dict(folders.header_of(text)).get("package")
-        elif found := folders.chain(group, name, Path(self.path)):
-            tree, package = found[0].composed, folders.PACKAGES[group]
+        elif files := folders.chain(group, name, Path(self.path)):
+            tree, package = files[0].composed, folders.PACKAGES[group]
         else:
             raise ConfigLoadError(f"Config not found : {config_path}")
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
@@ -105,8 +105,8 @@ class CheckedFolder(ConfigSource):
         files = {name.removesuffix(".yaml") for name in names if name.endswith(".yaml")}
         of_files = {name for name in files if self.is_config(f"{config_path}/{name}")}
         of_groups = {name for name in names if self.is_group(os.path.join(config_path, name))} - {"__pycache__"}
-        found = {ObjectType.CONFIG: of_files, ObjectType.GROUP: of_groups}
-        return sorted(of_files | of_groups if results_filter is None else found[results_filter])
+        by_type = {ObjectType.CONFIG: of_files, ObjectType.GROUP: of_groups}
+        return sorted(of_files | of_groups if results_filter is None else by_type[results_filter])
 
 
 class GridSweeper(Sweeper):
@@ -174,12 +174,12 @@ class PackLauncher(Launcher):
         problems = Problems()
         with problems.collect():
             composer = Composer(self.loader, study, asked)
-            found = trials(composer)
+            made = trials(composer)
         with problems.collect():
             run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
             executor = self.executor(run)
         problems.check()
-        return composer, run, executor, found
+        return composer, run, executor, made
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""

@@ -179,19 +179,19 @@ def _measure_pack(trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, obj
 def _activations(pack: Pack) -> dict[str, Tensor]:
     """Activations on a batch of held-out windows, [R, ...]; scores of the future, at -inf, are set to zero."""
     last_block = f"blocks.{pack.planned[0].model.depth - 1}."
-    found: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
 
     def read(tap: str, x: Tensor) -> None:
         name = tap.removeprefix(last_block)
         if name in ACTIVATIONS:
-            found[name] = torch.where(x == -math.inf, 0.0, x)
+            activations[name] = torch.where(x == -math.inf, 0.0, x)
 
     detach = pack.model.taps.attach("*", read)
     with torch.no_grad():
         starts = pack.objective.held_out(BATCH * CONTEXT).flatten()
         pack.objective.window_losses(pack.model, starts, slice(0, len(pack)))
     detach()
-    return found
+    return activations
 
 
 def _root_mean_square(x: Tensor) -> list[float]:

@@ -86,10 +86,10 @@ def _arguments(
             if text.replace(" ", "").lower() in ("plan=true", "plan=1", "plan=yes", "plan=on"):
                 raise ConfigError(f"{text}: trains nothing that could be opened; allowed: leave it out")
     problems.check()
-    words = [*texts, *([f"study={study}"] if study is not None else [])]
+    arguments = [*texts, *([f"study={study}"] if study is not None else [])]
     if out is not None:
-        words.append("out='{}'".format(str(out).replace("'", r"\'")))
-    return [*words, *([f"--config-dir={folder}"] if folder is not None else [])]
+        arguments.append("out='{}'".format(str(out).replace("'", r"\'")))
+    return [*arguments, *([f"--config-dir={folder}"] if folder is not None else [])]
 
 
 @contextlib.contextmanager

@@ -44,18 +44,18 @@ def _is_ours(entry: Entry) -> bool:
     return entry.name != "none" and entry.file is not None and entry.file.is_relative_to(FOLDER)
 
 
-def _table(group: str, found: Sequence[Entry]) -> list[str]:
+def _table(group: str, listed: Sequence[Entry]) -> list[str]:
     lines = [f"| {group} | what it is | what it sets |", "|---|---|---|"]
-    for entry in found:
+    for entry in listed:
         said = f"{entry.text} {entry.about.note}." if entry.about.note else entry.text
         fields = ", ".join(f"`{'.'.join(path)}: {shown(value)}`" for path, value in leaves(entry.fields, "") if path)
         lines.append(f"| `{entry.name}` | {said} | {fields} |")
     return lines
 
 
-def _examples(found: Sequence[Entry]) -> list[str]:
+def _examples(listed: Sequence[Entry]) -> list[str]:
     """A command for each fault."""
-    faults = [entry for entry in found if entry.group == "fault"]
+    faults = [entry for entry in listed if entry.group == "fault"]
     lines = [f"{PROGRAM} sweep fault={entry.name} {entry.about.example}".rstrip() for entry in faults]
     return ["```", *lines, "```", ""] if lines else []
 

@@ -24,33 +24,33 @@ def verify(out: Path, console: Console) -> int:
     for place in (ResultsPath.at(out) / STORE).entries():
         if place.name.startswith(".") or place.name == METADATA:
             continue
-        found: list[str] = []
+        lines: list[str] = []
         try:
             pack = pack_of(place)
-            found = wrong_in(pack)
+            lines = wrong_in(pack)
             packs, begun = packs + 1, begun + (not pack.complete)
             chunks += len(pack.arrays) * math.ceil(pack.attributes["steps_done"] / pack.block)
         except FileNotFoundError:
-            found = [f"{place / METADATA}: is missing"]
+            lines = [f"{place / METADATA}: is missing"]
         except DamagedStore as error:
-            found = [str(error)]
-        for line in found:
+            lines = [str(error)]
+        for line in lines:
             console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
-        damaged += len(found)
+        damaged += len(lines)
     weights = damaged_weights(out)
     for line in weights:
         console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
     damaged += len(weights)
     unfinished = f" ({begun} not finished)" if begun else ""
-    words = f"{out}: {count(packs, 'pack')}{unfinished}, {count(chunks, 'chunk')}"
+    counts = f"{out}: {count(packs, 'pack')}{unfinished}, {count(chunks, 'chunk')}"
     verdict = f"{count(damaged, 'damaged file')}" if damaged else "every file is as it was written"
-    console.print(f"{words}: {verdict}", highlight=False, soft_wrap=True)
+    console.print(f"{counts}: {verdict}", highlight=False, soft_wrap=True)
     return 1 if damaged else 0
 
 
 def wrong_in(pack: PackInfo) -> list[str]:
     """What is wrong with a pack whose metadata can be read, a line for each file."""
-    found = [words for _, words in damage(pack)]
+    lines = [line for _, line in damage(pack)]
     if pack.complete and pack.attributes.get(CHECKSUM) != checksum_of(pack.attributes):
-        found.append(f"{pack.place / METADATA}: is damaged (its checksum is another)")
-    return found
+        lines.append(f"{pack.place / METADATA}: is damaged (its checksum is another)")
+    return lines

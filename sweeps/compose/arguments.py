@@ -166,8 +166,8 @@ def question_of(options: argparse.Namespace) -> list[str]:
         return []
     switches = [name for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(options, name)]
     values = {name: getattr(options, name) for name in ("cfg", "info", "package")}
-    words = [*switches, *(f"{name}={value}" for name, value in values.items() if value is not None)]
-    return [f"--{word.replace('_', '-', 1)}" for word in words]
+    flags = [*switches, *(f"{name}={value}" for name, value in values.items() if value is not None)]
+    return [f"--{word.replace('_', '-', 1)}" for word in flags]
 
 
 def folder_of(arguments: Sequence[str]) -> Path | None:
@@ -269,7 +269,7 @@ def _targets(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if not isinstance(tree, dict):
         return []
     here = [(f"{prefix}{key}", value) for key, value in tree.items() if key == "_target_"]
-    return here + [found for key, value in tree.items() for found in _targets(value, f"{prefix}{key}.")]
+    return here + [target for key, value in tree.items() for target in _targets(value, f"{prefix}{key}.")]
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:

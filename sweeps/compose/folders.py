@@ -107,9 +107,9 @@ def _check_package(where: str, group: str, text: str) -> None:
 def header_of(text: str) -> Iterator[tuple[str, str]]:
     """The lines `# @KEY VALUE` at the head of a file, by which it says its package to Hydra."""
     for line in filter(None, map(str.strip, text.splitlines())):
-        if not (found := re.match(r"#\s*@(\S*)\s*(.*)", line)):
+        if not (match := re.match(r"#\s*@(\S*)\s*(.*)", line)):
             return
-        yield found[1], found[2]
+        yield match[1], match[2]
 
 
 def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
@@ -245,15 +245,15 @@ def launch_of(name: str, folder: Path | None) -> tuple[str | None, dict[str, Any
 
 def chain(group: str, name: str, folder: Path | None) -> list[Content]:
     """A file and those that it builds on, as far as they are files. Raises ConfigError if that never ends."""
-    found: dict[str, Content] = {}
+    contents: dict[str, Content] = {}
     base: str | None = name
     while base is not None:
         place = next((path for path in places(folder) if (path / group / f"{base}.yaml").is_file()), None)
         if place is None:
             break  # a kind of fault, or Hydra will say that there is none
-        if base in found or len(found) == MOST_BASES:
-            names = " -> ".join((*found, base))
+        if base in contents or len(contents) == MOST_BASES:
+            names = " -> ".join((*contents, base))
             raise ConfigError(f"{group}={name}: builds on {names}; allowed: at most {MOST_BASES}, and not on itself")
-        found[base] = read(place, group, base)
-        base = found[base].base
-    return list(found.values())
+        contents[base] = read(place, group, base)
+        base = contents[base].base
+    return list(contents.values())

@@ -36,13 +36,13 @@ def places(folder: Path | None = None) -> list[Path]:
 @cache
 def shipped() -> tuple[Path, ...]:
     """Our folder and those of installed packages. Raises ConfigError for files in these that stand in for others'."""
-    found, problems = [FOLDER], Problems()
+    folders, problems = [FOLDER], Problems()
     for given, path in plugins.folders("conf").items():
         with problems.collect():
-            _check_files(given, path, found)
-        found.append(path)
+            _check_files(given, path, folders)
+        folders.append(path)
     problems.check()
-    return tuple(found)
+    return tuple(folders)
 
 
 def check_folder(folder: Path | None) -> None:

@@ -192,13 +192,15 @@ class Run(Settings):
     @classmethod
     def of(cls, values: Mapping[str, Any], out: Path, study: str = "grid") -> Run:
         """Of checked values by key; a key that is not given has its default."""
-        own = {key: value for key, value in values.items() if "." not in key}
+        arguments = {key: value for key, value in values.items() if "." not in key}
         for part, kind in PARTS.items():
-            own[part] = kind(**{k.removeprefix(f"{part}."): v for k, v in values.items() if k.startswith(f"{part}.")})
-        return cls(**own | {"out": out, "study": study})
+            arguments[part] = kind(
+                **{k.removeprefix(f"{part}."): v for k, v in values.items() if k.startswith(f"{part}.")}
+            )
+        return cls(**arguments | {"out": out, "study": study})
 
 
-PARTS: dict[str, type] = {own.name: type(own.default) for own in fields(Run) if is_dataclass(own.default)}
+PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(Run) if is_dataclass(part.default)}
 
 
 def schema() -> dict[str, Any]:
@@ -254,13 +256,13 @@ def _folder(value: Any) -> str:
 
 def run_from(study: str, values: Mapping[str, Any]) -> Run:
     """Check the run's keys. Raises ConfigError."""
-    problems, found = Problems(), {}
+    problems, checked_values = Problems(), {}
     for key in keys():
         part, _, name = key.rpartition(".")
         with problems.collect():
-            found[key] = check_key(key, (values[part] if part else values)[name])
+            checked_values[key] = check_key(key, (values[part] if part else values)[name])
     problems.check()
-    if found["memory"] is not None and not found["plan"]:
-        words = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
-        raise ConfigError(f"memory={found['memory']}: {words}")
-    return Run.of(found, Path(found["out"] or f"results/{study}").absolute(), study)
+    if checked_values["memory"] is not None and not checked_values["plan"]:
+        reason = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
+        raise ConfigError(f"memory={checked_values['memory']}: {reason}")
+    return Run.of(checked_values, Path(checked_values["out"] or f"results/{study}").absolute(), study)

@@ -53,25 +53,25 @@ def _varying(trials: Sequence[Trial]) -> list[str]:
 
 def _names(key: str, names: Iterable[str]) -> list[str]:
     """Some lines, if there are several names."""
-    found = [label(name) for name in sorted(names, key=lambda name: (name != "none", name))]
-    if len(found) < 2:
+    labels = [label(name) for name in sorted(names, key=lambda name: (name != "none", name))]
+    if len(labels) < 2:
         return []
-    ends = itertools.accumulate(len(name) + 2 for name in found)
-    named = [name for name, end in zip(found, ends, strict=True) if end <= MOST_LETTERS]
-    more = f", and {len(found) - len(named)} more" if len(found) > len(named) else ""
-    words = f"{key} ({len(found)}): {', '.join(named)}{more}"
-    return textwrap.wrap(words, COLUMNS, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    ends = itertools.accumulate(len(name) + 2 for name in labels)
+    named = [name for name, end in zip(labels, ends, strict=True) if end <= MOST_LETTERS]
+    more = f", and {len(labels) - len(named)} more" if len(labels) > len(named) else ""
+    line = f"{key} ({len(labels)}): {', '.join(named)}{more}"
+    return textwrap.wrap(line, COLUMNS, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _values(values: Iterable[Any]) -> str:
-    found = list(values)
-    numbers = sorted(value for value in found if isinstance(value, int | float))
-    found = [*(value for value in found if not isinstance(value, int | float)), *numbers]
-    if len(found) <= MOST_VALUES:
-        return ", ".join(label(shown(value)) for value in found)
-    if len(numbers) == len(found):
-        return f"{len(found)} values from {shown(numbers[0])} to {shown(numbers[-1])}"
-    return f"{_values(found[:MOST_VALUES])}, and {len(found) - MOST_VALUES} more"
+    ordered = list(values)
+    numbers = sorted(value for value in ordered if isinstance(value, int | float))
+    ordered = [*(value for value in ordered if not isinstance(value, int | float)), *numbers]
+    if len(ordered) <= MOST_VALUES:
+        return ", ".join(label(shown(value)) for value in ordered)
+    if len(numbers) == len(ordered):
+        return f"{len(ordered)} values from {shown(numbers[0])} to {shown(numbers[-1])}"
+    return f"{_values(ordered[:MOST_VALUES])}, and {len(ordered) - MOST_VALUES} more"
 
 
 def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
@@ -80,16 +80,16 @@ def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
     seen: set[tuple[tuple[str, ...], int]] = set()  # sections that were looked at: trials share them
     for trial in trials:
         group = (trial.recipe, trial.mitigation, trial.fault.name)
-        found = groups.setdefault(group, {})
-        found.setdefault("seed", {})[trial.seed] = None
+        by_key = groups.setdefault(group, {})
+        by_key.setdefault("seed", {})[trial.seed] = None
         for name, section in _sections(trial):
             if (group, id(section)) not in seen:
                 seen.add((group, id(section)))
                 for key, value in vars(section).items():
-                    found.setdefault(f"{name}.{key}", {})[value] = None
+                    by_key.setdefault(f"{name}.{key}", {})[value] = None
     varying: dict[str, dict[Any, None]] = {}
-    for found in groups.values():
-        for key, values in found.items():
+    for by_key in groups.values():
+        for key, values in by_key.items():
             if len(values) > 1:
                 varying[key] = varying.get(key, {}) | values
     return varying
@@ -148,6 +148,6 @@ def _span(packs: Sequence[PackPlan], number: Callable[[PackPlan], int]) -> str:
 
 def say_counts(plan: Plan, console: Console) -> None:
     """What was asked for, and what of it is to be trained."""
-    words = f"{count(plan.asked, 'trial')} asked for, {count(plan.added_twins, 'golden twin')} added, "
-    words += f"{plan.complete} complete already: {plan.trials} to train in {count(len(plan.packs), 'pack')}"
-    console.print(words, soft_wrap=True)
+    line = f"{count(plan.asked, 'trial')} asked for, {count(plan.added_twins, 'golden twin')} added, "
+    line += f"{plan.complete} complete already: {plan.trials} to train in {count(len(plan.packs), 'pack')}"
+    console.print(line, soft_wrap=True)

@@ -122,14 +122,14 @@ def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> l
     for trial in trials:
         if trial.fault == NO_FAULT:
             golden.setdefault(trial.structure, []).append(trial)
-    found = []
+    accompanied = []
     for turn, pack in packs:
         first = pack.trials[0]
         others = [trial for trial in golden[first.structure][:2] if trial.id != first.id]
         if len(pack.trials) == 1 and others:
             pack = PackPlan((first, others[0]), frozenset([others[0].id]))
-        found.append((turn, pack))
-    return found
+        accompanied.append((turn, pack))
+    return accompanied
 
 
 def _packs(
@@ -239,7 +239,7 @@ def activation_elements(model: Model, vocabulary: int, checkpointing: bool = Fal
     scaled = drops + (model.layer_scale is not None) + (model.init == "fixup")  # what each branch gives
     block = sum(branch.kept() + scaled * width for branch in branches) + 4 * width  # with what is made on the way back
     norms = (placement_norms(model, number, branches) for number in range(model.depth))
-    inside = sum(block + kept_by_norms(model, sum(norm.size for norm in own)) for own in norms)
+    inside = sum(block + kept_by_norms(model, sum(norm.size for norm in of_block)) for of_block in norms)
     if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
         inside = model.depth * width + 3 * inside // model.depth
     outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
@@ -327,12 +327,12 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
 
 def _classes(lengths: Iterable[float]) -> dict[float, int]:
     """Length -> the number of its class, the longest first: what is at least 0.7 times as long as the longest of it."""
-    found, longest, number = {}, math.inf, 0
+    classes, longest, number = {}, math.inf, 0
     for length in sorted(set(lengths), reverse=True):
         if length < LIKE * longest:
             longest, number = length, number + 1
-        found[length] = number
-    return found
+        classes[length] = number
+    return classes
 
 
 def pack_seconds(pack: PackPlan, device: str) -> float:

@@ -46,12 +46,12 @@ def claimed(folder: ResultsPath, pack: PackPlan) -> Iterator[PackPlan | None]:
     """
     with contextlib.ExitStack() as held:
         with Turn(folder / CLAIMS / TURN):
-            own: PackPlan | None = without(pack, _taken(folder, pack))
-            if own is not None and not held.enter_context(owned(lock_of(folder, own.id))):
-                own = None
-            if own is not None:
-                _say(folder, Claim(own.id, frozenset(trial.id for trial in own.recorded)))
-        yield own
+            part: PackPlan | None = without(pack, _taken(folder, pack))
+            if part is not None and not held.enter_context(owned(lock_of(folder, part.id))):
+                part = None
+            if part is not None:
+                _say(folder, Claim(part.id, frozenset(trial.id for trial in part.recorded)))
+        yield part
 
 
 def _taken(folder: ResultsPath, pack: PackPlan) -> set[str]:
@@ -76,11 +76,11 @@ def all_claims(folder: ResultsPath) -> list[Claim]:
         lines = (folder / CLAIMS / LEDGER).read_bytes().splitlines()
     except OSError:
         return []
-    found = []
+    claims = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            found.append(_claim(json.loads(line)))
-    return found
+            claims.append(_claim(json.loads(line)))
+    return claims
 
 
 def _claim(record: Any) -> Claim:

@@ -71,10 +71,10 @@ class Job:
         place = ResultsPath.at(self.out)
         if not (place / MARKER).exists():
             raise place.lost()
-        found = ResultsPath.open(self.out)
-        if self.folder_id and found.id != self.folder_id:
-            raise found.lost()
-        return found
+        folder = ResultsPath.open(self.out)
+        if self.folder_id and folder.id != self.folder_id:
+            raise folder.lost()
+        return folder
 
     @property
     def processes(self) -> int:
@@ -119,7 +119,7 @@ class Failed:
     trace: Path | None
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The reason, and where to read on."""
         return f"{self.reason}; trace in {self.trace}" if self.trace else self.reason
 
@@ -151,15 +151,15 @@ def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | E
     moved or removed meanwhile.
     """
     folder = job.folder
-    with claimed(folder, job.pack) as own:
-        if own is None:
+    with claimed(folder, job.pack) as left:
+        if left is None:
             return finished(job) or Elsewhere(job.pack.id)
-        part = replace(job, pack=own)
+        part = replace(job, pack=left)
         done = finished(part)  # by another process, since this job was planned
         if done:
             return replace(done, pack=job.pack.id)
         checkpoints = checkpoints or job.checkpoints
-        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / own.id, part.about
+        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / left.id, part.about
         with share_of_threads(job.processes):
             return replace(_train(part, checkpoints), pack=job.pack.id)
 
@@ -171,8 +171,8 @@ def finished(job: Job) -> Finished | None:
         return _told(job, [pack])
     folder, wanted = job.folder, {trial.id for trial in job.pack.recorded}
     others = dict.fromkeys(claim.pack for claim in claims_on(folder, wanted))
-    found = [read_pack(folder / STORE / name) for name in others]
-    complete = [pack for pack in found if pack is not None and pack.complete]
+    packs = [read_pack(folder / STORE / name) for name in others]
+    complete = [pack for pack in packs if pack is not None and pack.complete]
     has_all = wanted <= {trial for pack in complete for trial in pack.attributes["ids"]}
     return _told(job, complete) if has_all else None
 
@@ -194,31 +194,31 @@ def _told(job: Job, packs: Sequence[PackInfo]) -> Finished:
 
 def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
     """The packs that have a checkpoint and train none but `wanted` trials: as they are, they can go on from there."""
-    found: list[PackPlan] = []
+    packs: list[PackPlan] = []
     taken: set[str] = set()
     for folder in (ResultsPath.at(out) / CHECKPOINTS).entries():
         values = about(folder)
         with contextlib.suppress(ConfigError, TypeError, KeyError, AttributeError):  # of another version, or damaged
-            trials = tuple(trial_from_dict(own, fault_types()) for own in (values or {}).get("trials", ()))
+            trials = tuple(trial_from_dict(config, fault_types()) for config in (values or {}).get("trials", ()))
             pack = PackPlan(trials, frozenset(values["witnesses"] if values else ()))
             ids = {trial.id for trial in pack.recorded}
             if ids and ids <= wanted and not ids & taken:
-                found.append(pack)
+                packs.append(pack)
                 taken |= ids
-    return found
+    return packs
 
 
 def _train(job: Job, checkpoints: Checkpoints) -> Finished:
     """Train the pack and have it complete, once every chunk of it is on the disk as it was written."""
-    found = ""
+    damage = ""
     for _ in range(ATTEMPTS):
         store, result = _attempt(job, checkpoints)
         damaged = store.damage()
         if damaged is None:
             return _completed(job, checkpoints, store, result)
-        _, found = damaged
-        warnings.warn(f"{found}; what its pack has trained since is trained again", stacklevel=2)
-    raise OSError(f"{found}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
+        _, damage = damaged
+        warnings.warn(f"{damage}; what its pack has trained since is trained again", stacklevel=2)
+    raise OSError(f"{damage}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
 
 
 def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
@@ -246,7 +246,10 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
             description,
             _environment(device) | ({"processes": job.processes} if job.processes > 1 else {}),
             job.run.telemetry.block,
-            {name: Signal(("trial", "step"), own.units, own.long_name) for name, own in pack.guard_signals.items()},
+            {
+                name: Signal(("trial", "step"), signal.units, signal.long_name)
+                for name, signal in pack.guard_signals.items()
+            },
         )
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
 
@@ -280,7 +283,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
 
 def _completed(job: Job, checkpoints: Checkpoints, store: PackStore, result: Result) -> Finished:
     ended = dict(vars(result))
-    events = [[event.to_dict() for event in own] for own in ended.pop("events")]
+    events = [[event.to_dict() for event in of_trial] for of_trial in ended.pop("events")]
     ended.pop("ends")  # written already
     job.error_file.unlink()  # before the pack counts as complete: a kill in between leaves no old trace
     store.finish(**ended, faults=events)

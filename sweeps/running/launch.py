@@ -102,7 +102,7 @@ def run_grid(
         check_samples(campaigns)
     problems.check()
     assert isinstance(last_bit, Value)
-    notes = [*notices, *(campaign.words() for campaign in campaigns)]
+    notes = [*notices, *(campaign.description() for campaign in campaigns)]
     asked = run.campaign
     common = [*single, *(envelope(campaigns, last_bit, asked.envelope) if asked.envelope and campaigns else ())]
     largest = max((campaign.samples for campaign in campaigns), default=0)
@@ -117,8 +117,8 @@ def run_grid(
         if not run.wait and not {trial.id for trial in drawn} <= complete_trials(run.out):
             break  # the same command looks at this round once its jobs have ended
         widest = widest_interval(run.out, campaigns, most)
-        words = f"widest 95% interval of a masked share: {widest:.3f} after {most} faults of each description"
-        console.print(f"{words}; asked for: {asked.width}", highlight=False, soft_wrap=True)
+        line = f"widest 95% interval of a masked share: {widest:.3f} after {most} faults of each description"
+        console.print(f"{line}; asked for: {asked.width}", highlight=False, soft_wrap=True)
         if widest <= asked.width:
             break
     return status
@@ -170,8 +170,8 @@ def run_sweep(
     check_corpora(trials, run, has_results)
     folder = open_store(run.out, run.study)
     if run.keep == "weights" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
-        words = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
-        notes = [*notes, f"keep=weights: {words}"]
+        line = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
+        notes = [*notes, f"keep=weights: {line}"]
     if plan.packs:
         write_plan(folder, asked)
     _remove_leftovers(folder, {job.pack.id for job in running}, complete)
@@ -181,8 +181,8 @@ def run_sweep(
     jobs = [Job(pack, run, folder.id) for pack in plan.packs]
     results, stopped = _followed(jobs, running, run.out, executor, console)
     if not run.wait and not results and not stopped and (jobs or running):
-        words = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
-        _say([f"{words}; the same command picks up what has finished"], console)
+        line = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
+        _say([f"{line}; the same command picks up what has finished"], console)
         return 0
     summarize(plan, run, results, console, is_idle=not (jobs or running), name=name)
     if stopped:
@@ -314,8 +314,8 @@ def _remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]
 def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]]:
     """What is in a folder with names of this pattern, and the pack that `(?P<pack>)` or `(?P<half>)` stands for."""
     whole = re.compile(pattern.replace(">)", ">" + PACK_ID + ")"))
-    found = ((entry, whole.fullmatch(entry.name)) for entry in folder.entries())
-    return [(entry, next(filter(None, match.groups()))) for entry, match in found if match]
+    matches = ((entry, whole.fullmatch(entry.name)) for entry in folder.entries())
+    return [(entry, next(filter(None, match.groups()))) for entry, match in matches if match]
 
 
 def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:

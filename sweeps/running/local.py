@@ -120,10 +120,10 @@ class LocalExecutor:
         threads = max(1, available_cores() // max(1, workers))
         if workers <= 1:
             torch.set_num_threads(threads)
-            own = SimpleNamespace(value=0)
-            with first_signal_asks(own):
+            flag = SimpleNamespace(value=0)
+            with first_signal_asks(flag):
                 for job in jobs:
-                    if (result := train_until_asked(job, own)) is None:
+                    if (result := train_until_asked(job, flag)) is None:
                         break
                     yield result
             return

@@ -34,7 +34,7 @@ class MaxStableRate(Goal):
         axis = self.space.searched[RATE]
         if axis.interval and axis.interval.low <= 0:
             raise ConfigError(f"{axis.text}: no rate at its lower end; allowed: above 0")
-        values = sorted({float(word) for word in axis.words})
+        values = sorted({float(word) for word in axis.values})
         self.rates = geometric(values[0], values[-1], settings.tolerance) if axis.interval else values
 
     @staticmethod
@@ -63,7 +63,7 @@ class MaxStableRate(Goal):
         share = float((outcome == TRAINED).mean())
         return Judged([trials[0].optim.lr if share == 1 else 0.0], {"stable": share})
 
-    def words(self, study: optuna.Study) -> str:
+    def summary(self, study: optuna.Study) -> str:
         stable = self._stable(study)
         below, above = bracket(self.rates, stable)
         seeds = len(self.space.repeats)

@@ -87,7 +87,7 @@ class Goal(ABC):
         """What came of a point, from its trials and their golden twins, which are all in `sweep` and complete."""
 
     @abstractmethod
-    def words(self, study: optuna.Study) -> str:
+    def summary(self, study: optuna.Study) -> str:
         """What has been found in a cell."""
 
 

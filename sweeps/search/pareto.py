@@ -44,18 +44,18 @@ class Pareto(Goal):
         faulty = [trial for trial in trials if trial.fault != NO_FAULT]
         rows = rows_of(faulty, sweep)
         is_lost = ~np.isnan(sweep["nonfinite_step"].values[rows])
-        found = np.where(is_lost, most, np.nan_to_num(largest_deviation(sweep)[rows], nan=0.0))
-        by_fault = pd.Series(np.minimum(found, most)).groupby([self._named(trial) for trial in faulty]).median()
+        deviation = np.where(is_lost, most, np.nan_to_num(largest_deviation(sweep)[rows], nan=0.0))
+        by_fault = pd.Series(np.minimum(deviation, most)).groupby([self._named(trial) for trial in faulty]).median()
         capped = np.minimum(np.nan_to_num(loss, nan=most), most)
         return Judged([float(capped.mean()), float(by_fault.max())], {"worst": str(by_fault.idxmax())})
 
     @staticmethod
     def _named(trial: Trial) -> str:
         """The fault, however often seeds repeat it."""
-        own = {name: value for name, value in vars(trial.fault).items() if name not in ("seed", "kind", "name")}
-        return f"{trial.fault.name} {own}"
+        fields = {name: value for name, value in vars(trial.fault).items() if name not in ("seed", "kind", "name")}
+        return f"{trial.fault.name} {fields}"
 
-    def words(self, study: optuna.Study) -> str:
+    def summary(self, study: optuna.Study) -> str:
         front = sorted(study.best_trials, key=lambda point: point.values)
         ends = "; ".join(
             f"{named(point.params)}: {point.values[0]:.3f} and {point.values[1]:.3f} nat/token"

@@ -139,12 +139,12 @@ def sampler(name: str, seed: int, asked: int) -> BaseSampler:
 
 def known_points(study: optuna.Study) -> dict[Key, FrozenTrial]:
     """The points that are asked for or told, by their parameters; those that failed for a reason of their own, too."""
-    found: dict[Key, FrozenTrial] = {}
+    points: dict[Key, FrozenTrial] = {}
     for trial in study.get_trials(deepcopy=False):
         is_known = trial.state in (TrialState.RUNNING, TrialState.COMPLETE) or REASON in trial.user_attrs
         if is_known and DUPLICATE not in trial.user_attrs:
-            found[key(trial.params)] = trial
-    return found
+            points[key(trial.params)] = trial
+    return points
 
 
 def key(params: Mapping[str, Any]) -> Key:

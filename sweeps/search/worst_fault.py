@@ -80,12 +80,12 @@ class WorstFault(Goal):
         """The field that was asked for, or the norm of the change at the first strike; infinite if it is not finite."""
         if self.settings.size is not None:
             return float(getattr(trial.fault, self.settings.size.partition(".")[2]))
-        own = events[(events["trial"] == trial.id) & events["changed"].astype(bool)]
-        own = own[own["step"] == own["step"].min()]
-        change = own["after"].astype(float) - own["before"].astype(float)
+        changed = events[(events["trial"] == trial.id) & events["changed"].astype(bool)]
+        changed = changed[changed["step"] == changed["step"].min()]
+        change = changed["after"].astype(float) - changed["before"].astype(float)
         return float(np.nan_to_num(np.sqrt((change**2).sum(skipna=False)), nan=np.inf))
 
-    def words(self, study: optuna.Study) -> str:
+    def summary(self, study: optuna.Study) -> str:
         points = told(study)
         breaking = [point for point in points if point.user_attrs["breaks"]]
         if not breaking:

@@ -60,10 +60,10 @@ class SlurmExecutor:
 
     def memory(self, device: str) -> float:
         """Of a job's `hydra.launcher.memory`; what a node's GPU has is not known here."""
-        found = bytes_of(str(self.options["memory"]))
-        if device == "cuda" or found is None:
+        size = bytes_of(str(self.options["memory"]))
+        if device == "cuda" or size is None:
             return math.inf
-        return SHARE_OF_MEMORY * found or math.inf  # as for sbatch --mem, 0 is all that a node has
+        return SHARE_OF_MEMORY * size or math.inf  # as for sbatch --mem, 0 is all that a node has
 
     def fitting(self, packs: Sequence[PackPlan]) -> SlurmExecutor:
         """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over.
@@ -152,11 +152,11 @@ class SlurmExecutor:
         alike: dict[int, list[Job]] = {}
         for job in jobs:
             alike.setdefault(job.processes, []).append(job)
-        found = []
-        for own in alike.values():
-            groups = together(own, self.options["parallel"], seconds)
-            found += [groups[start : start + most] for start in range(0, len(groups), most)]
-        return found
+        arrays = []
+        for same in alike.values():
+            groups = together(same, self.options["parallel"], seconds)
+            arrays += [groups[start : start + most] for start in range(0, len(groups), most)]
+        return arrays
 
     def _submit_array(self, folder: ResultsPath, groups: Sequence[Sequence[Job]], parallel: int) -> dict[Job, str]:
         """One call of sbatch: task i of the array trains group i."""
@@ -200,16 +200,16 @@ class SlurmExecutor:
     def _parameters(self, folder: Path, processes: int) -> dict[str, Any]:
         names = {"time": "time", "cpus": "cpus_per_task", "memory": "mem", "gpus": "gpus_per_node"}
         direct = ("partition", "account", "qos", "constraint", "gpus_per_task")
-        found = {names.get(k, k): v for k, v in self.options.items() if k in (*names, *direct) and v is not None}
-        found["cpus_per_task"] *= processes  # one task, which starts the others itself
+        parameters = {names.get(k, k): v for k, v in self.options.items() if k in (*names, *direct) and v is not None}
+        parameters["cpus_per_task"] *= processes  # one task, which starts the others itself
         # Since Slurm 22.05 a step does not take this over by itself.
         cores = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'
-        found["setup"] = [cores, *_search_path(), _take_over(folder), *self.options["setup"]]
-        tasks = {"ntasks": 1} if "gpus_per_task" in found else {}  # sbatch refuses the one without the other
-        found["additional_parameters"] = tasks | self.options["extra"]
-        found["signal_delay_s"] = self.options["warning"]
-        found["stderr_to_stdout"] = True
-        return found
+        parameters["setup"] = [cores, *_search_path(), _take_over(folder), *self.options["setup"]]
+        tasks = {"ntasks": 1} if "gpus_per_task" in parameters else {}  # sbatch refuses the one without the other
+        parameters["additional_parameters"] = tasks | self.options["extra"]
+        parameters["signal_delay_s"] = self.options["warning"]
+        parameters["stderr_to_stdout"] = True
+        return parameters
 
 
 def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Job]]:
@@ -252,8 +252,8 @@ mv {before} {after} 2>/dev/null || true"""
 def _longest_array() -> int:
     """Tasks that one array may have, by Slurm's configuration."""
     answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
-    return max(1, int(found[1])) if found else 1000
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
+    return max(1, int(size[1])) if size else 1000
 
 
 class Refused(ConfigError):
@@ -291,8 +291,8 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 def _last_state(number: str) -> str:
     """Slurm's last word on a job that has left the queue."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}"]
-    words = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
-    return words or "no longer known to Slurm"
+    state = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
+    return state or "no longer known to Slurm"
 
 
 def _warn(line: str) -> None:
@@ -312,11 +312,11 @@ class Obstacles:
         for job in jobs:
             if job.obstacle:
                 numbers.setdefault(f"{job.obstacle} ({job.reason})", []).append(job.number)
-        for words, own in numbers.items():
-            if time.monotonic() - self._since.setdefault(words, time.monotonic()) > OBSTACLE_SECONDS:
-                self._since[words] = math.inf
+        for obstacle, waiting in numbers.items():
+            if time.monotonic() - self._since.setdefault(obstacle, time.monotonic()) > OBSTACLE_SECONDS:
+                self._since[obstacle] = math.inf
                 way_out = f"stability-harness cancel {self.out} takes out what waits"
-                _warn(f"Slurm job {own[0]}{_more(own[1:])} cannot start: {words}; {way_out}")
+                _warn(f"Slurm job {waiting[0]}{_more(waiting[1:])} cannot start: {obstacle}; {way_out}")
 
 
 def _more(others: Sequence[str]) -> str:
