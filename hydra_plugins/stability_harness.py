@@ -209,18 +209,6 @@ class LocalLauncher(PackLauncher):
         return LocalExecutor(workers)
 
 
-LEAST = {
-    "time": 1,
-    "cpus": 1,
-    "gpus": 0,
-    "gpus_per_task": 0,
-    "parallel": 1,
-    "minutes_per_job": 0,
-    "warning": 1,
-    "requeues": 0,
-}
-
-
 class SlurmLauncher(PackLauncher):
     """On Slurm, as array jobs."""
 
@@ -228,15 +216,10 @@ class SlurmLauncher(PackLauncher):
         self.options = options
 
     def executor(self, run: Any) -> Any:
-        from harness.config import ConfigError, Problems
+        from harness.config import Problems
         from sweeps.slurm.executor import SlurmExecutor
 
         problems = Problems()
-        for name, least in LEAST.items():
-            with problems.collect():
-                value = self.options[name]
-                if value is not None and value < least:
-                    raise ConfigError(f"hydra.launcher.{name}={value}: out of range; allowed: >= {least}")
         with problems.collect():
             SlurmExecutor.check_options(self.options)
         with problems.collect():

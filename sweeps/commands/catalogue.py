@@ -20,7 +20,7 @@ from injectors import fault_types
 from sweeps.compose.about import About
 from sweeps.compose.choices import NONE
 from sweeps.compose.folders import read
-from sweeps.compose.places import check_folder, named, options, places
+from sweeps.compose.places import check_folder, named, options, place_of
 from sweeps.compose.yaml_files import text_of
 
 HEADINGS = {
@@ -62,7 +62,7 @@ def entries(group: str, folder: Path | None = None) -> list[Entry]:
     """
     listed = []
     for name in options(group, folder):
-        place = next((path for path in places(folder) if (path / group / f"{name}.yaml").is_file()), None)
+        place = place_of(group, name, folder)
         listed.append(Entry(group, name, _said_of_kind(name), None) if place is None else _entry(place, group, name))
     return listed
 

@@ -23,9 +23,12 @@ from hydra.core.plugins import Plugins
 from analysis.reading.open_sweep import open_sweep
 from harness.basics.printing import Terminal, count
 from harness.config import ConfigError, Problems
+from harness.storage.results_folder import FolderLost
 from sweeps.commands.status import status_of
 from sweeps.commands.sweep import explained, sweep
 from sweeps.compose.hydra_calls import resolvers_put_back
+
+__all__ = ["ConfigError", "FolderLost", "SweepFailed", "run"]
 
 _one_at_a_time = threading.Lock()
 

@@ -40,11 +40,6 @@ class Status:
     lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
     damaged: list[Unreadable] = field(default_factory=list)  # files that say nothing
 
-    def forget(self, pack: str) -> None:
-        """Whatever its process has left, it is in Slurm's queue."""
-        self.stopped.pop(pack, None)
-        self.lost.pop(pack, None)
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -72,15 +67,15 @@ def status_of(out: Path) -> Status:
         (status.running if is_running else status.stopped if values.is_stopped else status.lost)[pack] = how_far
     for pack, job in slurm.packs.items():
         if pack not in status.running:
-            status.forget(pack)
+            for left in (status.stopped, status.lost):  # whatever its process has left
+                left.pop(pack, None)
             if job.state == "RUNNING":
                 status.running[pack] = f"Slurm job {job.number}, starting"
             else:
                 status.queued[pack] = f"Slurm job {job.number}, {job.description}"
     for job in slurm.unnamed:
         status.queued[f"Slurm job {job.number}"] = f"{job.description}; what it trains cannot be read"
-    for pack in [pack for pack in status.lost if pack in status.failed]:
-        del status.lost[pack]
+    status.lost = {pack: how_far for pack, how_far in status.lost.items() if pack not in status.failed}
     return status
 
 
@@ -114,21 +109,18 @@ def print_status(out: Path, console: Console) -> int:
     for name in ("running", "queued", "stopped", "failed", "lost"):
         packs = getattr(status, name)
         console.print(f"{name}: {count(len(packs), 'pack')}")
-        for pack, text in list(packs.items())[:MOST_LINES]:
-            console.print(f"  {pack}  {text}", soft_wrap=True)
-        if len(packs) > MOST_LINES:
-            console.print(f"  and {len(packs) - MOST_LINES} more")
-    _print_damaged(status.damaged, console)
+        _print_some([f"  {pack}  {text}" for pack, text in packs.items()], console)
+    _print_some([f"left out: {error}" for error in status.damaged], console)
     if status.failed or status.lost or (done < len(status.asked) and not status.running and not status.queued):
         console.print("the same command as before trains what is not done")
     return 0
 
 
-def _print_damaged(damaged: Sequence[Unreadable], console: Console) -> None:
-    for error in damaged[:MOST_LINES]:
-        console.print(f"left out: {error}", soft_wrap=True)
-    if len(damaged) > MOST_LINES:
-        console.print(f"  and {len(damaged) - MOST_LINES} more")
+def _print_some(lines: Sequence[str], console: Console) -> None:
+    for line in lines[:MOST_LINES]:
+        console.print(line, soft_wrap=True)
+    if len(lines) > MOST_LINES:
+        console.print(f"  and {len(lines) - MOST_LINES} more")
 
 
 def cancel(out: Path, console: Console) -> int:
@@ -142,7 +134,7 @@ def cancel(out: Path, console: Console) -> int:
     if ours and (refusal := scancel(ours)):
         raise ConfigError(f"cancel {out}: scancel failed: {refusal}; allowed: a running Slurm")
     console.print(f"cancelled {count(len(ours), 'Slurm job')}; the same command as before goes on from here")
-    _print_damaged(noted.damaged, console)
+    _print_some([f"left out: {error}" for error in noted.damaged], console)
     doubted = noted.numbers - {job.number for job in (*ours, *others)}
     strangers = [job for job in with_numbers(doubted) if job.number in doubted]
     for job in others[:MOST_LINES]:
@@ -162,8 +154,7 @@ def run(arguments: list[str], console: Console) -> int:
     name, *folders = arguments
     if len(folders) != 1:
         raise ConfigError(f"{' '.join(arguments)}: allowed: {name} and the folder of one sweep")
-    out = Path(folders[0].removeprefix("out="))
-    return ACTS[name](out, console)
+    return ACTS[name](Path(folders[0].removeprefix("out=")), console)
 
 
 ACTS: dict[str, Callable[[Path, Console], int]] = {"status": print_status, "cancel": cancel, "verify": verify}

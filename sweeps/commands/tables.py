@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.basics.command_line import PROGRAM
-from harness.config import ConfigError, Problems, shown
+from harness.config import Problems, shown
 from sweeps.commands.catalogue import Entry, entries
-from sweeps.commands.sweep import refuse
+from sweeps.commands.ending import ended
 from sweeps.compose.folders import leaves
 from sweeps.compose.hydra_calls import FOLDER
 
@@ -62,12 +62,9 @@ def _examples(listed: Sequence[Entry]) -> list[str]:
 
 def main(pages: Sequence[str]) -> None:
     """Write the tables of these pages anew."""
-    try:
-        for page in map(Path, pages):
-            page.write_text(with_tables(page.read_text()))
-    except ConfigError as error:
-        refuse(error)
+    for page in map(Path, pages):
+        page.write_text(with_tables(page.read_text()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(ended(lambda: main(sys.argv[1:])))

@@ -20,30 +20,26 @@ def verify(out: Path, console: Console) -> int:
     Raises ConfigError if there is no store.
     """
     read_root(out)
-    packs = chunks = begun = damaged = 0
+    packs = chunks = begun = 0
+    damaged: list[str] = []
     for place in (ResultsPath.at(out) / STORE).entries():
         if place.name.startswith(".") or place.name == METADATA:
             continue
-        lines: list[str] = []
         try:
             pack = pack_of(place)
-            lines = wrong_in(pack)
+            damaged += wrong_in(pack)
             packs, begun = packs + 1, begun + (not pack.complete)
             chunks += len(pack.arrays) * math.ceil(pack.attributes["steps_done"] / pack.block)
         except FileNotFoundError:
-            lines = [f"{place / METADATA}: is missing"]
+            damaged.append(f"{place / METADATA}: is missing")
         except DamagedStore as error:
-            lines = [str(error)]
-        for line in lines:
-            console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
-        damaged += len(lines)
-    weights = damaged_weights(out)
-    for line in weights:
+            damaged.append(str(error))
+    damaged += damaged_weights(out)
+    for line in damaged:
         console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
-    damaged += len(weights)
     unfinished = f" ({begun} not finished)" if begun else ""
     counts = f"{out}: {count(packs, 'pack')}{unfinished}, {count(chunks, 'chunk')}"
-    verdict = f"{count(damaged, 'damaged file')}" if damaged else "every file is as it was written"
+    verdict = count(len(damaged), "damaged file") if damaged else "every file is as it was written"
     console.print(f"{counts}: {verdict}", highlight=False, soft_wrap=True)
     return 1 if damaged else 0
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from harness.config import ConfigError, Problems, sections
 from sweeps.compose import settings
 from sweeps.compose.about import About, about_of
-from sweeps.compose.places import places
+from sweeps.compose.places import place_of
 from sweeps.compose.yaml_files import LARGEST, has_control, short, text_of, told_of, tree_of
 
 PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
@@ -112,7 +111,7 @@ def header_of(text: str) -> Iterator[tuple[str, str]]:
         yield match[1], match[2]
 
 
-def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
+def _check_leaf(where: str, path: tuple[str, ...], value: Any) -> None:
     """Raises ConfigError for a value that is none by itself, or whose key is one of Hydra's."""
     key = ".".join(path)
     given = f"{where}: {key}={short(value)}"
@@ -129,16 +128,10 @@ def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
             raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif type(value) is int and abs(value) > LARGEST:
         raise ConfigError(f"{given}: beyond 64 bits; allowed: {-LARGEST} to {LARGEST}")
-    elif value == {} and path and list(path) not in _sections():
+    elif value == {} and path and path not in {(name,) for name in (*sections(), *settings.PARTS)}:
         raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif value != {} and not isinstance(value, bool | int | float | None):
         raise ConfigError(f"{given}: wrong type ({type(value).__name__}); allowed: one number or word")
-
-
-@cache
-def _sections() -> list[list[str]]:
-    """The keys that have others below them, of which a file may say nothing."""
-    return [[name] for name in (*sections(), *settings.PARTS)]
 
 
 def _with_defaults(content: Content, where: str, group: str, defaults: Any) -> Content:
@@ -248,8 +241,7 @@ def chain(group: str, name: str, folder: Path | None) -> list[Content]:
     contents: dict[str, Content] = {}
     base: str | None = name
     while base is not None:
-        place = next((path for path in places(folder) if (path / group / f"{base}.yaml").is_file()), None)
-        if place is None:
+        if (place := place_of(group, base, folder)) is None:
             break  # a kind of fault, or Hydra will say that there is none
         if base in contents or len(contents) == MOST_BASES:
             names = " -> ".join((*contents, base))

@@ -12,20 +12,11 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from harness.basics.printing import count
-from harness.config import (
-    IDENTITY,
-    NO_FAULT,
-    ConfigError,
-    Fault,
-    Problems,
-    Trial,
-    checked,
-    field_types,
-    sections,
-)
+from harness.config import IDENTITY, NO_FAULT, ConfigError, Fault, Problems, Trial, checked, field_types, sections
+from harness.config.names import LAST_BIT
 from harness.model.branches import BRANCHES
 from harness.model.branches.block import Options as Block
 from harness.objectives.table import OBJECTIVES
@@ -78,11 +69,6 @@ class Composer:
     _overruled: dict[str, str] = field(default_factory=dict)
     _idle: dict[str, bool] = field(default_factory=dict)
 
-    def _compose(self, *overrides: str) -> DictConfig:
-        return self.loader.load_configuration(
-            CONFIG_NAME, [f"study={self.study}", *overrides], run_mode=RunMode.MULTIRUN
-        )
-
     def __post_init__(self) -> None:
         self._mitigations = Mitigations(self.loader)
         self.recipe()
@@ -95,7 +81,8 @@ class Composer:
 
     def _compose_recipe(self, name: str) -> dict[str, Any]:
         self._mitigations.difference("recipe", name)
-        config = self._compose(f"recipe={name}")
+        overrides = [f"study={self.study}", f"recipe={name}"]
+        config = self.loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
         recipe, problems = {}, Problems()
         for group, usual in (("recipe", name), ("mitigation", NONE), ("fault", NONE)):
             if config.hydra.runtime.choices.get(group) != usual:
@@ -281,4 +268,4 @@ class Composer:
 
     def last_bit(self) -> Fault:
         """The fault from which the clean envelope is made."""
-        return self._fault("last_bit", {})
+        return self._fault(LAST_BIT, {})

@@ -87,6 +87,11 @@ def _why_none(folder: Path) -> str | None:
         return (error.strerror or "cannot be read").lower()
 
 
+def place_of(group: str, name: str, folder: Path | None) -> Path | None:
+    """The first of `places` with a file of this name; None if there is none, as for a kind of fault."""
+    return next((place for place in places(folder) if (place / group / f"{name}.yaml").is_file()), None)
+
+
 def options(group: str, folder: Path | None = None) -> list[str]:
     """The names that a choice of a group has, as Hydra would list them. Raises ConfigError."""
     kinds = fault_schemas() if group == "fault" else {}

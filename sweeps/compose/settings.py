@@ -13,9 +13,9 @@ from harness.basics.memory import bytes_of
 from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
 from harness.config.fields import shown
 from harness.config.limits import MOST_STEPS
+from harness.config.names import SEARCHES
 from injectors.value import MOST_FAULTS
 
-SEARCHES = ("max_stable_lr", "worst_fault", "pareto")
 LARGEST_PACK = 10**6  # trials; more than any machine trains at a time
 MOST_ENVELOPES = 10**4  # runs
 MOST_POINTS, MOST_AT_A_TIME = 10**5, 10**4  # of a cell; Optuna's samplers get slow long before
@@ -117,10 +117,7 @@ class SearchSettings:
     sampler: str = choice(STRUCTURAL, "tpe", "Optuna's sampler", "tpe", "nsga2", "random")
     seed: int = number(STRUCTURAL, 0, "of the sampler", low=0)
     tolerance: float = number(
-        STRUCTURAL,
-        1.5,
-        "max_stable_lr in an interval: the ratio of neighbouring rates that are tried",
-        low=CLOSEST,
+        STRUCTURAL, 1.5, "max_stable_lr in an interval: the ratio of neighbouring rates that are tried", low=CLOSEST
     )
     size: str | None = anything(
         STRUCTURAL, None, "worst_fault: the fault's field that is its size; null: how much it changed the values"

@@ -67,11 +67,9 @@ def tree_of(file: Path, text: str) -> dict[str, Any]:
         tree = yaml.load(text, Loader=yaml_loader())
     except yaml.MarkedYAMLError as error:
         raise not_yaml(file, error) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML ({' '.join(str(error).split())}); allowed: YAML") from None
-    except (ValueError, OverflowError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
         raise ConfigError(f"{file}: not YAML ({' '.join(str(error).split())[:200]}); allowed: YAML") from None
     if tree is None:
         return {}

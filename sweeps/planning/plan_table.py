@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
@@ -41,12 +42,8 @@ def _limited(lines: Sequence[str], most: int, noun: str) -> list[str]:
 
 def _varying(trials: Sequence[Trial]) -> list[str]:
     """A line for each field that varies between the trials, the names of recipes, mitigations and faults first."""
-    names: dict[str, Callable[[Trial], str]] = {
-        "recipe": lambda trial: trial.recipe,
-        "mitigation": lambda trial: trial.mitigation,
-        "fault": lambda trial: trial.fault.name,
-    }
-    lines = [line for name, of in names.items() for line in _names(name, dict.fromkeys(map(of, trials)))]
+    keys = {"recipe": "recipe", "mitigation": "mitigation", "fault": "fault.name"}
+    lines = [line for key, path in keys.items() for line in _names(key, set(map(attrgetter(path), trials)))]
     fields = [f"  {key}: {_values(values)}" for key, values in _varying_fields(trials).items()]
     return [*lines, *_limited(fields, MOST_FIELDS, "field")]
 
@@ -113,14 +110,12 @@ def _table(packs: Sequence[PackPlan]) -> list[str]:
     heading = ("width", "depth", "batch x tokens", "steps", "trials", "packs", "in a pack", "MiB a pack", "mitigations")
     ordered = sorted(sizes.items())
     kept = ordered if len(ordered) <= MOST_ROWS + 1 else ordered[:MOST_ROWS]
-    rows = [heading, *(_row(key, own) for key, own in kept)]
+    rows = [heading, *(_row(size, packs) for size, packs in kept)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows]
-    more = [pack for _, own in ordered[len(kept) :] for pack in own]
-    if more:
-        trials = sum(len(pack.recorded) for pack in more)
-        words = f"{count(len(ordered) - len(kept), 'size')} more: {count(trials, 'trial')}, {count(len(more), 'pack')}"
-        lines.append(f"  and {words}")
+    if more := [pack for _, packs in ordered[len(kept) :] for pack in packs]:
+        trials, sizes_left = sum(len(pack.recorded) for pack in more), count(len(ordered) - len(kept), "size")
+        lines.append(f"  and {sizes_left} more: {count(trials, 'trial')}, {count(len(more), 'pack')}")
     return [line.rstrip() for line in lines] if packs else []
 
 

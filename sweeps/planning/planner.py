@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -33,9 +34,16 @@ class PackPlan:
         text = " ".join(trial.id for trial in self.recorded)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def __len__(self) -> int:
+        return len(self.trials)
+
     @property
     def recorded(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.id not in self.witnesses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {"trials": [trial.to_dict() for trial in self.trials], "witnesses": sorted(self.witnesses)}
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,7 @@ def _packs(
     for same_shape in families.values():
         members = list(same_shape.values())
         if size:
-            packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, _trials))
+            packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, len))
             continue
         model, train = members[0][0].model, members[0][0].train
         best = rows_at_once(model, train.sequences, torch.device(device))
@@ -154,10 +162,6 @@ def _packs(
         pieces = [piece for family in members for piece in _pieces(family, longest)]
         packs += enumerate(_fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting)))
     return packs
-
-
-def _trials(pack: PackPlan) -> int:
-    return len(pack.trials)
 
 
 def _room(share: float) -> Callable[[PackPlan], int]:
@@ -254,12 +258,8 @@ def mean_rows(trials: Sequence[Trial]) -> float:
 
 def state_bytes(trial: Trial) -> int:
     """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
-    copies = (
-        4
-        + (2 if trial.train.ranks > 1 else 0)
-        + (1 if trial.train.micro_batches > 1 else 0)
-        + (1 if trial.model.sigma_reparam else 0)
-    )
+    train = trial.train
+    copies = 4 + 2 * (train.ranks > 1) + (train.micro_batches > 1) + bool(trial.model.sigma_reparam)
     return copies * weight_bytes(trial)
 
 

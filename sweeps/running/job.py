@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -85,12 +84,7 @@ class Job:
     def checkpoints(self) -> Checkpoints:
         often = self.run.checkpoint
         seconds = None if often.minutes is None else 60 * often.minutes
-        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, often.every, seconds, self.about)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What is kept with each of its checkpoints."""
-        return {"trials": [trial.to_dict() for trial in self.pack.trials], "witnesses": sorted(self.pack.witnesses)}
+        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, often.every, seconds, self.pack.to_dict())
 
     @property
     def progress_file(self) -> ResultsPath:
@@ -159,7 +153,7 @@ def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | E
         if done:
             return replace(done, pack=job.pack.id)
         checkpoints = checkpoints or job.checkpoints
-        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / left.id, part.about
+        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / left.id, left.to_dict()
         with share_of_threads(job.processes):
             return replace(_train(part, checkpoints), pack=job.pack.id)
 

@@ -6,8 +6,7 @@ import contextlib
 import math
 import re
 import signal
-import threading
-from collections.abc import Generator, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -47,7 +46,7 @@ from sweeps.running.job import (
     without_order,
     write_plan,
 )
-from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor
+from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
 from sweeps.running.locks import is_locked
 from sweeps.running.progress import Display
 from sweeps.running.summary import summarize
@@ -55,25 +54,12 @@ from sweeps.running.summary import summarize
 PACK_ID = "[0-9a-f]{16}"
 
 
-@contextlib.contextmanager
-def _stopped_by_sigterm() -> Generator[None]:
-    """SIGTERM ends the sweep as Ctrl-C does; only the exit status differs. Signals come to the main thread alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come."""
+    """SIGTERM has come: it ends the sweep as Ctrl-C does, and only the exit status differs."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated
 
 
 def run_grid(
@@ -223,7 +209,7 @@ def _followed(
     """What came of each pack that is trained now, or runs already; and what has stopped that, if anything has."""
     results: list[Finished | Failed | Elsewhere] = []
     with (
-        _stopped_by_sigterm(),
+        heard_by(_terminate, signal.SIGTERM),
         Display([job.pack for job in (*jobs, *running)], out, console) as display,
         contextlib.closing(executor(jobs, running)) as stream,
     ):
@@ -285,12 +271,8 @@ def _memory(run: Run, executor: Executor, device: str, processes: int) -> float:
         return SHARE_OF_MEMORY * size
     if device == "cuda" and not torch.cuda.is_available():
         return math.inf
-    return executor.memory(device) / _processes_on_one(device, processes)
-
-
-def _processes_on_one(device: str, processes: int) -> int:
-    """How many of a pack's processes share the memory of one device."""
-    return math.ceil(processes / torch.cuda.device_count()) if device == "cuda" else processes
+    shared_by = math.ceil(processes / torch.cuda.device_count()) if device == "cuda" else processes
+    return executor.memory(device) / shared_by
 
 
 def _remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:

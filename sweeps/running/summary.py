@@ -27,7 +27,10 @@ def summarize(
     """
     failed = [result for result in results if isinstance(result, Failed)]
     finished = [result for result in results if isinstance(result, Finished)]
-    line = f"nothing to train: {_all_complete(plan)}" if is_idle else _trained(plan, finished)
+    line = _trained(plan, finished)
+    if is_idle:
+        all_of_it = f"all {plan.complete} trials are" if plan.complete > 1 else "the trial is"
+        line = f"nothing to train: {all_of_it} complete already"
     console.print(f"{name}: {line}" if name else line, soft_wrap=True)
     if idle := sum(result.idle_faults for result in finished):
         console.print(f"{count(idle, 'fault')} never fired, or wrote the value that was there", soft_wrap=True)
@@ -38,10 +41,6 @@ def summarize(
         console.print(f"pack {failure.pack} failed: {failure.message}", soft_wrap=True)
     if not name:
         console.print(f"results in {run.out}", soft_wrap=True)
-
-
-def _all_complete(plan: Plan) -> str:
-    return f"all {plan.complete} trials are complete already" if plan.complete > 1 else "the trial is complete already"
 
 
 def _trained(plan: Plan, finished: Sequence[Finished]) -> str:

@@ -91,6 +91,15 @@ class Goal(ABC):
         """What has been found in a cell."""
 
 
+def is_seed(key: str) -> bool:
+    return key.rpartition(".")[2] == "seed"
+
+
+def is_faults(key: str) -> bool:
+    """Whether the key chooses a fault, or is a field of one."""
+    return key.partition(".")[0] == "fault"
+
+
 def told(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     """The points that were trained and judged, each once."""
     trials = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])

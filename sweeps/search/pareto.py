@@ -13,7 +13,8 @@ import xarray as xr
 from analysis.measures.mitigated_faults import largest_deviation
 from analysis.reading.finals import final_validation_loss
 from harness.config import NO_FAULT, ConfigError, Trial
-from sweeps.search.goal import Goal, Judged, named, rows_of, told
+from harness.config.names import PARETO
+from sweeps.search.goal import Goal, Judged, is_faults, is_seed, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED
 
 SHAPES = ("model.width", "model.depth")
@@ -22,16 +23,14 @@ SHAPES = ("model.width", "model.depth")
 class Pareto(Goal):
     """A width and a depth are a cell. Every point is trained with each seed, with each fault and without."""
 
-    kind = "pareto"
+    kind = PARETO
     directions = ("minimize", "minimize")
     objectives = ("final validation loss [nat/token]", "worst deviation from golden [nat/token]")
     wanted = "mitigation and other fields, but neither faults, seeds, width nor depth"
 
     @staticmethod
     def role(key: str) -> str:
-        if key == "fault" or key.startswith("fault.") or key.rpartition(".")[2] == "seed":
-            return REPEATED
-        return CELLS if key in SHAPES else SEARCHED
+        return REPEATED if is_faults(key) or is_seed(key) else CELLS if key in SHAPES else SEARCHED
 
     def check(self, trials: Sequence[Trial]) -> None:
         if all(trial.fault == NO_FAULT for trial in trials):

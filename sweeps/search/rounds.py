@@ -124,7 +124,7 @@ class Search:
         return 0
 
     def _studies(self) -> list[optuna.Study]:
-        goal, space = self.goal, self.goal.space
+        goal, space, recipe = self.goal, self.goal.space, repr(sorted(self.composer.recipe().items()))
         studies = []
         for cell, name in zip(space.cells, space.names, strict=True):
             about = {
@@ -135,13 +135,10 @@ class Search:
                 "trials": len(space.repeats),
             }
             # Another recipe, or another space, is another search.
-            what = [goal.kind, *cell, *space.repeats, *map(repr, space.distributions.items()), self._recipe()]
+            what = [goal.kind, *cell, *space.repeats, *map(repr, space.distributions.items()), recipe]
             digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
             studies.append(self.studies.study(f"{goal.kind} {name} {digest}", goal.directions, about))
         return studies
-
-    def _recipe(self) -> str:
-        return repr(sorted(self.composer.recipe().items()))
 
     def _batch(self) -> int:
         """Points of each cell at a time: bisection goes one by one, others fill the packs of all workers."""

@@ -12,10 +12,11 @@ import xarray as xr
 
 from analysis.measures.outcomes import DIVERGENT, NON_FINITE, outcomes_and_notes
 from harness.config import NO_FAULT, ConfigError, Trial
+from harness.config.names import WORST_FAULT
 from injectors.value import Value
 from injectors.value_strike import MOST_EVENTS
 from sweeps.compose.overrides import fault_fields
-from sweeps.search.goal import Goal, Judged, named, rows_of, told
+from sweeps.search.goal import Goal, Judged, is_faults, is_seed, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED
 from sweeps.search.studies import REASON
 
@@ -25,16 +26,14 @@ SMALLEST, LARGEST = 1e-45, 3.5e38  # of float32: what no change, and one that is
 class WorstFault(Goal):
     """Over seeds, the median of both objectives; a fault breaks the run if it does so with most of the seeds."""
 
-    kind = "worst_fault"
+    kind = WORST_FAULT
     directions = ("minimize", "maximize")
     objectives = ("size of the fault, log10", "damage: final deviation from golden [nat/token]")
     wanted = "fault and fault.*"
 
     @staticmethod
     def role(key: str) -> str:
-        if key == "fault" or key.startswith("fault."):
-            return SEARCHED
-        return REPEATED if key.rpartition(".")[2] == "seed" else CELLS
+        return SEARCHED if is_faults(key) else REPEATED if is_seed(key) else CELLS
 
     def check(self, trials: Sequence[Trial]) -> None:
         size = self.settings.size

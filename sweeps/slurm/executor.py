@@ -43,6 +43,8 @@ LOST_SECONDS = 15.0  # a job has left the queue, and a network file system may s
 OBSTACLE_SECONDS = 20.0  # a job has not been able to start: Slurm may just be looking for nodes
 MOST_TAIL = 2**16  # bytes
 PROBE = "sweep-options"
+LEAST = dict.fromkeys(("time", "cpus", "parallel", "warning"), 1)
+LEAST |= dict.fromkeys(("gpus", "gpus_per_task", "minutes_per_job", "requeues"), 0)
 SET_BY_US = ("job-name", "array", "wait", "clusters", "test-only", "parsable")
 
 
@@ -81,8 +83,12 @@ class SlurmExecutor:
 
     @staticmethod
     def check_options(options: Mapping[str, Any]) -> None:
-        """Raises ConfigError if they contradict each other."""
+        """Raises ConfigError if one is out of range, or they contradict each other."""
         problems, key = Problems(), "hydra.launcher"
+        for name, least in LEAST.items():
+            with problems.collect():
+                if options[name] is not None and options[name] < least:
+                    raise ConfigError(f"{key}.{name}={options[name]}: out of range; allowed: >= {least}")
         with problems.collect():
             gpus, per_task = options["gpus"], options["gpus_per_task"]
             if gpus is not None and per_task is not None:
@@ -204,7 +210,9 @@ class SlurmExecutor:
         parameters["cpus_per_task"] *= processes  # one task, which starts the others itself
         # Since Slurm 22.05 a step does not take this over by itself.
         cores = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'
-        parameters["setup"] = [cores, *_search_path(), _take_over(folder), *self.options["setup"]]
+        path = python_path()  # from the folder in which it was submitted a job imports nothing
+        paths = ["export PYTHONSAFEPATH=1", *([f"export PYTHONPATH={shlex.quote(path)}"] if path else [])]
+        parameters["setup"] = [cores, *paths, _take_over(folder), *self.options["setup"]]
         tasks = {"ntasks": 1} if "gpus_per_task" in parameters else {}  # sbatch refuses the one without the other
         parameters["additional_parameters"] = tasks | self.options["extra"]
         parameters["signal_delay_s"] = self.options["warning"]
@@ -226,12 +234,6 @@ def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Jo
         room -= needed
         remaining -= needed
     return groups
-
-
-def _search_path() -> list[str]:
-    """The shell lines by which a job imports nothing from the folder in which it was submitted."""
-    path = python_path()
-    return ["export PYTHONSAFEPATH=1", *([f"export PYTHONPATH={shlex.quote(path)}"] if path else [])]
 
 
 def _take_over(folder: Path) -> str:
@@ -315,12 +317,9 @@ class Obstacles:
         for obstacle, waiting in numbers.items():
             if time.monotonic() - self._since.setdefault(obstacle, time.monotonic()) > OBSTACLE_SECONDS:
                 self._since[obstacle] = math.inf
+                others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
                 way_out = f"stability-harness cancel {self.out} takes out what waits"
-                _warn(f"Slurm job {waiting[0]}{_more(waiting[1:])} cannot start: {obstacle}; {way_out}")
-
-
-def _more(others: Sequence[str]) -> str:
-    return f" and {len(others)} more" if others else ""
+                _warn(f"Slurm job {waiting[0]}{others} cannot start: {obstacle}; {way_out}")
 
 
 def _follow(folder: ResultsPath, running: dict[Job, str]) -> Results:

@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -169,7 +169,8 @@ def _squeue(choice: str) -> list[Queued] | None:
         return None
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
-    return list(_jobs(answer.stdout))
+    lines = [match.groups() for line in answer.stdout.splitlines() if (match := _LINE.fullmatch(line))]
+    return [Queued(job, int(user), state, why, name, Path(script)) for job, user, state, why, name, script in lines]
 
 
 def _asked(command: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -179,10 +180,3 @@ def _asked(command: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [command, *options], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
     )
-
-
-def _jobs(answer: str) -> Iterator[Queued]:
-    for line in answer.splitlines():
-        if match := _LINE.fullmatch(line):
-            number, user, state, reason, name, script = match.groups()
-            yield Queued(number, int(user), state, reason, name, Path(script))

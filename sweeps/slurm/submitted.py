@@ -116,21 +116,14 @@ def write_down_all(folder: ResultsPath, groups: Sequence[Sequence[Job]], array: 
     numbers = {job: f"{array}_{task}" for task, group in enumerate(groups) for job in group}
     (folder / FOLDER / PACKS).make_folder()
     for job, number in numbers.items():
-        _write_down(folder, job, number)
+        note = folder / FOLDER / PACKS / f"{job.pack.id}.json"
+        note.write(json.dumps({"job": number, **_record(job)}).encode())
     return numbers
-
-
-def _write_down(folder: ResultsPath, job: Job, number: str) -> None:
-    """Keep which Slurm job trains this pack, and the pack itself, as JSON."""
-    note = folder / FOLDER / PACKS / f"{job.pack.id}.json"
-    note.write(json.dumps({"job": number, **_record(job)}).encode())
 
 
 def _record(job: Job) -> dict[str, Any]:
     """The job as JSON takes it; where its store is, the place of the record says."""
-    trials = [trial.to_dict() for trial in job.pack.trials]
-    settings = {name: attrgetter(key)(job.run) for name, key in NOTED.items()}
-    return {**settings, "trials": trials, "witnesses": sorted(job.pack.witnesses)}
+    return {name: attrgetter(key)(job.run) for name, key in NOTED.items()} | job.pack.to_dict()
 
 
 # --- read ------------------------------------------------------------------------------------------------------------
