@@ -23,7 +23,8 @@ _PART = re.compile(r"^<!-- (mitigation|fault): ([^\n]*) -->$.*?^<!-- end -->$", 
 def with_tables(page: str) -> str:
     """The page with its marked parts as our files are now. Raises ConfigError for a file of which it has no part."""
     sections = [(part[1], part[2]) for part in _PART.finditer(page)]
-    ours = [entry for group in dict(sections) for entry in entries(group) if _is_ours(entry)]
+    all_entries = [entry for group in dict(sections) for entry in entries(group) if entry.name != "none"]
+    ours = [entry for entry in all_entries if entry.file is not None and entry.file.is_relative_to(FOLDER)]
     problems = Problems()
     for entry in ours:
         if (entry.group, entry.about.section) not in sections:
@@ -38,10 +39,6 @@ def with_tables(page: str) -> str:
         return "\n".join([first, "", *_table(part[1], here), "", *_examples(here), last])
 
     return _PART.sub(made, page)
-
-
-def _is_ours(entry: Entry) -> bool:
-    return entry.name != "none" and entry.file is not None and entry.file.is_relative_to(FOLDER)
 
 
 def _table(group: str, listed: Sequence[Entry]) -> list[str]:

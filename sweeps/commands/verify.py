@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.basics.printing import count
 from harness.storage.last_weights import damaged_weights
 from harness.storage.results_folder import ResultsPath
-from harness.storage.stored import CHECKSUM, STORE, DamagedStore, PackInfo, checksum_of, damage, pack_of, read_root
+from harness.storage.stored import CHECKSUM, STORE, DamagedStore, checksum_of, damage, pack_of, read_root
 from harness.storage.zarr_files import METADATA
 
 
@@ -27,7 +27,9 @@ def verify(out: Path, console: Console) -> int:
             continue
         try:
             pack = pack_of(place)
-            damaged += wrong_in(pack)
+            damaged += [line for _, line in damage(pack)]
+            if pack.complete and pack.attributes.get(CHECKSUM) != checksum_of(pack.attributes):
+                damaged.append(f"{place / METADATA}: is damaged (its checksum is another)")
             packs, begun = packs + 1, begun + (not pack.complete)
             chunks += len(pack.arrays) * math.ceil(pack.attributes["steps_done"] / pack.block)
         except FileNotFoundError:
@@ -42,11 +44,3 @@ def verify(out: Path, console: Console) -> int:
     verdict = count(len(damaged), "damaged file") if damaged else "every file is as it was written"
     console.print(f"{counts}: {verdict}", highlight=False, soft_wrap=True)
     return 1 if damaged else 0
-
-
-def wrong_in(pack: PackInfo) -> list[str]:
-    """What is wrong with a pack whose metadata can be read, a line for each file."""
-    lines = [line for _, line in damage(pack)]
-    if pack.complete and pack.attributes.get(CHECKSUM) != checksum_of(pack.attributes):
-        lines.append(f"{pack.place / METADATA}: is damaged (its checksum is another)")
-    return lines

@@ -23,9 +23,8 @@ def quoted(override: str) -> str:
 
 def with_homes(arguments: Sequence[str]) -> list[str]:
     """A command line as Hydra can read it, whose flags name folders in full."""
-    readable = []
-    for text in arguments:
-        key, is_given, value = text.partition("=")
-        is_flag = key.startswith("--") and is_given
-        readable.append(f"{key}={os.path.expanduser(value)}" if is_flag else quoted(text))
-    return readable
+    parts = [(text, *text.partition("=")) for text in arguments]
+    return [
+        f"{key}={os.path.expanduser(value)}" if key.startswith("--") and is_given else quoted(text)
+        for text, key, is_given, value in parts
+    ]

@@ -87,9 +87,8 @@ def parse(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(quoted(text))
     except (ValueError, ArithmeticError):
-        raise ConfigError(
-            f"{_start(text)}: not an override (a number of too many digits); allowed: key=value"
-        ) from None
+        reason = "a number of too many digits"
+        raise ConfigError(f"{_start(text)}: not an override ({reason}); allowed: key=value") from None
     except HydraException as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"{text}: not an override ({reason}); allowed: key=value") from None
@@ -208,9 +207,8 @@ def _texts(override: Override, loader: ConfigLoader) -> list[str]:
     key = override.get_key_element()
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
         if key not in GROUPS:
-            raise ConfigError(
-                f"{text}: a glob needs names to match; allowed: values, or glob() for recipe, mitigation, fault"
-            )
+            allowed = "values, or glob() for recipe, mitigation, fault"
+            raise ConfigError(f"{text}: a glob needs names to match; allowed: {allowed}")
         (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
         names = list(matched.sweep_string_iterator())
         if not names:

@@ -340,14 +340,11 @@ def pack_seconds(pack: PackPlan, device: str) -> float:
     trial = pack.trials[0]
     # Where sequences or batches grow, more steps are as many tokens.
     training = mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
-    return training + len(pack.trials) * validation_seconds(trial, device)
-
-
-def validation_seconds(trial: Trial, device: str) -> float:
-    """A rough time for all validations of one trial: a forward pass is a third of a step."""
     train = trial.train
     tokens = train.validate_tokens + train.validate_between * (1 + (trial.steps - 1) // train.validate_every)
-    return tokens / (train.batch * trial.model.context) * trial_step_seconds(trial, device) / 3
+    # A forward pass is a third of a step.
+    validation = tokens / (train.batch * trial.model.context) * trial_step_seconds(trial, device) / 3
+    return training + len(pack.trials) * validation
 
 
 def wall_seconds(plan: Plan, device: str, workers: int) -> float:

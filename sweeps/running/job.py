@@ -335,7 +335,8 @@ def record_failure(job: Job, reason: str, trace: str) -> Failed:
     first = (reason.splitlines() or [""])[0]
     file = job.out / ERRORS / f"{job.pack.id}.txt"
     try:
-        _replace(job.error_file, f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n")
+        job.error_file.parent.make_folder()
+        job.error_file.write(f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n".encode())
         job.progress_file.unlink()
     except (OSError, ConfigError, FolderLost) as error:
         why = getattr(error, "strerror", None) or error
@@ -350,13 +351,7 @@ def without_order(data: Data) -> Data:
 
 def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
     """Keep what was asked for, for those who ask how far it is."""
-    _replace(folder / PLAN, json.dumps({"trials": sorted(trials)}))
-
-
-def _replace(file: ResultsPath, text: str) -> None:
-    """A reader sees the old file or the new one."""
-    file.parent.make_folder()
-    file.write(text.encode())
+    (folder / PLAN).write(json.dumps({"trials": sorted(trials)}).encode())
 
 
 def _environment(device: torch.device) -> dict[str, str | int]:

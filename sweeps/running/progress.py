@@ -47,7 +47,9 @@ class Display:
         self._thread = threading.Thread(target=self._redraw, name="display", daemon=True)
 
     def __enter__(self) -> Display:
-        if _can_redraw(self.console) and self.packs:
+        # In a notebook rich redraws with ipywidgets, and warns where they are missing.
+        has_widgets = self.console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        if (self.console.is_terminal or has_widgets) and self.packs:
             columns = ("{task.percentage:3.0f}%", "{task.fields[left]}", "{task.description}")
             texts = (TextColumn(column, markup=False) for column in columns)
             self._bar = Progress(BarColumn(20), *texts, console=self.console, auto_refresh=False, transient=True)
@@ -118,8 +120,3 @@ class Display:
         rate = trained / max(time.monotonic() - self.started, 1e-9)
         left = (self.total_steps - self.skipped_steps - steps) / rate
         return steps, f"{text}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"
-
-
-def _can_redraw(console: Console) -> bool:
-    """On a terminal; in a notebook rich does so with ipywidgets, and warns where they are missing."""
-    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)

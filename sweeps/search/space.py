@@ -40,9 +40,8 @@ class Space:
             its_role = role(axis.key) if is_swept else CELLS
             by_role[its_role].append(axis)
             if axis.interval and its_role != SEARCHED:
-                problems.reasons[f"{axis.text}: search={kind} searches {wanted}; allowed here: values with commas"] = (
-                    None
-                )
+                reason = f"search={kind} searches {wanted}; allowed here: values with commas"
+                problems.reasons[f"{axis.text}: {reason}"] = None
         if not by_role[SEARCHED]:
             reason = f"search={kind}: nothing to search; allowed: several values, or an interval, of {wanted}"
             problems.reasons[reason] = None

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import submitit
 
@@ -112,14 +112,13 @@ class SlurmExecutor:
                 f"out={str(out)!r}: Slurm reads a % in a path as a number; allowed: a path without % here"
             )
         script = self._text(out / FOLDER / "test", 1, 1, 1)
-        test = _asked(["--test-only"], script)
+        test = _sbatch("--test-only", input=script)
         if test.returncode == 0:
             return
         # Also said of jobs that Slurm would take and keep, as while all nodes are down. So it is given one that may
         # begin so late that it never does. (Of a held one it looks at less.)
         with signals_wait():
-            done = _asked(["--parsable", "--begin=now+1day", f"--job-name={PROBE}"], script)
-            number = _number(done)
+            number = _number(_sbatch("--parsable", "--begin=now+1day", f"--job-name={PROBE}", input=script))
             subprocess.run(["scancel", f"--name={PROBE}", number], capture_output=True)
         _warn(f"hydra/launcher=slurm: Slurm takes these options, but its jobs may not start ({_said(test)})")
 
@@ -173,7 +172,9 @@ class SlurmExecutor:
                     script = self._script(folder, token, groups, parallel)
                     for job in (job for group in groups for job in group):
                         (folder / ERRORS / f"{job.pack.id}.txt").unlink()
-                    number = _sbatch(script, name_of(folder, token), lock)
+                    # sbatch holds the lock, too: where this process is killed meanwhile, the next one waits for it.
+                    name = f"--job-name={name_of(folder, token)}"
+                    number = _number(_sbatch("--parsable", name, str(script), pass_fds=(lock.fileno(),)))
                 except (Refused, LinkRefused, OSError):
                     forget(folder, token)
                     raise
@@ -262,22 +263,15 @@ class Refused(ConfigError):
     """Slurm has said no, and does not have the array."""
 
 
-def _sbatch(script: Path, name: str, lock: IO[str]) -> str:
-    """Submit, and return the array's number.
-
-    sbatch holds the lock, too: where this process is killed meanwhile, the next one waits until sbatch has ended.
-    Raises Refused if Slurm refuses, and ConfigError if nobody knows; then the next command asks for it.
-    """
-    command = ["sbatch", "--parsable", f"--job-name={name}", str(script)]
-    return _number(subprocess.run(command, capture_output=True, text=True, pass_fds=(lock.fileno(),)))
-
-
-def _asked(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sbatch", *options], input=script, capture_output=True, text=True)
+def _sbatch(*options: str, **others: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sbatch", *options], capture_output=True, text=True, **others)
 
 
 def _number(done: subprocess.CompletedProcess[str]) -> str:
-    """The array's number in sbatch's answer. Raises ConfigError."""
+    """The array's number in sbatch's answer.
+
+    Raises Refused if Slurm refuses, and ConfigError if nobody knows; then the next command asks for it.
+    """
     number = re.search(r"^\d+", done.stdout, flags=re.MULTILINE)
     if done.returncode == 0 and number:
         return number[0]
