@@ -42,16 +42,22 @@ class CheckedFolder(ConfigSource):
     def _is_ours(self) -> bool:
         return self.provider == "main"
 
+    @property
+    def _nodes(self) -> dict[str, Any]:
+        """What there is beside files, all of it ours."""
+        from sweeps.compose.schemas import nodes
+
+        return nodes() if self._is_ours else {}
+
     def load_config(self, config_path: str) -> ConfigResult:
         from sweeps.compose import folders
         from sweeps.compose.places import GROUPS
-        from sweeps.compose.schemas import nodes
         from sweeps.compose.yaml_files import text_of, tree_of
 
         config_path = config_path.removesuffix(".yaml")
         group, _, name = config_path.rpartition("/")
-        if self._is_ours and config_path in nodes():
-            node = OmegaConf.structured(nodes()[config_path])
+        if config_path in self._nodes:
+            node = OmegaConf.structured(self._nodes[config_path])
             return ConfigResult(self.provider, self.full_path(), node, {"package": None})
         if group not in GROUPS:
             if not self.is_config(config_path):
@@ -71,17 +77,13 @@ class CheckedFolder(ConfigSource):
         return os.path.isdir(self.path)
 
     def is_config(self, config_path: str) -> bool:
-        from sweeps.compose.schemas import nodes
-
-        if self._is_ours and config_path.removesuffix(".yaml") in nodes():
+        if config_path.removesuffix(".yaml") in self._nodes:
             return True
         group = config_path.rpartition("/")[0]
         return (self._is_ours or (group != "" and self._is_seen(group))) and os.path.isfile(self._file(config_path))
 
     def is_group(self, config_path: str) -> bool:
-        from sweeps.compose.schemas import nodes
-
-        if self._is_ours and any(path.startswith(f"{config_path}/") for path in nodes()):
+        if any(path.startswith(f"{config_path}/") for path in self._nodes):
             return True
         return self._is_seen(config_path) and os.path.isdir(os.path.join(self.path, config_path))
 
@@ -92,10 +94,9 @@ class CheckedFolder(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
         from harness.config import ConfigError
-        from sweeps.compose.schemas import nodes
 
         prefix = f"{config_path}/" if config_path else ""
-        names = [f"{path.removeprefix(prefix)}.yaml" for path in nodes() if self._is_ours and path.startswith(prefix)]
+        names = [f"{path.removeprefix(prefix)}.yaml" for path in self._nodes if path.startswith(prefix)]
         try:
             names += os.listdir(os.path.join(self.path, config_path))
         except OSError as error:

@@ -11,7 +11,6 @@ from typing import Any
 
 from harness.basics.command_line import PROGRAM
 
-SHELLS = ("bash", "zsh", "fish")
 SCRIPTS = {
     "bash": f"""_stability_harness() {{
     local IFS=$'\\n'
@@ -73,7 +72,7 @@ def _candidates(earlier: Sequence[str], word: str, commands: Collection[str]) ->
 
         return [f"{figure} " for figure in figure_names()]
     if name == "completion" and not rest:
-        return [f"{shell} " for shell in SHELLS]
+        return [f"{shell} " for shell in SCRIPTS]
     return []  # files, which the shell completes
 
 

@@ -160,12 +160,8 @@ class SlurmOptions:
     extra: dict[str, Any] = field(default_factory=dict)  # any other sbatch option: +hydra.launcher.extra.nice=100
     setup: list[str] = field(default_factory=list)  # shell lines that run in the job before Python
     parallel: int = 256  # jobs that may run at the same time
-    minutes_per_job: int = (
-        10  # short packs share a job up to about so long, where there are more of them than `parallel`
-    )
-    warning: int = (
-        120  # seconds before the end of its time at which a job saves a checkpoint and goes back into the queue
-    )
+    minutes_per_job: int = 10  # short packs share a job up to about so long, where they are more than `parallel`
+    warning: int = 120  # seconds before the end of its time at which a job saves a checkpoint and is queued again
     requeues: int = 1000  # how often a job whose time is over goes back into the queue
 
 

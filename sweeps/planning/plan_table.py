@@ -26,15 +26,9 @@ def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
     trials = [trial for pack in plan.packs for trial in pack.recorded]
     for line in (*_varying(trials), *_table(plan.packs)):
         console.print(line, soft_wrap=True)
-    if not plan.packs:
-        return
-    seconds = wall_seconds(plan, device, workers)
-    console.print(f"about {duration(seconds)} with {count(workers, 'worker')} on {device} (rough)")
-
-
-def _limited(lines: Sequence[str], most: int, noun: str) -> list[str]:
-    more = len(lines) - most
-    return [*lines] if more <= 0 else [*lines[:most], f"  and {count(more, noun)} more"]
+    if plan.packs:
+        seconds = wall_seconds(plan, device, workers)
+        console.print(f"about {duration(seconds)} with {count(workers, 'worker')} on {device} (rough)")
 
 
 # --- what varies -------------------------------------------------------------------------------------------------
@@ -45,7 +39,8 @@ def _varying(trials: Sequence[Trial]) -> list[str]:
     keys = {"recipe": "recipe", "mitigation": "mitigation", "fault": "fault.name"}
     lines = [line for key, path in keys.items() for line in _names(key, set(map(attrgetter(path), trials)))]
     fields = [f"  {key}: {_values(values)}" for key, values in _varying_fields(trials).items()]
-    return [*lines, *_limited(fields, MOST_FIELDS, "field")]
+    more = [f"  and {count(len(fields) - MOST_FIELDS, 'field')} more"] if len(fields) > MOST_FIELDS else []
+    return [*lines, *fields[:MOST_FIELDS], *more]
 
 
 def _names(key: str, names: Iterable[str]) -> list[str]:

@@ -57,12 +57,9 @@ def claimed(folder: ResultsPath, pack: PackPlan) -> Iterator[PackPlan | None]:
 def _taken(folder: ResultsPath, pack: PackPlan) -> set[str]:
     """The trials of a pack that belong to another one."""
     others = [claim for claim in claims_on(folder, {trial.id for trial in pack.recorded}) if claim.pack != pack.id]
-    belong = {name for name in {claim.pack for claim in others} if _holds(folder, name)}
-    return {trial for claim in others if claim.pack in belong for trial in claim.trials}
-
-
-def _holds(folder: ResultsPath, pack: str) -> bool:
-    return is_locked(lock_of(folder, pack)) or is_complete(folder.root, pack)
+    packs = {claim.pack for claim in others}
+    held = {name for name in packs if is_locked(lock_of(folder, name)) or is_complete(folder.root, name)}
+    return {trial for claim in others if claim.pack in held for trial in claim.trials}
 
 
 def claims_on(folder: ResultsPath, trials: Set[str]) -> list[Claim]:

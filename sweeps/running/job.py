@@ -125,10 +125,7 @@ class Elsewhere:
     pack: str
 
 
-@lru_cache(maxsize=4)
-def corpus_of(data: Data, context: int) -> Corpus:
-    """The corpus, read once a process."""
-    return load_corpus(data, context)
+corpus_of = lru_cache(maxsize=4)(load_corpus)  # read once a process
 
 
 def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
