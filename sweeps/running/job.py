@@ -30,6 +30,7 @@ from harness.basics.version import provenance
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
 from harness.model.precision import make_deterministic, pick_device
+from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.last_weights import write_weights
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
@@ -235,7 +236,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
             first.steps,
             first.model.depth,
             description,
-            _environment(device) | ({"processes": job.processes} if job.processes > 1 else {}),
+            _environment(device, job),
             job.run.telemetry.block,
             {
                 name: Signal(("trial", "step"), signal.units, signal.long_name)
@@ -351,7 +352,9 @@ def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
     (folder / PLAN).write(json.dumps({"trials": sorted(trials)}).encode())
 
 
-def _environment(device: torch.device) -> dict[str, str | int]:
+def _environment(device: torch.device, job: Job) -> dict[str, Any]:
+    """What decides the bits of a pack beside its configuration; `starts`: the SHA-256 of the files of `model.start`."""
+    starts = start_digests(job.pack.trials)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         **provenance(),
@@ -360,4 +363,6 @@ def _environment(device: torch.device) -> dict[str, str | int]:
         "device": str(device),
         "device_name": name,
         "threads": torch.get_num_threads(),
+        **({"processes": job.processes} if job.processes > 1 else {}),
+        **({"starts": starts} if starts else {}),
     }
