@@ -75,11 +75,8 @@ class Composer:
 
     def recipe(self, name: str = PLAIN) -> dict[str, Any]:
         """A recipe and what the study changes in it, as flat keys; no mitigation, no fault. Raises ConfigError."""
-        if name not in self._recipes:
-            self._recipes[name] = self._compose_recipe(name)
-        return self._recipes[name]
-
-    def _compose_recipe(self, name: str) -> dict[str, Any]:
+        if name in self._recipes:
+            return self._recipes[name]
         self._mitigations.difference("recipe", name)
         overrides = [f"study={self.study}", f"recipe={name}"]
         config = self.loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
@@ -99,6 +96,7 @@ class Composer:
                 else:
                     raise unknown_key(key, value, [*trial_fields(), *RUN_KEYS])
         problems.check()
+        self._recipes[name] = recipe
         return recipe
 
     def mitigation(self, name: str) -> Mapping[str, Any]:

@@ -352,7 +352,7 @@ def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
     (folder / PLAN).write(json.dumps({"trials": sorted(trials)}).encode())
 
 
-def _environment(device: torch.device, job: Job) -> dict[str, Any]:
+def _environment(device: torch.device, job: Job) -> dict[str, object]:
     """What decides the bits of a pack beside its configuration; `starts`: the SHA-256 of the files of `model.start`."""
     starts = start_digests(job.pack.trials)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()

@@ -32,7 +32,7 @@ from injectors import InjectableFault
 from injectors.value import Value
 from sweeps.compose.settings import Run
 from sweeps.planning.campaign import campaign_of, check_samples, envelope, widest_interval
-from sweeps.planning.limits import check_processes, check_results
+from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.plan_table import print_plan, say_counts
 from sweeps.planning.planner import PackPlan, Plan, make_plan
 from sweeps.running.claims import LOCKS, all_claims, lock_of
@@ -268,7 +268,9 @@ def _planned(
     with lacking.collect():
         executor = executor.fitting(plan.packs) if device == "cpu" else executor
     with lacking.collect():
-        check_results(plan, run.out, run.telemetry.block, run.keep)
+        check_disk(plan, run.out, run.keep)
+    with lacking.collect():
+        check_block(plan, run.telemetry.block)
     return plan, executor, lacking
 
 
