@@ -42,24 +42,30 @@ class CheckedFolder(ConfigSource):
     def _is_ours(self) -> bool:
         return self.provider == "main"
 
+    @property
+    def _nodes(self) -> dict[str, Any]:
+        """What there is beside files, all of it ours."""
+        from sweeps.compose.schemas import nodes
+
+        return nodes() if self._is_ours else {}
+
     def load_config(self, config_path: str) -> ConfigResult:
         from sweeps.compose import folders
         from sweeps.compose.places import GROUPS
-        from sweeps.compose.schemas import nodes
         from sweeps.compose.yaml_files import text_of, tree_of
 
         config_path = config_path.removesuffix(".yaml")
         group, _, name = config_path.rpartition("/")
-        if self._is_ours and config_path in nodes():
-            node = OmegaConf.structured(nodes()[config_path])
+        if config_path in self._nodes:
+            node = OmegaConf.structured(self._nodes[config_path])
             return ConfigResult(self.provider, self.full_path(), node, {"package": None})
         if group not in GROUPS:
             if not self.is_config(config_path):
                 raise ConfigLoadError(f"Config not found : {config_path}")
             text = text_of(self._file(config_path))
             tree, package = tree_of(self._file(config_path), text), dict(folders.header_of(text)).get("package")
-        elif found := folders.chain(group, name, Path(self.path)):
-            tree, package = found[0].composed, folders.PACKAGES[group]
+        elif files := folders.chain(group, name, Path(self.path)):
+            tree, package = files[0].composed, folders.PACKAGES[group]
         else:
             raise ConfigLoadError(f"Config not found : {config_path}")
         return ConfigResult(self.provider, self.full_path(), OmegaConf.create(tree), {"package": package})
@@ -71,17 +77,13 @@ class CheckedFolder(ConfigSource):
         return os.path.isdir(self.path)
 
     def is_config(self, config_path: str) -> bool:
-        from sweeps.compose.schemas import nodes
-
-        if self._is_ours and config_path.removesuffix(".yaml") in nodes():
+        if config_path.removesuffix(".yaml") in self._nodes:
             return True
         group = config_path.rpartition("/")[0]
         return (self._is_ours or (group != "" and self._is_seen(group))) and os.path.isfile(self._file(config_path))
 
     def is_group(self, config_path: str) -> bool:
-        from sweeps.compose.schemas import nodes
-
-        if self._is_ours and any(path.startswith(f"{config_path}/") for path in nodes()):
+        if any(path.startswith(f"{config_path}/") for path in self._nodes):
             return True
         return self._is_seen(config_path) and os.path.isdir(os.path.join(self.path, config_path))
 
@@ -92,10 +94,9 @@ class CheckedFolder(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
         from harness.config import ConfigError
-        from sweeps.compose.schemas import nodes
 
         prefix = f"{config_path}/" if config_path else ""
-        names = [f"{path.removeprefix(prefix)}.yaml" for path in nodes() if self._is_ours and path.startswith(prefix)]
+        names = [f"{path.removeprefix(prefix)}.yaml" for path in self._nodes if path.startswith(prefix)]
         try:
             names += os.listdir(os.path.join(self.path, config_path))
         except OSError as error:
@@ -105,8 +106,8 @@ class CheckedFolder(ConfigSource):
         files = {name.removesuffix(".yaml") for name in names if name.endswith(".yaml")}
         of_files = {name for name in files if self.is_config(f"{config_path}/{name}")}
         of_groups = {name for name in names if self.is_group(os.path.join(config_path, name))} - {"__pycache__"}
-        found = {ObjectType.CONFIG: of_files, ObjectType.GROUP: of_groups}
-        return sorted(of_files | of_groups if results_filter is None else found[results_filter])
+        by_type = {ObjectType.CONFIG: of_files, ObjectType.GROUP: of_groups}
+        return sorted(of_files | of_groups if results_filter is None else by_type[results_filter])
 
 
 class GridSweeper(Sweeper):
@@ -174,12 +175,12 @@ class PackLauncher(Launcher):
         problems = Problems()
         with problems.collect():
             composer = Composer(self.loader, study, asked)
-            found = trials(composer)
+            made = trials(composer)
         with problems.collect():
             run = run_from(study, OmegaConf.to_container(self.config))  # type: ignore[arg-type]
             executor = self.executor(run)
         problems.check()
-        return composer, run, executor, found
+        return composer, run, executor, made
 
     def executor(self, run: Any) -> Any:
         """What runs the packs."""
@@ -209,18 +210,6 @@ class LocalLauncher(PackLauncher):
         return LocalExecutor(workers)
 
 
-LEAST = {
-    "time": 1,
-    "cpus": 1,
-    "gpus": 0,
-    "gpus_per_task": 0,
-    "parallel": 1,
-    "minutes_per_job": 0,
-    "warning": 1,
-    "requeues": 0,
-}
-
-
 class SlurmLauncher(PackLauncher):
     """On Slurm, as array jobs."""
 
@@ -228,15 +217,10 @@ class SlurmLauncher(PackLauncher):
         self.options = options
 
     def executor(self, run: Any) -> Any:
-        from harness.config import ConfigError, Problems
+        from harness.config import Problems
         from sweeps.slurm.executor import SlurmExecutor
 
         problems = Problems()
-        for name, least in LEAST.items():
-            with problems.collect():
-                value = self.options[name]
-                if value is not None and value < least:
-                    raise ConfigError(f"hydra.launcher.{name}={value}: out of range; allowed: >= {least}")
         with problems.collect():
             SlurmExecutor.check_options(self.options)
         with problems.collect():

@@ -29,8 +29,8 @@ def is_run_by_name(package: str) -> bool:
 def python_path() -> str:
     """PYTHONPATH for Python processes that are to find the project and nothing in the current folder."""
     given = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    found = [path for path in given if not _is_current(path)]
-    return os.pathsep.join([PROJECT, *found] if _is_current(PROJECT) else found)
+    others = [path for path in given if not _is_current(path)]
+    return os.pathsep.join([PROJECT, *others] if _is_current(PROJECT) else others)
 
 
 def leave() -> None:

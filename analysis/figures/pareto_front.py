@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from analysis.figures.drawing import MARKERS, Drawing, style
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.search_cells import CROSSES, FAULTS, LINEAR_BELOW, colour_of, left_out, legend, shown_cells
+from analysis.figures.search_cells import CROSSES, LINEAR_BELOW, colour_of, left_out, legend, shown_cells
 from analysis.reading.searches import History, front
+from harness.config.names import WORST_FAULT
 
 MOST_NUMBERED = 8
 TELLING = 24  # pixels between two points whose numbers do not lie on each other
@@ -36,7 +37,7 @@ def pareto_front(results: Results) -> Drawing:
             panel.set(title=f"search={kind}", xlabel=cells[0].objectives[0], ylabel=cells[0].objectives[1])
         legend(figure, shown)
         figure.suptitle("Pareto front")
-    crosses = f" Crosses: {CROSSES[FAULTS]}." if FAULTS in shown else ""
+    crosses = f" Crosses: {CROSSES[WORST_FAULT]}." if WORST_FAULT in shown else ""
     words = f" Numbered: {'; '.join(numbered)}." if numbered else ""
     caption = (
         "Each point that was tried, by its two objectives; the line joins those that no other point of the cell beats "
@@ -49,11 +50,11 @@ def _draw_front(
     panel: Axes, history: History, colour: Any, marker: str, is_numbered: bool, numbered: list[str]
 ) -> None:
     points, best = history.points, front(history.points, history.directions)
-    good = points["is_good"].to_numpy() | (history.kind != FAULTS)
+    good = points["is_good"].to_numpy() | (history.kind != WORST_FAULT)
     x, y = points["objective 0"], points["objective 1"]
     panel.scatter(x[good], y[good], color=colour, marker=marker, s=26, alpha=0.5)
     panel.scatter(x[~good], y[~good], color=colour, marker="x", s=26, alpha=0.5)
-    if history.kind == FAULTS:
+    if history.kind == WORST_FAULT:
         panel.set_yscale("symlog", linthresh=LINEAR_BELOW)
     panel.plot(best["objective 0"], best["objective 1"], color=colour, linewidth=1.6, drawstyle="steps-post")
     panel.scatter(best["objective 0"], best["objective 1"], color=colour, marker=marker, s=48, edgecolor="k", zorder=4)

@@ -11,11 +11,11 @@ from matplotlib.lines import Line2D
 from analysis.figures.drawing import MARKERS, palette
 from analysis.reading.searches import History
 from harness.basics.printing import count
+from harness.config.names import MAX_STABLE_RATE, WORST_FAULT
 
 MOST_CELLS = 10
 LINEAR_BELOW = 1e-3  # nat/token; damage is drawn on a logarithmic axis above, and 0 is on it
-EDGE, FAULTS = "max_stable_lr", "worst_fault"
-CROSSES = {EDGE: "rates that are not stable", FAULTS: "faults that did not break the run"}
+CROSSES = {MAX_STABLE_RATE: "rates that are not stable", WORST_FAULT: "faults that did not break the run"}
 
 
 def shown_cells(histories: Sequence[History]) -> dict[str, list[History]]:

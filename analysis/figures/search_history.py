@@ -11,9 +11,10 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.figures.drawing import MARKERS, Drawing, style
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.search_cells import CROSSES, EDGE, FAULTS, LINEAR_BELOW, colour_of, left_out, legend, shown_cells
+from analysis.figures.search_cells import CROSSES, LINEAR_BELOW, colour_of, left_out, legend, shown_cells
 from analysis.reading.searches import History
 from harness.basics.printing import count
+from harness.config.names import MAX_STABLE_RATE, WORST_FAULT
 
 APART = 0.7  # of the distance between two points, over which cells are spread
 
@@ -42,14 +43,14 @@ def search_history(results: Results) -> Drawing:
     crosses = " and ".join(words for kind, words in CROSSES.items() if kind in shown)
     words = f"{count(points, 'point')} in {count(len(histories), 'cell')}, in the order in which they were asked for."
     crosses = f" Crosses: {crosses}." if crosses else ""
-    lines = " Lines are the largest stable rate so far." if EDGE in shown else ""
+    lines = " Lines are the largest stable rate so far." if MAX_STABLE_RATE in shown else ""
     return Drawing(figure, f"{words}{crosses}{lines}{left_out(histories)}")
 
 
 def _draw_history(panel: Axes, cells: Sequence[History], place: int) -> None:
     for position, history in enumerate(cells):
         colour, points = colour_of(cells, position), history.points
-        is_edge = history.kind == EDGE
+        is_edge = history.kind == MAX_STABLE_RATE
         # A rate that is not stable counts 0 for the search, and is drawn where it was tried.
         values = points["param optim.lr"] if is_edge else points[f"objective {place}"]
         good = points["is_good"].to_numpy()
@@ -61,10 +62,10 @@ def _draw_history(panel: Axes, cells: Sequence[History], place: int) -> None:
             best = np.maximum.accumulate(points["objective 0"].to_numpy())
             best = np.where(best > 0, best, np.nan)
             panel.plot(number, best, color=colour, drawstyle="steps-post", linewidth=1.4, alpha=0.8)
-    if cells[0].kind == EDGE:
+    if cells[0].kind == MAX_STABLE_RATE:
         panel.set_yscale("log")
-    elif cells[0].kind == FAULTS and place == 1:
+    elif cells[0].kind == WORST_FAULT and place == 1:
         panel.set_yscale("symlog", linthresh=LINEAR_BELOW)
-    label = "learning rate" if cells[0].kind == EDGE else cells[0].objectives[place]
+    label = "learning rate" if cells[0].kind == MAX_STABLE_RATE else cells[0].objectives[place]
     panel.set_ylabel(label.replace(": ", ":\n"))
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -18,8 +18,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from analysis.reading.groups import splitting
 from analysis.reading.twins import Trials, blocks, deviations, final_window, twin_curves, values_of
+from harness.config.names import LAST_BIT
 
-LAST_BIT = "last_bit"  # the fault whose trials measure the clean envelope
 # A further clean run leaves an envelope that is the largest of n with probability 1 / (n + 1): 11% for eight.
 FEWEST_TWINS = 8
 MOST_NAMED = 5  # recipes that a warning lists

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.envelope import LAST_BIT
 from analysis.measures.outcomes import NON_FINITE, OUTCOMES, outcomes_and_notes
 from analysis.reading.twins import Trials, blocks, deviations, twin_curves, values_of
 from harness.config import NO_FAULT
+from harness.config.names import LAST_BIT
 from harness.config.sites import Site
 
 

@@ -12,9 +12,9 @@ import pandas as pd
 import xarray as xr
 from scipy.special import ndtri, stdtrit
 
-from analysis.measures.envelope import LAST_BIT
 from analysis.measures.outcomes import OUTCOMES, outcomes
 from harness.config import NO_FAULT
+from harness.config.names import LAST_BIT
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000

@@ -20,7 +20,7 @@ from injectors import fault_types
 from sweeps.compose.about import About
 from sweeps.compose.choices import NONE
 from sweeps.compose.folders import read
-from sweeps.compose.places import check_folder, named, options, places
+from sweeps.compose.places import check_folder, named, options, place_of
 from sweeps.compose.yaml_files import text_of
 
 HEADINGS = {
@@ -60,11 +60,11 @@ def entries(group: str, folder: Path | None = None) -> list[Entry]:
 
     Raises ConfigError for what a file should not say of itself.
     """
-    found = []
+    listed = []
     for name in options(group, folder):
-        place = next((path for path in places(folder) if (path / group / f"{name}.yaml").is_file()), None)
-        found.append(Entry(group, name, _said_of_kind(name), None) if place is None else _entry(place, group, name))
-    return found
+        place = place_of(group, name, folder)
+        listed.append(Entry(group, name, _said_of_kind(name), None) if place is None else _entry(place, group, name))
+    return listed
 
 
 def _entry(place: Path, group: str, name: str) -> Entry:
@@ -78,15 +78,15 @@ def _entry(place: Path, group: str, name: str) -> Entry:
 
 def said_in(file: Path) -> str:
     """The comment at the head of a YAML file, as one line; the line that says its package is none."""
-    found: list[str] = []
+    comment: list[str] = []
     for line in text_of(file).splitlines():
-        words = line.strip()
-        if not words.startswith("#"):
-            if words or found:
+        text = line.strip()
+        if not text.startswith("#"):
+            if text or comment:
                 break
-        elif not _PACKAGE.match(words):
-            found.append(words.lstrip("#").strip())
-    return printable(" ".join(filter(None, found))) or f"(no comment at the head of {file})"
+        elif not _PACKAGE.match(text):
+            comment.append(text.lstrip("#").strip())
+    return printable(" ".join(filter(None, comment))) or f"(no comment at the head of {file})"
 
 
 def _said_of_kind(kind: str) -> str:
@@ -102,15 +102,15 @@ def _said_of_kind(kind: str) -> str:
 def print_catalogue(folder: Path | None, console: Console) -> None:
     """All of them: in columns on a terminal, else a line each however long it is."""
     listed = {group: entries(group, folder) for group in HEADINGS}
-    widest = max(len(entry.name) for found in listed.values() for entry in found)
-    for place, (group, found) in enumerate(listed.items()):
+    widest = max(len(entry.name) for members in listed.values() for entry in members)
+    for place, (group, members) in enumerate(listed.items()):
         if place:
             console.print()
         console.print(HEADINGS[group], soft_wrap=not console.is_terminal)
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(min_width=widest, no_wrap=True)
         table.add_column(overflow="fold")
-        for entry in found:
+        for entry in members:
             if console.is_terminal:
                 table.add_row(Text(entry.name), Text(entry.text))
             else:

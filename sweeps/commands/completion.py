@@ -11,7 +11,6 @@ from typing import Any
 
 from harness.basics.command_line import PROGRAM
 
-SHELLS = ("bash", "zsh", "fish")
 SCRIPTS = {
     "bash": f"""_stability_harness() {{
     local IFS=$'\\n'
@@ -40,30 +39,30 @@ complete --command {PROGRAM} --arguments '(_stability_harness)'
 def completed(line: str, commands: Collection[str], breaks: str = "") -> list[str]:
     """What the last word of a command line may become; without what stands before the last of `breaks` in it."""
     try:
-        *words, word = _words(line)
-        found = sorted(text for text in _candidates(words[1:], word, commands) if text.startswith(word))
+        *earlier, word = _split(line)
+        candidates = sorted(text for text in _candidates(earlier[1:], word, commands) if text.startswith(word))
     except Exception:  # a shell shows what is printed here in the middle of the line that is being typed
         return []
     begun = max((word.rfind(mark) for mark in breaks), default=-1) + 1
-    return [text[begun:] for text in found]
+    return [text[begun:] for text in candidates]
 
 
-def _words(line: str) -> list[str]:
+def _split(line: str) -> list[str]:
     """The words of a line as a shell reads them, the last one being typed: it may be empty, or have an open quote."""
     for end in ("", "'", '"'):
         try:
-            words = shlex.split(line + end)
+            parts = shlex.split(line + end)
         except ValueError:
             continue
-        return [*words, ""] if not end and line[-1:].isspace() else words
+        return [*parts, ""] if not end and line[-1:].isspace() else parts
     return [""]
 
 
-def _candidates(words: Sequence[str], word: str, commands: Collection[str]) -> list[str]:
+def _candidates(earlier: Sequence[str], word: str, commands: Collection[str]) -> list[str]:
     """`words` stand between the program and the word that is being typed."""
-    if not words:
+    if not earlier:
         return [f"{name} " for name in (*commands, "--help", "--version")]
-    name, *rest = words
+    name, *rest = earlier
     if word.startswith("-") and name != "sweep":
         return ["--help "]
     if name == "sweep":
@@ -73,11 +72,11 @@ def _candidates(words: Sequence[str], word: str, commands: Collection[str]) -> l
 
         return [f"{figure} " for figure in figure_names()]
     if name == "completion" and not rest:
-        return [f"{shell} " for shell in SHELLS]
+        return [f"{shell} " for shell in SCRIPTS]
     return []  # files, which the shell completes
 
 
-def _of_sweep(words: Sequence[str], word: str) -> list[str]:
+def _of_sweep(earlier: Sequence[str], word: str) -> list[str]:
     """Hydra's own completion; and that of the last of several values, such as `mitigation=none,qk_norm+z`."""
     if word.startswith("-"):
         return ["--cfg ", "--config-dir=", "--help ", "--info ", "--list ", "--multirun ", "--version "]
@@ -90,7 +89,7 @@ def _of_sweep(words: Sequence[str], word: str) -> list[str]:
     begun = max(values.rfind(","), values.rfind("+")) + 1
     # Of what stands before, only these change which keys there are; several of their values share them.
     chosen = dict(
-        text.split("=", 1) for text in words if text.startswith(("fault=", "recipe=", "study=", "search=", "hydra/"))
+        text.split("=", 1) for text in earlier if text.startswith(("fault=", "recipe=", "study=", "search=", "hydra/"))
     )
     given = [f"{group}={value.rpartition(',')[2]}" for group, value in chosen.items()]
     # Hydra's plugins of shells read the line there, and print; this one a word a line.
@@ -98,6 +97,6 @@ def _of_sweep(words: Sequence[str], word: str) -> list[str]:
     plugins: list[Any] = Plugins.instance().discover(CompletionPlugin)
     plugin = next(cls for cls in plugins if cls.provides() == "fish")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        plugin(config_loader(folder_of(words))).query(CONFIG_NAME)
-    found = printed.getvalue().splitlines()
-    return [f"{key}={values[:begun]}{text.partition('=')[2]}" for text in found] if begun else found
+        plugin(config_loader(folder_of(earlier))).query(CONFIG_NAME)
+    lines = printed.getvalue().splitlines()
+    return [f"{key}={values[:begun]}{text.partition('=')[2]}" for text in lines] if begun else lines

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.basics.command_line import PROGRAM, Parser
-from harness.basics.printing import say, warn_in_one_line
 from harness.basics.version import version_line
 from harness.config import ConfigError
-from harness.storage.results_folder import FolderLost
 from sweeps import current_folder
+from sweeps.commands.ending import ended
 
 
 @dataclass(frozen=True)
@@ -32,33 +30,20 @@ def main() -> int:
 
 def run(arguments: Sequence[str]) -> int:
     """What the words after `stability-harness` ask for. Returns the exit status: 2 with a line on what is wrong."""
-    name, *rest = arguments or ("",)
-    warn_in_one_line()
-    try:
-        if name in ("-h", "--help"):
-            print(_help())
-            return 0
-        if name == "--version":
-            print(version_line())
-            return 0
-        if name not in COMMANDS:
-            said = f"{name}: no such command" if name else "no command given"
-            raise ConfigError(f"{PROGRAM}: {said}; allowed: {', '.join(COMMANDS)}, --help, --version")
-        status = COMMANDS[name].run(rest) or 0
-        sys.stdout.flush()
-        return status
-    except ConfigError as error:
-        say(*(f"error: {reason}" for reason in error.reasons), file=sys.stderr)
-        return 2
-    except FolderLost as error:
-        say(f"error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return ended(lambda: _run(*arguments)) or 0
+
+
+def _run(name: str = "", *rest: str) -> int | None:
+    if name in ("-h", "--help"):
+        print(_help())
+    elif name == "--version":
+        print(version_line())
+    elif name in COMMANDS:
+        return COMMANDS[name].run(list(rest))
+    else:
+        said = f"{name}: no such command" if name else "no command given"
+        raise ConfigError(f"{PROGRAM}: {said}; allowed: {', '.join(COMMANDS)}, --help, --version")
+    return None
 
 
 def _help() -> str:
@@ -71,11 +56,11 @@ def _parser(name: str) -> Parser:
     return Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
 
 
-def _sweep(arguments: list[str]) -> None:
-    from sweeps.commands.sweep import main
+def _sweep(arguments: list[str]) -> int | None:
+    from sweeps.commands.sweep import command
 
     sys.argv = [PROGRAM, *arguments]  # where Hydra reads it
-    main()
+    return command(arguments)
 
 
 def _on_folder(name: str) -> Callable[[list[str]], int | None]:
@@ -115,9 +100,9 @@ def _analysis(name: str) -> Callable[[list[str]], int]:
 
 
 def _coordinate_check(arguments: list[str]) -> None:
-    from sweeps.commands.coordinate_check import main
+    from sweeps.commands.coordinate_check import check
 
-    main(arguments, f"{PROGRAM} coordinate-check")
+    check(arguments, f"{PROGRAM} coordinate-check")
 
 
 def _completion(arguments: list[str]) -> None:

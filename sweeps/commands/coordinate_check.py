@@ -31,7 +31,6 @@ from torch import Tensor
 from analysis.figures.drawing import PICTURES
 from harness.basics.command_line import Parser
 from harness.basics.memory import main_memory
-from harness.basics.printing import say
 from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial, checked
 from harness.config.fields import shown
 from harness.config.limits import DEEPEST, MOST_STEPS, WIDEST
@@ -40,6 +39,7 @@ from harness.optim.optimizers import OPTIMIZERS
 from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
+from sweeps.commands.ending import ended
 from sweeps.compose.settings import LARGEST_PACK
 from sweeps.planning.planner import check_weights
 
@@ -179,19 +179,19 @@ def _measure_pack(trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, obj
 def _activations(pack: Pack) -> dict[str, Tensor]:
     """Activations on a batch of held-out windows, [R, ...]; scores of the future, at -inf, are set to zero."""
     last_block = f"blocks.{pack.planned[0].model.depth - 1}."
-    found: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
 
     def read(tap: str, x: Tensor) -> None:
         name = tap.removeprefix(last_block)
         if name in ACTIVATIONS:
-            found[name] = torch.where(x == -math.inf, 0.0, x)
+            activations[name] = torch.where(x == -math.inf, 0.0, x)
 
     detach = pack.model.taps.attach("*", read)
     with torch.no_grad():
         starts = pack.objective.held_out(BATCH * CONTEXT).flatten()
         pack.objective.window_losses(pack.model, starts, slice(0, len(pack)))
     detach()
-    return found
+    return activations
 
 
 def _root_mean_square(x: Tensor) -> list[float]:
@@ -257,17 +257,15 @@ def _parser(program: str) -> argparse.ArgumentParser:
     return parser
 
 
-def main(arguments: Sequence[str] | None = None, program: str = "python -m sweeps.commands.coordinate_check") -> None:
-    """Measure, draw and print. Wrong input is a line on standard error, and exit status 2."""
-    try:
-        _run(_parser(program).parse_args(arguments))
-    except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+def main() -> None:
+    """`python -m sweeps.commands.coordinate_check`."""
+    if status := ended(lambda: check(sys.argv[1:], "python -m sweeps.commands.coordinate_check")):
+        sys.exit(status)
 
 
-def _run(options: argparse.Namespace) -> None:
-    """Raises ConfigError for what cannot be trained or drawn."""
+def check(arguments: Sequence[str], program: str) -> None:
+    """Measure, draw and print. Raises ConfigError for wrong input, and for what cannot be trained or drawn."""
+    options = _parser(program).parse_args(arguments)
     against = "depth" if options.depths else "width"
     sizes = options.depths or options.widths or list(WIDTHS)
     for parametrization in COMPARED[against]:

@@ -23,9 +23,12 @@ from hydra.core.plugins import Plugins
 from analysis.reading.open_sweep import open_sweep
 from harness.basics.printing import Terminal, count
 from harness.config import ConfigError, Problems
+from harness.storage.results_folder import FolderLost
 from sweeps.commands.status import status_of
 from sweeps.commands.sweep import explained, sweep
 from sweeps.compose.hydra_calls import resolvers_put_back
+
+__all__ = ["ConfigError", "FolderLost", "SweepFailed", "run"]
 
 _one_at_a_time = threading.Lock()
 
@@ -86,10 +89,10 @@ def _arguments(
             if text.replace(" ", "").lower() in ("plan=true", "plan=1", "plan=yes", "plan=on"):
                 raise ConfigError(f"{text}: trains nothing that could be opened; allowed: leave it out")
     problems.check()
-    words = [*texts, *([f"study={study}"] if study is not None else [])]
+    arguments = [*texts, *([f"study={study}"] if study is not None else [])]
     if out is not None:
-        words.append("out='{}'".format(str(out).replace("'", r"\'")))
-    return [*words, *([f"--config-dir={folder}"] if folder is not None else [])]
+        arguments.append("out='{}'".format(str(out).replace("'", r"\'")))
+    return [*arguments, *([f"--config-dir={folder}"] if folder is not None else [])]
 
 
 @contextlib.contextmanager

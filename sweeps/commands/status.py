@@ -19,7 +19,7 @@ from sweeps.running.claims import LOCK, LOCKS, lock_of
 from sweeps.running.job import ERRORS, PLAN, PROGRESS
 from sweeps.running.locks import is_locked
 from sweeps.running.progress_files import read_progress
-from sweeps.slurm.squeue import own_and_others, scancel, user_name, with_numbers
+from sweeps.slurm.squeue import ours_and_others, scancel, user_name, with_numbers
 from sweeps.slurm.submitted import submitted
 
 MOST_LINES = 20  # failed or lost packs that are listed
@@ -40,11 +40,6 @@ class Status:
     lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
     damaged: list[Unreadable] = field(default_factory=list)  # files that say nothing
 
-    def forget(self, pack: str) -> None:
-        """Whatever its process has left, it is in Slurm's queue."""
-        self.stopped.pop(pack, None)
-        self.lost.pop(pack, None)
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -59,39 +54,39 @@ def status_of(out: Path) -> Status:
     Raises ConfigError if there is no store, or if Slurm is needed and does not answer.
     """
     read_root(out)
-    found = Status(complete=complete_trials(out))
-    found.asked = _asked(out, found)
+    status = Status(complete=complete_trials(out))
+    status.asked = _asked(out, status)
     slurm = submitted(out)
-    found.damaged += slurm.damaged
-    found.failed = {file.stem: _last_line(file) for file in sorted((out / ERRORS).glob("*.txt"))}
+    status.damaged += slurm.damaged
+    status.failed = {file.stem: _last_line(file) for file in sorted((out / ERRORS).glob("*.txt"))}
     progress, damaged = read_progress(out / PROGRESS)
-    found.damaged += damaged.values()
+    status.damaged += damaged.values()
     for pack, values in progress.items():
-        words = f"step {values.steps} of {values.of}, {count(values.trials, 'trial')}"
+        how_far = f"step {values.steps} of {values.of}, {count(values.trials, 'trial')}"
         is_running = is_locked(lock_of(ResultsPath.at(out), pack))
-        (found.running if is_running else found.stopped if values.is_stopped else found.lost)[pack] = words
+        (status.running if is_running else status.stopped if values.is_stopped else status.lost)[pack] = how_far
     for pack, job in slurm.packs.items():
-        if pack not in found.running:
-            found.forget(pack)
+        if pack not in status.running:
+            for left in (status.stopped, status.lost):  # whatever its process has left
+                left.pop(pack, None)
             if job.state == "RUNNING":
-                found.running[pack] = f"Slurm job {job.number}, starting"
+                status.running[pack] = f"Slurm job {job.number}, starting"
             else:
-                found.queued[pack] = f"Slurm job {job.number}, {job.words}"
+                status.queued[pack] = f"Slurm job {job.number}, {job.description}"
     for job in slurm.unnamed:
-        found.queued[f"Slurm job {job.number}"] = f"{job.words}; what it trains cannot be read"
-    for pack in [pack for pack in found.lost if pack in found.failed]:
-        del found.lost[pack]
-    return found
+        status.queued[f"Slurm job {job.number}"] = f"{job.description}; what it trains cannot be read"
+    status.lost = {pack: how_far for pack, how_far in status.lost.items() if pack not in status.failed}
+    return status
 
 
-def _asked(out: Path, found: Status) -> set[str]:
+def _asked(out: Path, status: Status) -> set[str]:
     """What the last command that trained asked for; if that cannot be known, what the store holds."""
     try:
         return set(read_record(out / PLAN, Asked, MOST_PLAN).trials)
     except Missing:  # an older store
         pass
     except Unreadable as error:
-        found.damaged.append(error)
+        status.damaged.append(error)
     return {trial for pack in read_packs(out) for trial in pack.attributes["ids"]}
 
 
@@ -108,27 +103,24 @@ def _last_line(trace: Path) -> str:
 
 def print_status(out: Path, console: Console) -> int:
     """The counts, and a line for each pack that runs, waits, has failed or was lost. Returns the exit status, 0."""
-    found = status_of(out)
-    done = len(found.asked & found.complete)
-    console.print(f"{out}: {done} of {count(len(found.asked), 'trial')} done", soft_wrap=True)
+    status = status_of(out)
+    done = len(status.asked & status.complete)
+    console.print(f"{out}: {done} of {count(len(status.asked), 'trial')} done", soft_wrap=True)
     for name in ("running", "queued", "stopped", "failed", "lost"):
-        packs = getattr(found, name)
+        packs = getattr(status, name)
         console.print(f"{name}: {count(len(packs), 'pack')}")
-        for pack, words in list(packs.items())[:MOST_LINES]:
-            console.print(f"  {pack}  {words}", soft_wrap=True)
-        if len(packs) > MOST_LINES:
-            console.print(f"  and {len(packs) - MOST_LINES} more")
-    _print_damaged(found.damaged, console)
-    if found.failed or found.lost or (done < len(found.asked) and not found.running and not found.queued):
+        _print_some([f"  {pack}  {text}" for pack, text in packs.items()], console)
+    _print_some([f"left out: {error}" for error in status.damaged], console)
+    if status.failed or status.lost or (done < len(status.asked) and not status.running and not status.queued):
         console.print("the same command as before trains what is not done")
     return 0
 
 
-def _print_damaged(damaged: Sequence[Unreadable], console: Console) -> None:
-    for error in damaged[:MOST_LINES]:
-        console.print(f"left out: {error}", soft_wrap=True)
-    if len(damaged) > MOST_LINES:
-        console.print(f"  and {len(damaged) - MOST_LINES} more")
+def _print_some(lines: Sequence[str], console: Console) -> None:
+    for line in lines[:MOST_LINES]:
+        console.print(line, soft_wrap=True)
+    if len(lines) > MOST_LINES:
+        console.print(f"  and {len(lines) - MOST_LINES} more")
 
 
 def cancel(out: Path, console: Console) -> int:
@@ -138,12 +130,12 @@ def cancel(out: Path, console: Console) -> int:
     """
     read_root(out)
     noted = submitted(out)  # where a sweep was killed while it submitted, sbatch has ended then
-    own, others = own_and_others(out)
-    if own and (refusal := scancel(own)):
+    ours, others = ours_and_others(out)
+    if ours and (refusal := scancel(ours)):
         raise ConfigError(f"cancel {out}: scancel failed: {refusal}; allowed: a running Slurm")
-    console.print(f"cancelled {count(len(own), 'Slurm job')}; the same command as before goes on from here")
-    _print_damaged(noted.damaged, console)
-    doubted = noted.numbers - {job.number for job in (*own, *others)}
+    console.print(f"cancelled {count(len(ours), 'Slurm job')}; the same command as before goes on from here")
+    _print_some([f"left out: {error}" for error in noted.damaged], console)
+    doubted = noted.numbers - {job.number for job in (*ours, *others)}
     strangers = [job for job in with_numbers(doubted) if job.number in doubted]
     for job in others[:MOST_LINES]:
         owner = f"{user_name(job.user)} for {str(job.out)!r}"
@@ -152,7 +144,7 @@ def cancel(out: Path, console: Console) -> int:
         owner = f"{user_name(job.user)}, {job.name!r:.60},"
         console.print(f"Slurm job {job.number} of {owner} is not this sweep's: left alone", soft_wrap=True)
     held = [file for file in (ResultsPath.at(out) / LOCKS).entries() if file.name.endswith(LOCK) and is_locked(file)]
-    if held and not own:
+    if held and not ours:
         console.print(f"{count(len(held), 'pack')} in training by a command on a machine: Ctrl-C there ends it")
     return 1 if others else 0
 
@@ -162,8 +154,7 @@ def run(arguments: list[str], console: Console) -> int:
     name, *folders = arguments
     if len(folders) != 1:
         raise ConfigError(f"{' '.join(arguments)}: allowed: {name} and the folder of one sweep")
-    out = Path(folders[0].removeprefix("out="))
-    return ACTS[name](out, console)
+    return ACTS[name](Path(folders[0].removeprefix("out=")), console)
 
 
 ACTS: dict[str, Callable[[Path, Console], int]] = {"status": print_status, "cancel": cancel, "verify": verify}

@@ -12,12 +12,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.basics.printing import Terminal, say, warn_in_one_line
+from harness.basics.printing import Terminal
 from harness.basics.version import version_line
 from harness.config import ConfigError
-from harness.storage.results_folder import FolderLost
 from sweeps.commands import status
 from sweeps.commands.catalogue import folder_beside_list, is_list, print_catalogue
+from sweeps.commands.ending import ended
 from sweeps.compose.arguments import (
     check_command_line,
     check_flags,
@@ -34,8 +34,6 @@ from sweeps.compose.mitigations import in_parts
 from sweeps.compose.places import check_folder
 from sweeps.compose.settings import Run, run_from
 
-MOST_REASONS = 20
-
 
 @hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=CONFIG_NAME)
 def application(config: DictConfig) -> None:
@@ -44,31 +42,24 @@ def application(config: DictConfig) -> None:
 
 
 def main() -> None:
-    """Run a sweep. Wrong input is a line each on standard error, and exit status 2."""
-    warn_in_one_line()
-    arguments = sys.argv[1:]
-    try:
-        if "--version" in arguments:  # Hydra would name its own
-            print(version_line())
-            return
-        if arguments and arguments[0] in status.ACTS:
-            if failed := status.run(arguments, Terminal()):
-                sys.exit(failed)
-            return
-        arguments = with_homes(arguments)
-        if is_list(arguments):
-            print_catalogue(folder_beside_list(arguments), Terminal())
-            return
-        with explained(arguments):
-            sys.exit(answer(arguments) if question_of(options_of(arguments)) else sweep(arguments)[0])
-    except ConfigError as error:
-        refuse(error)
-    except FolderLost as error:
-        say(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    """`python -m sweeps`."""
+    if (status := ended(lambda: command(sys.argv[1:]))) is not None:
+        sys.exit(status)
+
+
+def command(arguments: list[str]) -> int | None:
+    """What the words after `stability-harness sweep` ask for. Returns the exit status. Raises ConfigError."""
+    if "--version" in arguments:  # Hydra would name its own
+        print(version_line())
+        return None
+    if arguments and arguments[0] in status.ACTS:
+        return status.run(arguments, Terminal()) or None
+    arguments = with_homes(arguments)
+    if is_list(arguments):
+        print_catalogue(folder_beside_list(arguments), Terminal())
+        return None
+    with explained(arguments):
+        return answer(arguments) if question_of(options_of(arguments)) else sweep(arguments)[0]
 
 
 @contextlib.contextmanager
@@ -115,16 +106,3 @@ def answer(arguments: Sequence[str]) -> int:
         raise
     except (ValueError, KeyError, RuntimeError) as error:  # how Hydra refuses flags that do not go together
         raise ConfigError(f"{' '.join(arguments)}: {error}; allowed: see --help") from None
-
-
-def refuse(error: ConfigError) -> None:
-    """Say what is wrong, and leave with status 2."""
-    for reason in error.reasons[:MOST_REASONS]:
-        say(f"error: {reason}", file=sys.stderr)
-    if len(error.reasons) > MOST_REASONS:
-        say(f"error: and {len(error.reasons) - MOST_REASONS} more like these", file=sys.stderr)
-    sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

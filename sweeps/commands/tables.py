@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.basics.command_line import PROGRAM
-from harness.config import ConfigError, Problems, shown
+from harness.config import Problems, shown
 from sweeps.commands.catalogue import Entry, entries
-from sweeps.commands.sweep import refuse
+from sweeps.commands.ending import ended
 from sweeps.compose.folders import leaves
 from sweeps.compose.hydra_calls import FOLDER
 
@@ -23,7 +23,8 @@ _PART = re.compile(r"^<!-- (mitigation|fault): ([^\n]*) -->$.*?^<!-- end -->$", 
 def with_tables(page: str) -> str:
     """The page with its marked parts as our files are now. Raises ConfigError for a file of which it has no part."""
     sections = [(part[1], part[2]) for part in _PART.finditer(page)]
-    ours = [entry for group in dict(sections) for entry in entries(group) if _is_ours(entry)]
+    all_entries = [entry for group in dict(sections) for entry in entries(group) if entry.name != "none"]
+    ours = [entry for entry in all_entries if entry.file is not None and entry.file.is_relative_to(FOLDER)]
     problems = Problems()
     for entry in ours:
         if (entry.group, entry.about.section) not in sections:
@@ -40,34 +41,27 @@ def with_tables(page: str) -> str:
     return _PART.sub(made, page)
 
 
-def _is_ours(entry: Entry) -> bool:
-    return entry.name != "none" and entry.file is not None and entry.file.is_relative_to(FOLDER)
-
-
-def _table(group: str, found: Sequence[Entry]) -> list[str]:
+def _table(group: str, listed: Sequence[Entry]) -> list[str]:
     lines = [f"| {group} | what it is | what it sets |", "|---|---|---|"]
-    for entry in found:
+    for entry in listed:
         said = f"{entry.text} {entry.about.note}." if entry.about.note else entry.text
         fields = ", ".join(f"`{'.'.join(path)}: {shown(value)}`" for path, value in leaves(entry.fields, "") if path)
         lines.append(f"| `{entry.name}` | {said} | {fields} |")
     return lines
 
 
-def _examples(found: Sequence[Entry]) -> list[str]:
+def _examples(listed: Sequence[Entry]) -> list[str]:
     """A command for each fault."""
-    faults = [entry for entry in found if entry.group == "fault"]
+    faults = [entry for entry in listed if entry.group == "fault"]
     lines = [f"{PROGRAM} sweep fault={entry.name} {entry.about.example}".rstrip() for entry in faults]
     return ["```", *lines, "```", ""] if lines else []
 
 
 def main(pages: Sequence[str]) -> None:
     """Write the tables of these pages anew."""
-    try:
-        for page in map(Path, pages):
-            page.write_text(with_tables(page.read_text()))
-    except ConfigError as error:
-        refuse(error)
+    for page in map(Path, pages):
+        page.write_text(with_tables(page.read_text()))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(ended(lambda: main(sys.argv[1:])))

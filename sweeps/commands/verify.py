@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.basics.printing import count
 from harness.storage.last_weights import damaged_weights
 from harness.storage.results_folder import ResultsPath
-from harness.storage.stored import CHECKSUM, STORE, DamagedStore, PackInfo, checksum_of, damage, pack_of, read_root
+from harness.storage.stored import CHECKSUM, STORE, DamagedStore, checksum_of, damage, pack_of, read_root
 from harness.storage.zarr_files import METADATA
 
 
@@ -20,37 +20,27 @@ def verify(out: Path, console: Console) -> int:
     Raises ConfigError if there is no store.
     """
     read_root(out)
-    packs = chunks = begun = damaged = 0
+    packs = chunks = begun = 0
+    damaged: list[str] = []
     for place in (ResultsPath.at(out) / STORE).entries():
         if place.name.startswith(".") or place.name == METADATA:
             continue
-        found: list[str] = []
         try:
             pack = pack_of(place)
-            found = wrong_in(pack)
+            damaged += [line for _, line in damage(pack)]
+            if pack.complete and pack.attributes.get(CHECKSUM) != checksum_of(pack.attributes):
+                damaged.append(f"{place / METADATA}: is damaged (its checksum is another)")
             packs, begun = packs + 1, begun + (not pack.complete)
             chunks += len(pack.arrays) * math.ceil(pack.attributes["steps_done"] / pack.block)
         except FileNotFoundError:
-            found = [f"{place / METADATA}: is missing"]
+            damaged.append(f"{place / METADATA}: is missing")
         except DamagedStore as error:
-            found = [str(error)]
-        for line in found:
-            console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
-        damaged += len(found)
-    weights = damaged_weights(out)
-    for line in weights:
+            damaged.append(str(error))
+    damaged += damaged_weights(out)
+    for line in damaged:
         console.print(f"damaged: {line}", highlight=False, soft_wrap=True)
-    damaged += len(weights)
     unfinished = f" ({begun} not finished)" if begun else ""
-    words = f"{out}: {count(packs, 'pack')}{unfinished}, {count(chunks, 'chunk')}"
-    verdict = f"{count(damaged, 'damaged file')}" if damaged else "every file is as it was written"
-    console.print(f"{words}: {verdict}", highlight=False, soft_wrap=True)
+    counts = f"{out}: {count(packs, 'pack')}{unfinished}, {count(chunks, 'chunk')}"
+    verdict = count(len(damaged), "damaged file") if damaged else "every file is as it was written"
+    console.print(f"{counts}: {verdict}", highlight=False, soft_wrap=True)
     return 1 if damaged else 0
-
-
-def wrong_in(pack: PackInfo) -> list[str]:
-    """What is wrong with a pack whose metadata can be read, a line for each file."""
-    found = [words for _, words in damage(pack)]
-    if pack.complete and pack.attributes.get(CHECKSUM) != checksum_of(pack.attributes):
-        found.append(f"{pack.place / METADATA}: is damaged (its checksum is another)")
-    return found

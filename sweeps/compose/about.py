@@ -23,7 +23,7 @@ KEYS = {
 STRIKES = ("inf", "nan")  # an element of a gradient that a mitigation may survive
 
 
-def _words(help: str) -> str:
+def _text(help: str) -> str:
     return anything(STRUCTURAL, "", help)
 
 
@@ -31,19 +31,19 @@ def _words(help: str) -> str:
 class About:
     """`about.*`; users' own files may leave out any of it."""
 
-    text: str = _words("one sentence, without its full stop")
-    paper: str = _words("its source")
-    section: str = _words("the heading in docs below which it has a row of a table")
-    note: str = _words("more sentences of that row")
-    example: str = _words("what follows `stability-harness sweep fault=NAME` there")
+    text: str = _text("one sentence, without its full stop")
+    paper: str = _text("its source")
+    section: str = _text("the heading in docs below which it has a row of a table")
+    note: str = _text("more sentences of that row")
+    example: str = _text("what follows `stability-harness sweep fault=NAME` there")
     # What tests/sweeps/test_mitigations.py asks of every mitigation:
     neutral: Mapping[str, Any] = field(default_factory=dict)  # fields with which it is the recipe bit for bit
-    not_neutral: str = _words("why there are none")
+    not_neutral: str = _text("why there are none")
     beside: Mapping[str, Any] = field(default_factory=dict)  # fields that both have in that comparison
     rate: float | None = number(STRUCTURAL, None, "for a small model, where AdamW's is of no use", above=0)
-    slow: str = _words("why it does not act in the first steps")
+    slow: str = _text("why it does not act in the first steps")
     survives: Mapping[str, str] = field(default_factory=dict)  # of `STRIKES`: why the trial goes on
-    breaks: str = _words("why a gradient a million times too large ends a trial")
+    breaks: str = _text("why a gradient a million times too large ends a trial")
 
     @property
     def said(self) -> str:
@@ -54,7 +54,7 @@ class About:
 def about_of(group: str, tree: Any) -> About:
     """What a file of a group has under `about`. Raises ConfigError with all that is wrong with it."""
     known, problems = [f"about.{key}" for key in KEYS[group]], Problems()
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if not isinstance(tree, dict):
         raise ConfigError(f"about={shown(tree)}: a section, and no key; allowed: {', '.join(known)}")
     for name, value in tree.items():
@@ -62,9 +62,9 @@ def about_of(group: str, tree: Any) -> About:
             if name not in KEYS[group]:
                 raise unknown_key(f"about.{name}", shown(value), known)
             is_mapping = name in ("neutral", "beside", "survives")
-            found[name] = _mapping(name, value) if is_mapping else checked(f"about.{name}", About, name, value)
+            values[name] = _mapping(name, value) if is_mapping else checked(f"about.{name}", About, name, value)
     problems.check()
-    return About(**found)
+    return About(**values)
 
 
 def _mapping(name: str, values: Any) -> Mapping[str, Any]:

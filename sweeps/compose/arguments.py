@@ -166,8 +166,8 @@ def question_of(options: argparse.Namespace) -> list[str]:
         return []
     switches = [name for name in ("help", "hydra_help", "resolve", "shell_completion") if getattr(options, name)]
     values = {name: getattr(options, name) for name in ("cfg", "info", "package")}
-    words = [*switches, *(f"{name}={value}" for name, value in values.items() if value is not None)]
-    return [f"--{word.replace('_', '-', 1)}" for word in words]
+    flags = [*switches, *(f"{name}={value}" for name, value in values.items() if value is not None)]
+    return [f"--{word.replace('_', '-', 1)}" for word in flags]
 
 
 def folder_of(arguments: Sequence[str]) -> Path | None:
@@ -231,36 +231,30 @@ def check_composed(config: DictConfig) -> None:
     Hydra imports and calls what a `_target_` names, and what its logging sections name, before any plugin runs.
     Raises ConfigError.
     """
-    problems = Problems()
-    hydra, choices = config.hydra, config.hydra.runtime.choices
+    problems, choices = Problems(), config.hydra.runtime.choices
+    launcher, sweeper, mode = choices["hydra/launcher"], choices["hydra/sweeper"], config.hydra.mode
     values = OmegaConf.to_container(config, resolve=False)
     with problems.collect():
-        if choices["hydra/launcher"] not in LAUNCHERS:
-            name = choices["hydra/launcher"]
-            raise ConfigError(f"hydra/launcher={name}: trains no packs; allowed: {', '.join(LAUNCHERS)}")
-        _check_target("hydra.launcher", hydra.launcher, LAUNCHERS[choices["hydra/launcher"]])
+        if launcher not in LAUNCHERS:
+            raise ConfigError(f"hydra/launcher={launcher}: trains no packs; allowed: {', '.join(LAUNCHERS)}")
     with problems.collect():
-        if choices["hydra/sweeper"] != "grid":
-            raise ConfigError(f"hydra/sweeper={choices['hydra/sweeper']}: plans no packs; allowed: grid")
-        _check_target("hydra.sweeper", hydra.sweeper, settings.GridOptions)
+        if sweeper != "grid":
+            raise ConfigError(f"hydra/sweeper={sweeper}: plans no packs; allowed: grid")
     with problems.collect():
-        if hydra.mode is not None and hydra.mode.name != "MULTIRUN":
-            raise ConfigError(f"hydra.mode={hydra.mode.name}: every call is a sweep; allowed: MULTIRUN")
+        if mode is not None and mode.name != "MULTIRUN":
+            raise ConfigError(f"hydra.mode={mode.name}: every call is a sweep; allowed: MULTIRUN")
     for name in ("hydra_logging", "job_logging"):
         with problems.collect():
             if values["hydra"][name] != SILENT_LOGGING:  # type: ignore[call-overload, index]
                 raise ConfigError(f"hydra.{name}: not the silent one of this program; allowed: leave it out")
-    for key, value in _targets(values):
+    kinds = {"launcher": LAUNCHERS.get(launcher, settings.LocalOptions), "sweeper": settings.GridOptions}
+    ours = {f"hydra.{part}._target_": vars(kind())["_target_"] for part, kind in kinds.items()}
+    for key, value in {**dict.fromkeys(ours), **dict(_targets(values))}.items():
         with problems.collect():
-            if key not in ("hydra.launcher._target_", "hydra.sweeper._target_"):
-                raise ConfigError(f"{key}={value}: would be imported and called; allowed: no _target_")
+            if key not in ours or (value != ours[key] and launcher in LAUNCHERS and sweeper == "grid"):
+                allowed = ours.get(key, "no _target_")
+                raise ConfigError(f"{key}={value}: would be imported and called; allowed: {allowed}")
     problems.check()
-
-
-def _check_target(key: str, node: DictConfig, options: type) -> None:
-    expected = vars(options())["_target_"]
-    if node.get("_target_") != expected:
-        raise ConfigError(f"{key}._target_={node.get('_target_')}: would be imported and called; allowed: {expected}")
 
 
 def _targets(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -269,7 +263,7 @@ def _targets(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if not isinstance(tree, dict):
         return []
     here = [(f"{prefix}{key}", value) for key, value in tree.items() if key == "_target_"]
-    return here + [found for key, value in tree.items() for found in _targets(value, f"{prefix}{key}.")]
+    return here + [target for key, value in tree.items() for target in _targets(value, f"{prefix}{key}.")]
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:

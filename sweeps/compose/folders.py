@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from harness.config import ConfigError, Problems, sections
 from sweeps.compose import settings
 from sweeps.compose.about import About, about_of
-from sweeps.compose.places import places
+from sweeps.compose.places import place_of
 from sweeps.compose.yaml_files import LARGEST, has_control, short, text_of, told_of, tree_of
 
 PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
@@ -107,12 +106,12 @@ def _check_package(where: str, group: str, text: str) -> None:
 def header_of(text: str) -> Iterator[tuple[str, str]]:
     """The lines `# @KEY VALUE` at the head of a file, by which it says its package to Hydra."""
     for line in filter(None, map(str.strip, text.splitlines())):
-        if not (found := re.match(r"#\s*@(\S*)\s*(.*)", line)):
+        if not (match := re.match(r"#\s*@(\S*)\s*(.*)", line)):
             return
-        yield found[1], found[2]
+        yield match[1], match[2]
 
 
-def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
+def _check_leaf(where: str, path: tuple[str, ...], value: Any) -> None:
     """Raises ConfigError for a value that is none by itself, or whose key is one of Hydra's."""
     key = ".".join(path)
     given = f"{where}: {key}={short(value)}"
@@ -129,16 +128,10 @@ def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
             raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif type(value) is int and abs(value) > LARGEST:
         raise ConfigError(f"{given}: beyond 64 bits; allowed: {-LARGEST} to {LARGEST}")
-    elif value == {} and path and list(path) not in _sections():
+    elif value == {} and path and path not in {(name,) for name in (*sections(), *settings.PARTS)}:
         raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif value != {} and not isinstance(value, bool | int | float | None):
         raise ConfigError(f"{given}: wrong type ({type(value).__name__}); allowed: one number or word")
-
-
-@cache
-def _sections() -> list[list[str]]:
-    """The keys that have others below them, of which a file may say nothing."""
-    return [[name] for name in (*sections(), *settings.PARTS)]
 
 
 def _with_defaults(content: Content, where: str, group: str, defaults: Any) -> Content:
@@ -245,15 +238,14 @@ def launch_of(name: str, folder: Path | None) -> tuple[str | None, dict[str, Any
 
 def chain(group: str, name: str, folder: Path | None) -> list[Content]:
     """A file and those that it builds on, as far as they are files. Raises ConfigError if that never ends."""
-    found: dict[str, Content] = {}
+    contents: dict[str, Content] = {}
     base: str | None = name
     while base is not None:
-        place = next((path for path in places(folder) if (path / group / f"{base}.yaml").is_file()), None)
-        if place is None:
+        if (place := place_of(group, base, folder)) is None:
             break  # a kind of fault, or Hydra will say that there is none
-        if base in found or len(found) == MOST_BASES:
-            names = " -> ".join((*found, base))
+        if base in contents or len(contents) == MOST_BASES:
+            names = " -> ".join((*contents, base))
             raise ConfigError(f"{group}={name}: builds on {names}; allowed: at most {MOST_BASES}, and not on itself")
-        found[base] = read(place, group, base)
-        base = found[base].base
-    return list(found.values())
+        contents[base] = read(place, group, base)
+        base = contents[base].base
+    return list(contents.values())

@@ -6,26 +6,20 @@ Stock Hydra composes and checks a job in 170 ms. Here a job costs a few dictiona
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from harness.basics.printing import count
-from harness.config import (
-    IDENTITY,
-    NO_FAULT,
-    ConfigError,
-    Fault,
-    Problems,
-    Trial,
-    checked,
-    field_types,
-    sections,
-)
+from harness.config import IDENTITY, NO_FAULT, ConfigError, Fault, Problems, Trial, checked, field_types, sections
+from harness.config.names import LAST_BIT
+from harness.model.branches import BRANCHES
+from harness.model.branches.block import Options as Block
+from harness.objectives.table import OBJECTIVES
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.acts import idle_parts
 from harness.training.contradictions import check_trial
@@ -39,11 +33,21 @@ from sweeps.compose.places import options
 from sweeps.compose.schemas import fault_schemas, schema
 from sweeps.compose.yaml_files import told_of
 
+CHOSEN: dict[str, tuple[Container[str], Sequence[str]]] = {
+    "optimizer": (OPTIMIZERS, ["optim.name"]),
+    "branch": (BRANCHES, [f"block.{place}" for place in field_types(Block)]),
+    "objective": (OBJECTIVES, ["objective.name"]),
+}
+"""Parts that a trial chooses by name, each with a section of that name if it has options; and the keys that choose."""
 
-def _is_idle(key: str, optimizer: str) -> bool:
-    """Whether the key, or the section, belongs to an optimizer that is not the one in use."""
-    section = key.partition(".")[0]
-    return section in OPTIMIZERS and section != optimizer
+
+def _why_idle(section: str, values: Mapping[str, Any]) -> str:
+    """Why the fields of a section reach nothing: it is that of a part which is not chosen. Empty if they do."""
+    for parts, keys in CHOSEN.values():
+        if section in parts and section not in [values[key] for key in keys]:
+            names = " and ".join(f"{key}={values[key]}" for key in keys)
+            return f"{names} {'has' if len(keys) == 1 else 'have'} no such field"
+    return ""
 
 
 @dataclass
@@ -65,24 +69,17 @@ class Composer:
     _overruled: dict[str, str] = field(default_factory=dict)
     _idle: dict[str, bool] = field(default_factory=dict)
 
-    def _compose(self, *overrides: str) -> DictConfig:
-        return self.loader.load_configuration(
-            CONFIG_NAME, [f"study={self.study}", *overrides], run_mode=RunMode.MULTIRUN
-        )
-
     def __post_init__(self) -> None:
         self._mitigations = Mitigations(self.loader)
         self.recipe()
 
     def recipe(self, name: str = PLAIN) -> dict[str, Any]:
         """A recipe and what the study changes in it, as flat keys; no mitigation, no fault. Raises ConfigError."""
-        if name not in self._recipes:
-            self._recipes[name] = self._compose_recipe(name)
-        return self._recipes[name]
-
-    def _compose_recipe(self, name: str) -> dict[str, Any]:
+        if name in self._recipes:
+            return self._recipes[name]
         self._mitigations.difference("recipe", name)
-        config = self._compose(f"recipe={name}")
+        overrides = [f"study={self.study}", f"recipe={name}"]
+        config = self.loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
         recipe, problems = {}, Problems()
         for group, usual in (("recipe", name), ("mitigation", NONE), ("fault", NONE)):
             if config.hydra.runtime.choices.get(group) != usual:
@@ -99,6 +96,7 @@ class Composer:
                 else:
                     raise unknown_key(key, value, [*trial_fields(), *RUN_KEYS])
         problems.check()
+        self._recipes[name] = recipe
         return recipe
 
     def mitigation(self, name: str) -> Mapping[str, Any]:
@@ -117,15 +115,15 @@ class Composer:
             with told_of(f"fault={name}"):
                 if kind not in kinds:
                     raise ConfigError(f"kind={kind}: unknown kind of fault; allowed: {', '.join(sorted(kinds))}")
-                own = field_types(kinds[kind]) if kind != "none" else dict.fromkeys(IDENTITY, (str, False))
+                known = field_types(kinds[kind]) if kind != "none" else dict.fromkeys(IDENTITY, (str, False))
                 for key, value in values.items():
-                    if key not in own and value is not None:
-                        raise unknown_key(key, value, own)
-            found = {key: value for key, value in values.items() if key in own}
+                    if key not in known and value is not None:
+                        raise unknown_key(key, value, known)
+            preset = {key: value for key, value in values.items() if key in known}
             # A file that does not build on its kind (`defaults: [kind]`) leaves all that it does not say null.
-            if any(value is None and key not in IDENTITY and not own[key][1] for key, value in found.items()):
-                found = {key: value for key, value in found.items() if value is not None}
-            self._presets[name] = found
+            if any(value is None and key not in IDENTITY and not known[key][1] for key, value in preset.items()):
+                preset = {key: value for key, value in preset.items() if value is not None}
+            self._presets[name] = preset
         return self._presets[name]
 
     def _fault_composed(self, name: str) -> dict[str, Any]:
@@ -137,11 +135,11 @@ class Composer:
         base = files[-1].base if files else name
         if base is not None and base not in (schemas := fault_schemas()):
             raise unknown_option("fault", base, options("fault", own_folder(self.loader)))
-        found = schemas[base] if base is not None else {}
+        fields = schemas[base] if base is not None else {}
         for content in reversed(files):
             is_before = content.defaults[:1] == ["_self_"]  # what it builds on has the last word
-            found = {**content.fields, **found} if is_before else {**found, **content.fields}
-        return schema()["fault"] | found
+            fields = {**content.fields, **fields} if is_before else {**fields, **content.fields}
+        return schema()["fault"] | fields
 
     def trial(self, overrides: Sequence[str]) -> Trial:
         """The trial that a list of overrides describes. Raises ConfigError with everything that is wrong with it."""
@@ -162,14 +160,14 @@ class Composer:
         for key, value in given.items():
             if key in values:
                 values[key] = value
-        optimizer = (values | mitigation.fields)["optim.name"]
+        mitigated = values | mitigation.fields
         for key, value in given.items():
             if key in mitigation.fields:
-                self._note(key, value, False, f"mitigation={mitigation.name} sets it")
+                self._note(key, value, f"mitigation={mitigation.name} sets it")
             elif key in values:
-                self._note(key, value, not _is_idle(key, optimizer), f"optim.name={optimizer} has no such field")
+                self._note(key, value, _why_idle(key.partition(".")[0], mitigated))
         problems.check()
-        trial = self._made(values | mitigation.fields, fault, recipe, mitigation.name)
+        trial = self._made(mitigated, fault, recipe, mitigation.name)
         if reasons := self._reasons(trial):
             # What is wrong without the mitigation too is not its fault.
             others = self._reasons(self._made(values, fault, recipe, NONE))
@@ -179,10 +177,7 @@ class Composer:
         return trial
 
     def _made(self, values: Mapping[str, Any], fault: Fault, recipe: str, mitigation: str) -> Trial:
-        optimizer = values["optim.name"]
-        parts = {
-            part: self._part(part, cls, values) for part, cls in sections().items() if not _is_idle(part, optimizer)
-        }
+        parts = {part: self._part(part, cls, values) for part, cls in sections().items() if not _why_idle(part, values)}
         return Trial.of(parts, fault=fault, recipe=recipe, mitigation=mitigation, seed=values["seed"])
 
     def _reasons(self, trial: Trial) -> Sequence[str]:
@@ -199,14 +194,14 @@ class Composer:
         """The fault of that name with the given `fault.*` fields that it has."""
         preset = self.preset(name)
         cls: type = fault_types()[preset["kind"]]
-        own = field_types(cls) if cls is not Fault else {}
+        known = field_types(cls) if cls is not Fault else {}
         fields = dict(preset)
         for key, value in given.items():
             section, _, field_name = key.partition(".")
             if section == "fault":
-                self._note(key, value, field_name in own, f"fault={name} has no such field")
+                self._note(key, value, "" if field_name in known else f"fault={name} has no such field")
                 is_settled = field_name in getattr(cls, "settles", ()) and key not in self.required
-                if field_name in own and not is_settled:
+                if field_name in known and not is_settled:
                     fields[field_name] = value
         made = (name, *map(repr, fields.values()))
         if made not in self._faults:
@@ -227,15 +222,16 @@ class Composer:
             self._parts[part, fields] = cls(*fields)
         return self._parts[part, fields]
 
-    def _note(self, key: str, value: Any, used: bool, why: str) -> None:
-        if used:
+    def _note(self, key: str, value: Any, why_idle: str) -> None:
+        """A value of the overrides reaches a trial, or does not, for a reason."""
+        if not why_idle:
             self._reached.add(key)
         elif key in self.required:
             section = key.partition(".")[0]
-            other = "fault" if section == "fault" else "optimizer" if section in OPTIMIZERS else "mitigation"
-            self._overruled[key] = (
-                f"{key}={value}: reaches no trial, because {why}; allowed: leave it out, or another {other}"
-            )
+            usual = "fault" if section == "fault" else "mitigation"
+            other = next((kind for kind, (parts, _) in CHOSEN.items() if section in parts), usual)
+            reason = f"reaches no trial, because {why_idle}"
+            self._overruled[key] = f"{key}={value}: {reason}; allowed: leave it out, or another {other}"
 
     def trials(self, jobs: Sequence[Sequence[str]]) -> list[Trial]:
         """The trials of all jobs, equal ones once, in order; a campaign is one trial, see `campaigns`.
@@ -243,31 +239,31 @@ class Composer:
         Raises ConfigError, also for a value that no trial uses: a fault's field without such a fault, or a field that
         the mitigation sets in every trial.
         """
-        found: dict[str, Trial] = {}
+        trials: dict[str, Trial] = {}
         problems = Problems()
         for job in jobs:
             with problems.collect():
                 trial = self.trial(job)
-                found.setdefault(trial.id, trial)
+                trials.setdefault(trial.id, trial)
         problems.reasons |= {reason: None for key, reason in self._overruled.items() if key not in self._reached}
         problems.check()
-        return list(found.values())
+        return list(trials.values())
 
     def notices(self, trials: Sequence[Trial], idle: str = "warn") -> list[str]:
         """A line for each mitigation that changed nothing in any trial made so far, and each part idle in `trials`.
 
         Raises ConfigError with all of them where `idle` is "refuse".
         """
-        names = sorted(name for name, idle in self._idle.items() if idle and name != NONE)
-        found = [f"mitigation={name}: sets nothing that the recipe does not have already" for name in names]
-        numbers = Counter((trial.mitigation, words) for trial in trials for words in idle_parts(trial).values())
-        for (name, words), number in sorted(numbers.items()):
+        names = sorted(name for name, is_idle in self._idle.items() if is_idle and name != NONE)
+        lines = [f"mitigation={name}: sets nothing that the recipe does not have already" for name in names]
+        numbers = Counter((trial.mitigation, reason) for trial in trials for reason in idle_parts(trial).values())
+        for (name, reason), number in sorted(numbers.items()):
             where = "" if name == NONE else f"mitigation={name}: "
-            found.append(f"{where}{words} ({count(number, 'trial')})")
-        if found and idle == "refuse":
-            raise ConfigError(*(f"{words}; allowed: trials in which it acts, or idle=warn" for words in found))
-        return found
+            lines.append(f"{where}{reason} ({count(number, 'trial')})")
+        if lines and idle == "refuse":
+            raise ConfigError(*(f"{line}; allowed: trials in which it acts, or idle=warn" for line in lines))
+        return lines
 
     def last_bit(self) -> Fault:
         """The fault from which the clean envelope is made."""
-        return self._fault("last_bit", {})
+        return self._fault(LAST_BIT, {})

@@ -18,14 +18,13 @@ def quoted(override: str) -> str:
     key, _, value = override.partition("=")
     if key.startswith("-") or "'" in value or '"' in value:
         return override
-    return f"{key}{_HOME.sub(lambda found: repr(found[0]), override.removeprefix(key))}"
+    return f"{key}{_HOME.sub(lambda match: repr(match[0]), override.removeprefix(key))}"
 
 
 def with_homes(arguments: Sequence[str]) -> list[str]:
     """A command line as Hydra can read it, whose flags name folders in full."""
-    found = []
-    for text in arguments:
-        key, is_given, value = text.partition("=")
-        is_flag = key.startswith("--") and is_given
-        found.append(f"{key}={os.path.expanduser(value)}" if is_flag else quoted(text))
-    return found
+    parts = [(text, *text.partition("=")) for text in arguments]
+    return [
+        f"{key}={os.path.expanduser(value)}" if key.startswith("--") and is_given else quoted(text)
+        for text, key, is_given, value in parts
+    ]

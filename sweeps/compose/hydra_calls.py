@@ -52,10 +52,10 @@ def calling(call: Call) -> Iterator[None]:
         GlobalHydra.instance().hydra = before
 
 
-def run(application: Callable[[], None], words: Sequence[str], call: Call) -> int:
+def run(application: Callable[[], None], arguments: Sequence[str], call: Call) -> int:
     """Have a function under `hydra.main` act on a command line. Returns the exit status, and raises as Hydra does."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints errors and exits itself
-    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
     try:
         with calling(call):
             application()

@@ -84,36 +84,36 @@ def in_parts(overrides: Sequence[str], folder: Path | None) -> list[str]:
 
     Raises ConfigError for a combination that cannot be had.
     """
-    found = list(overrides)
+    composed = list(overrides)
     for place, text in enumerate(overrides):
         if combination(text) is not None:
             chosen = Mitigations(config_loader(folder)).choose(assignment(text)[1])
             names = ",".join(f"'{part}'" for part in chosen.name.split("+"))
-            found[place] = f"mitigation=[{names}]"
-    return found
+            composed[place] = f"mitigation=[{names}]"
+    return composed
 
 
 def _union(name: str, differences: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """All fields of several mitigations. Raises ConfigError for a field on which they disagree."""
-    found: dict[str, dict[str, Any]] = {}
+    by_key: dict[str, dict[str, Any]] = {}
     for part, difference in differences.items():
         for key, value in difference.items():
-            found.setdefault(key, {})[part] = value
+            by_key.setdefault(key, {})[part] = value
     problems = Problems()
-    for key, values in found.items():
+    for key, values in by_key.items():
         if any(value != next(iter(values.values())) for value in values.values()):
-            words = ", ".join(f"{shown(value)} in {part}" for part, value in values.items())
-            problems.reasons[f"mitigation={name}: {key} is {words}; allowed: parts that agree on it"] = None
+            given = ", ".join(f"{shown(value)} in {part}" for part, value in values.items())
+            problems.reasons[f"mitigation={name}: {key} is {given}; allowed: parts that agree on it"] = None
     problems.check()
-    return {key: next(iter(values.values())) for key, values in found.items()}
+    return {key: next(iter(values.values())) for key, values in by_key.items()}
 
 
 def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves of a nested mapping, by their keys joined with dots."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
+            leaves |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            leaves[f"{prefix}{key}"] = value
+    return leaves

@@ -46,20 +46,20 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 @cache
 def trial_fields() -> dict[str, tuple[type, str]]:
     """key -> (dataclass, field), for every key of a trial but those of its fault."""
-    found = {f"{part}.{name}": (cls, name) for part, cls in sections().items() for name in field_types(cls)}
-    return {**found, "seed": (Trial, "seed")}
+    fields = {f"{part}.{name}": (cls, name) for part, cls in sections().items() for name in field_types(cls)}
+    return {**fields, "seed": (Trial, "seed")}
 
 
 @cache
 def fault_fields() -> dict[str, tuple[type, ...]]:
     """key -> the kinds of fault that have this field."""
-    found: dict[str, tuple[type, ...]] = {}
+    kinds_with: dict[str, tuple[type, ...]] = {}
     kinds: Mapping[str, type] = fault_types()
     for kind, cls in kinds.items():
         for name in field_types(cls) if kind != "none" else ():
             if name not in IDENTITY:
-                found[f"fault.{name}"] = (*found.get(f"fault.{name}", ()), cls)
-    return found
+                kinds_with[f"fault.{name}"] = (*kinds_with.get(f"fault.{name}", ()), cls)
+    return kinds_with
 
 
 @cache
@@ -87,9 +87,8 @@ def parse(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(quoted(text))
     except (ValueError, ArithmeticError):
-        raise ConfigError(
-            f"{_start(text)}: not an override (a number of too many digits); allowed: key=value"
-        ) from None
+        reason = "a number of too many digits"
+        raise ConfigError(f"{_start(text)}: not an override ({reason}); allowed: key=value") from None
     except HydraException as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"{text}: not an override ({reason}); allowed: key=value") from None
@@ -202,20 +201,19 @@ def _interval(override: Override) -> Interval:
     return Interval(sweep.start, sweep.end, is_log)
 
 
-def _words(override: Override, loader: ConfigLoader) -> list[str]:
+def _texts(override: Override, loader: ConfigLoader) -> list[str]:
     """The values of an override, one or many, each as its own text; the two ends of an interval."""
     text = f"{override.input_line}"
     key = override.get_key_element()
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
         if key not in GROUPS:
-            raise ConfigError(
-                f"{text}: a glob needs names to match; allowed: values, or glob() for recipe, mitigation, fault"
-            )
+            allowed = "values, or glob() for recipe, mitigation, fault"
+            raise ConfigError(f"{text}: a glob needs names to match; allowed: {allowed}")
         (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
-        found = list(matched.sweep_string_iterator())
-        if not found:
+        names = list(matched.sweep_string_iterator())
+        if not names:
             raise ConfigError(f"{text}: matches nothing; allowed: {listed(options(key, own_folder(loader)))}")
-        return found
+        return names
     if override.is_interval_sweep():
         interval = _interval(override)
         return [f"{end:.12g}" for end in (interval.low, interval.high)]
@@ -243,14 +241,14 @@ class Axis:
     """A key and its values, each as text; or all of an interval, and its two ends as text."""
 
     key: str
-    words: tuple[str, ...]
+    values: tuple[str, ...]
     interval: Interval | None
     is_range: bool  # numbers at equal distances
     text: str  # as it was given
 
     @property
     def overrides(self) -> list[str]:
-        return [f"{self.key}={word}" for word in self.words]
+        return [f"{self.key}={word}" for word in self.values]
 
 
 def axis_of(text: str, loader: ConfigLoader) -> Axis:
@@ -261,31 +259,31 @@ def axis_of(text: str, loader: ConfigLoader) -> Axis:
         raise ConfigError(f"{text}: keys cannot be added or removed; allowed: key=value")
     if key not in known_keys():
         raise unknown_key(key, value, known_keys())
-    words = _words(override, loader)
-    if not words:
+    texts = _texts(override, loader)
+    if not texts:
         raise ConfigError(f"{text}: an empty range; allowed: at least one value")
-    if len(words) > 1 and (key in RUN_KEYS or key in ("study", "search")):
+    if len(texts) > 1 and (key in RUN_KEYS or key in ("study", "search")):
         raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
     problems = Problems()
     allowed = options(key, own_folder(loader)) if key in GROUPS else []
-    for word in words:
+    for word in texts:
         with problems.collect():
-            found = assignment(f"{key}={word}")[1]
+            named = assignment(f"{key}={word}")[1]
             if key == "mitigation":
-                parts_of(found, allowed)
-            elif key in GROUPS and found not in allowed:
+                parts_of(named, allowed)
+            elif key in GROUPS and named not in allowed:
                 raise unknown_option(key, word, allowed)
     problems.check()
     interval = _interval(override) if override.is_interval_sweep() else None
-    return Axis(key, tuple(words), interval, override.is_range_sweep(), text)
+    return Axis(key, tuple(texts), interval, override.is_range_sweep(), text)
 
 
 def check_jobs(axes: Iterable[Axis]) -> None:
     """Raises ConfigError if there are too many combinations of the values of these axes."""
-    wide = [axis for axis in axes if len(axis.words) > 1 and not axis.interval]
-    jobs = math.prod(len(axis.words) for axis in wide)
+    wide = [axis for axis in axes if len(axis.values) > 1 and not axis.interval]
+    jobs = math.prod(len(axis.values) for axis in wide)
     if jobs > MOST_JOBS:
-        names = " x ".join(f"{axis.key} ({len(axis.words):,})" for axis in wide)
+        names = " x ".join(f"{axis.key} ({len(axis.values):,})" for axis in wide)
         raise ConfigError(f"{names}: {jobs:,} combinations; allowed: at most {MOST_JOBS:,}")
 
 

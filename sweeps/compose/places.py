@@ -36,13 +36,13 @@ def places(folder: Path | None = None) -> list[Path]:
 @cache
 def shipped() -> tuple[Path, ...]:
     """Our folder and those of installed packages. Raises ConfigError for files in these that stand in for others'."""
-    found, problems = [FOLDER], Problems()
+    folders, problems = [FOLDER], Problems()
     for given, path in plugins.folders("conf").items():
         with problems.collect():
-            _check_files(given, path, found)
-        found.append(path)
+            _check_files(given, path, folders)
+        folders.append(path)
     problems.check()
-    return tuple(found)
+    return tuple(folders)
 
 
 def check_folder(folder: Path | None) -> None:
@@ -85,6 +85,11 @@ def _why_none(folder: Path) -> str | None:
         return "no such folder"
     except OSError as error:
         return (error.strerror or "cannot be read").lower()
+
+
+def place_of(group: str, name: str, folder: Path | None) -> Path | None:
+    """The first of `places` with a file of this name; None if there is none, as for a kind of fault."""
+    return next((place for place in places(folder) if (place / group / f"{name}.yaml").is_file()), None)
 
 
 def options(group: str, folder: Path | None = None) -> list[str]:

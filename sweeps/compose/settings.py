@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +14,38 @@ from harness.basics.memory import bytes_of
 from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
 from harness.config.fields import shown
 from harness.config.limits import MOST_STEPS
+from harness.config.names import SEARCHES
 from injectors.value import MOST_FAULTS
 
-SEARCHES = ("max_stable_lr", "worst_fault", "pareto")
 LARGEST_PACK = 10**6  # trials; more than any machine trains at a time
 MOST_ENVELOPES = 10**4  # runs
 MOST_POINTS, MOST_AT_A_TIME = 10**5, 10**4  # of a cell; Optuna's samplers get slow long before
 CLOSEST = 1.001  # ratio of two rates that still differ in the four digits to which a search rounds them
 
 
+# No key of the run can be swept, so none has another scope.
+_anything, _choice, _number = (partial(kind, STRUCTURAL) for kind in (anything, choice, number))
+
+
 @dataclass(frozen=True)
 class Settings:
     """The run's own fields, as `key=value` on the command line; they cannot be swept."""
 
-    out: str | None = anything(STRUCTURAL, None, "folder of the results; null: results/<study>")
-    device: str = choice(
-        STRUCTURAL, "auto", "where to train; auto: the accelerator if there is one", "auto", "cpu", "cuda"
-    )
-    ranks: str = choice(
-        STRUCTURAL,
+    out: str | None = _anything(None, "folder of the results; null: results/<study>")
+    device: str = _choice("auto", "where to train; auto: the accelerator if there is one", "auto", "cpu", "cuda")
+    ranks: str = _choice(
         "simulated",
         "data-parallel ranks (train.ranks): one after the other on one device, or a process each",
         "simulated",
         "processes",
     )
-    plan: bool = anything(STRUCTURAL, False, "print the plan and train nothing")
-    memory: str | None = anything(
-        STRUCTURAL, None, "of each worker of the machine for which plan=true plans, such as 80GB; null: this one's"
+    plan: bool = _anything(False, "print the plan and train nothing")
+    memory: str | None = _anything(
+        None, "of each worker of the machine for which plan=true plans, such as 80GB; null: this one's"
     )
-    wait: bool = anything(STRUCTURAL, True, "wait for submitted jobs; false: return at once")
-    keep: str = choice(
-        STRUCTURAL, "nothing", "what is kept of each trial beside what was measured", "nothing", "weights"
-    )
-    idle: str = choice(
-        STRUCTURAL,
+    wait: bool = _anything(True, "wait for submitted jobs; false: return at once")
+    keep: str = _choice("nothing", "what is kept of each trial beside what was measured", "nothing", "weights")
+    idle: str = _choice(
         "warn",
         "of a mitigation, or a part of a recipe, that cannot act in its trials: a line, or no sweep",
         "warn",
@@ -58,72 +57,58 @@ class Settings:
 class PackSettings:
     """`pack.*`: how trials are put together."""
 
-    size: str = anything(STRUCTURAL, "auto", "trials in a pack; auto: from shape and device")
+    size: str = _anything("auto", "trials in a pack; auto: from shape and device")
 
 
 @dataclass(frozen=True)
 class TelemetrySettings:
     """`telemetry.*`: what is measured and how often it is written."""
 
-    block: int = number(STRUCTURAL, 50, "steps between writes to the store", low=1, high=MOST_STEPS)
+    block: int = _number(50, "steps between writes to the store", low=1, high=MOST_STEPS)
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
     """`checkpoint.*`: how often the state of a pack in training is saved, so that a killed one goes on from there."""
 
-    every: int | None = number(STRUCTURAL, None, "steps between checkpoints; null: by time alone", low=1)
-    minutes: float | None = number(STRUCTURAL, 5.0, "minutes between checkpoints; null: by steps alone", above=0)
+    every: int | None = _number(None, "steps between checkpoints; null: by time alone", low=1)
+    minutes: float | None = _number(5.0, "minutes between checkpoints; null: by steps alone", above=0)
 
 
 @dataclass(frozen=True)
 class CampaignSettings:
     """`campaign.*`: what belongs to a campaign as a whole (`fault.samples`)."""
 
-    envelope: int = number(
-        STRUCTURAL, 8, "golden runs of each recipe with the last bit of a weight changed", low=0, high=MOST_ENVELOPES
+    envelope: int = _number(
+        8, "golden runs of each recipe with the last bit of a weight changed", low=0, high=MOST_ENVELOPES
     )
-    width: float | None = number(
-        STRUCTURAL,
-        None,
-        "stop once the interval of each stratum's masked share is so narrow; null: never",
-        above=0,
-        below=1,
+    width: float | None = _number(
+        None, "stop once the interval of each stratum's masked share is so narrow; null: never", above=0, below=1
     )
-    round: int = number(
-        STRUCTURAL, 100, "faults of each description between two looks at the intervals", low=1, high=MOST_FAULTS
-    )
+    round: int = _number(100, "faults of each description between two looks at the intervals", low=1, high=MOST_FAULTS)
 
 
 @dataclass(frozen=True)
 class SearchSettings:
     """`search.*`: what is searched for, instead of training a whole grid (`search=NAME`)."""
 
-    kind: str = choice(STRUCTURAL, "none", "what is searched for", "none", *SEARCHES)
-    trials: int = number(
-        STRUCTURAL,
-        200,
-        "most trials of each cell, golden twins apart; bisection ends by itself",
-        low=1,
-        high=MOST_POINTS,
+    kind: str = _choice("none", "what is searched for", "none", *SEARCHES)
+    trials: int = _number(
+        200, "most trials of each cell, golden twins apart; bisection ends by itself", low=1, high=MOST_POINTS
     )
-    batch: int | None = number(
-        STRUCTURAL,
+    batch: int | None = _number(
         None,
         "points of each cell that are tried at a time; null: as many as keep all workers busy",
         low=1,
         high=MOST_AT_A_TIME,
     )
-    sampler: str = choice(STRUCTURAL, "tpe", "Optuna's sampler", "tpe", "nsga2", "random")
-    seed: int = number(STRUCTURAL, 0, "of the sampler", low=0)
-    tolerance: float = number(
-        STRUCTURAL,
-        1.5,
-        "max_stable_lr in an interval: the ratio of neighbouring rates that are tried",
-        low=CLOSEST,
+    sampler: str = _choice("tpe", "Optuna's sampler", "tpe", "nsga2", "random")
+    seed: int = _number(0, "of the sampler", low=0)
+    tolerance: float = _number(
+        1.5, "max_stable_lr in an interval: the ratio of neighbouring rates that are tried", low=CLOSEST
     )
-    size: str | None = anything(
-        STRUCTURAL, None, "worst_fault: the fault's field that is its size; null: how much it changed the values"
+    size: str | None = _anything(
+        None, "worst_fault: the fault's field that is its size; null: how much it changed the values"
     )
 
 
@@ -163,12 +148,8 @@ class SlurmOptions:
     extra: dict[str, Any] = field(default_factory=dict)  # any other sbatch option: +hydra.launcher.extra.nice=100
     setup: list[str] = field(default_factory=list)  # shell lines that run in the job before Python
     parallel: int = 256  # jobs that may run at the same time
-    minutes_per_job: int = (
-        10  # short packs share a job up to about so long, where there are more of them than `parallel`
-    )
-    warning: int = (
-        120  # seconds before the end of its time at which a job saves a checkpoint and goes back into the queue
-    )
+    minutes_per_job: int = 10  # short packs share a job up to about so long, where they are more than `parallel`
+    warning: int = 120  # seconds before the end of its time at which a job saves a checkpoint and is queued again
     requeues: int = 1000  # how often a job whose time is over goes back into the queue
 
 
@@ -192,13 +173,15 @@ class Run(Settings):
     @classmethod
     def of(cls, values: Mapping[str, Any], out: Path, study: str = "grid") -> Run:
         """Of checked values by key; a key that is not given has its default."""
-        own = {key: value for key, value in values.items() if "." not in key}
+        arguments = {key: value for key, value in values.items() if "." not in key}
         for part, kind in PARTS.items():
-            own[part] = kind(**{k.removeprefix(f"{part}."): v for k, v in values.items() if k.startswith(f"{part}.")})
-        return cls(**own | {"out": out, "study": study})
+            arguments[part] = kind(
+                **{k.removeprefix(f"{part}."): v for k, v in values.items() if k.startswith(f"{part}.")}
+            )
+        return cls(**arguments | {"out": out, "study": study})
 
 
-PARTS: dict[str, type] = {own.name: type(own.default) for own in fields(Run) if is_dataclass(own.default)}
+PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(Run) if is_dataclass(part.default)}
 
 
 def schema() -> dict[str, Any]:
@@ -254,13 +237,13 @@ def _folder(value: Any) -> str:
 
 def run_from(study: str, values: Mapping[str, Any]) -> Run:
     """Check the run's keys. Raises ConfigError."""
-    problems, found = Problems(), {}
+    problems, checked_values = Problems(), {}
     for key in keys():
         part, _, name = key.rpartition(".")
         with problems.collect():
-            found[key] = check_key(key, (values[part] if part else values)[name])
+            checked_values[key] = check_key(key, (values[part] if part else values)[name])
     problems.check()
-    if found["memory"] is not None and not found["plan"]:
-        words = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
-        raise ConfigError(f"memory={found['memory']}: {words}")
-    return Run.of(found, Path(found["out"] or f"results/{study}").absolute(), study)
+    if checked_values["memory"] is not None and not checked_values["plan"]:
+        reason = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
+        raise ConfigError(f"memory={checked_values['memory']}: {reason}")
+    return Run.of(checked_values, Path(checked_values["out"] or f"results/{study}").absolute(), study)

@@ -64,20 +64,18 @@ def tree_of(file: Path, text: str) -> dict[str, Any]:
     """
     try:
         _check_size(file, yaml.parse(text, Loader=yaml.SafeLoader))
-        found = yaml.load(text, Loader=yaml_loader())
+        tree = yaml.load(text, Loader=yaml_loader())
     except yaml.MarkedYAMLError as error:
         raise not_yaml(file, error) from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not YAML ({' '.join(str(error).split())}); allowed: YAML") from None
-    except (ValueError, OverflowError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
         raise ConfigError(f"{file}: not YAML ({' '.join(str(error).split())[:200]}); allowed: YAML") from None
-    if found is None:
+    if tree is None:
         return {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: a {type(found).__name__}, not a mapping; allowed: lines of key: value")
-    return found
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{file}: a {type(tree).__name__}, not a mapping; allowed: lines of key: value")
+    return tree
 
 
 def not_yaml(file: Any, error: yaml.MarkedYAMLError) -> ConfigError:

@@ -34,8 +34,8 @@ class Campaign:
     @property
     def seed(self) -> int:
         """Descriptions under one seed draw independently of each other, so that their shares can be pooled."""
-        words = [f"{name}={value}" for name, value in vars(self.fault).items() if name not in ("samples", "seed")]
-        return next(stream(self.trial.seeds["fault"], "campaign", *words)) % 2**63
+        fields = [f"{name}={value}" for name, value in vars(self.fault).items() if name not in ("samples", "seed")]
+        return next(stream(self.trial.seeds["fault"], "campaign", *fields)) % 2**63
 
     def trials(self, most: int | None = None) -> list[Trial]:
         """The trials, each with its own fault; at most the first `most` of them."""
@@ -50,7 +50,7 @@ class Campaign:
         address = Address(trial.fault.tensor, trial.fault.element, trial.fault.bit, trial.fault.start)
         return stratum_of(address, self.population, self.fault.stratify)
 
-    def words(self) -> str:
+    def description(self) -> str:
         """The population and what a sample of it will tell, for the plan."""
         size = self.population.size
         share = f"{self.samples / size:.0%}" if self.samples / size >= 0.01 else "under 1%"
@@ -117,14 +117,14 @@ def widest_interval(out: Path, campaigns: Sequence[Campaign], most: int) -> floa
     from analysis.reading.open_sweep import open_sweep
 
     sweep, _ = outcomes_and_notes(open_sweep(out))
-    found = dict(zip(sweep["trial"].values, sweep["fault_outcome"].values, strict=True))
+    outcomes = dict(zip(sweep["trial"].values, sweep["fault_outcome"].values, strict=True))
     counts: list[list[int]] = []
     for campaign in campaigns:
-        own = {name: [0, 0] for name in strata(campaign.population, campaign.fault.stratify)}
+        by_stratum = {name: [0, 0] for name in strata(campaign.population, campaign.fault.stratify)}
         for trial in campaign.trials(most):
-            outcome = found.get(trial.id)
-            own[campaign.stratum(trial)][0] += outcome == MASKED
-            own[campaign.stratum(trial)][1] += outcome in OUTCOMES
-        counts += own.values()
+            outcome = outcomes.get(trial.id)
+            by_stratum[campaign.stratum(trial)][0] += outcome == MASKED
+            by_stratum[campaign.stratum(trial)][1] += outcome in OUTCOMES
+        counts += by_stratum.values()
     low, high = wilson_interval(*np.array(counts).T)
     return float(np.nan_to_num(high - low, nan=1.0).max())

@@ -33,12 +33,6 @@ def numbers_a_step(pack: PackPlan) -> int:
     return signals * len(pack.recorded)
 
 
-def check_results(plan: Plan, out: Path, block: int, keep: str = "nothing") -> None:
-    """Raise ConfigError for results that the disk of `out`, or memory until they are written, has no room for."""
-    check_disk(plan, out, keep)
-    check_block(plan, block)
-
-
 def check_disk(plan: Plan, out: Path, keep: str = "nothing") -> None:
     """Raise ConfigError where the disk of `out` has no room for the results."""
     stored = SURE * sum(STORED_BYTES * pack.trials[0].steps * numbers_a_step(pack) for pack in plan.packs)

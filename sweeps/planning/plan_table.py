@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
@@ -25,15 +26,9 @@ def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
     trials = [trial for pack in plan.packs for trial in pack.recorded]
     for line in (*_varying(trials), *_table(plan.packs)):
         console.print(line, soft_wrap=True)
-    if not plan.packs:
-        return
-    seconds = wall_seconds(plan, device, workers)
-    console.print(f"about {duration(seconds)} with {count(workers, 'worker')} on {device} (rough)")
-
-
-def _limited(lines: Sequence[str], most: int, noun: str) -> list[str]:
-    more = len(lines) - most
-    return [*lines] if more <= 0 else [*lines[:most], f"  and {count(more, noun)} more"]
+    if plan.packs:
+        seconds = wall_seconds(plan, device, workers)
+        console.print(f"about {duration(seconds)} with {count(workers, 'worker')} on {device} (rough)")
 
 
 # --- what varies -------------------------------------------------------------------------------------------------
@@ -41,37 +36,34 @@ def _limited(lines: Sequence[str], most: int, noun: str) -> list[str]:
 
 def _varying(trials: Sequence[Trial]) -> list[str]:
     """A line for each field that varies between the trials, the names of recipes, mitigations and faults first."""
-    names: dict[str, Callable[[Trial], str]] = {
-        "recipe": lambda trial: trial.recipe,
-        "mitigation": lambda trial: trial.mitigation,
-        "fault": lambda trial: trial.fault.name,
-    }
-    lines = [line for name, of in names.items() for line in _names(name, dict.fromkeys(map(of, trials)))]
+    keys = {"recipe": "recipe", "mitigation": "mitigation", "fault": "fault.name"}
+    lines = [line for key, path in keys.items() for line in _names(key, set(map(attrgetter(path), trials)))]
     fields = [f"  {key}: {_values(values)}" for key, values in _varying_fields(trials).items()]
-    return [*lines, *_limited(fields, MOST_FIELDS, "field")]
+    more = [f"  and {count(len(fields) - MOST_FIELDS, 'field')} more"] if len(fields) > MOST_FIELDS else []
+    return [*lines, *fields[:MOST_FIELDS], *more]
 
 
 def _names(key: str, names: Iterable[str]) -> list[str]:
     """Some lines, if there are several names."""
-    found = [label(name) for name in sorted(names, key=lambda name: (name != "none", name))]
-    if len(found) < 2:
+    labels = [label(name) for name in sorted(names, key=lambda name: (name != "none", name))]
+    if len(labels) < 2:
         return []
-    ends = itertools.accumulate(len(name) + 2 for name in found)
-    named = [name for name, end in zip(found, ends, strict=True) if end <= MOST_LETTERS]
-    more = f", and {len(found) - len(named)} more" if len(found) > len(named) else ""
-    words = f"{key} ({len(found)}): {', '.join(named)}{more}"
-    return textwrap.wrap(words, COLUMNS, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    ends = itertools.accumulate(len(name) + 2 for name in labels)
+    named = [name for name, end in zip(labels, ends, strict=True) if end <= MOST_LETTERS]
+    more = f", and {len(labels) - len(named)} more" if len(labels) > len(named) else ""
+    line = f"{key} ({len(labels)}): {', '.join(named)}{more}"
+    return textwrap.wrap(line, COLUMNS, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _values(values: Iterable[Any]) -> str:
-    found = list(values)
-    numbers = sorted(value for value in found if isinstance(value, int | float))
-    found = [*(value for value in found if not isinstance(value, int | float)), *numbers]
-    if len(found) <= MOST_VALUES:
-        return ", ".join(label(shown(value)) for value in found)
-    if len(numbers) == len(found):
-        return f"{len(found)} values from {shown(numbers[0])} to {shown(numbers[-1])}"
-    return f"{_values(found[:MOST_VALUES])}, and {len(found) - MOST_VALUES} more"
+    ordered = list(values)
+    numbers = sorted(value for value in ordered if isinstance(value, int | float))
+    ordered = [*(value for value in ordered if not isinstance(value, int | float)), *numbers]
+    if len(ordered) <= MOST_VALUES:
+        return ", ".join(label(shown(value)) for value in ordered)
+    if len(numbers) == len(ordered):
+        return f"{len(ordered)} values from {shown(numbers[0])} to {shown(numbers[-1])}"
+    return f"{_values(ordered[:MOST_VALUES])}, and {len(ordered) - MOST_VALUES} more"
 
 
 def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
@@ -80,16 +72,16 @@ def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
     seen: set[tuple[tuple[str, ...], int]] = set()  # sections that were looked at: trials share them
     for trial in trials:
         group = (trial.recipe, trial.mitigation, trial.fault.name)
-        found = groups.setdefault(group, {})
-        found.setdefault("seed", {})[trial.seed] = None
+        by_key = groups.setdefault(group, {})
+        by_key.setdefault("seed", {})[trial.seed] = None
         for name, section in _sections(trial):
             if (group, id(section)) not in seen:
                 seen.add((group, id(section)))
                 for key, value in vars(section).items():
-                    found.setdefault(f"{name}.{key}", {})[value] = None
+                    by_key.setdefault(f"{name}.{key}", {})[value] = None
     varying: dict[str, dict[Any, None]] = {}
-    for found in groups.values():
-        for key, values in found.items():
+    for by_key in groups.values():
+        for key, values in by_key.items():
             if len(values) > 1:
                 varying[key] = varying.get(key, {}) | values
     return varying
@@ -113,14 +105,12 @@ def _table(packs: Sequence[PackPlan]) -> list[str]:
     heading = ("width", "depth", "batch x tokens", "steps", "trials", "packs", "in a pack", "MiB a pack", "mitigations")
     ordered = sorted(sizes.items())
     kept = ordered if len(ordered) <= MOST_ROWS + 1 else ordered[:MOST_ROWS]
-    rows = [heading, *(_row(key, own) for key, own in kept)]
+    rows = [heading, *(_row(size, packs) for size, packs in kept)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows]
-    more = [pack for _, own in ordered[len(kept) :] for pack in own]
-    if more:
-        trials = sum(len(pack.recorded) for pack in more)
-        words = f"{count(len(ordered) - len(kept), 'size')} more: {count(trials, 'trial')}, {count(len(more), 'pack')}"
-        lines.append(f"  and {words}")
+    if more := [pack for _, packs in ordered[len(kept) :] for pack in packs]:
+        trials, sizes_left = sum(len(pack.recorded) for pack in more), count(len(ordered) - len(kept), "size")
+        lines.append(f"  and {sizes_left} more: {count(trials, 'trial')}, {count(len(more), 'pack')}")
     return [line.rstrip() for line in lines] if packs else []
 
 
@@ -148,6 +138,6 @@ def _span(packs: Sequence[PackPlan], number: Callable[[PackPlan], int]) -> str:
 
 def say_counts(plan: Plan, console: Console) -> None:
     """What was asked for, and what of it is to be trained."""
-    words = f"{count(plan.asked, 'trial')} asked for, {count(plan.added_twins, 'golden twin')} added, "
-    words += f"{plan.complete} complete already: {plan.trials} to train in {count(len(plan.packs), 'pack')}"
-    console.print(words, soft_wrap=True)
+    line = f"{count(plan.asked, 'trial')} asked for, {count(plan.added_twins, 'golden twin')} added, "
+    line += f"{plan.complete} complete already: {plan.trials} to train in {count(len(plan.packs), 'pack')}"
+    console.print(line, soft_wrap=True)

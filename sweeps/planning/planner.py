@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -33,9 +34,16 @@ class PackPlan:
         text = " ".join(trial.id for trial in self.recorded)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def __len__(self) -> int:
+        return len(self.trials)
+
     @property
     def recorded(self) -> tuple[Trial, ...]:
         return tuple(trial for trial in self.trials if trial.id not in self.witnesses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {"trials": [trial.to_dict() for trial in self.trials], "witnesses": sorted(self.witnesses)}
 
 
 @dataclass(frozen=True)
@@ -122,14 +130,14 @@ def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> l
     for trial in trials:
         if trial.fault == NO_FAULT:
             golden.setdefault(trial.structure, []).append(trial)
-    found = []
+    accompanied = []
     for turn, pack in packs:
         first = pack.trials[0]
         others = [trial for trial in golden[first.structure][:2] if trial.id != first.id]
         if len(pack.trials) == 1 and others:
             pack = PackPlan((first, others[0]), frozenset([others[0].id]))
-        found.append((turn, pack))
-    return found
+        accompanied.append((turn, pack))
+    return accompanied
 
 
 def _packs(
@@ -143,7 +151,7 @@ def _packs(
     for same_shape in families.values():
         members = list(same_shape.values())
         if size:
-            packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, _trials))
+            packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, len))
             continue
         model, train = members[0][0].model, members[0][0].train
         best = rows_at_once(model, train.sequences, torch.device(device))
@@ -154,10 +162,6 @@ def _packs(
         pieces = [piece for family in members for piece in _pieces(family, longest)]
         packs += enumerate(_fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting)))
     return packs
-
-
-def _trials(pack: PackPlan) -> int:
-    return len(pack.trials)
 
 
 def _room(share: float) -> Callable[[PackPlan], int]:
@@ -239,7 +243,7 @@ def activation_elements(model: Model, vocabulary: int, checkpointing: bool = Fal
     scaled = drops + (model.layer_scale is not None) + (model.init == "fixup")  # what each branch gives
     block = sum(branch.kept() + scaled * width for branch in branches) + 4 * width  # with what is made on the way back
     norms = (placement_norms(model, number, branches) for number in range(model.depth))
-    inside = sum(block + kept_by_norms(model, sum(norm.size for norm in own)) for own in norms)
+    inside = sum(block + kept_by_norms(model, sum(norm.size for norm in of_block)) for of_block in norms)
     if checkpointing:  # what each block reads, and one block three times: its values, gradients, unused room (measured)
         inside = model.depth * width + 3 * inside // model.depth
     outside = width * (1 + 2 * has_final_norm(model) + 2 * model.embedding_norm + drops)
@@ -254,12 +258,8 @@ def mean_rows(trials: Sequence[Trial]) -> float:
 
 def state_bytes(trial: Trial) -> int:
     """Memory of one trial's weights, gradients and two moments, and of the matrices that the model makes of weights."""
-    copies = (
-        4
-        + (2 if trial.train.ranks > 1 else 0)
-        + (1 if trial.train.micro_batches > 1 else 0)
-        + (1 if trial.model.sigma_reparam else 0)
-    )
+    train = trial.train
+    copies = 4 + 2 * (train.ranks > 1) + (train.micro_batches > 1) + bool(trial.model.sigma_reparam)
     return copies * weight_bytes(trial)
 
 
@@ -327,12 +327,12 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
 
 def _classes(lengths: Iterable[float]) -> dict[float, int]:
     """Length -> the number of its class, the longest first: what is at least 0.7 times as long as the longest of it."""
-    found, longest, number = {}, math.inf, 0
+    classes, longest, number = {}, math.inf, 0
     for length in sorted(set(lengths), reverse=True):
         if length < LIKE * longest:
             longest, number = length, number + 1
-        found[length] = number
-    return found
+        classes[length] = number
+    return classes
 
 
 def pack_seconds(pack: PackPlan, device: str) -> float:
@@ -340,14 +340,11 @@ def pack_seconds(pack: PackPlan, device: str) -> float:
     trial = pack.trials[0]
     # Where sequences or batches grow, more steps are as many tokens.
     training = mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
-    return training + len(pack.trials) * validation_seconds(trial, device)
-
-
-def validation_seconds(trial: Trial, device: str) -> float:
-    """A rough time for all validations of one trial: a forward pass is a third of a step."""
     train = trial.train
     tokens = train.validate_tokens + train.validate_between * (1 + (trial.steps - 1) // train.validate_every)
-    return tokens / (train.batch * trial.model.context) * trial_step_seconds(trial, device) / 3
+    # A forward pass is a third of a step.
+    validation = tokens / (train.batch * trial.model.context) * trial_step_seconds(trial, device) / 3
+    return training + len(pack.trials) * validation
 
 
 def wall_seconds(plan: Plan, device: str, workers: int) -> float:

@@ -46,23 +46,20 @@ def claimed(folder: ResultsPath, pack: PackPlan) -> Iterator[PackPlan | None]:
     """
     with contextlib.ExitStack() as held:
         with Turn(folder / CLAIMS / TURN):
-            own: PackPlan | None = without(pack, _taken(folder, pack))
-            if own is not None and not held.enter_context(owned(lock_of(folder, own.id))):
-                own = None
-            if own is not None:
-                _say(folder, Claim(own.id, frozenset(trial.id for trial in own.recorded)))
-        yield own
+            part: PackPlan | None = without(pack, _taken(folder, pack))
+            if part is not None and not held.enter_context(owned(lock_of(folder, part.id))):
+                part = None
+            if part is not None:
+                _say(folder, Claim(part.id, frozenset(trial.id for trial in part.recorded)))
+        yield part
 
 
 def _taken(folder: ResultsPath, pack: PackPlan) -> set[str]:
     """The trials of a pack that belong to another one."""
     others = [claim for claim in claims_on(folder, {trial.id for trial in pack.recorded}) if claim.pack != pack.id]
-    belong = {name for name in {claim.pack for claim in others} if _holds(folder, name)}
-    return {trial for claim in others if claim.pack in belong for trial in claim.trials}
-
-
-def _holds(folder: ResultsPath, pack: str) -> bool:
-    return is_locked(lock_of(folder, pack)) or is_complete(folder.root, pack)
+    packs = {claim.pack for claim in others}
+    held = {name for name in packs if is_locked(lock_of(folder, name)) or is_complete(folder.root, name)}
+    return {trial for claim in others if claim.pack in held for trial in claim.trials}
 
 
 def claims_on(folder: ResultsPath, trials: Set[str]) -> list[Claim]:
@@ -76,11 +73,11 @@ def all_claims(folder: ResultsPath) -> list[Claim]:
         lines = (folder / CLAIMS / LEDGER).read_bytes().splitlines()
     except OSError:
         return []
-    found = []
+    claims = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            found.append(_claim(json.loads(line)))
-    return found
+            claims.append(_claim(json.loads(line)))
+    return claims
 
 
 def _claim(record: Any) -> Claim:

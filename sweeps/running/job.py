@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -72,10 +71,10 @@ class Job:
         place = ResultsPath.at(self.out)
         if not (place / MARKER).exists():
             raise place.lost()
-        found = ResultsPath.open(self.out)
-        if self.folder_id and found.id != self.folder_id:
-            raise found.lost()
-        return found
+        folder = ResultsPath.open(self.out)
+        if self.folder_id and folder.id != self.folder_id:
+            raise folder.lost()
+        return folder
 
     @property
     def processes(self) -> int:
@@ -86,12 +85,7 @@ class Job:
     def checkpoints(self) -> Checkpoints:
         often = self.run.checkpoint
         seconds = None if often.minutes is None else 60 * often.minutes
-        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, often.every, seconds, self.about)
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What is kept with each of its checkpoints."""
-        return {"trials": [trial.to_dict() for trial in self.pack.trials], "witnesses": sorted(self.pack.witnesses)}
+        return Checkpoints(self.folder / CHECKPOINTS / self.pack.id, often.every, seconds, self.pack.to_dict())
 
     @property
     def progress_file(self) -> ResultsPath:
@@ -120,7 +114,7 @@ class Failed:
     trace: Path | None
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The reason, and where to read on."""
         return f"{self.reason}; trace in {self.trace}" if self.trace else self.reason
 
@@ -132,10 +126,7 @@ class Elsewhere:
     pack: str
 
 
-@lru_cache(maxsize=4)
-def corpus_of(data: Data, context: int) -> Corpus:
-    """The corpus, read once a process."""
-    return load_corpus(data, context)
+corpus_of = lru_cache(maxsize=4)(load_corpus)  # read once a process
 
 
 def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
@@ -152,15 +143,15 @@ def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | E
     moved or removed meanwhile.
     """
     folder = job.folder
-    with claimed(folder, job.pack) as own:
-        if own is None:
+    with claimed(folder, job.pack) as left:
+        if left is None:
             return finished(job) or Elsewhere(job.pack.id)
-        part = replace(job, pack=own)
+        part = replace(job, pack=left)
         done = finished(part)  # by another process, since this job was planned
         if done:
             return replace(done, pack=job.pack.id)
         checkpoints = checkpoints or job.checkpoints
-        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / own.id, part.about
+        checkpoints.folder, checkpoints.about = folder / CHECKPOINTS / left.id, left.to_dict()
         with share_of_threads(job.processes):
             return replace(_train(part, checkpoints), pack=job.pack.id)
 
@@ -172,8 +163,8 @@ def finished(job: Job) -> Finished | None:
         return _told(job, [pack])
     folder, wanted = job.folder, {trial.id for trial in job.pack.recorded}
     others = dict.fromkeys(claim.pack for claim in claims_on(folder, wanted))
-    found = [read_pack(folder / STORE / name) for name in others]
-    complete = [pack for pack in found if pack is not None and pack.complete]
+    packs = [read_pack(folder / STORE / name) for name in others]
+    complete = [pack for pack in packs if pack is not None and pack.complete]
     has_all = wanted <= {trial for pack in complete for trial in pack.attributes["ids"]}
     return _told(job, complete) if has_all else None
 
@@ -195,31 +186,31 @@ def _told(job: Job, packs: Sequence[PackInfo]) -> Finished:
 
 def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
     """The packs that have a checkpoint and train none but `wanted` trials: as they are, they can go on from there."""
-    found: list[PackPlan] = []
+    packs: list[PackPlan] = []
     taken: set[str] = set()
     for folder in (ResultsPath.at(out) / CHECKPOINTS).entries():
         values = about(folder)
         with contextlib.suppress(ConfigError, TypeError, KeyError, AttributeError):  # of another version, or damaged
-            trials = tuple(trial_from_dict(own, fault_types()) for own in (values or {}).get("trials", ()))
+            trials = tuple(trial_from_dict(config, fault_types()) for config in (values or {}).get("trials", ()))
             pack = PackPlan(trials, frozenset(values["witnesses"] if values else ()))
             ids = {trial.id for trial in pack.recorded}
             if ids and ids <= wanted and not ids & taken:
-                found.append(pack)
+                packs.append(pack)
                 taken |= ids
-    return found
+    return packs
 
 
 def _train(job: Job, checkpoints: Checkpoints) -> Finished:
     """Train the pack and have it complete, once every chunk of it is on the disk as it was written."""
-    found = ""
+    damage = ""
     for _ in range(ATTEMPTS):
         store, result = _attempt(job, checkpoints)
         damaged = store.damage()
         if damaged is None:
             return _completed(job, checkpoints, store, result)
-        _, found = damaged
-        warnings.warn(f"{found}; what its pack has trained since is trained again", stacklevel=2)
-    raise OSError(f"{found}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
+        _, damage = damaged
+        warnings.warn(f"{damage}; what its pack has trained since is trained again", stacklevel=2)
+    raise OSError(f"{damage}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
 
 
 def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
@@ -247,7 +238,10 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
             description,
             _environment(device, job),
             job.run.telemetry.block,
-            {name: Signal(("trial", "step"), own.units, own.long_name) for name, own in pack.guard_signals.items()},
+            {
+                name: Signal(("trial", "step"), signal.units, signal.long_name)
+                for name, signal in pack.guard_signals.items()
+            },
         )
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
 
@@ -281,7 +275,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
 
 def _completed(job: Job, checkpoints: Checkpoints, store: PackStore, result: Result) -> Finished:
     ended = dict(vars(result))
-    events = [[event.to_dict() for event in own] for own in ended.pop("events")]
+    events = [[event.to_dict() for event in of_trial] for of_trial in ended.pop("events")]
     ended.pop("ends")  # written already
     job.error_file.unlink()  # before the pack counts as complete: a kill in between leaves no old trace
     store.finish(**ended, faults=events)
@@ -339,7 +333,8 @@ def record_failure(job: Job, reason: str, trace: str) -> Failed:
     first = (reason.splitlines() or [""])[0]
     file = job.out / ERRORS / f"{job.pack.id}.txt"
     try:
-        _replace(job.error_file, f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n")
+        job.error_file.parent.make_folder()
+        job.error_file.write(f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n".encode())
         job.progress_file.unlink()
     except (OSError, ConfigError, FolderLost) as error:
         why = getattr(error, "strerror", None) or error
@@ -354,16 +349,10 @@ def without_order(data: Data) -> Data:
 
 def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
     """Keep what was asked for, for those who ask how far it is."""
-    _replace(folder / PLAN, json.dumps({"trials": sorted(trials)}))
+    (folder / PLAN).write(json.dumps({"trials": sorted(trials)}).encode())
 
 
-def _replace(file: ResultsPath, text: str) -> None:
-    """A reader sees the old file or the new one."""
-    file.parent.make_folder()
-    file.write(text.encode())
-
-
-def _environment(device: torch.device, job: Job) -> dict[str, Any]:
+def _environment(device: torch.device, job: Job) -> dict[str, object]:
     """What decides the bits of a pack beside its configuration; `starts`: the SHA-256 of the files of `model.start`."""
     starts = start_digests(job.pack.trials)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()

@@ -6,8 +6,7 @@ import contextlib
 import math
 import re
 import signal
-import threading
-from collections.abc import Generator, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -33,7 +32,7 @@ from injectors import InjectableFault
 from injectors.value import Value
 from sweeps.compose.settings import Run
 from sweeps.planning.campaign import campaign_of, check_samples, envelope, widest_interval
-from sweeps.planning.limits import check_processes, check_results
+from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.plan_table import print_plan, say_counts
 from sweeps.planning.planner import PackPlan, Plan, make_plan
 from sweeps.running.claims import LOCKS, all_claims, lock_of
@@ -50,7 +49,7 @@ from sweeps.running.job import (
     without_order,
     write_plan,
 )
-from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor
+from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
 from sweeps.running.locks import is_locked
 from sweeps.running.progress import Display
 from sweeps.running.summary import summarize
@@ -58,25 +57,12 @@ from sweeps.running.summary import summarize
 PACK_ID = "[0-9a-f]{16}"
 
 
-@contextlib.contextmanager
-def _stopped_by_sigterm() -> Generator[None]:
-    """SIGTERM ends the sweep as Ctrl-C does; only the exit status differs. Signals come to the main thread alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> NoReturn:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come."""
+    """SIGTERM has come: it ends the sweep as Ctrl-C does, and only the exit status differs."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise Terminated
 
 
 def run_grid(
@@ -105,7 +91,7 @@ def run_grid(
         check_samples(campaigns)
     problems.check()
     assert isinstance(last_bit, Value)
-    notes = [*notices, *(campaign.words() for campaign in campaigns)]
+    notes = [*notices, *(campaign.description() for campaign in campaigns)]
     asked = run.campaign
     common = [*single, *(envelope(campaigns, last_bit, asked.envelope) if asked.envelope and campaigns else ())]
     largest = max((campaign.samples for campaign in campaigns), default=0)
@@ -120,8 +106,8 @@ def run_grid(
         if not run.wait and not {trial.id for trial in drawn} <= complete_trials(run.out):
             break  # the same command looks at this round once its jobs have ended
         widest = widest_interval(run.out, campaigns, most)
-        words = f"widest 95% interval of a masked share: {widest:.3f} after {most} faults of each description"
-        console.print(f"{words}; asked for: {asked.width}", highlight=False, soft_wrap=True)
+        line = f"widest 95% interval of a masked share: {widest:.3f} after {most} faults of each description"
+        console.print(f"{line}; asked for: {asked.width}", highlight=False, soft_wrap=True)
         if widest <= asked.width:
             break
     return status
@@ -173,8 +159,8 @@ def run_sweep(
     check_corpora(trials, run, has_results)
     folder = open_store(run.out, run.study)
     if run.keep == "weights" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
-        words = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
-        notes = [*notes, f"keep=weights: {words}"]
+        line = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"
+        notes = [*notes, f"keep=weights: {line}"]
     if plan.packs:
         write_plan(folder, asked)
     _remove_leftovers(folder, {job.pack.id for job in running}, complete)
@@ -184,8 +170,8 @@ def run_sweep(
     jobs = [Job(pack, run, folder.id) for pack in plan.packs]
     results, stopped = _followed(jobs, running, run.out, executor, console)
     if not run.wait and not results and not stopped and (jobs or running):
-        words = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
-        _say([f"{words}; the same command picks up what has finished"], console)
+        line = f"{count(len(jobs), 'pack')} submitted, {len(running)} in the queue already"
+        _say([f"{line}; the same command picks up what has finished"], console)
         return 0
     summarize(plan, run, results, console, is_idle=not (jobs or running), name=name)
     if stopped:
@@ -230,7 +216,7 @@ def _followed(
     """What came of each pack that is trained now, or runs already; and what has stopped that, if anything has."""
     results: list[Finished | Failed | Elsewhere] = []
     with (
-        _stopped_by_sigterm(),
+        heard_by(_terminate, signal.SIGTERM),
         Display([job.pack for job in (*jobs, *running)], out, console) as display,
         contextlib.closing(executor(jobs, running)) as stream,
     ):
@@ -282,7 +268,9 @@ def _planned(
     with lacking.collect():
         executor = executor.fitting(plan.packs) if device == "cpu" else executor
     with lacking.collect():
-        check_results(plan, run.out, run.telemetry.block, run.keep)
+        check_disk(plan, run.out, run.keep)
+    with lacking.collect():
+        check_block(plan, run.telemetry.block)
     return plan, executor, lacking
 
 
@@ -292,12 +280,8 @@ def _memory(run: Run, executor: Executor, device: str, processes: int) -> float:
         return SHARE_OF_MEMORY * size
     if device == "cuda" and not torch.cuda.is_available():
         return math.inf
-    return executor.memory(device) / _processes_on_one(device, processes)
-
-
-def _processes_on_one(device: str, processes: int) -> int:
-    """How many of a pack's processes share the memory of one device."""
-    return math.ceil(processes / torch.cuda.device_count()) if device == "cuda" else processes
+    shared_by = math.ceil(processes / torch.cuda.device_count()) if device == "cuda" else processes
+    return executor.memory(device) / shared_by
 
 
 def _remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:
@@ -321,8 +305,8 @@ def _remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]
 def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]]:
     """What is in a folder with names of this pattern, and the pack that `(?P<pack>)` or `(?P<half>)` stands for."""
     whole = re.compile(pattern.replace(">)", ">" + PACK_ID + ")"))
-    found = ((entry, whole.fullmatch(entry.name)) for entry in folder.entries())
-    return [(entry, next(filter(None, match.groups()))) for entry, match in found if match]
+    matches = ((entry, whole.fullmatch(entry.name)) for entry in folder.entries())
+    return [(entry, next(filter(None, match.groups()))) for entry, match in matches if match]
 
 
 def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -42,28 +42,22 @@ class Executor(Protocol):
     @property
     def workers(self) -> int:
         """Packs that run at the same time."""
-        ...
 
     @property
     def splits_over(self) -> int:
         """How many workers are worth cutting packs smaller for, so that none is idle."""
-        ...
 
     def memory(self, device: str) -> float:
         """Bytes that one pack may take; infinite if that is not known."""
-        ...
 
     def fitting(self, packs: Sequence[PackPlan]) -> Executor:
         """This one, or one with so few workers that the memory of its machine is enough for these packs."""
-        ...
 
     def running(self, out: Path) -> list[Job]:
         """The packs that an earlier call has started and that still go on."""
-        ...
 
     def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
         """Train `jobs`. Yield what became of each of them and of `running`, and None while there is nothing to tell."""
-        ...
 
 
 def available_cores() -> int:
@@ -120,10 +114,10 @@ class LocalExecutor:
         threads = max(1, available_cores() // max(1, workers))
         if workers <= 1:
             torch.set_num_threads(threads)
-            own = SimpleNamespace(value=0)
-            with first_signal_asks(own):
+            flag = SimpleNamespace(value=0)
+            with first_signal_asks(flag):
                 for job in jobs:
-                    if (result := train_until_asked(job, own)) is None:
+                    if (result := train_until_asked(job, flag)) is None:
                         break
                     yield result
             return
@@ -218,23 +212,34 @@ def gpus_of(worker: int, processes: int, gpus: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
+def heard_by(hear: Callable[[int, Any], None], *numbers: int) -> Generator[None]:
+    """Signals of these numbers go to `hear` until the end of the block. They come to the main thread alone."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, hear) for number in numbers if is_main}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def signals_wait() -> Generator[None]:
     """Hold back Ctrl-C and SIGTERM, which would leave workers or jobs half started, until the end of the block.
 
     Processes that start in it never hear of Ctrl-C: it reaches the whole group, and the parent alone decides.
     """
     came: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()  # no other thread hears them
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in numbers}
-    resource_tracker.ensure_running()  # unblocks signals when it starts
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # for this thread's children; other threads still hear it
     try:
-        yield
+        with heard_by(lambda number, frame: came.append(number), signal.SIGINT, signal.SIGTERM):
+            resource_tracker.ensure_running()  # unblocks signals when it starts
+            # For this thread's children; other threads still hear it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                yield
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
 
@@ -246,30 +251,20 @@ def first_signal_asks(flag: Flag) -> Generator[None]:
     Signals reach the main thread alone: elsewhere it is never set.
     """
     came: list[int] = []
-    before: dict[int, Any] = {}
+    handlers = contextlib.ExitStack()
 
     def hear(number: int, frame: object) -> None:
         if came:
-            restore()
+            handlers.close()
             signal.raise_signal(number)
         else:
             came.append(number)
             flag.value = 1
             os.write(2, b"stopping once checkpoints are saved; again to stop at once\n")
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        before.clear()
-
-    if threading.current_thread() is threading.main_thread():
-        before |= {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handlers:
+        handlers.enter_context(heard_by(hear, signal.SIGINT, signal.SIGTERM))
         yield
-    except BaseException:
-        restore()
-        raise
-    restore()
     if came:
         signal.raise_signal(came[0])
 

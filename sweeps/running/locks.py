@@ -36,8 +36,8 @@ def owned(file: ResultsPath) -> Iterator[bool]:
             handle.close()
             yield False
             return
-        found, own = file.status(), os.fstat(handle.fileno())
-        if found is not None and (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+        in_place, opened = file.status(), os.fstat(handle.fileno())
+        if in_place is not None and (in_place.st_dev, in_place.st_ino) == (opened.st_dev, opened.st_ino):
             break
         handle.close()  # its owner removed it between opening and locking: whoever comes now makes a new one
     with handle:

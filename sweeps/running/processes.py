@@ -60,10 +60,6 @@ class Started:
     def status(self) -> int | None:
         return self.process.poll()
 
-    def what_it_said(self) -> str:
-        self.errors.seek(0)
-        return self.errors.read().decode(errors="replace").strip()
-
 
 @contextlib.contextmanager
 def share_of_threads(processes: int) -> Iterator[None]:
@@ -176,8 +172,10 @@ def _reason(others: Sequence[Started], count: int, lost: RankLost | None) -> Ran
 
 
 def _failure(other: Started, count: int) -> RankFailed:
-    status, said = other.status, other.what_it_said()
+    status = other.status
     assert status is not None
+    other.errors.seek(0)
+    said = other.errors.read().decode(errors="replace").strip()
     name = f"rank {other.rank} of {count}"
     if status < 0:
         return RankKilled(f"{name} was killed by {signal.Signals(-status).name}\n{said}".strip())

@@ -47,7 +47,9 @@ class Display:
         self._thread = threading.Thread(target=self._redraw, name="display", daemon=True)
 
     def __enter__(self) -> Display:
-        if _can_redraw(self.console) and self.packs:
+        # In a notebook rich redraws with ipywidgets, and warns where they are missing.
+        has_widgets = self.console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+        if (self.console.is_terminal or has_widgets) and self.packs:
             columns = ("{task.percentage:3.0f}%", "{task.fields[left]}", "{task.description}")
             texts = (TextColumn(column, markup=False) for column in columns)
             self._bar = Progress(BarColumn(20), *texts, console=self.console, auto_refresh=False, transient=True)
@@ -90,36 +92,31 @@ class Display:
     def update(self) -> None:
         """Look at the progress files; redraw the bar, or print a line if it is time for one."""
         with self._lock:
-            found, damaged = read_progress(self.out / PROGRESS)
+            seen, damaged = read_progress(self.out / PROGRESS)
             for pack in (damaged.keys() & self.packs.keys()) - self._damaged:
                 self._damaged.add(pack)
                 self.console.print(f"left out: {damaged[pack]}", soft_wrap=True)
-            self._seen |= {pack: values for pack, values in found.items() if pack in self.packs}
+            self._seen |= {pack: values for pack, values in seen.items() if pack in self.packs}
             # A pack whose file is gone is done, and will be told in a moment.
             running = {pack: values for pack, values in self._seen.items() if pack in self.packs}
-            steps, words, left = self._how_far(running)
+            steps, text, left = self._how_far(running)
             if self._bar:
                 done = steps + self.skipped_steps
-                self._bar.update(self._task, completed=done, description=words, left=left, refresh=True)
+                self._bar.update(self._task, completed=done, description=text, left=left, refresh=True)
             elif time.monotonic() >= self._next_line:
                 self._next_line = time.monotonic() + PLAIN_SECONDS
-                self.console.print(f"{words}, {left}", soft_wrap=True)
+                self.console.print(f"{text}, {left}", soft_wrap=True)
 
     def _how_far(self, running: dict[str, PackProgress]) -> tuple[int, str, str]:
         """The trial-steps that are done, how far the sweep is, and how long it is going to take."""
-        steps = self.done_steps + sum(own.steps * own.trials for own in running.values())
-        self._resumed |= {pack: own.begun * own.trials for pack, own in running.items()}
-        bad = self.bad_trials + sum(own.frozen for own in running.values())
+        steps = self.done_steps + sum(progress.steps * progress.trials for progress in running.values())
+        self._resumed |= {pack: progress.begun * progress.trials for pack, progress in running.items()}
+        bad = self.bad_trials + sum(progress.frozen for progress in running.values())
         # What earlier commands trained, up to the checkpoints from which packs go on, was not trained in this time.
         trained = steps - sum(self._resumed.values())
-        words = f"{self.done_trials}/{self.total} trials, {bad} diverged"
+        text = f"{self.done_trials}/{self.total} trials, {bad} diverged"
         if trained <= 0:
-            return steps, words, "starting" if running else "waiting"
+            return steps, text, "starting" if running else "waiting"
         rate = trained / max(time.monotonic() - self.started, 1e-9)
         left = (self.total_steps - self.skipped_steps - steps) / rate
-        return steps, f"{words}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"
-
-
-def _can_redraw(console: Console) -> bool:
-    """On a terminal; in a notebook rich does so with ipywidgets, and warns where they are missing."""
-    return console.is_terminal or (console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
+        return steps, f"{text}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"

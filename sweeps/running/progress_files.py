@@ -69,13 +69,13 @@ class ProgressFile:
 
 def read_progress(folder: Path) -> tuple[dict[str, PackProgress], dict[str, Unreadable]]:
     """Of the files in `folder`, by pack: how far each is, and what is wrong with those that are damaged."""
-    found: dict[str, PackProgress] = {}
+    progress: dict[str, PackProgress] = {}
     damaged: dict[str, Unreadable] = {}
     for file in sorted(folder.glob("*.json")):
         try:
-            found[file.stem] = read_record(file, PackProgress, MOST_BYTES)
+            progress[file.stem] = read_record(file, PackProgress, MOST_BYTES)
         except Missing:
             continue  # it was just removed
         except Unreadable as error:
             damaged[file.stem] = error
-    return found, damaged
+    return progress, damaged

@@ -27,25 +27,24 @@ def summarize(
     """
     failed = [result for result in results if isinstance(result, Failed)]
     finished = [result for result in results if isinstance(result, Finished)]
-    words = f"nothing to train: {_all_complete(plan)}" if is_idle else _trained(plan, finished)
-    console.print(f"{name}: {words}" if name else words, soft_wrap=True)
+    line = _trained(plan, finished)
+    if is_idle:
+        all_of_it = f"all {plan.complete} trials are" if plan.complete > 1 else "the trial is"
+        line = f"nothing to train: {all_of_it} complete already"
+    console.print(f"{name}: {line}" if name else line, soft_wrap=True)
     if idle := sum(result.idle_faults for result in finished):
         console.print(f"{count(idle, 'fault')} never fired, or wrote the value that was there", soft_wrap=True)
     if others := sum(isinstance(result, Elsewhere) for result in results):
-        words = f"{count(others, 'pack')} left to another process, which trains them; the same command looks again"
-        console.print(words, soft_wrap=True)
+        line = f"{count(others, 'pack')} left to another process, which trains them; the same command looks again"
+        console.print(line, soft_wrap=True)
     for failure in failed:
-        console.print(f"pack {failure.pack} failed: {failure.words}", soft_wrap=True)
+        console.print(f"pack {failure.pack} failed: {failure.message}", soft_wrap=True)
     if not name:
         console.print(f"results in {run.out}", soft_wrap=True)
-
-
-def _all_complete(plan: Plan) -> str:
-    return f"all {plan.complete} trials are complete already" if plan.complete > 1 else "the trial is complete already"
 
 
 def _trained(plan: Plan, finished: Sequence[Finished]) -> str:
     """How many trials, and how they ended."""
     outcomes = Counter(outcome for result in finished for outcome in result.outcome)
-    words = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-    return f"trained {outcomes.total()} of {count(plan.trials, 'trial')}" + (f": {words}" if words else "")
+    endings = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+    return f"trained {outcomes.total()} of {count(plan.trials, 'trial')}" + (f": {endings}" if endings else "")

@@ -11,10 +11,11 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from harness.config import ConfigError, Trial
+from harness.config.names import MAX_STABLE_RATE
 from harness.objectives.outcome import TRAINED
 from sweeps.compose.overrides import Axis
 from sweeps.compose.settings import SearchSettings
-from sweeps.search.goal import Goal, Judged, rows_of, told
+from sweeps.search.goal import Goal, Judged, is_seed, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED, geometric
 from sweeps.search.studies import Studies, known_points
 
@@ -24,7 +25,7 @@ RATE = "optim.lr"
 class MaxStableRate(Goal):
     """A rate is stable if every seed trains at it to the end. What is stable above an unstable rate does not count."""
 
-    kind = "max_stable_lr"
+    kind = MAX_STABLE_RATE
     directions = ("maximize",)
     objectives = ("learning rate, 0 if a seed did not train",)
     wanted = RATE
@@ -34,12 +35,12 @@ class MaxStableRate(Goal):
         axis = self.space.searched[RATE]
         if axis.interval and axis.interval.low <= 0:
             raise ConfigError(f"{axis.text}: no rate at its lower end; allowed: above 0")
-        values = sorted({float(word) for word in axis.words})
+        values = sorted({float(word) for word in axis.values})
         self.rates = geometric(values[0], values[-1], settings.tolerance) if axis.interval else values
 
     @staticmethod
     def role(key: str) -> str:
-        return SEARCHED if key == RATE else REPEATED if key.rpartition(".")[2] == "seed" else CELLS
+        return SEARCHED if key == RATE else REPEATED if is_seed(key) else CELLS
 
     def ask(self, studies: Studies, study: optuna.Study, batch: int) -> list[optuna.Trial]:
         distribution = {RATE: FloatDistribution(self.rates[0], self.rates[-1], log=True)}
@@ -63,7 +64,7 @@ class MaxStableRate(Goal):
         share = float((outcome == TRAINED).mean())
         return Judged([trials[0].optim.lr if share == 1 else 0.0], {"stable": share})
 
-    def words(self, study: optuna.Study) -> str:
+    def summary(self, study: optuna.Study) -> str:
         stable = self._stable(study)
         below, above = bracket(self.rates, stable)
         seeds = len(self.space.repeats)

@@ -87,8 +87,17 @@ class Goal(ABC):
         """What came of a point, from its trials and their golden twins, which are all in `sweep` and complete."""
 
     @abstractmethod
-    def words(self, study: optuna.Study) -> str:
+    def summary(self, study: optuna.Study) -> str:
         """What has been found in a cell."""
+
+
+def is_seed(key: str) -> bool:
+    return key.rpartition(".")[2] == "seed"
+
+
+def is_faults(key: str) -> bool:
+    """Whether the key chooses a fault, or is a field of one."""
+    return key.partition(".")[0] == "fault"
 
 
 def told(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:

@@ -124,8 +124,8 @@ class Search:
         return 0
 
     def _studies(self) -> list[optuna.Study]:
-        goal, space = self.goal, self.goal.space
-        found = []
+        goal, space, recipe = self.goal, self.goal.space, repr(sorted(self.composer.recipe().items()))
+        studies = []
         for cell, name in zip(space.cells, space.names, strict=True):
             about = {
                 "kind": goal.kind,
@@ -135,13 +135,10 @@ class Search:
                 "trials": len(space.repeats),
             }
             # Another recipe, or another space, is another search.
-            what = [goal.kind, *cell, *space.repeats, *map(repr, space.distributions.items()), self._recipe()]
+            what = [goal.kind, *cell, *space.repeats, *map(repr, space.distributions.items()), recipe]
             digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
-            found.append(self.studies.study(f"{goal.kind} {name} {digest}", goal.directions, about))
-        return found
-
-    def _recipe(self) -> str:
-        return repr(sorted(self.composer.recipe().items()))
+            studies.append(self.studies.study(f"{goal.kind} {name} {digest}", goal.directions, about))
+        return studies
 
     def _batch(self) -> int:
         """Points of each cell at a time: bisection goes one by one, others fill the packs of all workers."""
@@ -158,7 +155,7 @@ class Search:
     def _ask(self, number: int, study: optuna.Study) -> list[Point]:
         """The next points of a cell; what cannot be composed is told as failed."""
         self.studies.take_over(study)
-        found: list[Point] = []
+        points: list[Point] = []
         for asked in self.goal.ask(self.studies, study, self._batch()):
             try:
                 jobs = self.goal.space.jobs(self.goal.space.cells[number], asked.params)
@@ -167,8 +164,8 @@ class Search:
                 asked.set_user_attr(REASON, str(error))
                 study.tell(asked, state=TrialState.FAIL)
                 continue
-            found.append(Point(study, asked, list(trials.values())))
-        return found
+            points.append(Point(study, asked, list(trials.values())))
+        return points
 
     def _train(self, trials: Sequence[Trial], name: str) -> tuple[int, bool]:
         """The exit status, and whether all trials, and their golden twins, are complete. `name` is the round's."""
@@ -198,10 +195,10 @@ class Search:
         sweep, events = open_with_events(self.run.out)
         complete = set(sweep["trial"].values[sweep["complete"].values])
         for point in points:
-            own = {trial.id: trial for trial in (*point.trials, *(trial.golden for trial in point.trials))}
-            if not own.keys() <= complete:
+            trials = {trial.id: trial for trial in (*point.trials, *(trial.golden for trial in point.trials))}
+            if not trials.keys() <= complete:
                 continue
-            part = sweep.isel(trial=sorted(rows_of(list(own.values()), sweep)))
+            part = sweep.isel(trial=sorted(rows_of(list(trials.values()), sweep)))
             judged = self.goal.judge(point.trials, part, events)
             with self.studies.turn():
                 point.asked.set_user_attr("ids", [trial.id for trial in point.trials])
@@ -215,6 +212,6 @@ class Search:
         asked = sum(len(told(study)) for study in studies)
         lines = [f"search={self.goal.kind}: {count(asked, 'point')} in {count(len(studies), 'cell')}"]
         for study, name in zip(studies, self.goal.space.names, strict=True):
-            lines.append(f"  {name}: {self.goal.words(study)}")
+            lines.append(f"  {name}: {self.goal.summary(study)}")
         lines.append(f"results in {self.run.out}")
         self.console.print(*lines, sep="\n", highlight=False, soft_wrap=True)

@@ -36,13 +36,12 @@ class Space:
         problems = Problems()
         by_role: dict[str, list[Axis]] = {SEARCHED: [], REPEATED: [], CELLS: []}
         for axis in axes:
-            is_swept = axis.interval is not None or len(axis.words) > 1
-            own = role(axis.key) if is_swept else CELLS
-            by_role[own].append(axis)
-            if axis.interval and own != SEARCHED:
-                problems.reasons[f"{axis.text}: search={kind} searches {wanted}; allowed here: values with commas"] = (
-                    None
-                )
+            is_swept = axis.interval is not None or len(axis.values) > 1
+            its_role = role(axis.key) if is_swept else CELLS
+            by_role[its_role].append(axis)
+            if axis.interval and its_role != SEARCHED:
+                reason = f"search={kind} searches {wanted}; allowed here: values with commas"
+                problems.reasons[f"{axis.text}: {reason}"] = None
         if not by_role[SEARCHED]:
             reason = f"search={kind}: nothing to search; allowed: several values, or an interval, of {wanted}"
             problems.reasons[reason] = None
@@ -50,7 +49,7 @@ class Space:
             check_jobs([*by_role[CELLS], *by_role[REPEATED]])
         problems.check()
         cells = list(itertools.product(*(axis.overrides for axis in by_role[CELLS])))
-        swept = [number for number, axis in enumerate(by_role[CELLS]) if len(axis.words) > 1]
+        swept = [number for number, axis in enumerate(by_role[CELLS]) if len(axis.values) > 1]
         names = [" ".join(cell[number] for number in swept) or "all" for cell in cells]
         repeats = list(itertools.product(*(axis.overrides for axis in by_role[REPEATED])))
         return cls({axis.key: axis for axis in by_role[SEARCHED]}, cells, names, repeats)
@@ -70,11 +69,11 @@ class Space:
 
         The other axes are at their first values, so that a value is refused for what it is.
         """
-        first = {key: axis.words[0] for key, axis in self.searched.items()}
+        first = {key: axis.values[0] for key, axis in self.searched.items()}
         for cell in self.cells:
             yield from self.jobs(cell, first)
         for key, axis in self.searched.items():
-            for word in axis.words[1:]:
+            for word in axis.values[1:]:
                 yield from self.jobs(self.cells[0], first | {key: word})
 
 
@@ -100,14 +99,14 @@ def _distribution(axis: Axis) -> BaseDistribution:
         if low != int(low) or high != int(high):
             raise ConfigError(f"{axis.text}: takes integers; allowed: integers at its ends")
         return IntDistribution(int(low), int(high), log=is_log)
-    if axis.is_range and all(float(word).is_integer() for word in axis.words):
-        values = sorted(int(float(word)) for word in axis.words)
+    if axis.is_range and all(float(word).is_integer() for word in axis.values):
+        values = sorted(int(float(word)) for word in axis.values)
         return IntDistribution(values[0], values[-1], step=max(1, values[1] - values[0]))
-    return CategoricalDistribution(axis.words)
+    return CategoricalDistribution(axis.values)
 
 
 def geometric(low: float, high: float, ratio: float) -> list[float]:
     """Numbers from `low` to `high`, evenly spaced on a logarithmic scale, neighbours at most `ratio` apart."""
     steps = max(1, math.ceil(math.log(high / low) / math.log(ratio) - 1e-9))
-    found = [float(f"{low * (high / low) ** (number / steps):.4g}") for number in range(steps + 1)]
-    return sorted({low, *found[1:-1], high})
+    numbers = [float(f"{low * (high / low) ** (number / steps):.4g}") for number in range(steps + 1)]
+    return sorted({low, *numbers[1:-1], high})

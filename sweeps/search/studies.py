@@ -28,12 +28,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import BaseJournalFileLock
 from optuna.trial import FrozenTrial, TrialState
 
-from analysis.reading.searches import MOST_BYTES, damage_is_told
+from analysis.reading.searches import JOURNAL, MOST_BYTES, damage_is_told
 from harness.storage.records import Unreadable, read_bytes, read_lines
 from harness.storage.results_folder import ResultsPath
 from sweeps.running.locks import Turn, is_locked, owned
 
-FOLDER = "search"
 _TOKEN = re.compile(r"[0-9a-f]{16}")  # of an owner
 OWNER, DUPLICATE, REASON = "owner", "duplicate", "reason"
 Direction = Literal["minimize", "maximize"]
@@ -49,7 +48,7 @@ class Studies:
 
     def __init__(self, out: ResultsPath | None):
         self.token = secrets.token_hex(8)
-        self._folder = out / FOLDER if out else None
+        self._folder = out / JOURNAL.parent.name if out else None
         self._turn: Turn | None = None
         if self._folder:
             (self._folder / "owners").make_folder()
@@ -111,7 +110,7 @@ def journal(folder: ResultsPath, mend: bool = False) -> JournalStorage:
     Optuna opens it by its name; that it is a file of this folder is looked at before. Raises ConfigError for one that
     is damaged.
     """
-    file = folder / "journal.jsonl"
+    file = folder / JOURNAL.name
     with damage_is_told(file.path), os.fdopen(file.descriptor(os.O_RDWR | os.O_CREAT), "r+b") as handle:
         read_lines(file.path, MOST_BYTES)
         _, _, last = (text := read_bytes(file.path, MOST_BYTES)).rpartition(b"\n")
@@ -139,12 +138,12 @@ def sampler(name: str, seed: int, asked: int) -> BaseSampler:
 
 def known_points(study: optuna.Study) -> dict[Key, FrozenTrial]:
     """The points that are asked for or told, by their parameters; those that failed for a reason of their own, too."""
-    found: dict[Key, FrozenTrial] = {}
+    points: dict[Key, FrozenTrial] = {}
     for trial in study.get_trials(deepcopy=False):
         is_known = trial.state in (TrialState.RUNNING, TrialState.COMPLETE) or REASON in trial.user_attrs
         if is_known and DUPLICATE not in trial.user_attrs:
-            found[key(trial.params)] = trial
-    return found
+            points[key(trial.params)] = trial
+    return points
 
 
 def key(params: Mapping[str, Any]) -> Key:

@@ -12,10 +12,11 @@ import xarray as xr
 
 from analysis.measures.outcomes import DIVERGENT, NON_FINITE, outcomes_and_notes
 from harness.config import NO_FAULT, ConfigError, Trial
+from harness.config.names import WORST_FAULT
 from injectors.value import Value
 from injectors.value_strike import MOST_EVENTS
 from sweeps.compose.overrides import fault_fields
-from sweeps.search.goal import Goal, Judged, named, rows_of, told
+from sweeps.search.goal import Goal, Judged, is_faults, is_seed, named, rows_of, told
 from sweeps.search.space import CELLS, REPEATED, SEARCHED
 from sweeps.search.studies import REASON
 
@@ -25,16 +26,14 @@ SMALLEST, LARGEST = 1e-45, 3.5e38  # of float32: what no change, and one that is
 class WorstFault(Goal):
     """Over seeds, the median of both objectives; a fault breaks the run if it does so with most of the seeds."""
 
-    kind = "worst_fault"
+    kind = WORST_FAULT
     directions = ("minimize", "maximize")
     objectives = ("size of the fault, log10", "damage: final deviation from golden [nat/token]")
     wanted = "fault and fault.*"
 
     @staticmethod
     def role(key: str) -> str:
-        if key == "fault" or key.startswith("fault."):
-            return SEARCHED
-        return REPEATED if key.rpartition(".")[2] == "seed" else CELLS
+        return SEARCHED if is_faults(key) else REPEATED if is_seed(key) else CELLS
 
     def check(self, trials: Sequence[Trial]) -> None:
         size = self.settings.size
@@ -80,12 +79,12 @@ class WorstFault(Goal):
         """The field that was asked for, or the norm of the change at the first strike; infinite if it is not finite."""
         if self.settings.size is not None:
             return float(getattr(trial.fault, self.settings.size.partition(".")[2]))
-        own = events[(events["trial"] == trial.id) & events["changed"].astype(bool)]
-        own = own[own["step"] == own["step"].min()]
-        change = own["after"].astype(float) - own["before"].astype(float)
+        changed = events[(events["trial"] == trial.id) & events["changed"].astype(bool)]
+        changed = changed[changed["step"] == changed["step"].min()]
+        change = changed["after"].astype(float) - changed["before"].astype(float)
         return float(np.nan_to_num(np.sqrt((change**2).sum(skipna=False)), nan=np.inf))
 
-    def words(self, study: optuna.Study) -> str:
+    def summary(self, study: optuna.Study) -> str:
         points = told(study)
         breaking = [point for point in points if point.user_attrs["breaks"]]
         if not breaking:

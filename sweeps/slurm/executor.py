@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import submitit
 
@@ -43,6 +43,8 @@ LOST_SECONDS = 15.0  # a job has left the queue, and a network file system may s
 OBSTACLE_SECONDS = 20.0  # a job has not been able to start: Slurm may just be looking for nodes
 MOST_TAIL = 2**16  # bytes
 PROBE = "sweep-options"
+LEAST = dict.fromkeys(("time", "cpus", "parallel", "warning"), 1)
+LEAST |= dict.fromkeys(("gpus", "gpus_per_task", "minutes_per_job", "requeues"), 0)
 SET_BY_US = ("job-name", "array", "wait", "clusters", "test-only", "parsable")
 
 
@@ -60,10 +62,10 @@ class SlurmExecutor:
 
     def memory(self, device: str) -> float:
         """Of a job's `hydra.launcher.memory`; what a node's GPU has is not known here."""
-        found = bytes_of(str(self.options["memory"]))
-        if device == "cuda" or found is None:
+        size = bytes_of(str(self.options["memory"]))
+        if device == "cuda" or size is None:
             return math.inf
-        return SHARE_OF_MEMORY * found or math.inf  # as for sbatch --mem, 0 is all that a node has
+        return SHARE_OF_MEMORY * size or math.inf  # as for sbatch --mem, 0 is all that a node has
 
     def fitting(self, packs: Sequence[PackPlan]) -> SlurmExecutor:
         """This one: the memory of a job is `hydra.launcher.memory`, which Slurm watches over.
@@ -81,8 +83,12 @@ class SlurmExecutor:
 
     @staticmethod
     def check_options(options: Mapping[str, Any]) -> None:
-        """Raises ConfigError if they contradict each other."""
+        """Raises ConfigError if one is out of range, or they contradict each other."""
         problems, key = Problems(), "hydra.launcher"
+        for name, least in LEAST.items():
+            with problems.collect():
+                if options[name] is not None and options[name] < least:
+                    raise ConfigError(f"{key}.{name}={options[name]}: out of range; allowed: >= {least}")
         with problems.collect():
             gpus, per_task = options["gpus"], options["gpus_per_task"]
             if gpus is not None and per_task is not None:
@@ -106,14 +112,13 @@ class SlurmExecutor:
                 f"out={str(out)!r}: Slurm reads a % in a path as a number; allowed: a path without % here"
             )
         script = self._text(out / FOLDER / "test", 1, 1, 1)
-        test = _asked(["--test-only"], script)
+        test = _sbatch("--test-only", input=script)
         if test.returncode == 0:
             return
         # Also said of jobs that Slurm would take and keep, as while all nodes are down. So it is given one that may
         # begin so late that it never does. (Of a held one it looks at less.)
         with signals_wait():
-            done = _asked(["--parsable", "--begin=now+1day", f"--job-name={PROBE}"], script)
-            number = _number(done)
+            number = _number(_sbatch("--parsable", "--begin=now+1day", f"--job-name={PROBE}", input=script))
             subprocess.run(["scancel", f"--name={PROBE}", number], capture_output=True)
         _warn(f"hydra/launcher=slurm: Slurm takes these options, but its jobs may not start ({_said(test)})")
 
@@ -152,11 +157,11 @@ class SlurmExecutor:
         alike: dict[int, list[Job]] = {}
         for job in jobs:
             alike.setdefault(job.processes, []).append(job)
-        found = []
-        for own in alike.values():
-            groups = together(own, self.options["parallel"], seconds)
-            found += [groups[start : start + most] for start in range(0, len(groups), most)]
-        return found
+        arrays = []
+        for same in alike.values():
+            groups = together(same, self.options["parallel"], seconds)
+            arrays += [groups[start : start + most] for start in range(0, len(groups), most)]
+        return arrays
 
     def _submit_array(self, folder: ResultsPath, groups: Sequence[Sequence[Job]], parallel: int) -> dict[Job, str]:
         """One call of sbatch: task i of the array trains group i."""
@@ -167,7 +172,9 @@ class SlurmExecutor:
                     script = self._script(folder, token, groups, parallel)
                     for job in (job for group in groups for job in group):
                         (folder / ERRORS / f"{job.pack.id}.txt").unlink()
-                    number = _sbatch(script, name_of(folder, token), lock)
+                    # sbatch holds the lock, too: where this process is killed meanwhile, the next one waits for it.
+                    name = f"--job-name={name_of(folder, token)}"
+                    number = _number(_sbatch("--parsable", name, str(script), pass_fds=(lock.fileno(),)))
                 except (Refused, LinkRefused, OSError):
                     forget(folder, token)
                     raise
@@ -200,16 +207,18 @@ class SlurmExecutor:
     def _parameters(self, folder: Path, processes: int) -> dict[str, Any]:
         names = {"time": "time", "cpus": "cpus_per_task", "memory": "mem", "gpus": "gpus_per_node"}
         direct = ("partition", "account", "qos", "constraint", "gpus_per_task")
-        found = {names.get(k, k): v for k, v in self.options.items() if k in (*names, *direct) and v is not None}
-        found["cpus_per_task"] *= processes  # one task, which starts the others itself
+        parameters = {names.get(k, k): v for k, v in self.options.items() if k in (*names, *direct) and v is not None}
+        parameters["cpus_per_task"] *= processes  # one task, which starts the others itself
         # Since Slurm 22.05 a step does not take this over by itself.
         cores = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"'
-        found["setup"] = [cores, *_search_path(), _take_over(folder), *self.options["setup"]]
-        tasks = {"ntasks": 1} if "gpus_per_task" in found else {}  # sbatch refuses the one without the other
-        found["additional_parameters"] = tasks | self.options["extra"]
-        found["signal_delay_s"] = self.options["warning"]
-        found["stderr_to_stdout"] = True
-        return found
+        path = python_path()  # from the folder in which it was submitted a job imports nothing
+        paths = ["export PYTHONSAFEPATH=1", *([f"export PYTHONPATH={shlex.quote(path)}"] if path else [])]
+        parameters["setup"] = [cores, *paths, _take_over(folder), *self.options["setup"]]
+        tasks = {"ntasks": 1} if "gpus_per_task" in parameters else {}  # sbatch refuses the one without the other
+        parameters["additional_parameters"] = tasks | self.options["extra"]
+        parameters["signal_delay_s"] = self.options["warning"]
+        parameters["stderr_to_stdout"] = True
+        return parameters
 
 
 def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Job]]:
@@ -226,12 +235,6 @@ def together(jobs: Sequence[Job], parallel: int, seconds: float) -> list[list[Jo
         room -= needed
         remaining -= needed
     return groups
-
-
-def _search_path() -> list[str]:
-    """The shell lines by which a job imports nothing from the folder in which it was submitted."""
-    path = python_path()
-    return ["export PYTHONSAFEPATH=1", *([f"export PYTHONPATH={shlex.quote(path)}"] if path else [])]
 
 
 def _take_over(folder: Path) -> str:
@@ -252,30 +255,23 @@ mv {before} {after} 2>/dev/null || true"""
 def _longest_array() -> int:
     """Tasks that one array may have, by Slurm's configuration."""
     answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
-    return max(1, int(found[1])) if found else 1000
+    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
+    return max(1, int(size[1])) if size else 1000
 
 
 class Refused(ConfigError):
     """Slurm has said no, and does not have the array."""
 
 
-def _sbatch(script: Path, name: str, lock: IO[str]) -> str:
-    """Submit, and return the array's number.
-
-    sbatch holds the lock, too: where this process is killed meanwhile, the next one waits until sbatch has ended.
-    Raises Refused if Slurm refuses, and ConfigError if nobody knows; then the next command asks for it.
-    """
-    command = ["sbatch", "--parsable", f"--job-name={name}", str(script)]
-    return _number(subprocess.run(command, capture_output=True, text=True, pass_fds=(lock.fileno(),)))
-
-
-def _asked(options: Sequence[str], script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sbatch", *options], input=script, capture_output=True, text=True)
+def _sbatch(*options: str, **others: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sbatch", *options], capture_output=True, text=True, **others)
 
 
 def _number(done: subprocess.CompletedProcess[str]) -> str:
-    """The array's number in sbatch's answer. Raises ConfigError."""
+    """The array's number in sbatch's answer.
+
+    Raises Refused if Slurm refuses, and ConfigError if nobody knows; then the next command asks for it.
+    """
     number = re.search(r"^\d+", done.stdout, flags=re.MULTILINE)
     if done.returncode == 0 and number:
         return number[0]
@@ -291,8 +287,8 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 def _last_state(number: str) -> str:
     """Slurm's last word on a job that has left the queue."""
     command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}"]
-    words = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
-    return words or "no longer known to Slurm"
+    state = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
+    return state or "no longer known to Slurm"
 
 
 def _warn(line: str) -> None:
@@ -312,15 +308,12 @@ class Obstacles:
         for job in jobs:
             if job.obstacle:
                 numbers.setdefault(f"{job.obstacle} ({job.reason})", []).append(job.number)
-        for words, own in numbers.items():
-            if time.monotonic() - self._since.setdefault(words, time.monotonic()) > OBSTACLE_SECONDS:
-                self._since[words] = math.inf
+        for obstacle, waiting in numbers.items():
+            if time.monotonic() - self._since.setdefault(obstacle, time.monotonic()) > OBSTACLE_SECONDS:
+                self._since[obstacle] = math.inf
+                others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
                 way_out = f"stability-harness cancel {self.out} takes out what waits"
-                _warn(f"Slurm job {own[0]}{_more(own[1:])} cannot start: {words}; {way_out}")
-
-
-def _more(others: Sequence[str]) -> str:
-    return f" and {len(others)} more" if others else ""
+                _warn(f"Slurm job {waiting[0]}{others} cannot start: {obstacle}; {way_out}")
 
 
 def _follow(folder: ResultsPath, running: dict[Job, str]) -> Results:

@@ -49,7 +49,7 @@ class OnNode:
             if isinstance(result, Elsewhere):
                 failed.append(f"pack {job.pack.id} is being trained by another process")
             elif isinstance(result, Failed):
-                failed.append(result.words)
+                failed.append(result.message)
         if failed:
             raise RuntimeError("\n".join(failed))  # so that Slurm calls the job failed, too
 

@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,7 @@ class Queued:
         return _NEVER.get(reason, "")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Its state, and why it is pending."""
         if self.obstacle:
             return f"{self.state.lower()}, cannot start: {self.obstacle} ({self.reason})"
@@ -90,11 +90,11 @@ def name_of(folder: ResultsPath, token: str) -> str:
 
 def queue_of(folder: ResultsPath, users: Iterable[int]) -> dict[str, Queued] | None:
     """The jobs of this folder that these users have in the queue, by number; None if Slurm does not answer just now."""
-    found = _with_its_name(folder, users)
-    return None if found is None else {job.number: job for job in found if _is_here(job, folder)}
+    jobs = _with_its_name(folder, users)
+    return None if jobs is None else {job.number: job for job in jobs if _is_here(job, folder)}
 
 
-def own_and_others(out: Path) -> tuple[list[Queued], list[Queued]]:
+def ours_and_others(out: Path) -> tuple[list[Queued], list[Queued]]:
     """The jobs of `out` that are this user's, and those with its id that are not to be touched.
 
     Those are another user's, or were submitted for a folder of which this one is a copy, or where this one was earlier.
@@ -102,9 +102,9 @@ def own_and_others(out: Path) -> tuple[list[Queued], list[Queued]]:
     if not (out / MARKER).exists():
         return [], []
     folder = ResultsPath.open(out)
-    found = _with_its_name(folder, submitters(folder)) or []
-    own = [job for job in found if job.user == os.getuid() and _is_here(job, folder)]
-    return own, [job for job in found if job not in own]
+    jobs = _with_its_name(folder, submitters(folder)) or []
+    ours = [job for job in jobs if job.user == os.getuid() and _is_here(job, folder)]
+    return ours, [job for job in jobs if job not in ours]
 
 
 def scancel(jobs: Iterable[Queued]) -> str:
@@ -115,18 +115,18 @@ def scancel(jobs: Iterable[Queued]) -> str:
 
 
 def _with_its_name(folder: ResultsPath, users: Iterable[int]) -> list[Queued] | None:
-    found = _squeue(f"--user={','.join(map(str, sorted(users)))}")
-    own = re.compile(name_of(folder, TOKEN.pattern))
-    return None if found is None else [job for job in found if own.fullmatch(job.name)]
+    jobs = _squeue(f"--user={','.join(map(str, sorted(users)))}")
+    pattern = re.compile(name_of(folder, TOKEN.pattern))
+    return None if jobs is None else [job for job in jobs if pattern.fullmatch(job.name)]
 
 
 def with_numbers(numbers: Iterable[str]) -> list[Queued]:
     """Whatever has these numbers in the queue, anyone's; nothing if Slurm does not answer. To name them, not to act."""
     arrays = sorted({number.split("_")[0] for number in numbers}, key=int)
-    found: list[Queued] = []
+    jobs: list[Queued] = []
     for start in range(0, len(arrays), MOST_NUMBERS):
-        found += _squeue(f"--jobs={','.join(arrays[start : start + MOST_NUMBERS])}") or ()
-    return found
+        jobs += _squeue(f"--jobs={','.join(arrays[start : start + MOST_NUMBERS])}") or ()
+    return jobs
 
 
 def submitters(folder: ResultsPath) -> set[int]:
@@ -135,7 +135,7 @@ def submitters(folder: ResultsPath) -> set[int]:
         owners = {os.fstat(at).st_uid}
     with contextlib.suppress(ConfigError):  # a link in its place: then nobody has submitted from it
         tokens = [entry for entry in (folder / FOLDER).entries() if TOKEN.fullmatch(entry.name)]
-        owners.update(found.st_uid for found in (token.status() for token in tokens) if found)
+        owners.update(status.st_uid for status in (token.status() for token in tokens) if status)
     return {os.getuid(), *(user for user in owners if user_name(user))}
 
 
@@ -152,10 +152,10 @@ def _is_here(job: Queued, folder: ResultsPath) -> bool:
     if (job.script.name, token.parent.name, name_of(folder, token.name)) != (SCRIPT, FOLDER, job.name):
         return False
     try:
-        found = os.stat(job.out)
+        status = os.stat(job.out)
     except (OSError, ValueError):
         return False
-    return (found.st_dev, found.st_ino) == folder.inode
+    return (status.st_dev, status.st_ino) == folder.inode
 
 
 def _squeue(choice: str) -> list[Queued] | None:
@@ -169,7 +169,8 @@ def _squeue(choice: str) -> list[Queued] | None:
         return None
     if answer.returncode and "Invalid job id" not in answer.stderr:
         return None
-    return list(_jobs(answer.stdout))
+    lines = [match.groups() for line in answer.stdout.splitlines() if (match := _LINE.fullmatch(line))]
+    return [Queued(job, int(user), state, why, name, Path(script)) for job, user, state, why, name, script in lines]
 
 
 def _asked(command: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -179,10 +180,3 @@ def _asked(command: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [command, *options], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
     )
-
-
-def _jobs(answer: str) -> Iterator[Queued]:
-    for line in answer.splitlines():
-        if match := _LINE.fullmatch(line):
-            number, user, state, reason, name, script = match.groups()
-            yield Queued(number, int(user), state, reason, name, Path(script))

@@ -116,21 +116,14 @@ def write_down_all(folder: ResultsPath, groups: Sequence[Sequence[Job]], array: 
     numbers = {job: f"{array}_{task}" for task, group in enumerate(groups) for job in group}
     (folder / FOLDER / PACKS).make_folder()
     for job, number in numbers.items():
-        _write_down(folder, job, number)
+        note = folder / FOLDER / PACKS / f"{job.pack.id}.json"
+        note.write(json.dumps({"job": number, **_record(job)}).encode())
     return numbers
-
-
-def _write_down(folder: ResultsPath, job: Job, number: str) -> None:
-    """Keep which Slurm job trains this pack, and the pack itself, as JSON."""
-    note = folder / FOLDER / PACKS / f"{job.pack.id}.json"
-    note.write(json.dumps({"job": number, **_record(job)}).encode())
 
 
 def _record(job: Job) -> dict[str, Any]:
     """The job as JSON takes it; where its store is, the place of the record says."""
-    trials = [trial.to_dict() for trial in job.pack.trials]
-    own = {name: attrgetter(key)(job.run) for name, key in NOTED.items()}
-    return {**own, "trials": trials, "witnesses": sorted(job.pack.witnesses)}
+    return {name: attrgetter(key)(job.run) for name, key in NOTED.items()} | job.pack.to_dict()
 
 
 # --- read ------------------------------------------------------------------------------------------------------------
@@ -141,25 +134,25 @@ def submitted(out: Path) -> Submitted:
 
     Raises ConfigError if Slurm is needed and does not answer, which it is unless everything submitted is done.
     """
-    found = Submitted()
+    slurm = Submitted()
     if not (out / MARKER).exists():
-        return found
+        return slurm
     folder = ResultsPath.open(out)
     if not (folder / FOLDER).exists():
-        return found
+        return slurm
     users = submitters(folder)
     before = queue_of(folder, users)
     if before is not None:
-        _settle(folder, users, found)
-    notes = _notes(folder, found)
+        _settle(folder, users, slurm)
+    notes = _notes(folder, slurm)
     now = queue_of(folder, users)
     if before is None or now is None:
-        _check_done(folder, notes, found)
-        return found
-    _look_up(folder, notes, now, found)
+        _check_done(folder, notes, slurm)
+        return slurm
+    _look_up(folder, notes, now, slurm)
     # What came into the queue meanwhile may just be written down.
-    found.unnamed = [job for number, job in now.items() if number in before and number not in found.numbers]
-    return found
+    slurm.unnamed = [job for number, job in now.items() if number in before and number not in slurm.numbers]
+    return slurm
 
 
 def running_jobs(out: Path) -> tuple[list[Job], list[str]]:
@@ -167,29 +160,29 @@ def running_jobs(out: Path) -> tuple[list[Job], list[str]]:
 
     Raises ConfigError if Slurm is needed and does not answer, or if it has jobs of which nobody knows what they train.
     """
-    found = submitted(out)
-    queue = sorted({job.number for job in (*found.unnamed, *found.packs.values())})
-    if found.unnamed or (found.doubtful and queue):
-        files = ", ".join(map(str, found.damaged[:MOST_NAMED])) or "their notes are gone"
+    slurm = submitted(out)
+    queue = sorted({job.number for job in (*slurm.unnamed, *slurm.packs.values())})
+    if slurm.unnamed or (slurm.doubtful and queue):
+        files = ", ".join(map(str, slurm.damaged[:MOST_NAMED])) or "their notes are gone"
         raise ConfigError(
             f"out={out}: Slurm has jobs of this sweep ({_some(queue)}), and what they train cannot be read ({files}); "
             f"allowed: the same command once they have ended, or after: stability-harness cancel {out}"
         )
-    return found.jobs, [f"left out: {error}" for error in found.damaged]
+    return slurm.jobs, [f"left out: {error}" for error in slurm.damaged]
 
 
 def numbers_of(folder: ResultsPath, jobs: Sequence[Job]) -> dict[Job, str]:
     """The Slurm job of each of these, which were in the queue. Raises ConfigError if a note was damaged since."""
-    found = Submitted()
-    notes = _notes(folder, found, {job.pack.id for job in jobs})
-    for error in found.damaged:
+    slurm = Submitted()
+    notes = _notes(folder, slurm, {job.pack.id for job in jobs})
+    for error in slurm.damaged:
         raise ConfigError(f"{error}; allowed: a note as a sweep writes it")
     return {job: notes[job.pack.id].job for job in jobs if job.pack.id in notes}
 
 
-def _settle(folder: ResultsPath, users: set[int], found: Submitted) -> None:
+def _settle(folder: ResultsPath, users: set[int], slurm: Submitted) -> None:
     """Write down the jobs of processes that were killed before they could, if Slurm has them."""
-    for file in _files(folder / FOLDER / SUBMITTING, TOKEN, found):
+    for file in _files(folder / FOLDER / SUBMITTING, TOKEN, slurm):
         try:
             with os.fdopen(file.descriptor(os.O_RDWR), "r+") as handle:
                 _lock(handle)  # until whoever submits it has done so
@@ -203,9 +196,9 @@ def _settle(folder: ResultsPath, users: set[int], found: Submitted) -> None:
         except FileNotFoundError:
             pass
         except Unreadable as error:
-            found.damaged.append(error)
+            slurm.damaged.append(error)
         except (OSError, LinkRefused) as error:
-            found.damaged.append(_unreadable(file, error))
+            slurm.damaged.append(_unreadable(file, error))
 
 
 def _groups(file: ResultsPath) -> list[list[Job]]:
@@ -213,43 +206,43 @@ def _groups(file: ResultsPath) -> list[list[Job]]:
     values = _parsed(file, MOST_OF_ARRAY)
     if not isinstance(values, list) or not values or not all(isinstance(group, list) and group for group in values):
         raise Unreadable(file.path, "is no list of lists of packs")
-    return [[_job(record_of(own, Packed, file.path), file) for own in group] for group in values]
+    return [[_job(record_of(record, Packed, file.path), file) for record in group] for group in values]
 
 
-def _notes(folder: ResultsPath, found: Submitted, wanted: set[str] | None = None) -> dict[str, Note]:
+def _notes(folder: ResultsPath, slurm: Submitted, wanted: set[str] | None = None) -> dict[str, Note]:
     """By pack. What is damaged is told in `found`."""
     notes: dict[str, Note] = {}
-    for file in _files(folder / FOLDER / PACKS, _PACK, found):
+    for file in _files(folder / FOLDER / PACKS, _PACK, slurm):
         if wanted is None or file.stem in wanted:
-            with contextlib.suppress(FileNotFoundError), _doubted(file, found):
+            with contextlib.suppress(FileNotFoundError), _doubted(file, slurm):
                 note = record_of(_parsed(file, MOST_BYTES), Note, file.path)
                 notes[file.stem] = note
-                found.numbers.add(note.job)
+                slurm.numbers.add(note.job)
     return notes
 
 
-def _look_up(folder: ResultsPath, notes: Mapping[str, Note], queue: Mapping[str, Queued], found: Submitted) -> None:
+def _look_up(folder: ResultsPath, notes: Mapping[str, Note], queue: Mapping[str, Queued], slurm: Submitted) -> None:
     """Which noted packs have a job in the queue."""
     for pack, note in notes.items():
         if note.job in queue:
             file = folder / FOLDER / PACKS / f"{pack}.json"
-            with _doubted(file, found):
+            with _doubted(file, slurm):
                 job = _job(note, file)
                 if job.pack.id != pack:
                     raise Unreadable(file.path, f"is of another pack, {job.pack.id}")
-                found.jobs.append(job)
-                found.packs[pack] = queue[note.job]
+                slurm.jobs.append(job)
+                slurm.packs[pack] = queue[note.job]
 
 
 def _job(record: Packed, file: ResultsPath) -> Job:
     """Of a record. Raises Unreadable."""
     try:
         trials = tuple(trial_from_dict(values, fault_types()) for values in record.trials)
-        own = {key: check_key(key, getattr(record, name)) for name, key in NOTED.items()}
+        settings = {key: check_key(key, getattr(record, name)) for name, key in NOTED.items()}
         pack = PackPlan(trials, frozenset(record.witnesses))
         if not pack.recorded or not pack.witnesses <= {trial.id for trial in trials}:
             raise ValueError("no trials of its own, or witnesses that are none of them")
-        return Job(pack, Run.of(own, file.root), file.id)
+        return Job(pack, Run.of(settings, file.root), file.id)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Unreadable(file.path, f"holds no pack ({type(error).__name__}: {str(error)!r:.100})") from None
 
@@ -270,29 +263,29 @@ def _unreadable(file: ResultsPath, error: OSError | LinkRefused) -> Unreadable:
     return Unreadable(file.path, f"cannot be read ({error.strerror or error})")
 
 
-def _files(place: ResultsPath, stem: re.Pattern[str], found: Submitted) -> list[ResultsPath]:
+def _files(place: ResultsPath, stem: re.Pattern[str], slurm: Submitted) -> list[ResultsPath]:
     """The files of ours in this folder, as their names say."""
     try:
         return [file for file in place.entries() if file.name.endswith(".json") and stem.fullmatch(file.stem)]
     except (OSError, LinkRefused) as error:
-        found.damaged.append(_unreadable(place, error))
+        slurm.damaged.append(_unreadable(place, error))
         return []
 
 
 @contextlib.contextmanager
-def _doubted(file: ResultsPath, found: Submitted) -> Iterator[None]:
+def _doubted(file: ResultsPath, slurm: Submitted) -> Iterator[None]:
     """Tell what is damaged, and whether its pack has still to be trained."""
     try:
         yield
     except Unreadable as error:
-        found.damaged.append(error)
+        slurm.damaged.append(error)
         if not is_complete(file.root, file.stem):
-            found.doubtful.add(file.stem)
+            slurm.doubtful.add(file.stem)
 
 
-def _check_done(folder: ResultsPath, notes: Mapping[str, Note], found: Submitted) -> None:
+def _check_done(folder: ResultsPath, notes: Mapping[str, Note], slurm: Submitted) -> None:
     """Slurm does not answer. Raises ConfigError unless the store says that nothing can be in its queue."""
-    is_open = _files(folder / FOLDER / SUBMITTING, TOKEN, found) or found.doubtful
+    is_open = _files(folder / FOLDER / SUBMITTING, TOKEN, slurm) or slurm.doubtful
     if is_open or not all(is_complete(folder.root, pack) for pack in notes):
         raise ConfigError(
             f"out={folder.root}: its packs were submitted, and squeue does not answer; allowed: a running Slurm"

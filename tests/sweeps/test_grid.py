@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -276,6 +277,50 @@ def test_ids_are_the_same_in_another_process() -> None:
     environment = {"PYTHONPATH": str(command.REPOSITORY), "PYTHONHASHSEED": "12345"}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert ended.stdout.strip() == command.only("model.width=96", "seed=3").id
+
+
+PARTS_OF_PACKAGES = """
+from importlib.metadata import EntryPoint
+from harness.basics import plugins
+
+installed = {"branches": "causal_mean", "objectives": "completion"}
+plugins.entry_points = lambda group: [
+    EntryPoint(name, name, group) for kind, name in installed.items() if group == f"{plugins.GROUP}.{kind}"
+]
+from harness.config import ConfigError
+from sweeps.compose.arguments import config_loader, expand
+from sweeps.compose.grid import Composer
+
+for words in (
+    "block.token_mixer=attention,causal_mean causal_mean.keep=0.5,1.0",
+    "block.token_mixer=attention causal_mean.keep=0.5",
+    "objective.name=next_token,completion completion.prompt=0.25",
+    "completion.prompt=0.25",
+):
+    loader, texts = config_loader(), words.split()
+    try:
+        composer = Composer(loader, "grid", frozenset(text.split("=")[0] for text in texts))
+        trials = composer.trials(expand({}, texts, loader))
+        print([[vars(values) for name, values in trial.extras if name in installed.values()] for trial in trials])
+    except ConfigError as error:
+        print(*error.reasons)
+"""
+
+
+def test_options_of_a_part_count_where_it_is_chosen() -> None:
+    """A branch's and an objective's as an optimizer's: trials with another one ignore them, and are one trial."""
+    examples = [str(command.REPOSITORY / "examples" / name) for name in ("branch", "objective")]
+    environment = {"PYTHONPATH": os.pathsep.join([str(command.REPOSITORY), *examples])}
+    code = [sys.executable, "-c", PARTS_OF_PACKAGES]
+    ended = subprocess.run(code, capture_output=True, text=True, env=environment, check=True)
+    assert ended.stdout.splitlines() == [
+        "[[], [{'window': None, 'keep': 0.5}], []]",
+        "causal_mean.keep=0.5: reaches no trial, because block.token_mixer=attention and "
+        "block.channel_mixer=feedforward have no such field; allowed: leave it out, or another branch",
+        "[[], [{'prompt': 0.25}]]",
+        "completion.prompt=0.25: reaches no trial, because objective.name=next_token has no such field; "
+        "allowed: leave it out, or another objective",
+    ]
 
 
 def test_ids_ignore_the_order_of_fields() -> None:

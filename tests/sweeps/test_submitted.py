@@ -304,5 +304,5 @@ def test_without_slurm_it_is_asked_for_only_where_something_may_be_in_the_queue(
     ],
 )
 def test_a_job_says_why_it_waits(reason: str, words: str) -> None:
-    assert Queued("1_0", 0, "PENDING", reason, "", Path()).words == words
-    assert Queued("1_0", 0, "RUNNING", "None", "", Path()).words == "running"
+    assert Queued("1_0", 0, "PENDING", reason, "", Path()).description == words
+    assert Queued("1_0", 0, "RUNNING", "None", "", Path()).description == "running"
