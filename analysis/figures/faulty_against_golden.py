@@ -11,11 +11,11 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, style
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import chosen
+from analysis.figures.series import chosen, middle_width
+from analysis.figures.strikes import mark_strikes, strike_patch, strikes
 from analysis.measures import metrics
 from harness.basics.printing import count
 from harness.config import NO_FAULT
@@ -23,7 +23,7 @@ from harness.config import NO_FAULT
 MOST_COLUMNS = 4  # of a figure that can be read
 MOST_IN_TITLE = 48  # letters over a panel
 TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
-GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
+GOLDEN, FAULTY = "#4c72b0", "#c44e52"
 
 
 @drawn_from(Needs.SWEEP, place=4)
@@ -74,8 +74,7 @@ def representative(table: pd.DataFrame) -> pd.Series | None:
     """The trial to show of one fault and mitigation: a row of `metrics.deviation_table` with `golden_loss`."""
     if table.empty:
         return None
-    widths = sorted(table["width"].unique())
-    table = table[table["width"] == widths[(len(widths) - 1) // 2]]
+    table = middle_width(table)
     means = table.drop_duplicates("golden").groupby("lr")["golden_loss"].mean().fillna(np.inf)
     table = table[table["lr"] == means.idxmin()]
     return table.sort_values(["size", "trial"], ascending=[False, True]).iloc[0]
@@ -98,9 +97,7 @@ def _draw_twins(
     lower.axhline(0, color="0.4", linewidth=1)
     spans = strikes(trial, events)
     for panel in pair:
-        for first, last in spans:
-            panel.axvspan(first, last, color=STRIKE, alpha=0.35, linewidth=0)
-            panel.axvline(first, color=STRIKE, linewidth=1.4, zorder=1)
+        mark_strikes(panel, spans)
     _set_scales(upper, lower, golden, faulty)
     _mark_end(upper, steps, faulty, trial["nonfinite_step"])
     details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}\n{_strike_words(spans)}"
@@ -110,32 +107,6 @@ def _draw_twins(
     upper.annotate(details, (0.5, 1), (0, 5), "axes fraction", "offset points", ha="center", fontsize="small")
     lower.set_xlabel("step")
     lower.tick_params(labelbottom=True)
-
-
-def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, int]]:
-    """(first, last) step of each stretch of strikes in a row; empty if events are given and the fault never fired.
-
-    The store keeps only the first events of a fault that strikes often (`trial["strikes"]` counts them all); the rest
-    is marked where the config has it.
-    """
-    planned = _planned_strikes(trial)
-    if events is None:
-        steps = planned
-    else:
-        own = events[events["trial"] == trial["trial"]]
-        steps = np.unique(own["step"].dropna().astype(int))
-        if 0 < len(own) < trial["strikes"]:
-            steps = np.union1d(steps, planned[planned > steps[-1]])
-    groups = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1) if len(steps) else []
-    return [(int(group[0]), int(group[-1])) for group in groups]
-
-
-def _planned_strikes(trial: pd.Series) -> np.ndarray:
-    """The steps at which the config has strikes, as far as the trial got. A fault without a duration is permanent."""
-    # A sweep in which no trial has a value of a field has no such coordinate.
-    start, duration, period = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
-    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, start + duration])
-    return np.arange(start, end, 1 if np.isnan(period) else period, dtype=int)
 
 
 def _strike_words(spans: Sequence[tuple[int, int]]) -> str:
@@ -166,7 +137,7 @@ def _twin_legend(figure: Figure) -> None:
     handles = [
         Line2D([], [], color=GOLDEN, linewidth=1.6),
         Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
-        Patch(color=STRIKE, alpha=0.6),
+        strike_patch(),
         Line2D([], [], color=FAULTY, marker="x", markersize=8, markeredgewidth=2.2, linestyle="none"),
     ]
     labels = ["golden", "faulty", "strike", "last finite loss before the trial became non-finite"]

@@ -12,13 +12,12 @@ from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import MARKERS, Drawing, palette, style
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, series_of
+from analysis.figures.series import LETTER, MOST_LETTERS, MOST_SERIES, chosen, dodged, series_of
 from analysis.measures import metrics
 from analysis.reading.acted import BASELINE
 from harness.basics.printing import count
 
 LINE = 0.21  # inches: of a legend's line
-MOST_LETTERS = 34  # of names in two columns under a figure
 
 
 @drawn_from(Needs.SWEEP, place=1)

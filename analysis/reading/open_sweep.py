@@ -87,6 +87,11 @@ def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
         return _dataset(attributes, known), _events(known)
 
 
+def guard_signals(sweep: xr.Dataset) -> list[str]:
+    """The signals of a sweep [trial, step] that guards declared (`harness/guards/base.py`), by name."""
+    return sorted(str(name) for name in sweep.data_vars if name not in TAKEN)
+
+
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection in the block: JSON makes very many objects, none of which is garbage."""

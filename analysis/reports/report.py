@@ -60,7 +60,9 @@ def write_report(out: Path | str) -> Report:
     results = replace(results, sweep=with_losses(results.sweep))
     ds, compared, faults = results.sweep, results.comparison, fault_effects(results.sweep)
     sentences = findings(ds, results.sensitivity, faults) + mitigation_findings(compared)
-    needs = [Needs.SWEEP, Needs.COMPARISON, *([Needs.SEARCHES] if results.searches else [])]
+    needs = [Needs.SWEEP, Needs.COMPARISON]
+    needs += [Needs.GUARDS] if results.guard_signals else []
+    needs += [Needs.SEARCHES] if results.searches else []
     pictures = save_figures(results, out, *needs)
     html = write_page(
         "report",

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from analysis.reading.acted import Acting
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
-from harness.storage.store import SIGNALS, PackStore, open_store
+from harness.storage.store import SIGNALS, PackStore, Signal, open_store
 
 CORPUS = {"source": "stdlib", "fingerprint": "c0ffee", "tokens": 1000}
 ENVIRONMENT = {"torch": "2.0", "device": "cpu", "threads": 1}
@@ -91,17 +91,19 @@ def write_pack(
     measured: Iterable[str] = tuple(SIGNALS),
     ends: Mapping[str, Callable[[Trial], np.ndarray]] | None = None,
     acting: Callable[[Trial], Acting] = lambda trial: Acting({}, {}, ""),
+    guarded: Mapping[str, Signal] | None = None,
 ) -> PackStore:
     """A pack whose `loss` is given, and `signals` beside it; others are 1. Non-finite from the first NaN loss on.
 
     Validation losses are the training ones where they are not given; `ends` are [segment], and NaN where not given.
+    `guarded` are the signals that guards declare, whose values are in `signals`.
 
     Its faults struck as often as they have events, which the store keeps as the loop does: 64 of a trial.
     """
     folder = open_store(out, study)
     steps, layers = trials[0].train.steps, trials[0].model.depth
     pack = pack or hashlib.sha256(" ".join(t.id for t in trials).encode()).hexdigest()[:16]
-    store = PackStore.create(folder, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block)
+    store = PackStore.create(folder, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block, guarded)
     values = {name: np.ones(store.shape(name), "f4") for name in measured}
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")
     if "validation_loss" in values:

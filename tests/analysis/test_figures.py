@@ -15,10 +15,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from analysis import fault_events, open_sweep
-from analysis.figures.faulty_against_golden import faulty_against_golden, representative, strikes
+from analysis.figures.faulty_against_golden import faulty_against_golden, representative
 from analysis.figures.loss_against_rate import loss_against_rate
 from analysis.figures.registry import Needs, Results, figures
 from analysis.figures.sensitivity_against_width import sensitivity_against_width
+from analysis.figures.strikes import strikes
 from analysis.measures import metrics
 from tests.analysis import synthetic
 from tests.analysis.mitigated import Ending, Study
