@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, palette, style
+from analysis.figures.drawing import Drawing, looks, style
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import MOST_LETTERS, MOST_SERIES, chosen, middle_width, series_of
 from analysis.figures.strikes import mark_strikes, strike_patch, strikes
@@ -98,7 +98,7 @@ def _common_strikes(trials: pd.DataFrame, events: pd.DataFrame | None) -> list[t
 
 def _look(line: str, parts: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     is_faulty = (parts[line]["fault"] != NO_FAULT.name).all()
-    return {"color": palette([*parts])[line], "linestyle": "--" if is_faulty else "-", "linewidth": 1.6}
+    return {"color": looks([*parts])[line]["color"], "linestyle": "--" if is_faulty else "-", "linewidth": 1.6}
 
 
 def _draw_signal(panel: Axes, signal: xr.DataArray, parts: Mapping[str, pd.DataFrame]) -> None:
