@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ MOST_COLUMNS = 4  # of a figure that can be read
 MOST_IN_TITLE = 48  # letters over a panel
 TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
 GOLDEN, FAULTY = "#4c72b0", "#c44e52"
+END: dict[str, Any] = {"color": FAULTY, "marker": "x", "markersize": 8, "markeredgewidth": 2.2}
 
 
 @drawn_from(Needs.SWEEP, place=4)
@@ -52,11 +54,18 @@ def faulty_against_golden(results: Results) -> Drawing:
         for row, kind in enumerate(kinds):
             for column, mitigation in enumerate(mitigations):
                 pair = panels[2 * row, column], panels[2 * row + 1, column]
-                own = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
-                _draw_twins(pair, ds, representative(own), _title(kind, mitigation), events)
+                trials = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
+                title = textwrap.fill(f"{kind}, mitigation: {mitigation}", MOST_IN_TITLE)
+                _draw_twins(pair, ds, representative(trials), title, events)
             panels[2 * row, 0].set_ylabel("training loss\n[nat/token]")
             panels[2 * row + 1, 0].set_ylabel("faulty - golden\n[nat/token]")
-        _twin_legend(figure)
+        handles = {
+            "golden": Line2D([], [], color=GOLDEN, linewidth=1.6),
+            "faulty": Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
+            "strike": strike_patch(),
+            "last finite loss before the trial became non-finite": Line2D([], [], **END, linestyle="none"),
+        }
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
         figure.suptitle("Faulty against golden loss")
     return Drawing(
         figure,
@@ -64,10 +73,6 @@ def faulty_against_golden(results: Results) -> Drawing:
         "it their difference; for each fault and mitigation the middle width, the rate with the lowest golden loss, "
         f"and there the trial that deviates most.{left_out}",
     )
-
-
-def _title(kind: str, mitigation: str) -> str:
-    return textwrap.fill(f"{kind}, mitigation: {mitigation}", MOST_IN_TITLE)
 
 
 def representative(table: pd.DataFrame) -> pd.Series | None:
@@ -98,8 +103,15 @@ def _draw_twins(
     spans = strikes(trial, events)
     for panel in pair:
         mark_strikes(panel, spans)
-    _set_scales(upper, lower, golden, faulty)
-    _mark_end(upper, steps, faulty, trial["nonfinite_step"])
+    finite = np.concatenate([golden, faulty])
+    finite = finite[np.isfinite(finite)]
+    if len(finite) and finite.min() > 0 and finite.max() > 4 * golden[:1].max(initial=1):
+        # The fault drives the loss so high that nothing else could be seen.
+        upper.set_yscale("log")
+        lower.set_yscale("symlog", linthresh=0.1)
+    known = np.flatnonzero(np.isfinite(faulty))
+    if not np.isnan(trial["nonfinite_step"]) and len(known):
+        upper.plot(steps[known[-1]], faulty[known[-1]], **END | {"markersize": 9})
     details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}\n{_strike_words(spans)}"
     if not np.isnan(trial["nonfinite_step"]):
         details += f", non-finite from step {trial['nonfinite_step']:.0f}"
@@ -113,32 +125,5 @@ def _strike_words(spans: Sequence[tuple[int, int]]) -> str:
     if not spans:
         return "never fired"
     first, last = spans[0]
-    words = f"strike at step {first}" if first == last else f"strike at steps {first} to {last}"
-    return words if len(spans) == 1 else f"{words} and {count(len(spans) - 1, 'time')} more"
-
-
-def _set_scales(upper: Axes, lower: Axes, golden: np.ndarray, faulty: np.ndarray) -> None:
-    """Logarithmic where the fault drives the loss so high that nothing else could be seen."""
-    finite = np.concatenate([golden, faulty])
-    finite = finite[np.isfinite(finite)]
-    if len(finite) and finite.min() > 0 and finite.max() > 4 * golden[:1].max(initial=1):
-        upper.set_yscale("log")
-        lower.set_yscale("symlog", linthresh=0.1)
-
-
-def _mark_end(panel: Axes, steps: np.ndarray, faulty: np.ndarray, nonfinite_step: float) -> None:
-    finite = np.flatnonzero(np.isfinite(faulty))
-    if not np.isnan(nonfinite_step) and len(finite):
-        end = finite[-1]
-        panel.plot(steps[end], faulty[end], color=FAULTY, marker="x", markersize=9, markeredgewidth=2.2)
-
-
-def _twin_legend(figure: Figure) -> None:
-    handles = [
-        Line2D([], [], color=GOLDEN, linewidth=1.6),
-        Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
-        strike_patch(),
-        Line2D([], [], color=FAULTY, marker="x", markersize=8, markeredgewidth=2.2, linestyle="none"),
-    ]
-    labels = ["golden", "faulty", "strike", "last finite loss before the trial became non-finite"]
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    strike = f"strike at step {first}" if first == last else f"strike at steps {first} to {last}"
+    return strike if len(spans) == 1 else f"{strike} and {count(len(spans) - 1, 'time')} more"

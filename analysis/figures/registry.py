@@ -106,10 +106,11 @@ def drawn_from(needs: Needs, place: int) -> Callable[[Callable[[Results], Drawin
 @cache
 def figures(*needs: Needs) -> dict[str, Registered]:
     """Those with one of `needs`, in this order, by name."""
-    found = [
+    registered = [
         figure
         for module in plugins.modules("figures").values()
         for figure in vars(module).values()
         if isinstance(figure, Registered) and figure.draw.__module__ == module.__name__ and figure.needs in needs
     ]
-    return {own.draw.__name__: own for own in sorted(found, key=lambda own: (needs.index(own.needs), own.place))}
+    registered.sort(key=lambda figure: (needs.index(figure.needs), figure.place))
+    return {figure.draw.__name__: figure for figure in registered}

@@ -23,7 +23,7 @@ LETTER = 0.085  # inches: of a legend's letter at most, on average
 def series_of(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
     """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
     parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short).astype(str) for axis in axes[1:]]
-    return pd.Series([", ".join(words) for words in zip(*parts, strict=True)], index=table.index, dtype=object)
+    return pd.Series([", ".join(names) for names in zip(*parts, strict=True)], index=table.index, dtype=object)
 
 
 def is_plain(name: str) -> bool:

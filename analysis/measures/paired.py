@@ -36,14 +36,14 @@ class Estimate:
         return Estimate(**numbers, seeds=self.seeds)
 
 
-def paired(own: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -> Estimate:
-    """`statistic` of `own` [seed, k], and its difference to that of `base` over the seeds and columns that both have.
+def paired(values: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -> Estimate:
+    """`statistic` of `values` [seed, k], and its difference to that of `base` over what both have of seeds and columns.
 
     Values may be infinite. A column of nothing but NaN does not count, and neither does a seed with NaN in another. Two
     infinite statistics do not differ. Intervals of finite means are `mean_interval`s, of the differences within each
     seed and column; all others are bootstraps, which draw the seeds of both alike.
     """
-    known, seeds, columns = _measured(own)
+    known, seeds, columns = _measured(values)
     is_whole = ~np.isnan(known).any(axis=1)
     known, seeds = known[is_whole], seeds[is_whole]
     if not known.size:
