@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.measures.mitigations import METRICS, Comparison, compare
+from analysis.measures.statistics import RESAMPLES
+from analysis.measures.step_times import StepTimes
 from tests.analysis import synthetic
 from tests.analysis.mitigated import STEPS, Ending, Study
 
@@ -70,3 +72,11 @@ def test_a_ratio_within_the_band_of_its_metric_is_not_told() -> None:
     told = Comparison(table, ["mitigation", "width"], METRICS)
     assert told.is_told("step_time").tolist() == [False, True, True, False]
     assert told.is_told("stable_rate").tolist() == [True, True, True, True]
+
+
+def test_the_packs_of_both_are_drawn_by_themselves() -> None:
+    own, base = np.array([1.0, 1.3, 1.7, 2.2]), np.array([1.0, 1.1, 1.6, 1.9])
+    rng = np.random.default_rng(0)
+    first, second = (np.median(rng.choice(packs, (RESAMPLES, len(packs))), axis=1) for packs in (own, base))
+    found = StepTimes(own, False).relative_to(StepTimes(base, False))
+    assert [found.low, found.high] == np.quantile(first / second, [0.025, 0.975]).tolist()
