@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from analysis import fault_events, open_sweep
+from analysis.reports.report import write_report
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -64,6 +65,7 @@ def test_a_guard_sends_a_row_back_and_shows_a_signal(installed: dict[str, str], 
         values = results.sortby("seed")[name].values
         faulty = results.sortby("seed")["fault"].values != "none"
         np.testing.assert_array_equal(values[faulty], values[~faulty])
+    assert out / "figures" / "guard_signals.png" in write_report(out).figures
     without = sweep(installed, tmp_path / "without", *fault)
     assert without.returncode == 0, without.stderr
     plain = open_sweep(tmp_path / "without").sortby("seed")

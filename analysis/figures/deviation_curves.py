@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures.drawing import Drawing, style
+from analysis.figures.drawing import Drawing, panels_in_grid, style
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.envelope import Envelope
 from analysis.measures.judged_faults import COLOURS, fault_table
@@ -26,6 +27,7 @@ MOST_PANELS, MOST_LINES = 4, 60
 # Times the largest golden loss, above which the axis ends: what a loss does up there says nothing more, and one that
 # comes near the largest number there is would leave no room for the others.
 CEILING = 10
+LAST: dict[str, Any] = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8}  # finite loss of a run
 
 
 @drawn_from(Needs.OUTCOMES, place=3)
@@ -48,26 +50,20 @@ def deviation_curves(results: Results) -> Drawing:
     table["recipe"] = envelope.number[table["row"]]
     shown = sorted(table["recipe"].value_counts(sort=True).index[:MOST_PANELS])
     drawn = {recipe: _sample(table[table["recipe"] == recipe]) for recipe in shown}
-    found = {recipe: _curves(sweep, trials, own) for recipe, own in drawn.items()}
-    ceiling = CEILING * max(highest for _, highest in found.values())
+    curves = {recipe: _curves(sweep, trials, faults) for recipe, faults in drawn.items()}
+    ceiling = CEILING * max(highest for _, highest in curves.values())
     columns = min(2, len(shown))
-    rows = math.ceil(len(shown) / columns)
     with style():
-        figure = Figure(figsize=(5.2 * columns + 1.6, 4 * rows + 1.2), layout="constrained")
-        panels = list(figure.subplots(rows, columns, squeeze=False, sharey=True, sharex=True).ravel())
-        for panel, recipe in zip(panels, shown, strict=False):
-            _draw_deviations(panel, drawn[recipe], found[recipe][0], ceiling)
+        size = 5.2 * columns + 1.6, 4 * math.ceil(len(shown) / columns) + 1.2
+        figure = Figure(figsize=size, layout="constrained")
+        labels = "steps since the strike", "size of the loss's deviation from golden\n[nat/token]"
+        panels = panels_in_grid(figure, len(shown), columns, *labels)
+        for panel, recipe in zip(panels, shown, strict=True):
+            _draw_deviations(panel, drawn[recipe], curves[recipe][0], ceiling)
             total = count(int((table["recipe"] == recipe).sum()), "fault")
             panel.set_title(f"{envelope.names[recipe]}\n{len(drawn[recipe])} of {total}", fontsize="medium")
         longest = int((table["steps"] - table["start"])[table["recipe"].isin(shown)].max())
-        has_envelope = _draw_envelopes(panels[: len(shown)], envelope, shown, longest, ceiling)
-        for index, panel in enumerate(panels[: len(shown)]):
-            panel.set_ylabel("" if index % columns else "size of the loss's deviation from golden\n[nat/token]")
-            is_lowest = index + columns >= len(shown)
-            panel.set_xlabel("steps since the strike" if is_lowest else "")
-            panel.tick_params(labelbottom=is_lowest)
-        for panel in panels[len(shown) :]:
-            panel.set_axis_off()
+        has_envelope = _draw_envelopes(panels, envelope, shown, longest, ceiling)
         _legend(figure, table[table["recipe"].isin(shown)], has_envelope, columns)
         figure.suptitle("How far faults drove the loss from golden")
     caption = (
@@ -80,7 +76,7 @@ def deviation_curves(results: Results) -> Drawing:
             " The envelope at some step is the largest deviation of clean runs up to there: a fault is masked if its "
             "largest deviation is below the envelope at the last step of its run."
         )
-    above = sum(int((np.nan_to_num(size).max(axis=1) > ceiling).sum()) for size, _ in found.values())
+    above = sum(int((np.nan_to_num(size).max(axis=1) > ceiling).sum()) for size, _ in curves.values())
     if above:
         lines = "1 line that goes" if above == 1 else f"{above} lines that go"
         caption += f" The axis ends at {CEILING} times the largest golden loss; {lines} higher run along its edge."
@@ -94,9 +90,9 @@ def _sample(table: pd.DataFrame) -> pd.DataFrame:
     """At most about 60 of the rows, the same ones every time."""
     parts = []
     for outcome in OUTCOMES:
-        own = table[table["outcome"] == outcome].sort_values(["deviation_max", "trial"])
-        wanted = math.ceil(len(own) * min(1, MOST_LINES / len(table)))
-        parts.append(own.iloc[np.unique(np.linspace(len(own) - 1, 0, wanted).round().astype(int))])
+        faults = table[table["outcome"] == outcome].sort_values(["deviation_max", "trial"])
+        wanted = math.ceil(len(faults) * min(1, MOST_LINES / len(table)))
+        parts.append(faults.iloc[np.unique(np.linspace(len(faults) - 1, 0, wanted).round().astype(int))])
     return pd.concat(parts)
 
 
@@ -111,13 +107,11 @@ def _curves(sweep: xr.Dataset, trials: Trials, drawn: pd.DataFrame) -> tuple[np.
 def _draw_deviations(panel: Axes, drawn: pd.DataFrame, size: np.ndarray, ceiling: float) -> None:
     panel.set_yscale("log")
     for values, fault in zip(size, drawn.itertuples(), strict=True):
-        own = np.minimum(values[int(np.nan_to_num(fault.start)) : int(fault.steps)], ceiling)
-        colour = COLOURS[fault.outcome]
-        panel.plot(np.arange(len(own)), own, color=colour, linewidth=0.9, alpha=0.85)
-        last = np.flatnonzero(~np.isnan(own))
-        if fault.outcome == NON_FINITE and len(last):
-            end = last[-1]
-            panel.plot(end, own[end], color=colour, marker="x", markersize=7, markeredgewidth=1.8, clip_on=False)
+        curve = np.minimum(values[int(np.nan_to_num(fault.start)) : int(fault.steps)], ceiling)
+        colour, known = COLOURS[fault.outcome], np.flatnonzero(~np.isnan(curve))
+        panel.plot(np.arange(len(curve)), curve, color=colour, linewidth=0.9, alpha=0.85)
+        if fault.outcome == NON_FINITE and len(known):
+            panel.plot(known[-1], curve[known[-1]], color=colour, **LAST, clip_on=False)
 
 
 def _draw_envelopes(
@@ -147,11 +141,9 @@ def _draw_envelopes(
 
 def _legend(figure: Figure, table: pd.DataFrame, has_envelope: bool, columns: int) -> None:
     present = [outcome for outcome in OUTCOMES if (table["outcome"] == outcome).any()]
-    handles: list[Artist] = [Line2D([], [], color=COLOURS[word], linewidth=2, label=word) for word in present]
+    handles: list[Artist] = [Line2D([], [], color=COLOURS[name], linewidth=2, label=name) for name in present]
     if NON_FINITE in present:
-        last = Line2D([], [], color=COLOURS[NON_FINITE], marker="x", linestyle="none", label="last finite loss")
-        last.set(markersize=7, markeredgewidth=1.8)
-        handles.append(last)
+        handles.append(Line2D([], [], color=COLOURS[NON_FINITE], **LAST, linestyle="none", label="last finite loss"))
     if has_envelope:
         handles.append(Patch(color="0.55", alpha=0.35, label="clean envelope"))
         handles.append(Line2D([], [], color="0.3", linestyle="--", linewidth=1.2, label="envelope of the final loss"))

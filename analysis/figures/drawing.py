@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import matplotlib
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
@@ -35,14 +38,10 @@ def _as_text(figure: Figure) -> None:
     What stands in a figure comes from a store, where a name may be anything.
     """
     numbers: set[Text] = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            for formatter, ticks in (
-                (axis.get_major_formatter(), axis.get_major_ticks()),
-                (axis.get_minor_formatter(), axis.get_minor_ticks()),
-            ):
-                if isinstance(formatter, LogFormatter):  # it writes powers of ten
-                    numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
+    for axis in (axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)):
+        for kind, ticks in ((axis.major, axis.get_major_ticks()), (axis.minor, axis.get_minor_ticks())):
+            if isinstance(kind.formatter, LogFormatter):  # it writes powers of ten
+                numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
     for text in figure.findobj(Text):
         text.set_parse_math(text in numbers)
 
@@ -57,9 +56,24 @@ def style() -> Iterator[None]:
         yield
 
 
-def palette(series: Sequence[str]) -> dict[str, Any]:
-    """A colour for each of the series, which colour-blind readers can tell apart if there are at most ten."""
-    return dict(zip(series, sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)), strict=True))
+def looks(series: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A colour and a marker for each series; colour-blind readers can tell the colours of at most ten apart."""
+    colours = sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series))
+    pairs = zip(series, colours, cycle(MARKERS), strict=False)
+    return {name: {"color": colour, "marker": marker} for name, colour, marker in pairs}
+
+
+def panels_in_grid(figure: Figure, number: int, columns: int, xlabel: str, ylabel: str) -> list[Axes]:
+    """Panels with the same axes, whose labels stand at the left, and below the lowest panel of each column."""
+    rows = math.ceil(number / columns)
+    panels = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel())
+    for index, panel in enumerate(panels):
+        is_lowest = index + columns >= number
+        panel.set(xlabel=xlabel if is_lowest else "", ylabel="" if index % columns else ylabel)
+        panel.tick_params(labelbottom=is_lowest)
+    for panel in panels[number:]:
+        panel.set_axis_off()
+    return panels[:number]
 
 
 def short(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,11 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, style
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import chosen
+from analysis.figures.series import chosen, middle_width
+from analysis.figures.strikes import mark_strikes, strike_patch, strikes
 from analysis.measures import metrics
 from harness.basics.printing import count
 from harness.config import NO_FAULT
@@ -23,7 +24,8 @@ from harness.config import NO_FAULT
 MOST_COLUMNS = 4  # of a figure that can be read
 MOST_IN_TITLE = 48  # letters over a panel
 TITLE_PAD = 34  # points, for the two lines of details between a title and its panel
-GOLDEN, FAULTY, STRIKE = "#4c72b0", "#c44e52", "#e0a030"
+GOLDEN, FAULTY = "#4c72b0", "#c44e52"
+END: dict[str, Any] = {"color": FAULTY, "marker": "x", "markersize": 8, "markeredgewidth": 2.2}
 
 
 @drawn_from(Needs.SWEEP, place=4)
@@ -52,11 +54,18 @@ def faulty_against_golden(results: Results) -> Drawing:
         for row, kind in enumerate(kinds):
             for column, mitigation in enumerate(mitigations):
                 pair = panels[2 * row, column], panels[2 * row + 1, column]
-                own = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
-                _draw_twins(pair, ds, representative(own), _title(kind, mitigation), events)
+                trials = table[(table["fault"] == kind) & (table["mitigation"] == mitigation)]
+                title = textwrap.fill(f"{kind}, mitigation: {mitigation}", MOST_IN_TITLE)
+                _draw_twins(pair, ds, representative(trials), title, events)
             panels[2 * row, 0].set_ylabel("training loss\n[nat/token]")
             panels[2 * row + 1, 0].set_ylabel("faulty - golden\n[nat/token]")
-        _twin_legend(figure)
+        handles = {
+            "golden": Line2D([], [], color=GOLDEN, linewidth=1.6),
+            "faulty": Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
+            "strike": strike_patch(),
+            "last finite loss before the trial became non-finite": Line2D([], [], **END, linestyle="none"),
+        }
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
         figure.suptitle("Faulty against golden loss")
     return Drawing(
         figure,
@@ -66,16 +75,11 @@ def faulty_against_golden(results: Results) -> Drawing:
     )
 
 
-def _title(kind: str, mitigation: str) -> str:
-    return textwrap.fill(f"{kind}, mitigation: {mitigation}", MOST_IN_TITLE)
-
-
 def representative(table: pd.DataFrame) -> pd.Series | None:
     """The trial to show of one fault and mitigation: a row of `metrics.deviation_table` with `golden_loss`."""
     if table.empty:
         return None
-    widths = sorted(table["width"].unique())
-    table = table[table["width"] == widths[(len(widths) - 1) // 2]]
+    table = middle_width(table)
     means = table.drop_duplicates("golden").groupby("lr")["golden_loss"].mean().fillna(np.inf)
     table = table[table["lr"] == means.idxmin()]
     return table.sort_values(["size", "trial"], ascending=[False, True]).iloc[0]
@@ -98,11 +102,16 @@ def _draw_twins(
     lower.axhline(0, color="0.4", linewidth=1)
     spans = strikes(trial, events)
     for panel in pair:
-        for first, last in spans:
-            panel.axvspan(first, last, color=STRIKE, alpha=0.35, linewidth=0)
-            panel.axvline(first, color=STRIKE, linewidth=1.4, zorder=1)
-    _set_scales(upper, lower, golden, faulty)
-    _mark_end(upper, steps, faulty, trial["nonfinite_step"])
+        mark_strikes(panel, spans)
+    finite = np.concatenate([golden, faulty])
+    finite = finite[np.isfinite(finite)]
+    if len(finite) and finite.min() > 0 and finite.max() > 4 * golden[:1].max(initial=1):
+        # The fault drives the loss so high that nothing else could be seen.
+        upper.set_yscale("log")
+        lower.set_yscale("symlog", linthresh=0.1)
+    known = np.flatnonzero(np.isfinite(faulty))
+    if not np.isnan(trial["nonfinite_step"]) and len(known):
+        upper.plot(steps[known[-1]], faulty[known[-1]], **END | {"markersize": 9})
     details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}\n{_strike_words(spans)}"
     if not np.isnan(trial["nonfinite_step"]):
         details += f", non-finite from step {trial['nonfinite_step']:.0f}"
@@ -112,62 +121,9 @@ def _draw_twins(
     lower.tick_params(labelbottom=True)
 
 
-def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, int]]:
-    """(first, last) step of each stretch of strikes in a row; empty if events are given and the fault never fired.
-
-    The store keeps only the first events of a fault that strikes often (`trial["strikes"]` counts them all); the rest
-    is marked where the config has it.
-    """
-    planned = _planned_strikes(trial)
-    if events is None:
-        steps = planned
-    else:
-        own = events[events["trial"] == trial["trial"]]
-        steps = np.unique(own["step"].dropna().astype(int))
-        if 0 < len(own) < trial["strikes"]:
-            steps = np.union1d(steps, planned[planned > steps[-1]])
-    groups = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1) if len(steps) else []
-    return [(int(group[0]), int(group[-1])) for group in groups]
-
-
-def _planned_strikes(trial: pd.Series) -> np.ndarray:
-    """The steps at which the config has strikes, as far as the trial got. A fault without a duration is permanent."""
-    # A sweep in which no trial has a value of a field has no such coordinate.
-    start, duration, period = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
-    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, start + duration])
-    return np.arange(start, end, 1 if np.isnan(period) else period, dtype=int)
-
-
 def _strike_words(spans: Sequence[tuple[int, int]]) -> str:
     if not spans:
         return "never fired"
     first, last = spans[0]
-    words = f"strike at step {first}" if first == last else f"strike at steps {first} to {last}"
-    return words if len(spans) == 1 else f"{words} and {count(len(spans) - 1, 'time')} more"
-
-
-def _set_scales(upper: Axes, lower: Axes, golden: np.ndarray, faulty: np.ndarray) -> None:
-    """Logarithmic where the fault drives the loss so high that nothing else could be seen."""
-    finite = np.concatenate([golden, faulty])
-    finite = finite[np.isfinite(finite)]
-    if len(finite) and finite.min() > 0 and finite.max() > 4 * golden[:1].max(initial=1):
-        upper.set_yscale("log")
-        lower.set_yscale("symlog", linthresh=0.1)
-
-
-def _mark_end(panel: Axes, steps: np.ndarray, faulty: np.ndarray, nonfinite_step: float) -> None:
-    finite = np.flatnonzero(np.isfinite(faulty))
-    if not np.isnan(nonfinite_step) and len(finite):
-        end = finite[-1]
-        panel.plot(steps[end], faulty[end], color=FAULTY, marker="x", markersize=9, markeredgewidth=2.2)
-
-
-def _twin_legend(figure: Figure) -> None:
-    handles = [
-        Line2D([], [], color=GOLDEN, linewidth=1.6),
-        Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
-        Patch(color=STRIKE, alpha=0.6),
-        Line2D([], [], color=FAULTY, marker="x", markersize=8, markeredgewidth=2.2, linestyle="none"),
-    ]
-    labels = ["golden", "faulty", "strike", "last finite loss before the trial became non-finite"]
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    strike = f"strike at step {first}" if first == last else f"strike at steps {first} to {last}"
+    return strike if len(spans) == 1 else f"{strike} and {count(len(spans) - 1, 'time')} more"

@@ -26,11 +26,11 @@ def labelled(sweep: xr.Dataset, events: pd.DataFrame) -> tuple[xr.Dataset, pd.Da
 
 def labelled_sweep(sweep: xr.Dataset) -> xr.Dataset:
     """`open_sweep`, with labels for the texts along its trials and for the study."""
-    found = {}
+    labels = {}
     for name, coordinate in sweep.coords.items():
         if coordinate.dtype.kind == "U":
             different, places = np.unique(coordinate.values, return_inverse=True)
             texts = np.array([label(str(text)) for text in different])[places.reshape(coordinate.shape)]
-            found[name] = (coordinate.dims, texts, coordinate.attrs)
+            labels[name] = (coordinate.dims, texts, coordinate.attrs)
     study = label(str(sweep.attrs["study"]))
-    return sweep.assign_coords(found).assign_attrs(study=study)
+    return sweep.assign_coords(labels).assign_attrs(study=study)

@@ -1,24 +1,24 @@
-"""The final loss against the learning rate. Like every figure it leaves pyplot and the global settings as they were."""
+"""The final loss against the learning rate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import MARKERS, Drawing, palette, style
+from analysis.figures.drawing import Drawing, looks, panels_in_grid, style
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, series_of
+from analysis.figures.series import LETTER, MOST_LETTERS, MOST_SERIES, chosen, dodged, series_of
 from analysis.measures import metrics
 from analysis.reading.acted import BASELINE
 from harness.basics.printing import count
 
 LINE = 0.21  # inches: of a legend's line
-MOST_LETTERS = 34  # of names in two columns under a figure
 
 
 @drawn_from(Needs.SWEEP, place=1)
@@ -39,7 +39,6 @@ def loss_against_rate(results: Results) -> Drawing:
     table = table[table["series"].isin(series)]
     widths = sorted(table["width"].unique())
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
-    rows = math.ceil(len(widths) / columns)
     lost = int(table["nonfinite_step"].notna().sum())
     start, whose = _start(table)
     middle = (table["capped_loss"].min() + start["initial_loss"].mean()) / 2
@@ -48,21 +47,16 @@ def loss_against_rate(results: Results) -> Drawing:
         longest = max(map(len, series))
         is_long = longest > MOST_LETTERS
         row = 2 + LETTER * longest if is_long else 2 * (1.5 + LETTER * longest)
-        width = max(3.9 * columns + 0.6, row)
-        height = 3.4 * rows + 1.2 + (LINE * len(series) if is_long else 0)
-        figure = Figure(figsize=(width, height), layout="constrained")
-        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
-        for number, (panel, width) in enumerate(zip(panels, widths, strict=False)):
+        height = 3.4 * math.ceil(len(widths) / columns) + 1.2 + (LINE * len(series) if is_long else 0)
+        figure = Figure(figsize=(max(3.9 * columns + 0.6, row), height), layout="constrained")
+        labels = "peak learning rate", "final validation loss [nat/token]"
+        panels = panels_in_grid(figure, len(widths), columns, *labels)
+        for panel, width in zip(panels, widths, strict=True):
             _draw_rates(panel, table[table["width"] == width], series)
             if is_near_initial:
                 level = start.loc[start["width"] == width, "initial_loss"].mean()
                 panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
-            is_lowest = number + columns >= len(widths)
-            panel.set(title=f"width {width}", xlabel="peak learning rate" if is_lowest else "")
-            panel.set_ylabel("" if number % columns else "final validation loss [nat/token]")
-            panel.tick_params(labelbottom=is_lowest)
-        for panel in panels[len(widths) :]:
-            panel.set_axis_off()
+            panel.set_title(f"width {width}")
         _rate_legend(figure, series, lost > 0, whose if is_near_initial else None, ncols=1 if is_long else 2)
         figure.suptitle("Final loss against learning rate")
     seeds = metrics.seed_numbers(table).nunique()
@@ -87,30 +81,33 @@ def _start(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None:
     panel.set_xscale("log")
-    colours = palette(series)
-    for position, name in enumerate(series):
-        own = table[table["series"] == name]
-        own = own.assign(lr=dodged(own["lr"], position, len(series)))
-        means = own.groupby("lr")["capped_loss"].mean().dropna()
-        panel.plot(means.index, means, color=colours[name], linewidth=1.8)
-        finite, lost = own[own["nonfinite_step"].isna()], own[own["nonfinite_step"].notna()]
-        marker, colour = MARKERS[position % len(MARKERS)], colours[name]
-        panel.scatter(finite["lr"], finite["capped_loss"], s=16, marker=marker, color=colour, zorder=3, alpha=0.8)
-        panel.scatter(lost["lr"], lost["capped_loss"], s=55, marker="x", color=colour, zorder=4, linewidth=1.8)
+    for position, (name, look) in enumerate(looks(series).items()):
+        line = table[table["series"] == name]
+        line = line.assign(lr=dodged(line["lr"], position, len(series)))
+        means = line.groupby("lr")["capped_loss"].mean().dropna()
+        panel.plot(means.index, means, color=look["color"], linewidth=1.8)
+        finite, lost = line[line["nonfinite_step"].isna()], line[line["nonfinite_step"].notna()]
+        panel.scatter(finite["lr"], finite["capped_loss"], **look, s=16, zorder=3, alpha=0.8)
+        panel.scatter(lost["lr"], lost["capped_loss"], **look | {"marker": "x"}, s=55, zorder=4, linewidth=1.8)
 
 
 def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, initial: str | None, ncols: int) -> None:
     """`initial`: whose loss at initialisation is marked; None: it is not."""
-    colours = palette(series)
     handles = [
-        Line2D([], [], color=colours[name], linewidth=1.8, marker=MARKERS[position % len(MARKERS)], markersize=4)
-        for position, name in enumerate(series)
+        Line2D([], [], **look, linewidth=1.8, markersize=4, label=f"mitigation: {name}")
+        for name, look in looks(series).items()
     ]
-    labels = [f"mitigation: {name}" for name in series]
     if has_crosses:
-        handles.append(Line2D([], [], color="0.35", marker="x", markersize=7, markeredgewidth=1.8, linestyle="none"))
-        labels.append("non-finite trial, drawn at the loss at initialisation")
+        crosses: dict[str, Any] = {
+            "color": "0.35",
+            "marker": "x",
+            "markersize": 7,
+            "markeredgewidth": 1.8,
+            "linestyle": "none",
+        }
+        handles.append(Line2D([], [], **crosses, label="non-finite trial, drawn at the loss at initialisation"))
     if initial is not None:
-        handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.4))
-        labels.append(f"loss at initialisation{initial}")
-    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
+        handles.append(
+            Line2D([], [], color="0.4", linestyle=":", linewidth=1.4, label=f"loss at initialisation{initial}")
+        )
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)

@@ -78,9 +78,9 @@ def mitigation_map(results: Results) -> Drawing:
         for number, label in enumerate(labels):
             text = panel.text(left - 0.08, top + ROW * (number + 0.5), label, ha="right", va="center", size=9)
             text.set_fontweight("bold" if label == BASELINE else "normal")
-        for own in columns:
-            _draw_heading(panel, own, places, top)
-            _draw_cells(panel, comparison, own, top)
+        for column in columns:
+            _draw_heading(panel, column, places, top)
+            _draw_cells(panel, comparison, column, top)
         _draw_legend(figure, width, height)
     return Drawing(figure, caption + left_out)
 
@@ -102,18 +102,18 @@ def _shortened(name: str) -> tuple[str, float]:
 
 
 def _thinned(comparison: Comparison) -> tuple[Comparison, str]:
-    """What has room in a map, and the words for the caption on what that leaves out."""
-    table, words = comparison.table, []
+    """What has room in a map, and the left_out for the caption on what that leaves out."""
+    table, left_out = comparison.table, []
     names, number = table["mitigation"].unique(), comparison.place
     total = int(number.max()) + 1
     if total > MOST_PLACES:
         table = table[number.isin(np.linspace(0, total - 1, MOST_PLACES).round())]
-        words.append(f"{MOST_PLACES} of {total} combinations of {', '.join(comparison.axes[1:])}, evenly spaced")
+        left_out.append(f"{MOST_PLACES} of {total} combinations of {', '.join(comparison.axes[1:])}, evenly spaced")
     if len(names) > MOST_NAMES:
         table = table[table["mitigation"].isin(names[:MOST_NAMES])]
-        words.append(f"the first {MOST_NAMES} of {len(names)} rows")
-    table = table.reset_index(drop=True)
-    return replace(comparison, table=table), f" Drawn are {' and '.join(words)}; the table has all." if words else ""
+        left_out.append(f"the first {MOST_NAMES} of {len(names)} rows")
+    note = f" Drawn are {' and '.join(left_out)}; the table has all." if left_out else ""
+    return replace(comparison, table=table.reset_index(drop=True)), note
 
 
 def _places(comparison: Comparison) -> list[str]:
@@ -124,13 +124,13 @@ def _places(comparison: Comparison) -> list[str]:
 
 
 def _columns(comparison: Comparison, left: float, places: int) -> list[Columns]:
-    found = []
+    columns = []
     for name, metric in comparison.metrics.items():
         if metric.is_in_map:
             cell = max(CELL, NARROWEST / places)
-            found.append(Columns(name, metric, left, cell, full_colour(comparison, name)))
+            columns.append(Columns(name, metric, left, cell, full_colour(comparison, name)))
             left += places * cell + GAP
-    return found
+    return columns
 
 
 def full_colour(comparison: Comparison, name: str) -> float | None:
@@ -148,48 +148,48 @@ def full_colour(comparison: Comparison, name: str) -> float | None:
     return float(f"{next(step * power for step in (1, 2, 5, 10) if step * power >= typical):g}")
 
 
-def _draw_heading(panel: Axes, own: Columns, places: list[str], top: float) -> None:
-    width = own.cell * len(places)
-    middle = own.left + width / 2
-    words = textwrap.wrap(own.metric.label, int(width / LETTER))
-    words += [f"[{own.metric.units}]"] if own.metric.units else []
+def _draw_heading(panel: Axes, column: Columns, places: list[str], top: float) -> None:
+    width = column.cell * len(places)
+    middle = column.left + width / 2
+    lines = textwrap.wrap(column.metric.label, int(width / LETTER))
+    lines += [f"[{column.metric.units}]"] if column.metric.units else []
     look: dict = {"ha": "center", "va": "bottom"}
-    panel.text(middle, HEADING - 0.23, "\n".join(words), size=9, weight="bold", linespacing=1.15, **look)
-    if own.full is not None:
-        full = f"x or / {own.full:g}" if own.metric.is_ratio else f"± {own.full:g}"
+    panel.text(middle, HEADING - 0.23, "\n".join(lines), size=9, weight="bold", linespacing=1.15, **look)
+    if column.full is not None:
+        full = f"x or / {column.full:g}" if column.metric.is_ratio else f"± {column.full:g}"
         panel.text(middle, HEADING - 0.05, f"full at {full}", size=8, color="0.35", **look)
     for number, place in enumerate(places):
-        x = own.left + own.cell * (number + 0.5)
+        x = column.left + column.cell * (number + 0.5)
         panel.text(x, top - 0.06, place, rotation=90 if "," in place else 0, size=9, **look)
 
 
-def _draw_cells(panel: Axes, comparison: Comparison, own: Columns, top: float) -> None:
+def _draw_cells(panel: Axes, comparison: Comparison, column: Columns, top: float) -> None:
     table = comparison.table
-    told, gain = comparison.is_told(own.name), comparison.gain(own.name)
-    column = comparison.place
+    told, gain = comparison.is_told(column.name), comparison.gain(column.name)
+    place = comparison.place
     line = table["mitigation"].map({name: number for number, name in enumerate(table["mitigation"].unique())})
     for index, row in table.iterrows():
-        x, y = own.left + own.cell * column[index], top + ROW * line[index]
-        words, is_baseline = value_words(row, own.name), row["mitigation"] == BASELINE
-        colour = _colour(gain[index], own, told[index])
+        x, y = column.left + column.cell * place[index], top + ROW * line[index]
+        value, is_baseline = value_words(row, column.name), row["mitigation"] == BASELINE
+        colour = _colour(gain[index], column, told[index])
         look: dict = {"facecolor": colour, "edgecolor": "0.8", "linewidth": 0.5}
-        if words == NOTHING:
+        if value == NOTHING:
             look = {"facecolor": "0.92", "edgecolor": "0.7", "hatch": "////", "linewidth": 0}
         elif is_baseline:
             look |= {"edgecolor": "0.3", "linewidth": 1, "zorder": 2}
-        panel.add_patch(Rectangle((x, y), own.cell, ROW, **look))
-        is_dark = words != NOTHING and np.dot(colour, (0.299, 0.587, 0.114)) < 0.5
+        panel.add_patch(Rectangle((x, y), column.cell, ROW, **look))
+        is_dark = value != NOTHING and np.dot(colour, (0.299, 0.587, 0.114)) < 0.5
         weight = "bold" if told[index] or is_baseline else "normal"
-        middle = x + own.cell / 2, y + ROW / 2
-        text = panel.text(*middle, words, ha="center", va="center", size=8, zorder=3, weight=weight)
+        middle = x + column.cell / 2, y + ROW / 2
+        text = panel.text(*middle, value, ha="center", va="center", size=8, zorder=3, weight=weight)
         text.set_color("white" if is_dark else "0.1" if told[index] or is_baseline else "0.35")
 
 
-def _colour(gain: float, own: Columns, is_told: bool) -> np.ndarray:
+def _colour(gain: float, column: Columns, is_told: bool) -> np.ndarray:
     """RGB of a change; white where there is none."""
-    if np.isnan(gain) or gain == 0 or own.full is None:
+    if np.isnan(gain) or gain == 0 or column.full is None:
         return np.ones(3)
-    full = np.log(own.full) if own.metric.is_ratio else own.full
+    full = np.log(column.full) if column.metric.is_ratio else column.full
     colour = np.array(COLOURS(0.5 + 0.5 * float(np.clip(gain / full, -1, 1))))[:3]
     return colour if is_told else 1 - PALE * (1 - colour)
 
@@ -214,7 +214,7 @@ def _draw_legend(figure: Figure, width: float, height: float) -> None:
 
 def _caption(comparison: Comparison) -> str:
     others = count(comparison.table["mitigation"].nunique() - 1, "mitigation")
-    words = [
+    sentences = [
         f"{others} and the baseline, which is the recipe without one, on the same seeds, rates and faults. Numbers are "
         "the values, colours the change against the baseline in the same column: blue is better, red worse, and full "
         "where the change is as large as written over the column.",
@@ -228,4 +228,4 @@ def _caption(comparison: Comparison) -> str:
         "step_time": "Step time: ≈ where other mitigations train in the same packs and share their time. "
         f"Less than x or / {UNLIKE_PACKS:g} is not told: so much packs of unlike sizes may differ.",
     }
-    return " ".join([*words, *(text for name, text in notes.items() if name in comparison.metrics)])
+    return " ".join([*sentences, *(text for name, text in notes.items() if name in comparison.metrics)])

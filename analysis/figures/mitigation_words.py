@@ -112,13 +112,13 @@ def mitigation_findings(comparison: Comparison) -> list[str]:
     is_baseline = widest["mitigation"] == BASELINE
     lines = []
     if "stable_rate" in comparison.metrics:
-        words = f"Largest stable learning rate at {place}: {_moved(comparison, 'stable_rate', widest[~is_baseline])}."
+        changes = _moved(comparison, "stable_rate", widest[~is_baseline])
+        lines.append(f"Largest stable learning rate at {place}: {changes}.")
         if (widest.loc[is_baseline, "stable_rate_bound"] == ">=").any():
-            words += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
-        lines.append(words)
+            lines[-1] += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
     if "deviation" in comparison.metrics:
-        words = _moved(comparison, "deviation", widest[~is_baseline])
-        lines.append(f"Worst deviation over the faults at {place}: {words}.")
+        changes = _moved(comparison, "deviation", widest[~is_baseline])
+        lines.append(f"Worst deviation over the faults at {place}: {changes}.")
     return [*lines, _certainty(comparison)]
 
 
@@ -146,18 +146,18 @@ def _moved(comparison: Comparison, metric: str, rows: pd.DataFrame) -> str:
 
 def _named(comparison: Comparison, metric: str, row: pd.Series, has_price: bool) -> str:
     """A mitigation with its change, and what it costs."""
-    words = f"{row['mitigation']} {_change(row, metric, comparison.metrics[metric])}"
+    change = f"{row['mitigation']} {_change(row, metric, comparison.metrics[metric])}"
     prices = [f"final loss {_change(row, 'final_loss', comparison.metrics['final_loss'])}"] if has_price else []
     if has_price and not np.isnan(row.get("step_time", np.nan)):
         prices.append(f"step time x{value_words(row, 'step_time')}")
-    return f"{words} ({', '.join(prices)})" if prices else words
+    return f"{change} ({', '.join(prices)})" if prices else change
 
 
 def _certainty(comparison: Comparison) -> str:
     told = sum(int(comparison.is_told(name).sum()) for name in comparison.metrics)
     total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
-    words = f"{told} of {count(total, 'comparison')} with the baseline have an interval that excludes no change. "
-    return (words if total else "") + coverage(comparison)
+    sentence = f"{told} of {count(total, 'comparison')} with the baseline have an interval that excludes no change. "
+    return (sentence if total else "") + coverage(comparison)
 
 
 def coverage(comparison: Comparison) -> str:

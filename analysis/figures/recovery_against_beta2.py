@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import MARKERS, Drawing, palette, short, style
+from analysis.figures.drawing import Drawing, looks, short, style
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.measures.statistics import median_interval, studied, wilson_interval
@@ -58,13 +58,17 @@ def recovery_against_beta2(results: Results) -> Drawing:
         panels = figure.subplots(2 * len(MEASURES), len(clips), squeeze=False, sharex=True, height_ratios=ratios)
         top = HEADROOM * table["watched"].max()
         for number, (measure, back) in enumerate(MEASURES.items()):
-            pair = panels[2 * number : 2 * number + 2]
-            _draw_measure(pair, table[table["measure"] == measure], clips, faults, betas, top, has_dots)
-            pair[0, 0].set_ylabel(f"until the loss is back\n{back}\n[steps since the strike]")
-            pair[1, 0].set_ylabel("not back\n[% of trials]")
+            pairs = panels[2 * number : 2 * number + 2]
+            for (upper, lower), clip in zip(pairs.T, clips, strict=True):
+                trials = table[(table["measure"] == measure) & (table["clip"] == clip)]
+                _draw_pair(upper, lower, trials, faults, betas, top, has_dots)
+            pairs[0, 0].set_ylabel(f"until the loss is back\n{back}\n[steps since the strike]")
+            pairs[1, 0].set_ylabel("not back\n[% of trials]")
         for column, clip in enumerate(clips):
             panels[0, column].set_title("no clipping" if np.isinf(clip) else f"clipped at {short(clip)}")
             panels[-1, column].set_xlabel("Adam's beta2")
+            for panel in panels[:, column]:
+                panel.tick_params(labelleft=column == 0)
         panels[0, 0].set_xticks(range(len(betas)), [short(value) for value in betas])
         panels[0, 0].set_xlim(-0.5, len(betas) - 0.5)
         figure.align_ylabels()
@@ -108,43 +112,30 @@ def recovery_table(sweep: xr.Dataset) -> pd.DataFrame:
     return long[long["has_range"] | (long["measure"] == "recovery_steps")].drop(columns="has_range")
 
 
-def _draw_measure(
-    panels: np.ndarray,
-    table: pd.DataFrame,
-    clips: Sequence[float],
-    faults: Sequence[str],
-    betas: Sequence[float],
-    top: float,
-    has_dots: bool,
+def _draw_pair(
+    upper: Axes, lower: Axes, table: pd.DataFrame, faults: list[str], betas: list[float], top: float, has_dots: bool
 ) -> None:
-    """Times, and below them shares, of one measure, in panels [2, clips]; what lies beyond the run is at `top`."""
-    for (upper, lower), clip in zip(panels.T, clips, strict=True):
-        own = table[table["clip"] == clip]
-        for position, fault in enumerate(faults):
-            offset = SPREAD * ((position + 0.5) / len(faults) - 0.5)
-            look = {"color": palette(faults)[fault], "marker": MARKERS[position % len(MARKERS)]}
-            if has_dots:
-                _draw_trials(upper, own[own["fault"] == fault], betas, offset, look["color"])
-            _draw_medians(upper, own[own["fault"] == fault], betas, offset, top, look)
-            _draw_shares(lower, own[own["fault"] == fault], betas, offset, look)
-        upper.set_yscale("symlog", linthresh=LINEAR_BELOW)
-        upper.set_ylim(-0.4, 1.5 * top)
-        lower.set_ylim(-4, 104)
-        for panel in (upper, lower):
-            panel.tick_params(labelleft=clip == clips[0])
-
-
-def _draw_trials(panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, colour: Any) -> None:
-    x, back = table["beta2"].map(betas.index) + offset, table["recovered"]
-    panel.scatter(x[back], table["recovery"][back], s=12, color=colour, alpha=0.5, linewidth=0)
-    panel.scatter(x[~back], table["watched"][~back], s=34, marker="^", facecolor="none", edgecolor=colour, zorder=3)
+    """Times, and below them shares, of one measure and clipping; what lies beyond the run is at `top`."""
+    for position, (fault, look) in enumerate(looks(faults).items()):
+        offset = SPREAD * ((position + 0.5) / len(faults) - 0.5)
+        trials = table[table["fault"] == fault]
+        if has_dots:
+            x, back, colour = trials["beta2"].map(betas.index) + offset, trials["recovered"], look["color"]
+            upper.scatter(x[back], trials["recovery"][back], s=12, color=colour, alpha=0.5, linewidth=0)
+            beyond = {"marker": "^", "facecolor": "none", "edgecolor": colour, "zorder": 3}
+            upper.scatter(x[~back], trials["watched"][~back], s=34, **beyond)
+        _draw_medians(upper, trials, betas, offset, top, look)
+        _draw_shares(lower, trials, betas, offset, look)
+    upper.set_yscale("symlog", linthresh=LINEAR_BELOW)
+    upper.set_ylim(-0.4, 1.5 * top)
+    lower.set_ylim(-4, 104)
 
 
 def _draw_medians(
     panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, top: float, look: dict[str, Any]
 ) -> None:
     times = [table.loc[table["beta2"] == value, "recovery"].to_numpy() for value in betas]
-    median, low, high = np.array([median_interval(own) for own in times]).T
+    median, low, high = np.array([median_interval(steps) for steps in times]).T
     # NaN, so that the line is not drawn across a median that is beyond the run.
     known, places = np.where(np.isfinite(median), median, np.nan), np.arange(len(betas)) + offset
     reach = np.nan_to_num([known - low, np.minimum(high, 2 * top) - known])
@@ -164,10 +155,7 @@ def _draw_shares(panel: Axes, table: pd.DataFrame, betas: Sequence[float], offse
 
 
 def _legend(figure: Figure, faults: Sequence[str], table: pd.DataFrame, has_dots: bool) -> None:
-    handles = [
-        Line2D([], [], color=palette(faults)[fault], marker=MARKERS[position % len(MARKERS)], label=fault)
-        for position, fault in enumerate(faults)
-    ]
+    handles = [Line2D([], [], **look, label=fault) for fault, look in looks(faults).items()]
     has_lost = not table["recovered"].all()
     symbols: dict[str, tuple[dict[str, Any], bool]] = {
         "one trial": ({"marker": "."}, has_dots),
@@ -175,7 +163,5 @@ def _legend(figure: Figure, faults: Sequence[str], table: pd.DataFrame, has_dots
         "median beyond the run": ({"marker": "^", "markersize": 8}, has_lost),
     }
     for label, (look, is_there) in symbols.items():
-        if is_there:
-            handles.append(Line2D([], [], color="0.4", linestyle="none", label=label))
-            handles[-1].set(**look)
+        handles += [Line2D([], [], color="0.4", linestyle="none", label=label, **look)] if is_there else []
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)

@@ -22,7 +22,7 @@ from analysis.figures.labels import labelled
 from analysis.measures import metrics
 from analysis.measures.mitigations import Comparison, compare
 from analysis.measures.outcomes import outcomes_and_notes
-from analysis.reading.open_sweep import open_with_events
+from analysis.reading.open_sweep import guard_signals, open_with_events
 from analysis.reading.searches import History, read_searches
 from harness.basics import plugins
 
@@ -33,6 +33,7 @@ class Needs(StrEnum):
     """
 
     SWEEP = "sweep"
+    GUARDS = "guards"
     SEARCHES = "searches"
     COMPARISON = "comparison"
     OUTCOMES = "outcomes"
@@ -59,6 +60,11 @@ class Results:
     def sensitivity(self) -> pd.DataFrame:
         """`metrics.lr_sensitivity`."""
         return metrics.lr_sensitivity(self.sweep)
+
+    @property
+    def guard_signals(self) -> list[str]:
+        """The variables [trial, step] that guards have added to the harness's own."""
+        return guard_signals(self.sweep)
 
     @cached_property
     def searches(self) -> Sequence[History]:
@@ -100,10 +106,11 @@ def drawn_from(needs: Needs, place: int) -> Callable[[Callable[[Results], Drawin
 @cache
 def figures(*needs: Needs) -> dict[str, Registered]:
     """Those with one of `needs`, in this order, by name."""
-    found = [
+    registered = [
         figure
         for module in plugins.modules("figures").values()
         for figure in vars(module).values()
         if isinstance(figure, Registered) and figure.draw.__module__ == module.__name__ and figure.needs in needs
     ]
-    return {own.draw.__name__: own for own in sorted(found, key=lambda own: (needs.index(own.needs), own.place))}
+    registered.sort(key=lambda figure: (needs.index(figure.needs), figure.place))
+    return {figure.draw.__name__: figure for figure in registered}

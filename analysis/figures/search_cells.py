@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import MARKERS, palette
+from analysis.figures.drawing import looks
 from analysis.reading.searches import History
 from harness.basics.printing import count
 from harness.config.names import MAX_STABLE_RATE, WORST_FAULT
@@ -20,12 +20,8 @@ CROSSES = {MAX_STABLE_RATE: "rates that are not stable", WORST_FAULT: "faults th
 
 def shown_cells(histories: Sequence[History]) -> dict[str, list[History]]:
     """By kind, at most `MOST_CELLS` of each."""
-    found: dict[str, list[History]] = {}
-    for history in histories:
-        cells = found.setdefault(history.kind, [])
-        if len(cells) < MOST_CELLS:
-            cells.append(history)
-    return found
+    kinds = dict.fromkeys(history.kind for history in histories)
+    return {kind: [history for history in histories if history.kind == kind][:MOST_CELLS] for kind in kinds}
 
 
 def left_out(histories: Sequence[History]) -> str:
@@ -33,17 +29,18 @@ def left_out(histories: Sequence[History]) -> str:
     return f" Not shown: {count(number, 'further cell')}." if number else ""
 
 
-def colour_of(cells: Sequence[History], position: int) -> Any:
-    return list(palette([str(number) for number in range(len(cells))]).values())[position]
+def looks_of(cells: Sequence[History]) -> list[dict[str, Any]]:
+    return [*looks([str(number) for number in range(len(cells))]).values()]
 
 
 def legend(figure: Figure, shown: Mapping[str, Sequence[History]]) -> None:
     """The cells of `shown_cells`, each once; none for a single one."""
-    handles, labels = [], []
-    for kind, cells in shown.items():
-        for position, history in enumerate(cells if len(cells) > 1 else ()):
-            look = {"color": colour_of(cells, position), "marker": MARKERS[position], "linestyle": "none"}
-            handles.append(Line2D([], [], **look))
-            labels.append(history.cell if len(shown) == 1 else f"{kind}: {history.cell}")
+    handles = {
+        history.cell if len(shown) == 1 else f"{kind}: {history.cell}": Line2D([], [], **look, linestyle="none")
+        for kind, cells in shown.items()
+        for history, look in zip(cells, looks_of(cells), strict=True)
+        if len(cells) > 1
+    }
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=2 if max(map(len, labels)) < 40 else 1)
+        columns = 2 if max(map(len, handles)) < 40 else 1
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)

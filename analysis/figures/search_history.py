@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures.drawing import MARKERS, Drawing, style
+from analysis.figures.drawing import Drawing, style
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.search_cells import CROSSES, LINEAR_BELOW, colour_of, left_out, legend, shown_cells
+from analysis.figures.search_cells import CROSSES, LINEAR_BELOW, left_out, legend, looks_of, shown_cells
 from analysis.reading.searches import History
 from harness.basics.printing import count
 from harness.config.names import MAX_STABLE_RATE, WORST_FAULT
@@ -40,28 +40,28 @@ def search_history(results: Results) -> Drawing:
         legend(figure, shown)
         figure.suptitle("What the search tried")
     points = sum(len(history.points) for history in histories)
-    crosses = " and ".join(words for kind, words in CROSSES.items() if kind in shown)
-    words = f"{count(points, 'point')} in {count(len(histories), 'cell')}, in the order in which they were asked for."
+    crosses = " and ".join(meaning for kind, meaning in CROSSES.items() if kind in shown)
+    tried = f"{count(points, 'point')} in {count(len(histories), 'cell')}, in the order in which they were asked for."
     crosses = f" Crosses: {crosses}." if crosses else ""
     lines = " Lines are the largest stable rate so far." if MAX_STABLE_RATE in shown else ""
-    return Drawing(figure, f"{words}{crosses}{lines}{left_out(histories)}")
+    return Drawing(figure, f"{tried}{crosses}{lines}{left_out(histories)}")
 
 
 def _draw_history(panel: Axes, cells: Sequence[History], place: int) -> None:
-    for position, history in enumerate(cells):
-        colour, points = colour_of(cells, position), history.points
+    for position, (history, look) in enumerate(zip(cells, looks_of(cells), strict=True)):
+        points = history.points
         is_edge = history.kind == MAX_STABLE_RATE
         # A rate that is not stable counts 0 for the search, and is drawn where it was tried.
         values = points["param optim.lr"] if is_edge else points[f"objective {place}"]
         good = points["is_good"].to_numpy()
         size = 28 if len(points) < 100 else 14
         number = points["number"] + APART * ((position + 0.5) / len(cells) - 0.5)
-        panel.scatter(number[good], values[good], color=colour, marker=MARKERS[position], s=size, zorder=3)
-        panel.scatter(number[~good], values[~good], color=colour, marker="x", s=size, zorder=2, alpha=0.8)
+        panel.scatter(number[good], values[good], **look, s=size, zorder=3)
+        panel.scatter(number[~good], values[~good], **look | {"marker": "x"}, s=size, zorder=2, alpha=0.8)
         if is_edge:
             best = np.maximum.accumulate(points["objective 0"].to_numpy())
             best = np.where(best > 0, best, np.nan)
-            panel.plot(number, best, color=colour, drawstyle="steps-post", linewidth=1.4, alpha=0.8)
+            panel.plot(number, best, color=look["color"], drawstyle="steps-post", linewidth=1.4, alpha=0.8)
     if cells[0].kind == MAX_STABLE_RATE:
         panel.set_yscale("log")
     elif cells[0].kind == WORST_FAULT and place == 1:

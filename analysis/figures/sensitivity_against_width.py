@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures.drawing import MARKERS, Drawing, palette, style
+from analysis.figures.drawing import Drawing, looks, style
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of
 from analysis.measures import metrics
@@ -24,24 +24,17 @@ def sensitivity_against_width(results: Results) -> Drawing:
         return Drawing(None, "No figure: no width has finished trials at two learning rates or more.")
     series, left_out = chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
     table = table[table["series"].isin(series)]
-    widths, colours = sorted(table["width"].unique()), palette(series)
+    widths = sorted(table["width"].unique())
     with style():
         longest = max(map(len, series))
         figure = Figure(figsize=(6.6 + LETTER * max(0, longest - MOST_NAME), 4.6), layout="constrained")
         panel = figure.subplots()
         panel.set_xscale("log", base=2)
-        for position, name in enumerate(series):
-            own = table[table["series"] == name].sort_values("width")
-            reach = np.array([own["sensitivity"] - own["low"], own["high"] - own["sensitivity"]]).clip(min=0)
-            panel.errorbar(
-                dodged(own["width"], position, len(series)),
-                own["sensitivity"],
-                yerr=reach,
-                color=colours[name],
-                marker=MARKERS[position % len(MARKERS)],
-                capsize=4,
-                label=name,
-            )
+        for position, (name, look) in enumerate(looks(series).items()):
+            line = table[table["series"] == name].sort_values("width")
+            value = line["sensitivity"]
+            reach = np.array([value - line["low"], line["high"] - value]).clip(min=0)
+            panel.errorbar(dodged(line["width"], position, len(series)), value, reach, **look, capsize=4, label=name)
         mark_widths(panel, widths)
         panel.set_ylim(bottom=min(0, *panel.get_ylim()))
         panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")

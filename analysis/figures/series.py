@@ -16,13 +16,14 @@ from analysis.reading.acted import BASELINE
 # of them within the second, so that they do not reach the next width.
 DODGE, SPREAD = 1.06, 1.35
 MOST_SERIES = 10  # lines of a panel that can be told apart
+MOST_LETTERS = 34  # of a name in two columns under a figure
 LETTER = 0.085  # inches: of a legend's letter at most, on average
 
 
 def series_of(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
     """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
     parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short).astype(str) for axis in axes[1:]]
-    return pd.Series([", ".join(words) for words in zip(*parts, strict=True)], index=table.index, dtype=object)
+    return pd.Series([", ".join(names) for names in zip(*parts, strict=True)], index=table.index, dtype=object)
 
 
 def is_plain(name: str) -> bool:
@@ -35,11 +36,11 @@ def in_order(series: Sequence[str]) -> list[str]:
     return sorted(set(series), key=lambda name: (not is_plain(name), name))
 
 
-def chosen(scores: pd.Series, most: int) -> tuple[list[str], str]:
+def chosen(scores: pd.Series, most: int, what: str = "values") -> tuple[list[str], str]:
     """The series to show of those in `scores`, in order: those without a mitigation, and of the others the lowest.
 
     Where a sweep has further axes, many are without a mitigation: then the lowest of them, in half of the places. With
-    the words for the caption on how many that leaves out, if it does.
+    what the caption says on how many that leaves out, if it does; `what` the scores are.
     """
     series = in_order(scores.index)
     if len(series) <= most:
@@ -48,9 +49,15 @@ def chosen(scores: pd.Series, most: int) -> tuple[list[str], str]:
     is_first = np.array([is_plain(name) for name in lowest])
     plain, others = lowest[is_first], lowest[~is_first]
     kept = plain[: max(most // 2, most - len(others))]
-    what = "mitigations" if len(kept) == len(plain) else "combinations"
-    words = f" Not shown: {len(series) - most} {what} with higher values."
-    return in_order([*kept, *others[: most - len(kept)]]), words
+    kind = "mitigations" if len(kept) == len(plain) else "combinations"
+    left_out = f" Not shown: {len(series) - most} {kind} with higher {what}."
+    return in_order([*kept, *others[: most - len(kept)]]), left_out
+
+
+def middle_width(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the middle width, of two the lower."""
+    widths = sorted(table["width"].unique())
+    return table[table["width"] == widths[(len(widths) - 1) // 2]]
 
 
 def dodged(values: pd.Series, position: int, count: int) -> pd.Series:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import MARKERS, Drawing, palette, style
+from analysis.figures.drawing import Drawing, looks, style
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import MOST_SERIES, in_order, is_plain, mark_widths, series_of
 from analysis.measures import metrics
@@ -20,6 +19,7 @@ from harness.basics.printing import count
 from harness.objectives.outcome import TRAINED
 
 APART = 1.05  # the factor between neighbouring lines on the axis of widths
+MOST_LETTERS = 24  # of names in two columns under a figure
 
 
 def edge_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -33,15 +33,12 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     axes = metrics.swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)]
     rows = []
-    for key, own in table.groupby(axes, sort=True, dropna=False) if len(table) else ():
-        by_rate = own.assign(stable=own["outcome"] == TRAINED).groupby("lr")["stable"].agg(["all", "size"])
-        bad = by_rate.index[~by_rate["all"]]
-        above = bad.min() if len(bad) else np.nan
-        good = by_rate.index[by_rate["all"]]
-        good = good[good < above] if len(bad) else good
-        edge = {"stable": good.max() if len(good) else np.nan, "unstable": above}
-        numbers = {"seeds": int(by_rate["size"].min()), "rates": len(by_rate)}
-        rows.append(dict(zip(axes, key, strict=True)) | edge | numbers)
+    for key, group in table.groupby(axes, sort=True, dropna=False) if len(table) else ():
+        by_rate = group.assign(stable=group["outcome"] == TRAINED).groupby("lr")["stable"].agg(["all", "size"])
+        is_stable = by_rate["all"].cumprod().astype(bool)  # at it and at every smaller rate
+        stable, others = by_rate.index[is_stable], by_rate.index[~is_stable]
+        edge = stable.max() if len(stable) else np.nan, others.min() if len(others) else np.nan
+        rows.append([*key, *edge, int(by_rate["size"].min()), len(by_rate)])
     return pd.DataFrame(rows, columns=[*axes, "stable", "unstable", "seeds", "rates"])
 
 
@@ -62,17 +59,21 @@ def stability_edge(results: Results) -> Drawing:
     with style():
         figure = Figure(figsize=(max(6.4, 0.9 * len(widths) + 4), 4.6 + 0.13 * len(shown)), layout="constrained")
         panel = figure.subplots()
-        for position, name in enumerate(shown):
-            _draw(panel, table[table["series"] == name], position, len(shown), palette(shown)[name])
+        for position, (name, look) in enumerate(looks(shown).items()):
+            line = table[table["series"] == name]
+            _draw(panel, line.assign(x=line["width"] * APART ** (position - (len(shown) - 1) / 2)), look)
         panel.set(xscale="log", yscale="log", xlabel="width", ylabel="peak learning rate")
         mark_widths(panel, widths)
         rates = table[["stable", "unstable"]].stack()
         panel.set_ylim(rates.min() / 2, rates.max() * 2)
-        _legend(figure, shown)
+        handles = [
+            Line2D([], [], **look, linewidth=1.6, label=f"mitigation: {name}") for name, look in looks(shown).items()
+        ]
+        columns = 2 if max(map(len, shown)) < MOST_LETTERS else 1
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
         panel.set_title("Edge of stability")
-    seeds = (
-        f"{table['seeds'].min()} to {table['seeds'].max()}" if table["seeds"].nunique() > 1 else table["seeds"].min()
-    )
+    fewest, most = table["seeds"].min(), table["seeds"].max()
+    seeds = fewest if fewest == most else f"{fewest} to {most}"
     fewer = len(series) - len(shown)
     left_out = f" Not shown: {count(fewer, 'mitigation')} with lower rates." if fewer else ""
     caption = (
@@ -91,27 +92,18 @@ def _chosen(table: pd.DataFrame) -> list[str]:
     return in_order(ranked[:MOST_SERIES])
 
 
-def _draw(panel: Axes, own: pd.DataFrame, position: int, lines: int, colour: Any) -> None:
-    own = own.assign(x=own["width"] * APART ** (position - (lines - 1) / 2))
-    marker = MARKERS[position % len(MARKERS)]
-    known = own[own["stable"].notna()]
-    panel.plot(known["x"], known["stable"], color=colour, linewidth=1.6, marker=marker, markersize=6, zorder=3)
-    both = known[known["unstable"].notna()]
-    panel.vlines(both["x"], both["stable"], both["unstable"], color=colour, linewidth=1.6, alpha=0.7)
-    panel.scatter(both["x"], both["unstable"], color=colour, marker="_", s=70, zorder=3)
+def _draw(panel: Axes, line: pd.DataFrame, look: dict[str, Any]) -> None:
+    """A line's edges at their `x`."""
+    colour = {"color": look["color"], "linewidth": 1.6}
+    known, has_end = line[line["stable"].notna()], line["unstable"].notna()
+    panel.plot(known["x"], known["stable"], **colour, marker=look["marker"], markersize=6, zorder=3)
+    both = known[has_end[known.index]]
+    panel.vlines(both["x"], both["stable"], both["unstable"], **colour, alpha=0.7)
+    panel.scatter(both["x"], both["unstable"], color=look["color"], marker="_", s=70, zorder=3)
     for rows, rate, sign in (
-        (known[known["unstable"].isna()], "stable", 1),
-        (own[own["stable"].isna()], "unstable", -1),
+        (known[~has_end[known.index]], "stable", 1),
+        (line[line["stable"].isna()], "unstable", -1),
     ):
         for x, y in zip(rows["x"], rows[rate], strict=True):
-            arrow = {"arrowstyle": "->", "color": colour, "linewidth": 1.6}
+            arrow = {"arrowstyle": "->", **colour}
             panel.annotate("", (x, y * 1.6**sign), (x, y), arrowprops=arrow, annotation_clip=False)
-
-
-def _legend(figure: Figure, shown: Sequence[str]) -> None:
-    handles = [
-        Line2D([], [], color=palette(shown)[name], marker=MARKERS[position % len(MARKERS)], linewidth=1.6)
-        for position, name in enumerate(shown)
-    ]
-    labels = [f"mitigation: {name}" for name in shown]
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 if max(map(len, labels)) < 36 else 1)

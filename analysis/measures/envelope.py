@@ -17,7 +17,7 @@ import xarray as xr
 from numpy.lib.stride_tricks import sliding_window_view
 
 from analysis.reading.groups import splitting
-from analysis.reading.twins import Trials, blocks, deviations, final_window, twin_curves, values_of
+from analysis.reading.twins import Trials, deviation_blocks, final_window, values_of
 from harness.config.names import LAST_BIT
 
 # A further clean run leaves an envelope that is the largest of n with probability 1 / (n + 1): 11% for eight.
@@ -46,12 +46,10 @@ class Envelope:
         row = np.full(len(names), len(measured))
         row[measured] = np.arange(len(measured))
         largest, final = np.full((2, len(measured) + 1, max(1, sweep.sizes["step"])), np.nan)
-        for block in blocks(sweep["loss"], clean):
-            begin = trials.begin[block]
-            drift = _since(deviations(*twin_curves(sweep["loss"], block, trials.golden[block]), begin), begin)
-            own = row[number[block]]
-            np.fmax.at(largest, own, np.fmax.accumulate(np.abs(drift), axis=1))
-            np.fmax.at(final, own, _final_sizes(drift, final_window(trials.steps[block]).astype(int)))
+        for block, deviation in deviation_blocks(sweep, trials, clean, trials.begin):
+            drift, recipe = _since(deviation, trials.begin[block]), row[number[block]]
+            np.fmax.at(largest, recipe, np.fmax.accumulate(np.abs(drift), axis=1))
+            np.fmax.at(final, recipe, _final_sizes(drift, final_window(trials.steps[block]).astype(int)))
         watched = np.zeros(len(names), dtype=int)
         np.maximum.at(watched, number[clean], (trials.steps - trials.begin)[clean])
         return cls(number, names, clean, watched, largest, final, row)
@@ -87,33 +85,33 @@ def changes_another_bit(sweep: xr.Dataset) -> np.ndarray:
 
 def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[str]:
     """What there is to say against the envelopes of a sweep, a line each: too few clean runs, too short, not clean."""
-    found = []
+    lines = []
     if others := int(changes_another_bit(sweep).sum()):
-        found.append(f"{others} trials with fault={LAST_BIT} change another bit than the last; they do not count")
+        lines.append(f"{others} trials with fault={LAST_BIT} change another bit than the last; they do not count")
     counts = np.bincount(envelope.number[envelope.twins], minlength=len(envelope.names))
     judged = np.flatnonzero(trials.has_twin & (trials.fault != LAST_BIT))
     needed = np.unique(envelope.number[judged])
     thin = [f"{envelope.names[recipe]} has {counts[recipe]}" for recipe in needed if counts[recipe] < FEWEST_TWINS]
     if thin:
         rest = [f"and {len(thin) - MOST_NAMED} more recipes have too few"] if len(thin) > MOST_NAMED else []
-        found.append(
+        lines.append(
             f"a recipe wants at least {FEWEST_TWINS} finished trials with fault={LAST_BIT}; "
             f"{'; '.join(thin[:MOST_NAMED] + rest)}"
         )
     longest = envelope.watched[envelope.number[judged]]
     longer = int(((longest > 0) & ((trials.steps - trials.begin)[judged] > longest)).sum())
     if longer:
-        found.append(
+        lines.append(
             f"{longer} of {len(judged)} faults struck so early that they were watched for longer than any trial with "
             f"fault={LAST_BIT} of their recipe; their envelope counts as staying as it was"
         )
-    lost = ~np.isnan(trials.nonfinite_step) & np.isnan(trials.nonfinite_step[trials.golden])
-    if number := int(lost[envelope.twins].sum()):
-        found.append(
+    is_newly_lost = trials.is_lost & ~trials.is_lost[trials.golden]
+    if number := int(is_newly_lost[envelope.twins].sum()):
+        lines.append(
             f"{number} of {len(envelope.twins)} trials with fault={LAST_BIT} became non-finite, unlike their golden "
             "twin; they count up to there"
         )
-    return [f"clean envelope: {words}" for words in found]
+    return [f"clean envelope: {line}" for line in lines]
 
 
 def _shown(value: Any) -> str:
@@ -136,10 +134,10 @@ def _final_sizes(drift: np.ndarray, window: np.ndarray) -> np.ndarray:
     known = ~np.isnan(drift)
     means = np.empty(drift.shape)
     for size in np.unique(window):
-        own = window == size
+        runs = window == size
         # Before the change there is nothing, so the first windows are shorter.
-        padded = [np.pad(values[own], ((0, 0), (size - 1, 0))) for values in (np.where(known, drift, 0.0), known)]
+        padded = [np.pad(values[runs], ((0, 0), (size - 1, 0))) for values in (np.where(known, drift, 0.0), known)]
         total, count = (sliding_window_view(values, size, axis=1).sum(axis=-1) for values in padded)
-        means[own] = np.abs(total) / np.maximum(count, 1)
+        means[runs] = np.abs(total) / np.maximum(count, 1)
     last = np.maximum.accumulate(np.where(known, np.arange(drift.shape[1]), -1), axis=1)
     return np.where(last >= 0, np.take_along_axis(means, np.maximum(last, 0), axis=1), np.nan)

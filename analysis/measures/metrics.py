@@ -14,7 +14,7 @@ from analysis.measures.rates import RateGrid, segment_losses
 from analysis.reading.finals import final_loss
 from analysis.reading.groups import split, splitting
 from analysis.reading.open_sweep import RESULTS, STRUCK
-from analysis.reading.twins import Trials, blocks, deviations, twin_curves
+from analysis.reading.twins import Trials, deviation_blocks
 from harness.config import NO_FAULT
 
 SEEDS = ("seed", "model_seed", "data_seed")
@@ -32,8 +32,7 @@ def initial_loss(ds: xr.Dataset) -> xr.DataArray:
     # A slice, because a sweep that has no trials yet has no first step either.
     first = ds["loss"].isel(step=slice(0, 1)).astype("float64").mean("step", skipna=False).compute()
     loss = ds["initial_validation_loss"].compute().fillna(first)
-    loss = loss.where(np.isfinite(loss)).rename("initial_loss")
-    return loss.assign_attrs(units="nat/token", long_name="loss at initialisation")
+    return loss.where(np.isfinite(loss))
 
 
 def coordinates(ds: xr.Dataset) -> pd.DataFrame:
@@ -107,11 +106,11 @@ def lr_sensitivity(
     for a mean over fewer rates is another number; with no seed left, or with one rate, the sensitivity is NaN. Groups
     with different ranges of rates cannot be compared. Raises ValueError for another `loss` or `best`.
     """
-    own = clean_trials(ds[READ])
-    table = trial_table(own, loss)
+    clean = clean_trials(ds[READ])
+    table = trial_table(clean, loss)
     if loss == "validation":
         values = table["final_validation_loss"].where(table["nonfinite_step"].isna(), np.inf)
-        final = segment_losses(own, values.fillna(np.inf))
+        final = segment_losses(clean, values.fillna(np.inf))
     else:
         final = table[_column(loss)].fillna(np.inf).to_numpy()[:, None]
     axes = list(over) if over is not None else swept_axes(table, ("width", "mitigation"))
@@ -173,14 +172,12 @@ def deviation_table(ds: xr.Dataset) -> pd.DataFrame:
     rows = np.flatnonzero(trials.has_twin)
     golden = trials.golden[rows]
     largest, size = np.full((2, len(trials.golden)), np.nan)
-    for block in blocks(ds["loss"], rows):
-        found = deviations(*twin_curves(ds["loss"], block, trials.golden[block]))
-        largest[block] = np.where(np.isnan(found), -np.inf, found).max(axis=1, initial=-np.inf)
-        size[block] = np.where(np.isnan(found), 0, np.abs(found)).max(axis=1, initial=0)
+    for block, deviation in deviation_blocks(ds, trials, rows, np.zeros(len(largest), dtype=int)):
+        largest[block] = np.where(np.isnan(deviation), -np.inf, deviation).max(axis=1, initial=-np.inf)
+        size[block] = np.where(np.isnan(deviation), 0, np.abs(deviation)).max(axis=1, initial=0)
     table, final = trial_table(ds[READ].isel(trial=rows)), final_loss(ds).values
     table["worst_deviation"] = np.where(np.isfinite(largest[rows]), largest[rows], np.nan)
     table["final_deviation"] = final[rows] - final[golden]
-    newly = ~np.isnan(trials.nonfinite_step[rows]) & np.isnan(trials.nonfinite_step[golden])
-    table["size"] = np.where(newly, np.inf, size[rows])
+    table["size"] = np.where(trials.is_lost[rows] & ~trials.is_lost[golden], np.inf, size[rows])
     table["is_equal"] = table["size"] == 0
     return table

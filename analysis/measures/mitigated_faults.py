@@ -7,7 +7,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.measures.outcomes import NON_FINITE, OUTCOMES, outcomes_and_notes
-from analysis.reading.twins import Trials, blocks, deviations, twin_curves, values_of
+from analysis.reading.twins import Trials, deviation_blocks, values_of
 from harness.config import NO_FAULT
 from harness.config.names import LAST_BIT
 from harness.config.sites import Site
@@ -38,23 +38,19 @@ def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:
     place = np.searchsorted(kept, rows)
     word = judged["fault_outcome"].values[place]
     recovery = judged["settling_steps"].values[place]
-    found = table.iloc[rows][["place", "mitigation", "who"]].assign(
+    trials = Trials.of(judged)
+    felt = table.iloc[rows][["place", "mitigation", "who"]].assign(
         fault=fault[rows],
         deviation=np.where(word == NON_FINITE, np.inf, largest_deviation(judged)[place]),
         recovery=np.where(np.isnan(recovery), np.inf, recovery),
         recovered=~np.isnan(recovery),
-        watched=_watched(judged)[place],
+        watched=(trials.steps - trials.begin)[place],
     )
-    found = found[np.isin(word, OUTCOMES) & ~judged["idle"].values[place]]
-    by = found.groupby(["fault", "place", "mitigation", "who"])
+    felt = felt[np.isin(word, OUTCOMES) & ~judged["idle"].values[place]]
+    by = felt.groupby(["fault", "place", "mitigation", "who"])
     medians = by[["deviation", "recovery"]].median()
     counts = by.agg(watched=("watched", "max"), recovered=("recovered", "sum"), trials=("recovered", "size"))
     return medians.join(counts).reset_index()
-
-
-def _watched(sweep: xr.Dataset) -> np.ndarray:
-    trials = Trials.of(sweep)
-    return trials.steps - trials.begin
 
 
 def largest_deviation(sweep: xr.Dataset) -> np.ndarray:
@@ -66,8 +62,8 @@ def largest_deviation(sweep: xr.Dataset) -> np.ndarray:
     end = np.where(np.isnan(duration), trials.steps, trials.begin + np.nan_to_num(duration)).astype(int)
     begin = np.where(is_poisoned, end, trials.begin)
     largest = np.full(len(begin), np.nan)
-    for block in blocks(sweep["loss"], np.flatnonzero(trials.has_twin)):
-        found = deviations(*twin_curves(sweep["loss"], block, trials.golden[block]), begin[block])
-        has_any = ~np.isnan(found).all(axis=1)
-        largest[block] = np.where(has_any, np.where(np.isnan(found), 0.0, found).max(axis=1, initial=0.0), np.nan)
+    for block, deviation in deviation_blocks(sweep, trials, np.flatnonzero(trials.has_twin), begin):
+        is_known = ~np.isnan(deviation)
+        worst = np.where(is_known, deviation, 0.0).max(axis=1, initial=0.0)
+        largest[block] = np.where(is_known.any(axis=1), worst, np.nan)
     return largest

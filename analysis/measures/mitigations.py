@@ -143,34 +143,31 @@ def compare(sweep: xr.Dataset) -> Comparison:
     if reason := _reason(clean["mitigation"].unique()):
         return Comparison(pd.DataFrame(columns=axes), axes, {}, reason)
     times, final = step_times(sweep, clean), segment_losses(sweep, table["validation"])
-    groups = {key: Group.of(own, axes, final, times.get(key)) for key, own in clean.groupby(["place", "mitigation"])}
+    by = ["place", "mitigation"]
+    groups = {key: Group.of(trials, axes, final, times.get(key)) for key, trials in clean.groupby(by)}
     rates = {place: group.grid.best_rate for (place, name), group in groups.items() if name == BASELINE}
     felt = felt_faults(sweep, table.assign(wanted=table["lr"] == table["place"].map(rates)))
-    for key, own in felt.groupby(["place", "mitigation"]):
-        groups[key] = replace(groups[key], faults=own)
+    for key, faults in felt.groupby(by):
+        groups[key] = replace(groups[key], faults=faults)
     metrics = _measured(sorted(felt["fault"].unique()), clean["lr"].nunique() > 1, bool(times))
     rows = [_row(group, groups.get((place, BASELINE)), metrics) for (place, _), group in groups.items()]
     return _sorted(Comparison(_with_idle(pd.DataFrame(rows), table, axes, metrics), axes, metrics))
 
 
-def _with_idle(
-    found: pd.DataFrame, table: pd.DataFrame, axes: list[str], metrics: Mapping[str, Metric]
-) -> pd.DataFrame:
+def _with_idle(rows: pd.DataFrame, table: pd.DataFrame, axes: list[str], metrics: Mapping[str, Metric]) -> pd.DataFrame:
     """The rows of a comparison with `idle_parts` and METRIC_idle, "" for none."""
-    own = table.merge(found[[*axes, "best_rate", "common_rate"]], on=axes)
-    is_clean, is_common = own["fault"] == NO_FAULT.name, own["lr"] == own["common_rate"]
-    behind = {"": own["complete"], "final_loss": is_clean & (own["lr"] == own["best_rate"])}
-    behind["common_loss"] = is_clean & is_common
-    for name in FAULT_METRICS:
-        behind[name] = ~is_clean & is_common
+    trials = table.merge(rows[[*axes, "best_rate", "common_rate"]], on=axes)
+    is_clean, is_common = trials["fault"] == NO_FAULT.name, trials["lr"] == trials["common_rate"]
+    behind = {"": trials["complete"], "final_loss": is_clean & (trials["lr"] == trials["best_rate"])}
+    behind |= {"common_loss": is_clean & is_common} | dict.fromkeys(FAULT_METRICS, ~is_clean & is_common)
     idle: dict[str, pd.Series] = {}
     for name in ("", *metrics):
         kind, _, fault = name.partition(".")
-        is_behind = behind.get(kind, is_clean) & ((own["fault"] == fault) if fault else True)
+        is_behind = behind.get(kind, is_clean) & ((trials["fault"] == fault) if fault else True)
         columns = {"idle_parts": f"{name}_idle" if name else "idle_parts"}
-        parts = never_acted(own[is_behind], axes[1:]).rename(columns=columns)
-        idle |= found[axes].merge(parts, on=axes, how="left")[[*columns.values()]].fillna("").to_dict("series")
-    return found.assign(**idle)
+        parts = never_acted(trials[is_behind], axes[1:]).rename(columns=columns)
+        idle |= rows[axes].merge(parts, on=axes, how="left")[[*columns.values()]].fillna("").to_dict("series")
+    return rows.assign(**idle)
 
 
 def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
@@ -202,26 +199,25 @@ def _measured(faults: list[str], has_rates: bool, has_times: bool) -> dict[str, 
     left_out = {"stable_rate", "sensitivity", "uncapped"} if not has_rates else set()
     left_out |= set(FAULT_METRICS) if not faults else set()
     left_out |= {"step_time"} if not has_times else set()
-    found = {name: metric for name, metric in METRICS.items() if name not in left_out}
-    for name in FAULT_METRICS:
-        for fault in faults:
-            found[f"{name}.{fault}"] = replace(METRICS[name], label=f"{name}, {fault}", is_in_map=False)
-    return found
+    return {name: metric for name, metric in METRICS.items() if name not in left_out} | {
+        f"{name}.{fault}": replace(METRICS[name], label=f"{name}, {fault}", is_in_map=False)
+        for name in FAULT_METRICS
+        for fault in faults
+    }
 
 
 def _sorted(comparison: Comparison) -> Comparison:
     """The baseline first, then by what was gained on average over widths, then by name; widths rising."""
     names = comparison.table["mitigation"]
-    order = pd.DataFrame({"mitigation": names.unique()}).set_index("mitigation")
-    order["other"] = order.index != BASELINE
+    keys = {"other": names != BASELINE}
     for metric in ("stable_rate", "final_loss"):
         if metric in comparison.metrics:
             # Rounded, so that equal gains are equal.
-            order[metric] = -comparison.gain(metric).round(9).groupby(names).mean().fillna(np.inf)
-    order = order.reset_index().sort_values([*order.columns, "mitigation"]).reset_index(drop=True)
-    rank = pd.Series(order.index, index=order["mitigation"])
-    table = comparison.table.assign(rank=names.map(rank)).sort_values(["rank", *comparison.axes[1:]])
-    return replace(comparison, table=table.drop(columns="rank").reset_index(drop=True))
+            gain = comparison.gain(metric).round(9).groupby(names).transform("mean")
+            keys[metric] = -gain.fillna(-np.inf)
+    order = comparison.table[comparison.axes].assign(**{f"by {name}": key for name, key in keys.items()})
+    order = order.sort_values([*(f"by {name}" for name in keys), *comparison.axes])
+    return replace(comparison, table=comparison.table.loc[order.index].reset_index(drop=True))
 
 
 # --- one row -----------------------------------------------------------------------------------------------------
@@ -238,10 +234,10 @@ class Group:
     faults: pd.DataFrame | None = None  # what `felt_faults` has of them
 
     @classmethod
-    def of(cls, own: pd.DataFrame, axes: list[str], final: np.ndarray, times: StepTimes | None) -> Group:
-        values = own.assign(stable=(own["outcome"] == TRAINED).astype(float))
+    def of(cls, trials: pd.DataFrame, axes: list[str], final: np.ndarray, times: StepTimes | None) -> Group:
+        values = trials.assign(stable=(trials["outcome"] == TRAINED).astype(float))
         stable = values.groupby(["who", "lr"])["stable"].mean().unstack("lr").dropna()
-        return cls(own[axes].iloc[0].to_dict(), rate_grid(own, final), stable, times)
+        return cls(trials[axes].iloc[0].to_dict(), rate_grid(trials, final), stable, times)
 
     @property
     def has_rates(self) -> bool:
@@ -296,7 +292,7 @@ def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> di
 
 def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[str, Estimate]:
     base_losses = base.grid.at(common) if base else None
-    found = {
+    estimates = {
         "final_loss": paired(group.grid.at(group.grid.best_rate), base_losses, mean),
         "common_loss": paired(group.grid.at(common), base_losses, mean),
     }
@@ -305,30 +301,30 @@ def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[st
         rate = paired(group.log_stable_rate, other.log_stable_rate if other else None, mean).exponential()
         if group.stable_bound == "<":
             rate = replace(rate, value=float(group.stable.columns[0]), low=np.nan, high=np.nan)
-        found["stable_rate"] = rate
+        estimates["stable_rate"] = rate
         for name, is_capped in {"sensitivity": True, "uncapped": False}.items():
-            own, theirs = (each.grid.sensitivity(is_capped) if each else None for each in (group, other))
-            found[name] = paired(own, theirs, mean)
-    return found
+            theirs = other.grid.sensitivity(is_capped) if other else None
+            estimates[name] = paired(group.grid.sensitivity(is_capped), theirs, mean)
+    return estimates
 
 
 def _fault_estimates(group: Group, base: Group | None) -> dict[str, Estimate]:
-    found = {}
+    estimates = {}
     for name in FAULT_METRICS:
-        own, other = group.fault_values[name], base.fault_values[name] if base else None
-        found[name] = paired(own, other, largest_median)
-        for fault in own:
-            alone = other[[fault]] if other is not None and fault in other else None
-            found[f"{name}.{fault}"] = paired(own[[fault]], alone, largest_median)
-    return found
+        values, theirs = group.fault_values[name], base.fault_values[name] if base else None
+        estimates[name] = paired(values, theirs, largest_median)
+        for fault in values:
+            other = theirs[[fault]] if theirs is not None and fault in theirs else None
+            estimates[f"{name}.{fault}"] = paired(values[[fault]], other, largest_median)
+    return estimates
 
 
 def _recovered(group: Group, faults: list[str]) -> dict[str, Any]:
     """For how many steps faulty trials were watched, and of each fault the share that recovered."""
-    own = group.faults
-    row: dict[str, Any] = {"watched": np.nan if own is None else own["watched"].max()} if faults else {}
+    felt = group.faults
+    row: dict[str, Any] = {"watched": np.nan if felt is None else felt["watched"].max()} if faults else {}
     for fault in faults:
-        recovered, trials = (0, 0) if own is None else own.loc[own["fault"] == fault, ["recovered", "trials"]].sum()
+        recovered, trials = (0, 0) if felt is None else felt.loc[felt["fault"] == fault, ["recovered", "trials"]].sum()
         low, high = wilson_interval(recovered, trials)
         share, name = recovered / trials if trials else np.nan, f"recovered.{fault}"
         row |= {name: share, f"{name}_low": float(low), f"{name}_high": float(high), f"{name}_trials": int(trials)}

@@ -88,13 +88,12 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
     """
     trials = Trials.of(sweep)
     envelope = Envelope.of(sweep, trials)
-    for words in weaknesses(sweep, trials, envelope):
-        warnings.warn(words, stacklevel=2)
+    for line in weaknesses(sweep, trials, envelope):
+        warnings.warn(line, stacklevel=2)
     envelope_max, envelope_final = envelope.at(trials.steps - trials.begin)
     table = _measure(sweep, trials, limit=np.nan_to_num(envelope_max))
     table = table.assign(envelope_max=envelope_max, envelope_final=envelope_final)
-    twin = np.where(trials.has_twin, trials.golden, 0)
-    is_lost, is_twin_lost = ~np.isnan(trials.nonfinite_step), ~np.isnan(trials.nonfinite_step[twin])
+    is_lost, is_twin_lost = trials.is_lost, trials.is_lost[trials.twin]
 
     outcome = _fault_outcome(trials, table)
     was_back = (outcome == RECOVERED) & (table["settled"] < trials.steps)
@@ -115,7 +114,11 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
         "visible_steps": (table["hidden"] - trials.begin).where(was_hidden | is_silent).to_numpy(),
         "idle": trials.is_idle,
     }
-    return sweep.assign_coords({name: xr.Variable("trial", values[name], _attributes(name)) for name in JUDGED})
+    attributes = {
+        name: {"long_name": long_name} | ({"units": units} if units else {})
+        for name, (long_name, units) in JUDGED.items()
+    }
+    return sweep.assign_coords({name: xr.Variable("trial", values[name], attributes[name]) for name in JUDGED})
 
 
 def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:
@@ -129,8 +132,7 @@ def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:
 
 def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
     """The rules of `outcomes`, in their order."""
-    twin = np.where(trials.has_twin, trials.golden, 0)
-    is_lost, is_golden_lost = ~np.isnan(trials.nonfinite_step), ~np.isnan(trials.nonfinite_step[twin])
+    twin, is_golden_lost = trials.twin, trials.is_lost[trials.twin]
     is_inside = (table["largest"] <= table["envelope_max"]).to_numpy()
     is_bitwise = ~np.isnan(trials.masked_step) | (trials.is_idle & ~(table["largest"] > 0).to_numpy())
     is_alike = is_inside & (trials.nonfinite_step == trials.nonfinite_step[twin])
@@ -139,14 +141,14 @@ def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
     rules = [
         (trials.fault == NO_FAULT.name, ""),
         (~trials.complete, UNFINISHED),
-        (trials.has_twin & is_lost & ~is_golden_lost, NON_FINITE),
+        (trials.has_twin & trials.is_lost & ~is_golden_lost, NON_FINITE),
         (is_bitwise, MASKED),
         (~trials.has_twin | (is_golden_lost & ~is_alike), UNJUDGED),
         (is_inside, MASKED),
         (has_diverged, DIVERGENT),
         (has_returned, RECOVERED),
     ]
-    return np.select([holds for holds, _ in rules], [word for _, word in rules], LINGERING)
+    return np.select([holds for holds, _ in rules], [outcome for _, outcome in rules], LINGERING)
 
 
 def _measure(sweep: xr.Dataset, trials: Trials, limit: np.ndarray) -> pd.DataFrame:
@@ -196,8 +198,3 @@ def _sizes(deviation: np.ndarray, window: np.ndarray, begin: np.ndarray, limit: 
     has_any = known.any(axis=1)
     settled = after_last(size > limit[:, None], begin)
     return [np.where(has_any, values, np.nan) for values in (largest, final, settled)]
-
-
-def _attributes(name: str) -> dict[str, str]:
-    long_name, units = JUDGED[name]
-    return {"long_name": long_name} | ({"units": units} if units else {})

@@ -36,31 +36,32 @@ class Estimate:
         return Estimate(**numbers, seeds=self.seeds)
 
 
-def paired(own: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -> Estimate:
-    """`statistic` of `own` [seed, k], and its difference to that of `base` over the seeds and columns that both have.
+def paired(values: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic) -> Estimate:
+    """`statistic` of `values` [seed, k], and its difference to that of `base` over what both have of seeds and columns.
 
     Values may be infinite. A column of nothing but NaN does not count, and neither does a seed with NaN in another. Two
     infinite statistics do not differ. Intervals of finite means are `mean_interval`s, of the differences within each
     seed and column; all others are bootstraps, which draw the seeds of both alike.
     """
-    known, seeds, columns = _measured(own)
+    known, seeds, columns = _measured(values)
     is_whole = ~np.isnan(known).any(axis=1)
     known, seeds = known[is_whole], seeds[is_whole]
     if not known.size:
         return Estimate()
-    value, interval = float(statistic(known.T)), _interval(known.T, statistic)
-    found = Estimate(value, *interval, seeds=len(seeds))
+    value, is_mean = float(statistic(known.T)), statistic is mean and np.isfinite(known).all()
+    interval = mean_interval(known) if is_mean else bootstrap(known.T, statistic)
+    alone = Estimate(value, *interval, seeds=len(seeds))
     if base is None:
-        return found
+        return alone
     theirs, base_seeds, base_columns = _measured(base)
     row, column = base_seeds.get_indexer(seeds), base_columns.get_indexer(columns)
     has_both = column >= 0
     if not has_both.any() or not len(base_seeds):
-        return found
+        return alone
     theirs = theirs[np.ix_(row, column[has_both])]
     is_shared = (row >= 0) & ~np.isnan(theirs).any(axis=1)
     if not is_shared.any():
-        return found
+        return alone
     both = np.stack([known[np.ix_(is_shared, has_both)].T, theirs[is_shared].T])
 
     def difference(drawn: np.ndarray) -> np.ndarray:
@@ -82,12 +83,6 @@ def _measured(frame: pd.DataFrame) -> tuple[np.ndarray, pd.Index, pd.Index]:
     values = frame.to_numpy(dtype=float)
     is_known = ~np.isnan(values).all(axis=0)
     return values[:, is_known], frame.index, frame.columns[is_known]
-
-
-def _interval(values: np.ndarray, statistic: Statistic) -> tuple[float, float]:
-    if statistic is mean and np.isfinite(values).all():
-        return mean_interval(values.T)
-    return bootstrap(values, statistic)
 
 
 def mean(values: np.ndarray) -> np.ndarray:

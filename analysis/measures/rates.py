@@ -20,9 +20,9 @@ def segment_losses(ds: xr.Dataset, validation: npt.ArrayLike) -> np.ndarray:
     A store of an older version has one for all: [trial, 1], `validation` itself.
     """
     whole = np.asarray(validation, dtype=float)
-    found = ds["final_segment_loss"].values.astype(float)
-    found = found[:, np.isfinite(found).any(axis=0)]
-    return np.where(np.isinf(whole)[:, None], np.inf, found) if found.shape[1] else whole[:, None]
+    losses = ds["final_segment_loss"].values.astype(float)
+    losses = losses[:, np.isfinite(losses).any(axis=0)]
+    return np.where(np.isinf(whole)[:, None], np.inf, losses) if losses.shape[1] else whole[:, None]
 
 
 @dataclass(frozen=True)

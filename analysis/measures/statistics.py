@@ -67,10 +67,10 @@ def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
     low, high = wilson_interval(count, total)
     with np.errstate(invalid="ignore"):
         share = count / total
-    found = {"outcome": list(OUTCOMES) * groups, "count": count, "trials": total}
-    found |= {"left_out": np.repeat(counts[:, -1], len(OUTCOMES)), "share": share, "low": low, "high": high}
+    columns = {"outcome": list(OUTCOMES) * groups, "count": count, "trials": total}
+    columns |= {"left_out": np.repeat(counts[:, -1], len(OUTCOMES)), "share": share, "low": low, "high": high}
     rows = heads.loc[np.repeat(heads.index, len(OUTCOMES))].reset_index(drop=True)
-    return rows.assign(**found) if by else pd.DataFrame(found)
+    return rows.assign(**columns) if by else pd.DataFrame(columns)
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
@@ -94,12 +94,12 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
     variance = max(sum(parts[:2]) - sum(parts[2:]), *parts[:2]) if segments > 1 else parts[0]
     if not variance:
         return float(mean), float(mean)
-    df = variance**2 / sum(part**2 / own for part, own in zip(parts, freedom, strict=True))
+    df = variance**2 / sum(part**2 / degrees for part, degrees in zip(parts, freedom, strict=True))
     reach = stdtrit(max(df, min(freedom)), (1 + CONFIDENCE) / 2) * np.sqrt(variance)
     return float(mean - reach), float(mean + reach)
 
 
-def median_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, float]:
+def median_interval(values: np.ndarray) -> tuple[float, float, float]:
     """Median of `values` [n], and its 95% percentile bootstrap (Efron 1979): (median, low, high).
 
     A value that was not seen to end is infinite, which counts it as larger than all others; so a median, or an end of
@@ -107,14 +107,13 @@ def median_interval(values: np.ndarray, seed: int = 0) -> tuple[float, float, fl
     """
     if len(values) == 0:
         return np.nan, np.nan, np.nan
-    return float(np.median(values)), *bootstrap(values, lambda drawn: np.median(drawn, axis=-1), seed=seed)
+    return float(np.median(values)), *bootstrap(values, lambda drawn: np.median(drawn, axis=-1))
 
 
 def bootstrap(
     values: np.ndarray,
     statistic: Callable[..., np.ndarray],
     *others: np.ndarray,
-    seed: int = 0,
     interpolated: bool = False,
 ) -> tuple[float, float]:
     """95% percentile bootstrap (Efron 1979) of `statistic` over the last axis of `values` [..., n]: (low, high).
@@ -128,22 +127,22 @@ def bootstrap(
     sizes = tuple(group.shape[-1] for group in groups)
     if min(sizes) < 2:
         return np.nan, np.nan
-    drawn = [group[..., which] for group, which in zip(groups, draws(sizes, seed), strict=True)]
-    found = np.sort(statistic(*drawn))
-    if np.isnan(found[-1]):
+    drawn = [group[..., which] for group, which in zip(groups, draws(sizes), strict=True)]
+    statistics = np.sort(statistic(*drawn))
+    if np.isnan(statistics[-1]):
         return np.nan, np.nan
     tail = (1 - CONFIDENCE) / 2
     if interpolated:
-        return float(np.quantile(found, tail)), float(np.quantile(found, 1 - tail))
+        return float(np.quantile(statistics, tail)), float(np.quantile(statistics, 1 - tail))
     # Between a number and infinity nothing can be interpolated: the wider of the two.
     below = tail * (RESAMPLES - 1)
-    return float(found[math.floor(below)]), float(found[math.ceil(RESAMPLES - 1 - below)])
+    return float(statistics[math.floor(below)]), float(statistics[math.ceil(RESAMPLES - 1 - below)])
 
 
 @functools.lru_cache(maxsize=8)
-def draws(sizes: tuple[int, ...], seed: int) -> list[np.ndarray]:
+def draws(sizes: tuple[int, ...]) -> list[np.ndarray]:
     """Which values each bootstrap sample consists of: for each group, of n values, [draws, n], read-only."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     drawn = [generator.integers(n, size=(RESAMPLES, n)) for n in sizes]
     for which in drawn:
         which.flags.writeable = False

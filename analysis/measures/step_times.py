@@ -32,12 +32,12 @@ class StepTimes:
         if base is None or not len(self.packs) or not len(base.packs):
             return Estimate()
         ratio = self.seconds / base.seconds
-        low, high = bootstrap(self.packs, _ratio_of_medians, base.packs, interpolated=True)
+
+        def ratios(packs: np.ndarray, others: np.ndarray) -> np.ndarray:
+            return np.median(packs, axis=-1) / np.median(others, axis=-1)
+
+        low, high = bootstrap(self.packs, ratios, base.packs, interpolated=True)
         return Estimate(ratio, low, high, ratio, low, high)
-
-
-def _ratio_of_medians(own: np.ndarray, base: np.ndarray) -> np.ndarray:
-    return np.median(own, axis=-1) / np.median(base, axis=-1)
 
 
 def step_times(sweep: xr.Dataset, clean: pd.DataFrame) -> dict[tuple[int, str], StepTimes]:
@@ -58,8 +58,8 @@ def step_times(sweep: xr.Dataset, clean: pd.DataFrame) -> dict[tuple[int, str], 
     pack = sweep["pack"].values
     mitigations = pd.Series(sweep["mitigation"].values).groupby(pack).nunique()
     timed = clean.assign(seconds=seconds).dropna(subset=["seconds"])
-    found = {}
-    for key, own in timed.groupby(["place", "mitigation"]):
-        each = own.groupby("pack")["seconds"].median()
-        found[key] = StepTimes(each.to_numpy(), bool((mitigations[each.index] > 1).any()))
-    return found
+    times = {}
+    for key, group in timed.groupby(["place", "mitigation"]):
+        packs = group.groupby("pack")["seconds"].median()
+        times[key] = StepTimes(packs.to_numpy(), bool((mitigations[packs.index] > 1).any()))
+    return times

@@ -30,35 +30,41 @@ class Acting:
     digest: str  # of its losses
 
 
-def acting(trials: pd.DataFrame, axes: Sequence[str], found: Sequence[Acting | None]) -> tuple[np.ndarray, np.ndarray]:
+def acting(trials: pd.DataFrame, known: Sequence[Acting | None]) -> tuple[np.ndarray, np.ndarray]:
     """`acted` and `idle_parts` of each trial: [trial] each.
 
     `acted` is 1 where the losses differ from those of the counterpart in some bit and every part of the mitigation
     acted at some step, 0 where not, and NaN without a mitigation, for an unfinished trial, and where nothing is known:
-    no counterpart, no such part. `idle_parts` names the parts that did not act, with commas. `axes` are the columns of
-    `trials` by which a trial is told from others of its mitigation; `found` is None for a trial that has nothing
-    stored.
+    no counterpart, no such part. `idle_parts` names the parts that did not act, with commas. `trials` has the config's
+    columns; `known` is None for a trial that has nothing stored.
     """
-    number = np.zeros(len(trials), dtype=int)
-    for axis in axes:
-        number = split(number, trials[axis])
+    number = _counterparts(trials)
     is_plain = (trials["mitigation"] == BASELINE).to_numpy()
-    counterpart = {place: row for row, place in reversed(list(enumerate(number))) if is_plain[row]}
+    plain_row = {place: row for row, place in reversed(list(enumerate(number))) if is_plain[row]}
     acted, idle = np.full(len(trials), np.nan), np.full(len(trials), "", dtype=object)
-    for row, own in enumerate(found):
-        if own is None:
+    for row, trial in enumerate(known):
+        if trial is None:
             continue
-        plain = found[counterpart[number[row]]] if not is_plain[row] and number[row] in counterpart else None
-        known = plain or Acting({}, {}, "")
-        parts = {part: count for part, count in own.acts.items() if part not in known.acts}
-        missing = [part for part in own.idle if part not in known.idle]
+        has_plain = not is_plain[row] and number[row] in plain_row
+        plain = (known[plain_row[number[row]]] if has_plain else None) or Acting({}, {}, "")
+        parts = {part: count for part, count in trial.acts.items() if part not in plain.acts}
+        missing = [part for part in trial.idle if part not in plain.idle]
         missing += [part for part, count in parts.items() if not count and part not in missing]
-        is_alike = bool(own.digest) and own.digest == known.digest
+        is_alike = bool(trial.digest) and trial.digest == plain.digest
         missing += [EVERY_BIT] if is_alike and not missing else []
         idle[row] = ", ".join(missing)
-        if not is_plain[row] and (missing or parts or (own.digest and known.digest)):
+        if not is_plain[row] and (missing or parts or (trial.digest and plain.digest)):
             acted[row] = not missing
     return acted, idle.astype(str)
+
+
+def _counterparts(trials: pd.DataFrame) -> np.ndarray:
+    """A number [trial] for all that tells trials of one mitigation apart: what follows from it does not."""
+    mitigation = split(np.zeros(len(trials), dtype=int), trials["mitigation"])
+    number = np.zeros(len(trials), dtype=int)
+    for axis in splitting(mitigation, {column: trials[column] for column in trials.columns})[0]:
+        number = split(number, trials[axis])
+    return number
 
 
 def never_acted(trials: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -67,9 +73,9 @@ def never_acted(trials: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     A row each mitigation and group that has some; trials with and without faults count. `trials` has a column for each
     coordinate that is asked for.
     """
-    own = trials[trials["complete"] & (trials["mitigation"] != BASELINE)]
+    mitigated = trials[trials["complete"] & (trials["mitigation"] != BASELINE)]
     rows = []
-    for key, group in own.groupby(["mitigation", *by], sort=True, dropna=False) if len(own) else ():
+    for key, group in mitigated.groupby(["mitigation", *by], sort=True, dropna=False) if len(mitigated) else ():
         parts = [text.split(", ") if text else [] for text in group["idle_parts"].unique()]
         missing = [part for part in parts[0] if all(part in other for other in parts[1:])]
         if missing:
@@ -89,22 +95,16 @@ def marked(sweep: xr.Dataset) -> xr.Dataset:
 
 def idle_note(sweep: xr.Dataset) -> str:
     """What the † of `marked` says; "" without any."""
-    table, words = _by_width(sweep), []
-    for name, own in table.groupby("mitigation", sort=True):
-        widths = own.groupby("idle_parts", sort=True)["width"].agg(
-            lambda values: ", ".join(f"{value:g}" for value in values)
+    notes = []
+    for name, rows in _by_width(sweep).groupby("mitigation", sort=True):
+        widths = rows.groupby("idle_parts", sort=True)["width"].agg(
+            lambda values: ", ".join(map("{:g}".format, values))
         )
         parts = "; ".join(f"{idle} at width {at}" for idle, at in widths.items())
-        words.append(f"{str(name).removesuffix(MARK)} ({parts})")
-    return f"{MARK.strip()} did not act as named in any trial: {', '.join(words)}." if words else ""
+        notes.append(f"{str(name).removesuffix(MARK)} ({parts})")
+    return f"{MARK.strip()} did not act as named in any trial: {', '.join(notes)}." if notes else ""
 
 
 def _by_width(sweep: xr.Dataset) -> pd.DataFrame:
     names = ("complete", "mitigation", "width", "idle_parts")
     return never_acted(pd.DataFrame({name: sweep[name].values for name in names}), ("width",))
-
-
-def own_axes(trials: pd.DataFrame) -> list[str]:
-    """The columns that tell trials of one mitigation apart. What follows from it, or from columns before, is none."""
-    number = split(np.zeros(len(trials), dtype=int), trials["mitigation"])
-    return splitting(number, {column: trials[column] for column in trials.columns})[0]

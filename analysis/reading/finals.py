@@ -30,13 +30,12 @@ def final_loss(ds: xr.Dataset) -> xr.DataArray:
         total, number = np.where(counted, loss, 0).sum(axis=1, dtype="float64"), counted.sum(axis=1)
         is_known = np.isfinite(total) & (number > 0) & is_finite[block]
         mean[block] = np.where(is_known, total / np.maximum(number, 1), np.nan)
-    attributes = {"units": "nat/token", "long_name": FINALS["final_loss"][0]}
-    return xr.DataArray(mean, ds["steps"].coords, "trial", "final_loss", attributes)
+    return xr.DataArray(mean, ds["steps"].coords, "trial")
 
 
 def final_validation_loss(ds: xr.Dataset) -> xr.DataArray:
     """Validation loss of a trial's last step, which always validates: [trial]. NaN if it is not finite or not there."""
-    return _last(ds, "validation_loss", "final_validation_loss")
+    return _last(ds["validation_loss"], ds["steps"])
 
 
 def final_validation_loss_error(ds: xr.Dataset) -> xr.DataArray:
@@ -45,24 +44,21 @@ def final_validation_loss_error(ds: xr.Dataset) -> xr.DataArray:
     It is that of one trial alone. Of a difference between trials, which are validated on the same windows, it is
     smaller: take the difference in each segment, from `final_segment_loss`. NaN if it was not measured.
     """
-    return _last(ds, "validation_loss_error", "final_validation_loss_error")
+    return _last(ds["validation_loss_error"], ds["steps"])
 
 
-def _last(ds: xr.Dataset, signal: str, name: str) -> xr.DataArray:
-    """A signal at each trial's last step, under a name of `FINALS`."""
-    last = ds["steps"] - 1
-    begin = int(last.min()) if ds.sizes["trial"] else 0
-    values = ds[signal].isel(step=slice(begin, None))
-    value = values.where(values["step"] == last, 0).sum("step", skipna=False, dtype="float64").compute()
-    attributes = {"units": "nat/token", "long_name": FINALS[name][0]}
-    return value.where(np.isfinite(value)).rename(name).assign_attrs(attributes)
+def _last(signal: xr.DataArray, steps: xr.DataArray) -> xr.DataArray:
+    """A signal at each trial's last step."""
+    begin = int(steps.min()) - 1 if len(steps) else 0
+    values = signal.isel(step=slice(begin, None))
+    value = values.where(values["step"] == steps - 1, 0).sum("step", skipna=False, dtype="float64").compute()
+    return value.where(np.isfinite(value))
 
 
 def initial_validation_loss(ds: xr.Dataset) -> xr.DataArray:
     """Validation loss before the first step, the mean over segments: [trial]. NaN if it was not measured or is none."""
     value = ds["initial_segment_loss"].astype("float64").mean("segment").compute()
-    attributes = {"units": "nat/token", "long_name": FINALS["initial_validation_loss"][0]}
-    return value.where(np.isfinite(value)).rename("initial_validation_loss").assign_attrs(attributes)
+    return value.where(np.isfinite(value))
 
 
 FINALS: Mapping[str, tuple[str, Callable[[xr.Dataset], xr.DataArray]]] = {
@@ -71,4 +67,4 @@ FINALS: Mapping[str, tuple[str, Callable[[xr.Dataset], xr.DataArray]]] = {
     "final_validation_loss_error": ("standard error of the final validation loss", final_validation_loss_error),
     "initial_validation_loss": ("validation loss before the first step", initial_validation_loss),
 }
-"""What `open_sweep` adds under these names: its long name, and how it is taken."""
+"""What `open_sweep` adds under these names, in nat/token: its long name, and how it is taken."""

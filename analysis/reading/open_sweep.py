@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.reading.acted import Acting, acting, own_axes
+from analysis.reading.acted import Acting, acting
 from analysis.reading.finals import FINALS
 from analysis.reading.stored_variables import stored_variables
 from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
@@ -30,10 +30,12 @@ RESULTS: tuple[str, ...] = ("trial", "golden", "outcome", "complete", "nonfinite
 RESULTS += ("changes", "pack", "acted", "idle_parts")
 STRUCK = ("struck_site", "struck_tensor", "struck_bit", "struck_zero")
 TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "fault", *SIGNALS, *ENDS, *FINALS}
-OWN_NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
+NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
 IN_STEPS = {"steps", "fault_start", "fault_duration", "fault_period", "warmup", "validate_every"}
 IN_STEPS |= {"nonfinite_step", "masked_step"}
+BEGUN = {"ids", "golden", "trials"}  # what a pack says of its trials before it is finished
 SEVERAL = "several"
+ZEROS = "share of the struck elements that were zero in the fault's format"
 UNFINISHED = "unfinished"
 ADDRESS = ("site", "tensor", "index", "bit", "mask", "step", "rank")
 EVENT_COLUMNS = ("trial", "pack", *ADDRESS, "before", "after", "changed", "was_zero")
@@ -87,6 +89,11 @@ def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
         return _dataset(attributes, known), _events(known)
 
 
+def guard_signals(sweep: xr.Dataset) -> list[str]:
+    """The signals of a sweep [trial, step] that guards declared (`harness/guards/base.py`), by name."""
+    return sorted(str(name) for name in sweep.data_vars if name not in TAKEN)
+
+
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection in the block: JSON makes very many objects, none of which is garbage."""
@@ -101,9 +108,9 @@ def _uncollected() -> Iterator[None]:
 
 def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
     packs = sorted(packs, key=lambda pack: (pack.attributes["created"], pack.id))
-    rows = _kept_rows(packs)
-    coordinates = _coordinates(packs, rows)
-    variables = stored_variables(packs, rows)
+    trials = _kept_trials(packs)
+    coordinates = _coordinates(trials)
+    variables = stored_variables(packs, [(trial.number, trial.row) for trial in trials])
     sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
     for dim in ("step", "layer", "segment"):
         coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
@@ -113,31 +120,26 @@ def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Datase
 
 def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
     """The sweep with the losses at which its trials ended, each taken when it is asked for."""
-    found = {}
+    finals = {}
     for name, (long_name, final) in FINALS.items():
         values = dask.delayed(lambda final=final: final(sweep).values, name=f"{name}-{uuid.uuid4().hex}")()
         lazy = dask.array.from_delayed(values, (sweep.sizes["trial"],), np.float64)
-        found[name] = xr.Variable("trial", lazy, {"units": "nat/token", "long_name": long_name})
-    return sweep.assign(found)
+        finals[name] = xr.Variable("trial", lazy, {"units": "nat/token", "long_name": long_name})
+    return sweep.assign(finals)
 
 
 def _events(packs: Sequence[PackInfo]) -> pd.DataFrame:
-    events = []
-    for number, row in _kept_rows(packs):
-        pack = packs[number]
-        if pack.complete:
-            owner = {"trial": pack.attributes["ids"][row], "pack": pack.id}
-            events += [{**owner, **_with_numbers(event)} for event in pack.attributes["faults"][row]]
-    columns = list(dict.fromkeys([*EVENT_COLUMNS, *(name for event in events for name in event)]))
-    return pd.DataFrame(events, columns=columns)
-
-
-def _with_numbers(event: dict[str, Any]) -> dict[str, Any]:
-    """The event with numbers for those that are stored as text, since JSON has no word for NaN and infinity."""
-    return event | {name: _number(event[name]) for name in ("before", "after") if name in event}
+    rows = []
+    for trial in _kept_trials(packs):
+        for event in trial.of("faults", []):
+            numbers = {name: _number(event[name]) for name in ("before", "after") if name in event}
+            rows.append({"trial": trial.of("ids"), "pack": trial.pack.id, **event, **numbers})
+    columns = list(dict.fromkeys([*EVENT_COLUMNS, *(name for row in rows for name in row)]))
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _number(text: Any) -> Any:
+    """The number for one that is stored as text, since JSON has no word for NaN and infinity."""
     try:
         # A digest could be all digits, but no number is as long.
         return float(text) if isinstance(text, str) and len(text) < 32 else text
@@ -153,58 +155,70 @@ def _distinct(values: Any) -> str:
 # --- which trials, and what is known of each ---------------------------------------------------------------------
 
 
-def _kept_rows(packs: Sequence[PackInfo]) -> list[tuple[int, int]]:
-    """(number of the pack, row in it) of every trial, each once."""
-    best: dict[str, tuple[tuple[bool, str, str], int, int]] = {}
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A trial as the store has it: in which row of which pack."""
+
+    pack: PackInfo
+    number: int  # of the pack
+    row: int
+
+    def of(self, name: str, missing: Any = None) -> Any:
+        """What an attribute of the pack says of the trial; `missing` where the pack is not finished."""
+        return self.pack.attributes[name][self.row] if self.pack.complete or name in BEGUN else missing
+
+    @property
+    def acting(self) -> Acting | None:
+        """None where it is not known: of an unfinished pack, and of one of an older format."""
+        if not self.pack.complete or "acts" not in self.pack.attributes:
+            return None
+        return Acting(self.of("acts"), self.of("idle"), self.of("digest"))
+
+
+def _kept_trials(packs: Sequence[PackInfo]) -> list[Stored]:
+    """Every trial once, in the order of `packs` and their rows."""
+    best: dict[str, tuple[tuple[bool, str, str], Stored]] = {}
     for number, pack in enumerate(packs):
         rank = (pack.complete, pack.attributes["created"], pack.id)
         for row, trial in enumerate(pack.attributes["ids"]):
             if trial not in best or best[trial][0] < rank:
-                best[trial] = (rank, number, row)
-    return sorted((number, row) for _, number, row in best.values())
+                best[trial] = (rank, Stored(pack, number, row))
+    return sorted((stored for _, stored in best.values()), key=lambda stored: (stored.number, stored.row))
 
 
-def _coordinates(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
-    owners = [(packs[number], packs[number].attributes, row) for number, row in rows]
-    events = [a["faults"][row] if p.complete else [] for p, a, row in owners]
+def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
+    events = [trial.of("faults", []) for trial in trials]
+
+    def results(name: str, missing: Any) -> list[Any]:
+        return [trial.of(name, missing) for trial in trials]
+
     fixed: dict[str, tuple[list[Any], type, str]] = {
-        "trial": ([a["ids"][row] for _, a, row in owners], str, "trial id"),
-        "golden": ([a["golden"][row] for _, a, row in owners], str, "trial id of the golden twin"),
-        "outcome": (_results(owners, "outcome", UNFINISHED), str, "outcome"),
-        "complete": ([p.complete for p, _, _ in owners], bool, "whether the trial's pack is finished"),
-        "nonfinite_step": (_results(owners, "nonfinite_step", None), float, "first step with a non-finite value"),
-        "masked_step": (_results(owners, "masked_step", None), float, "step after which it was its twin again"),
-        "strikes": (_results(owners, "strikes", 0), int, "number of the fault's strikes"),
-        "changes": (_results(owners, "changes", 0), int, "number of strikes that changed something"),
-        "struck_site": ([_common(own, "site", "", SEVERAL) for own in events], str, "site that the fault struck"),
-        "struck_tensor": ([_common(own, "tensor", "", SEVERAL) for own in events], str, "tensor that the fault struck"),
-        "struck_bit": ([_common(own, "bit", None, None) for own in events], float, "bit that the fault struck"),
-        "struck_zero": (
-            [_share_of_zeros(own) for own in events],
-            float,
-            "share of the struck elements that were zero in the fault's format",
-        ),
-        "pack": ([p.id for p, _, _ in owners], str, "group in the store"),
+        "trial": (results("ids", ""), str, "trial id"),
+        "golden": (results("golden", ""), str, "trial id of the golden twin"),
+        "outcome": (results("outcome", UNFINISHED), str, "outcome"),
+        "complete": ([trial.pack.complete for trial in trials], bool, "whether the trial's pack is finished"),
+        "nonfinite_step": (results("nonfinite_step", None), float, "first step with a non-finite value"),
+        "masked_step": (results("masked_step", None), float, "step after which it was its twin again"),
+        "strikes": (results("strikes", 0), int, "number of the fault's strikes"),
+        "changes": (results("changes", 0), int, "number of strikes that changed something"),
+        "struck_site": ([_common(e, "site", "", SEVERAL) for e in events], str, "site that the fault struck"),
+        "struck_tensor": ([_common(e, "tensor", "", SEVERAL) for e in events], str, "tensor that the fault struck"),
+        "struck_bit": ([_common(e, "bit", None, None) for e in events], float, "bit that the fault struck"),
+        "struck_zero": ([_share_of_zeros(e) for e in events], float, ZEROS),
+        "pack": ([trial.pack.id for trial in trials], str, "group in the store"),
     }
     coordinates = {
         name: xr.Variable("trial", np.array(values, dtype=kind), {"long_name": text} | _units(name, kind))
         for name, (values, kind, text) in fixed.items()
     }
-    steps = [p.arrays["loss"]["shape"][1] for p, _, _ in owners]
-    config = _config_coordinates([a["trials"][row] for _, a, row in owners], steps)
-    return coordinates | config | _acted(config, [_acting(*owner) for owner in owners])
+    steps = [trial.pack.arrays["loss"]["shape"][1] for trial in trials]
+    config = _config_coordinates(results("trials", {}), steps)
+    return coordinates | config | _acted(config, [trial.acting for trial in trials])
 
 
-def _acting(pack: PackInfo, attributes: dict[str, Any], row: int) -> Acting | None:
-    """None where it is not known: of an unfinished pack, and of one of an older format."""
-    if not pack.complete or "acts" not in attributes:
-        return None
-    return Acting(*(attributes[name][row] for name in ("acts", "idle", "digest")))
-
-
-def _acted(config: Mapping[str, xr.Variable], found: Sequence[Acting | None]) -> dict[str, xr.Variable]:
-    trials = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(found)))
-    acted, idle = acting(trials, own_axes(trials), found)
+def _acted(config: Mapping[str, xr.Variable], known: Sequence[Acting | None]) -> dict[str, xr.Variable]:
+    trials = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(known)))
+    acted, idle = acting(trials, known)
     return {
         "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
         "idle_parts": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
@@ -218,25 +232,18 @@ def part_acts(out: Path | str) -> pd.DataFrame:
     changed something) and `idle` (why it could not act, "" if it could). A part that could not act and is not counted
     has NaN steps. Raises as `open_sweep` does.
     """
-    packs = list(read_packs(Path(out)))
     rows = []
-    for number, row in _kept_rows(packs):
-        attributes = packs[number].attributes
-        if (found := _acting(packs[number], attributes, row)) is not None:
-            for part in dict.fromkeys([*found.acts, *found.idle]):
-                rows.append((attributes["ids"][row], part, found.acts.get(part, np.nan), found.idle.get(part, "")))
+    for trial in _kept_trials(list(read_packs(Path(out)))):
+        if (known := trial.acting) is not None:
+            for part in dict.fromkeys([*known.acts, *known.idle]):
+                rows.append((trial.of("ids"), part, known.acts.get(part, np.nan), known.idle.get(part, "")))
     return pd.DataFrame(rows, columns=["trial", "part", "steps", "idle"])
-
-
-def _results(owners: Sequence[tuple[PackInfo, dict[str, Any], int]], name: str, missing: Any) -> list[Any]:
-    """What `PackStore.finish` left of each trial, and `missing` where the pack is not finished."""
-    return [attributes[name][row] if pack.complete else missing for pack, attributes, row in owners]
 
 
 def _common(events: Sequence[Mapping[str, Any]], field: str, none: Any, several: Any) -> Any:
     """The one value that all events have in a field, or a word for there being none or several."""
-    found = {event.get(field) for event in events}
-    return none if not found else found.pop() if len(found) == 1 else several
+    values = {event.get(field) for event in events}
+    return none if not values else values.pop() if len(values) == 1 else several
 
 
 def _share_of_zeros(events: Sequence[Mapping[str, Any]]) -> float:
@@ -249,17 +256,15 @@ def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) 
     """A coordinate for each field that varies, and for those that every reader expects; `steps` are those trained."""
     columns = {**_columns(trials), "train.steps": _column(steps)}
     paths = list(dict.fromkeys([*_described(), *columns]))
-    names = short_names(paths)
-    found = {}
+    names, nothing = short_names(paths), _column([None] * len(trials))
+    coordinates = {}
     for path in paths:
-        column = columns.get(path)
-        if column is None:
-            column = _column([None] * len(trials))
+        column = columns.get(path, nothing)
         if path in ALWAYS or len(pd.unique(column)) > 1:
             attributes = {"path": path, "long_name": _described().get(path, path.split(".")[-1].replace("_", " "))}
             kind = float if column.dtype.kind in "if" else str
-            found[names[path]] = xr.Variable("trial", column, attributes | _units(names[path], kind))
-    return found
+            coordinates[names[path]] = xr.Variable("trial", column, attributes | _units(names[path], kind))
+    return coordinates
 
 
 def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -279,17 +284,17 @@ def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
                 _check_numbers(parts[name][-1])
                 paths |= dict.fromkeys(parts[name][-1], name)
             which[name][number] = numbers[name][text]
-    for name, own in which.items():
-        if (own < 0).any():
+    for name, places in which.items():
+        if (places < 0).any():
             parts[name].append(left_out.get(name, {}))  # number -1 is the last
-    return {path: _column([own.get(path) for own in parts[name]])[which[name]] for path, name in paths.items()}
+    return {path: _column([part.get(path) for part in parts[name]])[which[name]] for path, name in paths.items()}
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Path -> name: its last part; `part_name` for a fault's field, and where a path before it has that name, or a
     variable.
     """
-    names = {path: name for path, name in OWN_NAMES.items() if path in paths or path == "fault.name"}
+    names = {path: name for path, name in NAMES.items() if path in paths or path == "fault.name"}
     for path in paths:
         part, _, last = path.rpartition(".")
         is_taken = part == "fault" or last in TAKEN or last in names.values()
@@ -297,17 +302,19 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
     return names
 
 
+def _parts() -> dict[str, type]:
+    """What has fields that do not belong to one injector, by the name before them, the trial's own first."""
+    return {"": Trial, **sections(), "fault": Fault}
+
+
 @functools.cache
 def _described() -> dict[str, str]:
-    """Path -> what the field is, for all fields that do not belong to one injector, the trial's own first."""
-    parts = {"": Trial, **sections(), "fault": Fault}
-    found = {"recipe": "recipe", "mitigation": "mitigation", "fault.name": "fault", "fault.kind": "class of the fault"}
-    for part, cls in parts.items():
-        for field in dataclasses.fields(cls):
-            if "help" in field.metadata:
-                found[f"{part}.{field.name}" if part else field.name] = field.metadata["help"]
-    found["train.steps"] = "optimizer steps of the run"
-    return found
+    """Path -> what the field is."""
+    texts = {"recipe": "recipe", "mitigation": "mitigation", "fault.name": "fault", "fault.kind": "class of the fault"}
+    for part, cls in _parts().items():
+        known = {field.name: field.metadata["help"] for field in dataclasses.fields(cls) if "help" in field.metadata}
+        texts |= {f"{part}.{name}".lstrip("."): text for name, text in known.items()}
+    return texts | {"train.steps": "optimizer steps of the run"}
 
 
 @functools.cache
@@ -327,20 +334,21 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
 
 @functools.cache
 def _numbers() -> frozenset[str]:
-    """The paths of the fields that are numbers, of all that do not belong to one injector."""
-    parts = {"": Trial, **sections(), "fault": Fault}
-    known = (
-        (f"{part}.{name}".lstrip("."), kind) for part, cls in parts.items() for name, kind in field_types(cls).items()
+    """The paths of the fields that are numbers."""
+    return frozenset(
+        f"{part}.{name}".lstrip(".")
+        for part, cls in _parts().items()
+        for name, (kind, _) in field_types(cls).items()
+        if kind in (int, float)
     )
-    return frozenset(path for path, (kind, _) in known if kind in (int, float))
 
 
 def _check_numbers(values: Mapping[str, Any]) -> None:
     """Raises ConfigError for a stored value that is no number where figures and tables reckon with one."""
     for path, value in values.items():
         if path in _numbers() and not isinstance(value, int | float | None):
-            words = f"a stored trial has {path}={value!r:.60}"
-            raise ConfigError(f"{words}, which is no number; allowed: a store as a sweep has written it")
+            stored = f"a stored trial has {path}={value!r:.60}"
+            raise ConfigError(f"{stored}, which is no number; allowed: a store as a sweep has written it")
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:

@@ -98,8 +98,8 @@ def read_searches(out: Path | str) -> list[History]:
             return []
         names = optuna.get_all_study_names(storage)
         studies = [optuna.load_study(study_name=name, storage=storage) for name in names]
-        found = [_history(study, file) for study in studies if study.user_attrs.keys() >= ABOUT]
-    return [history for history in found if len(history.points)]
+        histories = [_history(study, file) for study in studies if study.user_attrs.keys() >= ABOUT]
+    return [history for history in histories if len(history.points)]
 
 
 def _history(study: optuna.Study, file: Path) -> History:
@@ -113,7 +113,7 @@ def _history(study: optuna.Study, file: Path) -> History:
         {
             "number": number,
             **{f"objective {place}": value for place, value in enumerate(point.values)},
-            "is_good": _is_good(trial),
+            "is_good": bool(trial.user_attrs.get("breaks", trial.user_attrs.get("stable", 1.0) == 1.0)),
             "point": label(" ".join(f"{key}={_short(value)}" for key, value in point.params.items())),
             **{f"param {key}": value for key, value in point.params.items()},
         }
@@ -125,12 +125,7 @@ def _history(study: optuna.Study, file: Path) -> History:
     )
 
 
-def _is_good(trial: optuna.trial.FrozenTrial) -> bool:
-    attributes = trial.user_attrs
-    return bool(attributes.get("breaks", attributes.get("stable", 1.0) == 1.0))
-
-
-def _short(value: Any) -> str:
+def _short(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.4g}"
 
 

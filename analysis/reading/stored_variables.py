@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import dask.array
@@ -18,11 +20,10 @@ CHUNK_BYTES = 2 * 2**20
 
 def stored_variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
     """Every signal of the trials, by name; `rows`: (number of the pack, row in it) of each, pack by pack."""
-    owned: dict[int, list[int]] = {}
-    for number, row in rows:
-        owned.setdefault(number, []).append(row)
+    owned = {number: np.array([row for _, row in pairs]) for number, pairs in groupby(rows, key=itemgetter(0))}
     # Without the attributes, the largest part of what was read.
-    kept = [_slim(packs[number]) for number in owned]
+    slim = {number: {key: packs[number].attributes[key] for key in ("complete", "steps_done")} for number in owned}
+    kept = [dataclasses.replace(packs[number], attributes=attributes) for number, attributes in slim.items()]
     descriptions: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         name: (signal.dims, {"units": signal.units, "long_name": signal.long_name})
         for name, signal in (SIGNALS | ENDS).items()
@@ -36,14 +37,10 @@ def stored_variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]])
     variables = {}
     for name, (dims, attributes) in descriptions.items():
         shape = tuple(sizes[dim] for dim in dims)
-        values = StoredVariable(name, shape, kept, [np.array(own) for own in owned.values()])
+        values = StoredVariable(name, shape, kept, [*owned.values()])
         lazy = dask.array.from_array(values, chunks=values.chunks(), name=False, meta=np.empty((0,) * len(dims), "f4"))
         variables[name] = xr.Variable(dims, lazy, attributes)
     return variables
-
-
-def _slim(pack: PackInfo) -> PackInfo:
-    return dataclasses.replace(pack, attributes={name: pack.attributes[name] for name in ("complete", "steps_done")})
 
 
 class StoredVariable:
@@ -55,16 +52,16 @@ class StoredVariable:
         """`rows` holds, for each pack, which of its trials are wanted."""
         self.name, self.shape, self.packs, self.rows = name, shape, packs, rows
         self.ndim = len(shape)
-        self.ends = np.cumsum([len(own) for own in rows], dtype=int)
+        self.ends = np.cumsum([len(part) for part in rows], dtype=int)
 
     def chunks(self) -> tuple[tuple[int, ...], ...]:
         """Dask's chunks: whole packs and all steps, many packs in one where they are small."""
         row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
         lengths = [0]
-        for own in self.rows:
-            if lengths[-1] and (lengths[-1] + len(own)) * row_bytes > CHUNK_BYTES:
+        for part in self.rows:
+            if lengths[-1] and (lengths[-1] + len(part)) * row_bytes > CHUNK_BYTES:
                 lengths.append(0)
-            lengths[-1] += len(own)
+            lengths[-1] += len(part)
         return tuple(lengths), *((size,) for size in self.shape[1:])
 
     def __getitem__(self, key: Any) -> np.ndarray:
@@ -77,11 +74,11 @@ class StoredVariable:
         values = np.full((len(trials), *(span.stop - span.start for span in spans)), np.nan, self.dtype)
         owners = np.searchsorted(self.ends, trials, side="right")
         for number in np.unique(owners):
-            own = owners == number
+            is_in_pack = owners == number
             first = self.ends[number] - len(self.rows[number])
-            part = self._read(self.packs[number], self.rows[number][trials[own] - first], spans)
+            part = self._read(self.packs[number], self.rows[number][trials[is_in_pack] - first], spans)
             inside = tuple(slice(0, size) for size in part.shape[1:])
-            values[(own, *inside)] = part
+            values[(is_in_pack, *inside)] = part
         for axis in range(self.ndim - 1, 0, -1):
             values = np.take(values, wanted[axis] - spans[axis - 1].start, axis)
         return values[0] if np.ndim(wanted[0]) == 0 else values

@@ -34,6 +34,16 @@ class Trials:
     masked_step: np.ndarray
     is_idle: np.ndarray
 
+    @property
+    def is_lost(self) -> np.ndarray:
+        """Which became non-finite."""
+        return ~np.isnan(self.nonfinite_step)
+
+    @property
+    def twin(self) -> np.ndarray:
+        """`golden` where there is a finished twin, else 0."""
+        return np.where(self.has_twin, self.golden, 0)
+
     @classmethod
     def of(cls, sweep: xr.Dataset) -> Trials:
         fault, complete = sweep["fault"].values, sweep["complete"].values
@@ -91,6 +101,14 @@ def deviations(curves: np.ndarray, golden: np.ndarray, begin: np.ndarray | int =
         difference = curves.astype("float64") - golden
     is_after = np.arange(curves.shape[1]) >= np.reshape(begin, (-1, 1))
     return np.where(is_after & np.isfinite(difference), difference, np.nan)
+
+
+def deviation_blocks(
+    sweep: xr.Dataset, trials: Trials, rows: np.ndarray, begin: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """`rows` (numbers of trials with a twin, rising) a block at a time, and their `deviations` from `begin` [trial]."""
+    for block in blocks(sweep["loss"], rows):
+        yield block, deviations(*twin_curves(sweep["loss"], block, trials.golden[block]), begin[block])
 
 
 def after_last(holds: np.ndarray, otherwise: np.ndarray | int) -> np.ndarray:

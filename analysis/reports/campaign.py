@@ -49,10 +49,10 @@ def write_campaign(out: Path | str) -> Campaign:
     table = site_table(results.judged)
     notes = [*_remarks(table), *results.notes]
     pictures = save_figures(results, out, Needs.OUTCOMES)
-    words = in_words(table)
-    rows = {"heading": list(words.columns), "rows": words.to_numpy().tolist()}
+    texts = in_words(table)
+    rows = {"heading": list(texts.columns), "rows": texts.to_numpy().tolist()}
     html = write_page("campaign", folder, sweep, notes=notes, table=rows, pictures=pictures)
-    return Campaign(out / html, words, notes, pictures)
+    return Campaign(out / html, texts, notes, pictures)
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:
@@ -69,28 +69,27 @@ def site_table(judged: xr.Dataset) -> pd.DataFrame:
     long = pd.concat([by_site, rates(faulty).assign(site=ALL)])
     rows = []
     for site, group in long.groupby("site", sort=False):
-        own = faulty if site == ALL else faulty.isel(trial=np.flatnonzero(faulty["site_of_fault"].values == site))
+        faults = faulty if site == ALL else faulty.isel(trial=np.flatnonzero(faulty["site_of_fault"].values == site))
         row: dict[str, Any] = {"site": site, "trials": int(group["trials"].iloc[0])}
         for rate in group.itertuples():
             row |= {rate.outcome: rate.count, f"{rate.outcome}_low": rate.low, f"{rate.outcome}_high": rate.high}
-        silent = int((own["visibility"] == SILENT).sum())
-        watched = silent + int((own["visibility"] == VISIBLE).sum())
+        silent = int((faults["visibility"] == SILENT).sum())
+        watched = silent + int((faults["visibility"] == VISIBLE).sum())
         low, high = wilson_interval(silent, watched)
         row |= {"silent": silent, "silent_low": float(low), "silent_high": float(high), "watched": watched}
-        words = own["fault_outcome"].values
-        zeros = own["struck_zero"].values
-        row |= {"zeros": float((zeros[~np.isnan(zeros)] > 0).sum()), "known_zeros": int((~np.isnan(zeros)).sum())}
-        row |= {"idle": int(own["idle"].sum()), UNFINISHED: int((words == UNFINISHED).sum())}
-        rows.append(row | {UNJUDGED: int((words == UNJUDGED).sum())})
+        zeros = faults["struck_zero"].values
+        row |= {"zeros": float((zeros > 0).sum()), "known_zeros": int((~np.isnan(zeros)).sum())}
+        row |= {"idle": int(faults["idle"].sum())}
+        rows.append(row | {name: int((faults["fault_outcome"] == name).sum()) for name in (UNFINISHED, UNJUDGED)})
     return pd.DataFrame(rows)
 
 
 def in_words(table: pd.DataFrame) -> pd.DataFrame:
     """`site_table` as it is printed: counts, and shares with their intervals in percent."""
-    words = pd.DataFrame({"site": table["site"], "N": table["trials"]})
+    texts = pd.DataFrame({"site": table["site"], "N": table["trials"]})
     for name in (*OUTCOMES, SILENT):
         totals = table["watched" if name == SILENT else "trials"]
-        words[name] = [
+        texts[name] = [
             _share(*values)
             for values in zip(table[name], totals, table[f"{name}_low"], table[f"{name}_high"], strict=True)
         ]
@@ -98,7 +97,7 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
         f"{zeros / known:.0%} of {known}" if known else "-"
         for zeros, known in zip(table["zeros"], table["known_zeros"], strict=True)
     ]
-    return words.assign(zeros=zeros, idle=table["idle"])
+    return texts.assign(zeros=zeros, idle=table["idle"])
 
 
 def _share(number: int, total: int, low: float, high: float) -> str:

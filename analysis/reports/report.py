@@ -60,7 +60,9 @@ def write_report(out: Path | str) -> Report:
     results = replace(results, sweep=with_losses(results.sweep))
     ds, compared, faults = results.sweep, results.comparison, fault_effects(results.sweep)
     sentences = findings(ds, results.sensitivity, faults) + mitigation_findings(compared)
-    needs = [Needs.SWEEP, Needs.COMPARISON, *([Needs.SEARCHES] if results.searches else [])]
+    needs = [Needs.SWEEP, Needs.COMPARISON]
+    needs += [Needs.GUARDS] if results.guard_signals else []
+    needs += [Needs.SEARCHES] if results.searches else []
     pictures = save_figures(results, out, *needs)
     html = write_page(
         "report",
@@ -201,12 +203,15 @@ def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) ->
 
     `sensitivity` is its `metrics.lr_sensitivity`, `faults` its `fault_effects`.
     """
-    counts = ", ".join(f"{count} {name}" for name, count in outcome_counts(ds["outcome"].values).items())
-    lines = [f"{ds.sizes['trial']} trials: {counts}." if ds.sizes["trial"] else "No trials yet."]
+    lines = [f"{ds.sizes['trial']} trials: {_counted(ds['outcome'])}." if ds.sizes["trial"] else "No trials yet."]
     lines += [note] if (note := idle_note(ds)) else []
     if ds.sizes["trial"]:
         lines += _clean_lines(ds) + _sensitivity_lines(sensitivity) + _fault_lines(faults)
     return lines
+
+
+def _counted(outcomes: xr.DataArray | pd.Series) -> str:
+    return ", ".join(f"{count} {name}" for name, count in outcome_counts(outcomes.to_numpy()).items())
 
 
 def _clean_lines(ds: xr.Dataset) -> list[str]:
@@ -216,13 +221,9 @@ def _clean_lines(ds: xr.Dataset) -> list[str]:
     table = table[table["outcome"] != UNFINISHED]
     if table["outcome"].nunique() < 2:
         return []
-    words = []
-    for mitigation, group in table.groupby("mitigation", sort=True):
-        shares = outcome_counts(group["outcome"].to_numpy())
-        words.append(f"{mitigation}: {', '.join(f'{count} {name}' for name, count in shares.items())}")
-    if len(words) > MOST_MITIGATIONS:
-        return []
-    return [f"Without a fault, by mitigation: {'; '.join(words)}."]
+    groups = table.groupby("mitigation", sort=True)["outcome"]
+    counts = "; ".join(f"{mitigation}: {_counted(outcomes)}" for mitigation, outcomes in groups)
+    return [f"Without a fault, by mitigation: {counts}."] if len(groups) <= MOST_MITIGATIONS else []
 
 
 def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
@@ -232,16 +233,15 @@ def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
         return ["LR sensitivity needs two learning rates or more, finished without a fault."]
     widest = table[table["width"] == table["width"].max()]
     others = [axis for axis in axes if axis != "mitigation"]
-    lines: list[str] = []
     if widest["mitigation"].nunique() > MOST_MITIGATIONS:
         return [_sensitivity_range(widest, others)]
-    for mitigation, group in widest[widest["mitigation"] != BASELINE].groupby("mitigation", sort=True):
-        pairs = group.merge(widest[widest["mitigation"] == BASELINE], on=others, suffixes=("", "_without"))
-        lines += [_comparison(mitigation, pair, others) for _, pair in pairs.head(1).iterrows()]
-    if not lines:
-        rows = [row for _, row in widest.iterrows()]
-        lines = [f"{row['mitigation']}: LR sensitivity {_place(row, others)} {_value(row)}." for row in rows]
-    return lines
+    is_plain = widest["mitigation"] == BASELINE
+    pairs = widest[~is_plain].merge(widest[is_plain], on=others, suffixes=("", "_without"))
+    pairs = pairs.sort_values("mitigation", kind="stable").drop_duplicates("mitigation")
+    if len(pairs):
+        return [_comparison(pair["mitigation"], pair, others) for _, pair in pairs.iterrows()]
+    rows = [row for _, row in widest.iterrows()]
+    return [f"{row['mitigation']}: LR sensitivity {_place(row, others)} {_value(row)}." for row in rows]
 
 
 def _sensitivity_range(widest: pd.DataFrame, others: list[str]) -> str:
@@ -251,8 +251,8 @@ def _sensitivity_range(widest: pd.DataFrame, others: list[str]) -> str:
     named |= {f"highest with {rows['mitigation'].iloc[-1]}": rows.iloc[-1]}
     plain = rows[rows["mitigation"] == BASELINE]
     named |= {"without any": plain.iloc[0]} if len(plain) else {}
-    words = "; ".join(f"{name} {_place(row, others)} {_value(row)}" for name, row in named.items())
-    return f"LR sensitivity of {widest['mitigation'].nunique()} mitigations: {words}."
+    values = "; ".join(f"{name} {_place(row, others)} {_value(row)}" for name, row in named.items())
+    return f"LR sensitivity of {widest['mitigation'].nunique()} mitigations: {values}."
 
 
 def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:
@@ -304,5 +304,5 @@ def _fault_line(row: Any, mitigation: str) -> str:
         "fired without effect": row.without_effect,
         UNFINISHED: row.outcomes.get(UNFINISHED, 0),
     }
-    parts += [f"{number} {words}" for words, number in others.items() if number]
+    parts += [f"{number} {what}" for what, number in others.items() if number]
     return f"Fault {row.fault}, {mitigation}: {'; '.join(parts)}."

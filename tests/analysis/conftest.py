@@ -14,8 +14,9 @@ from analysis.figures.registry import Needs, figures
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.reports.report import with_losses
 from tests.analysis.given import judged
-from tests.analysis.sizes import SIZES
-from tests.analysis.synthetic import Made, write_campaign, write_realistic_sweep
+from tests.analysis.judging import Campaign
+from tests.analysis.mitigated import Study
+from tests.analysis.synthetic import SIZES, Made, write_campaign, write_realistic_sweep
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +43,16 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, xr.Dataset]:
 def drawn(sweeps: dict[str, xr.Dataset]) -> dict[str, dict[str, Drawing]]:
     """The figures of each of the `sweeps`, by its name and theirs."""
     return Made(lambda size: Made(lambda name: figures(Needs.OUTCOMES)[name](judged(sweeps[size]))))
+
+
+@pytest.fixture
+def campaign(tmp_path: Path) -> Campaign:
+    return Campaign(tmp_path)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return Study(tmp_path)
 
 
 @pytest.fixture

@@ -123,3 +123,8 @@ def of_seeds(**by_mitigation: Sequence[float]) -> Callable[[Trial], Ending]:
 def of_faults(size: Callable[[Trial], dict[int | range, float]], **fields) -> Callable[[Trial], Ending]:
     """Golden trials that end alike, and what `size` says of faulty ones: deviations by steps since START."""
     return lambda trial: Ending(deviation={} if trial.fault.name == "none" else size(trial), **fields)
+
+
+def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:
+    """(value, low, high, change, its low, its high)."""
+    return tuple(row[f"{metric}{end}"] for end in ("", "_low", "_high", "_change", "_change_low", "_change_high"))

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 
 from analysis.reading.acted import Acting
 from harness.config import PER_TRIAL, Fault, Model, Optim, Train, Trial, number
-from harness.storage.store import SIGNALS, PackStore, open_store
+from harness.storage.store import SIGNALS, PackStore, Signal, open_store
 
 CORPUS = {"source": "stdlib", "fingerprint": "c0ffee", "tokens": 1000}
 ENVIRONMENT = {"torch": "2.0", "device": "cpu", "threads": 1}
@@ -91,17 +91,19 @@ def write_pack(
     measured: Iterable[str] = tuple(SIGNALS),
     ends: Mapping[str, Callable[[Trial], np.ndarray]] | None = None,
     acting: Callable[[Trial], Acting] = lambda trial: Acting({}, {}, ""),
+    guarded: Mapping[str, Signal] | None = None,
 ) -> PackStore:
     """A pack whose `loss` is given, and `signals` beside it; others are 1. Non-finite from the first NaN loss on.
 
     Validation losses are the training ones where they are not given; `ends` are [segment], and NaN where not given.
+    `guarded` are the signals that guards declare, whose values are in `signals`.
 
     Its faults struck as often as they have events, which the store keeps as the loop does: 64 of a trial.
     """
     folder = open_store(out, study)
     steps, layers = trials[0].train.steps, trials[0].model.depth
     pack = pack or hashlib.sha256(" ".join(t.id for t in trials).encode()).hexdigest()[:16]
-    store = PackStore.create(folder, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block)
+    store = PackStore.create(folder, pack, trials, steps, layers, CORPUS, ENVIRONMENT, block, guarded)
     values = {name: np.ones(store.shape(name), "f4") for name in measured}
     values["loss"] = np.array([loss(trial) for trial in trials], "f4")
     if "validation_loss" in values:
@@ -261,7 +263,23 @@ def write_campaign(
         write_pack(out, with_golden(trials), bit_curve, faults=bit_events, study="campaign", block=steps, measured=READ)
 
 
-# --- campaigns of every size, and their figures -------------------------------------------------------------------
+FIVE_SITES = ("weight", "reduced_gradient", "clipped_gradient", "moment_1", "moment_2")
+SIZES = {
+    "three sites": {},
+    "one site, one bit, no envelope": {
+        "faults": 6,
+        "sites": ["weight"],
+        "layers": 1,
+        "bits": [30],
+        "beta2s": [0.95],
+        "clips": [None],
+        "twins": 0,
+    },
+    "five sites, twelve layers": {"faults": 150, "sites": FIVE_SITES, "layers": 12, "beta2s": [0.9, 0.99, 0.999]},
+    "few faults": {"faults": 20, "bits": [18, 27]},
+    "faults that begin together": {"faults": 40, "starts": [50]},
+}
+"""What `write_campaign` is called with, by name."""
 
 
 class Made(dict):

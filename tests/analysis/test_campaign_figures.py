@@ -13,14 +13,13 @@ from analysis.figures.registry import Needs, Results, figures
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import OUTCOMES
 from tests.analysis import synthetic
-from tests.analysis.sizes import SIZES
 
 CAMPAIGN_FIGURES = figures(Needs.OUTCOMES)
 
 # --- every figure ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", synthetic.SIZES)
 @pytest.mark.parametrize("name", CAMPAIGN_FIGURES)
 def test_readable_at_every_size(drawn, name: str, size: str) -> None:
     drawing = drawn[size][name]
@@ -37,14 +36,6 @@ def test_readable_at_every_size(drawn, name: str, size: str) -> None:
 @pytest.mark.parametrize("name", CAMPAIGN_FIGURES)
 def test_global_settings_stay(drawn, name: str) -> None:
     assert drawn["few faults"][name].figure and synthetic.settings() == synthetic.SETTINGS
-
-
-@pytest.mark.parametrize("name", CAMPAIGN_FIGURES)
-def test_without_judged_faults_there_is_none_and_a_reason(tmp_path: Path, name: str) -> None:
-    faulty = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
-    synthetic.write_pack(tmp_path, [faulty.golden, faulty], steps_done=10, finish=False)
-    drawing = CAMPAIGN_FIGURES[name](Results(open_sweep(tmp_path)))
-    assert drawing.figure is None and drawing.caption.startswith("No figure: ")
 
 
 # --- shares ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +12,6 @@ from analysis.measures.envelope import FEWEST_TWINS, _final_sizes, recipes
 from analysis.measures.outcomes import _sizes
 from tests.analysis import synthetic
 from tests.analysis.judging import ENVELOPE_MAX, SLIGHTLY, START, STEPS, Campaign
-
-
-@pytest.fixture
-def campaign(tmp_path: Path) -> Campaign:
-    return Campaign(tmp_path)
 
 
 @pytest.mark.parametrize("count", [FEWEST_TWINS - 1, FEWEST_TWINS])

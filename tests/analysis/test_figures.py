@@ -15,10 +15,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from analysis import fault_events, open_sweep
-from analysis.figures.faulty_against_golden import faulty_against_golden, representative, strikes
+from analysis.figures.faulty_against_golden import faulty_against_golden, representative
 from analysis.figures.loss_against_rate import loss_against_rate
 from analysis.figures.registry import Needs, Results, figures
 from analysis.figures.sensitivity_against_width import sensitivity_against_width
+from analysis.figures.strikes import strikes
 from analysis.measures import metrics
 from tests.analysis import synthetic
 from tests.analysis.mitigated import Ending, Study
@@ -42,10 +43,6 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def legend_texts(figure: Figure) -> list[str]:
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
 # --- every figure ------------------------------------------------------------------------------------------------
 
 
@@ -59,7 +56,7 @@ def test_every_panel_has_data_and_every_axis_a_label(drawn, name: str) -> None:
     unit = "learning rate" if name == "stability_edge" else "[nat/token]"
     assert any(unit in panel.get_ylabel() for panel in figure.axes)
     assert any(panel.get_xlabel() for panel in figure.axes)
-    assert legend_texts(figure)
+    assert synthetic.legend_words(figure)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -82,7 +79,7 @@ def test_rates_have_a_panel_a_width_and_a_line_a_mitigation(sweep, drawn) -> Non
     figure, (ds, _) = drawn["loss_against_rate"], sweep
     assert [panel.get_title() for panel in figure.axes] == ["width 32", "width 64", "width 128"]
     assert all(panel.get_xscale() == "log" for panel in figure.axes)
-    texts = legend_texts(figure)
+    texts = synthetic.legend_words(figure)
     assert texts[:2] == ["mitigation: none", "mitigation: qk_norm"]
     assert "non-finite trial, drawn at the loss at initialisation" in texts
     plain, normed = figure.axes[0].lines[:2]
@@ -115,7 +112,9 @@ def test_the_loss_at_initialisation_is_left_out_where_nothing_comes_near_it(tmp_
     trials = [synthetic.make_trial(lr=lr) for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, trials)
     drawing = loss_against_rate(Results(open_sweep(tmp_path)))
-    assert legend_texts(drawing.figure) == ["mitigation: none"] and "none became non-finite" in drawing.caption
+    assert (
+        synthetic.legend_words(drawing.figure) == ["mitigation: none"] and "none became non-finite" in drawing.caption
+    )
     assert drawing.figure.axes[0].get_ylim()[1] < 4 < synthetic.INITIAL
 
 
@@ -142,7 +141,7 @@ def test_the_loss_at_initialisation_is_the_baselines(tmp_path: Path, mitigations
     synthetic.write_pack(tmp_path, trials, loss)
     figure = loss_against_rate(Results(open_sweep(tmp_path))).figure
     assert figure.axes[0].lines[-1].get_ydata() == pytest.approx([level, level])
-    assert [text for text in legend_texts(figure) if text.startswith("loss at")] == words
+    assert [text for text in synthetic.legend_words(figure) if text.startswith("loss at")] == words
 
 
 def test_other_axes_of_the_sweep_make_lines_of_their_own(tmp_path: Path) -> None:
@@ -150,7 +149,7 @@ def test_other_axes_of_the_sweep_make_lines_of_their_own(tmp_path: Path) -> None
         trials = [synthetic.make_trial(lr=lr, depth=depth) for lr in (1e-3, 1e-2)]
         synthetic.write_pack(tmp_path, trials)
     figure = loss_against_rate(Results(open_sweep(tmp_path))).figure
-    assert legend_texts(figure)[:2] == ["mitigation: none, depth = 1", "mitigation: none, depth = 2"]
+    assert synthetic.legend_words(figure)[:2] == ["mitigation: none, depth = 1", "mitigation: none, depth = 2"]
 
 
 # --- sensitivity -------------------------------------------------------------------------------------------------
@@ -161,7 +160,7 @@ def test_sensitivity_shows_the_table(sweep, drawn) -> None:
     table = metrics.lr_sensitivity(sweep[0])
     assert panel.get_xscale() == "log" and panel.xaxis.get_transform().base == 2
     assert list(panel.get_xticks()) == [32, 64, 128]
-    assert legend_texts(drawn["sensitivity_against_width"]) == ["none", "qk_norm"]
+    assert synthetic.legend_words(drawn["sensitivity_against_width"]) == ["none", "qk_norm"]
     for container, mitigation in zip(panel.containers, ("none", "qk_norm"), strict=True):
         own = table[table["mitigation"] == mitigation]
         line, _, (bars,) = container
@@ -225,30 +224,26 @@ def test_which_trial_is_shown() -> None:
     assert representative(table.iloc[:0]) is None
 
 
-def test_strikes_are_where_the_events_say() -> None:
-    fields = {"trial": "x", "fault_start": 5, "fault_duration": 3, "steps": 40, "nonfinite_step": np.nan, "strikes": 4}
-    trial = pd.Series(fields, dtype=object)
-    assert strikes(trial, None) == [(5, 7)]
-    events = pd.DataFrame({"trial": ["x"] * 4 + ["y"], "step": [9, 5, 6, 6, 30]})
-    assert strikes(trial, events) == [(5, 6), (9, 9)]
-    assert strikes(trial, events[events["trial"] == "y"]) == []
+AFTER = np.arange(30, 94)  # steps of the 64 events that the store keeps
+STRIKES = {
+    "as planned": ({"fault_duration": 3}, None, [(30, 32)]),
+    "where the events say": ({"fault_duration": 3, "strikes": 4}, [39, 35, 36, 36], [(35, 36), (39, 39)]),
+    "never": ({"fault_duration": 3}, [], []),
+    "to the end": ({"fault_duration": np.nan}, None, [(30, 99)]),
+    "in a sweep without durations": ({}, None, [(30, 99)]),
+    "until it froze": ({"fault_duration": 500, "nonfinite_step": 50}, None, [(30, 50)]),
+    "now and then": ({"fault_duration": 10, "fault_period": 4}, None, [(30, 30), (34, 34), (38, 38)]),
+    "beyond the events that are kept": ({"fault_duration": np.nan}, AFTER, [(30, 99)]),
+    "no further than all events": ({"fault_duration": np.nan, "strikes": 64}, AFTER, [(30, 93)]),
+}
 
 
-def planned(**fields: float) -> pd.Series:
-    return pd.Series({"trial": "x", "fault_start": 30, "steps": 100, "nonfinite_step": np.nan, "strikes": 70} | fields)
-
-
-def test_strikes_of_permanent_and_periodic_faults() -> None:
-    assert strikes(planned(fault_duration=np.nan), None) == [(30, 99)], "to the end"
-    assert strikes(planned(), None) == [(30, 99)], "a sweep of permanent faults alone has no durations"
-    assert strikes(planned(fault_duration=500, nonfinite_step=50), None) == [(30, 50)], "a frozen trial is left alone"
-    assert strikes(planned(fault_duration=10, fault_period=4), None) == [(30, 30), (34, 34), (38, 38)]
-
-
-def test_strikes_beyond_the_events_that_are_kept() -> None:
-    events = pd.DataFrame({"trial": "x", "step": np.arange(30, 94)})
-    assert strikes(planned(fault_duration=np.nan), events) == [(30, 99)], "64 events of 70 strikes"
-    assert strikes(planned(fault_duration=np.nan, strikes=64), events) == [(30, 93)]
+@pytest.mark.parametrize(("fields", "steps", "expected"), STRIKES.values(), ids=STRIKES)
+def test_when_a_fault_struck(fields: dict, steps, expected: list[tuple[int, int]]) -> None:
+    known = {"trial": "x", "fault_start": 30, "steps": 100, "nonfinite_step": np.nan, "strikes": 70}
+    others = pd.DataFrame({"trial": ["y"], "step": [31]})
+    events = None if steps is None else pd.concat([pd.DataFrame({"trial": "x", "step": steps}), others])
+    assert strikes(pd.Series(known | fields, dtype=object), events) == expected
 
 
 def test_a_fault_that_never_fired_and_one_that_blew_up(tmp_path: Path) -> None:
@@ -296,8 +291,11 @@ def test_of_many_mitigations_those_with_the_lowest_values_are_shown(tmp_path: Pa
         assert synthetic.check_texts(drawing.figure)
         left_out = f"{21 - shown.get(name, 10)} mitigations with {better.get(name, 'higher values')}"
         assert drawing.caption.endswith(f" Not shown: {left_out}."), name
-    lines = [text.removeprefix("mitigation: ") for text in legend_texts(drawn["loss_against_rate"].figure)]
-    assert lines[:10] == ["none", *names[-9:]] and legend_texts(drawn["sensitivity_against_width"].figure) == lines[:10]
+    lines = [text.removeprefix("mitigation: ") for text in synthetic.legend_words(drawn["loss_against_rate"].figure)]
+    assert (
+        lines[:10] == ["none", *names[-9:]]
+        and synthetic.legend_words(drawn["sensitivity_against_width"].figure) == lines[:10]
+    )
     titles = [panel.get_title() for panel in drawn["faulty_against_golden"].figure.axes]
     assert titles[:4] == [f"weight_bit, mitigation: {name}" for name in ["none", *names[-3:]]]
     panel = drawn["sensitivity_against_width"].figure.axes[0]
@@ -317,7 +315,7 @@ def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(
     for name in ("loss_against_rate", "sensitivity_against_width"):
         drawing = FIGURES[name](results)
         assert synthetic.check_texts(drawing.figure)
-        words = [text.removeprefix("mitigation: ") for text in legend_texts(drawing.figure)][:10]
+        words = [text.removeprefix("mitigation: ") for text in synthetic.legend_words(drawing.figure)][:10]
         assert [text.split(",")[0] for text in words] == ["none"] * 5 + ["qk_norm"] * 5
         assert drawing.caption.endswith(" Not shown: 26 combinations with higher values."), name
 
@@ -330,20 +328,6 @@ def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path) -> 
     assert "1 learning rate" in reasons["loss_against_rate"].caption
     assert "two learning rates" in reasons["sensitivity_against_width"].caption
     assert "no faults" in reasons["faulty_against_golden"].caption
-
-
-def test_one_rate_and_a_number_that_is_swept_beside_it(tmp_path: Path) -> None:
-    synthetic.write_pack(tmp_path, [synthetic.make_trial(beta2=beta2) for beta2 in (0.95, 0.999)])
-    drawing = sensitivity_against_width(Results(open_sweep(tmp_path)))
-    assert drawing.figure is None and "two learning rates" in drawing.caption
-
-
-def test_a_sweep_that_has_just_begun_has_no_figures(tmp_path: Path) -> None:
-    faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
-    synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), steps_done=10, finish=False)
-    results = Results(open_sweep(tmp_path), fault_events(tmp_path))
-    drawings = [draw(results) for draw in FIGURES.values()]
-    assert all(drawing.figure is None and drawing.caption.startswith("No figure: ") for drawing in drawings)
 
 
 def test_names_in_two_columns_have_room_under_a_single_panel(tmp_path: Path) -> None:

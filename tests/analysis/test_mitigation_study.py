@@ -67,5 +67,3 @@ def test_a_real_study_is_reported(home: Path, capsys: pytest.CaptureFixture[str]
     assert any(line.startswith("Worst deviation over the faults at width 16: ") for line in lines)
     assert "mitigation_map.png" in lines[-1]
     assert "<h2>Mitigations</h2>" in (home / "small" / "report.html").read_text(encoding="utf-8")
-    assert main(["figure", "mitigation_map", "small", "map.png"]) == 0
-    assert (home / "map.png").read_bytes().startswith(b"\x89PNG")

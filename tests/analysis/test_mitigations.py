@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.stats
 
-from analysis import open_sweep
 from analysis.measures import metrics
-from analysis.measures.mitigations import compare
 from harness.config import Trial
-from tests.analysis import synthetic
-from tests.analysis.mitigated import LOST, RATES, STEPS, Ending, Study, of_faults, of_seeds
-from tests.analysis.reads import count_reads
-
-
-@pytest.fixture
-def study(tmp_path: Path) -> Study:
-    return Study(tmp_path)
-
-
-def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:
-    """(value, low, high, change, its low, its high)."""
-    return tuple(row[f"{metric}{end}"] for end in ("", "_low", "_high", "_change", "_change_low", "_change_high"))
+from tests.analysis.mitigated import LOST, RATES, Ending, Study, numbers, of_faults, of_seeds
 
 
 def students(*samples: Sequence[float]) -> Any:
@@ -56,13 +40,6 @@ def test_final_losses_at_the_own_best_rate_and_at_the_baselines(study: Study) ->
     assert numbers(row, "common_loss") == students((2.25, 3.125, 4.0), (0.25, 0.125, 0.0))
     assert numbers(base, "final_loss")[:3] == students((2, 3, 4)) == numbers(base, "common_loss")[:3]
     assert np.isnan(numbers(base, "final_loss")[3:]).all(), "the baseline is not compared with itself"
-
-
-def test_pairs_take_out_what_seeds_have_in_common(study: Study) -> None:
-    study.write(of_seeds(none=(1.0, 3.0, 5.0), qk_norm=(0.75, 2.75, 4.75)))
-    row = study.row()
-    assert numbers(row, "final_loss")[:3] == students((0.75, 2.75, 4.75))
-    assert numbers(row, "final_loss")[3:] == (-0.25, -0.25, -0.25)
 
 
 def test_losses_are_compared_on_the_same_windows_and_the_text_is_in_the_interval(study: Study) -> None:
@@ -108,19 +85,6 @@ def test_a_run_that_was_lost_is_infinite_and_its_rate_not_the_best(study: Study)
     assert (row["best_rate"], row["final_loss"]) == (RATES[0], 2.0)
     value, low, high, change, change_low, change_high = numbers(row, "common_loss")
     assert np.isinf([value, high, change, change_high]).all() and (low, change_low) == (1.0, 0.0)
-
-
-def test_two_losses_that_are_both_lost_do_not_differ(study: Study) -> None:
-    row = study.write(lambda trial: LOST).row()
-    assert np.isinf(row["final_loss"]) and numbers(row, "final_loss")[3:] == (0, 0, 0)
-
-
-def test_a_seed_that_only_one_of_the_two_has_counts_for_its_value_alone(study: Study) -> None:
-    losses = of_seeds(none=(2.0, 2.0, 2.0), qk_norm=(1.0, 1.0, 1.5, 9.0))
-    study.write(losses, mitigations=["none"]).write(losses, mitigations=["qk_norm"], seeds=(1, 2, 3))
-    row = study.row()
-    assert (row["final_loss_seeds"], row["final_loss"]) == (3, pytest.approx((1 + 1.5 + 9) / 3))
-    assert numbers(row, "final_loss")[3:] == students((-1.0, -0.5))
 
 
 def test_trials_that_are_not_finished_do_not_count(study: Study) -> None:
@@ -282,38 +246,3 @@ def test_the_baseline_comes_first_and_then_the_stablest(study: Study) -> None:
     table = study.compare().table
     assert table["mitigation"].drop_duplicates().tolist() == ["none", "a+b", "z", "b", "a", "worse", "lost"]
     assert table["width"].tolist() == [32, 64] * len(words)
-
-
-# --- many trials -------------------------------------------------------------------------------------------------
-
-
-def test_ten_thousand_trials_are_read_by_the_chunk(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file of a signal is read a few times at most, whatever the number of trials and mitigations in it."""
-    names, seeds, rates = ["none", *(f"m{n}" for n in range(49))], range(10), (1e-3, 1e-2)
-    trials = [
-        synthetic.make_trial(32, lr, seed, name, fault, steps=STEPS)
-        for name in names
-        for lr in rates
-        for seed in seeds
-        for fault in [None, *(study.flip(bit=bit) for bit in range(9))]
-    ]
-    assert len(trials) == 10_000
-    depth = {name: float(number) for number, name in enumerate(names)}
-    ending = of_faults(lambda t: {1: depth[t.mitigation]})
-    for part in range(0, len(trials), 250):
-        study.write_pack(trials[part : part + 250], ending, block=STEPS)
-    monkeypatch.setattr("analysis.reading.stored_variables.CHUNK_BYTES", 4 * STEPS * 500)
-    sweep = open_sweep(study.out)
-    read = count_reads(monkeypatch)
-    table = compare(sweep).table.set_index("mitigation")
-    assert table["deviation"].to_dict() == depth
-    counts = pd.Series([str(path) for path in read if path.name == "c.0.0"]).value_counts()
-    assert {Path(path).parent.name for path in counts.index} == {
-        "loss",
-        "grad_norm",
-        "validation_loss",
-        "step_seconds",
-        "initial_segment_loss",
-        "final_segment_loss",
-    }
-    assert counts.max() <= 12, "as many files as there are trials would be thousands"

@@ -78,14 +78,19 @@ def test_an_older_store_is_read_with_the_names_of_now(tmp_path: Path) -> None:
 
 def test_each_trial_has_its_own_last_losses(tmp_path: Path) -> None:
     """The last step of the longest trial is none of a shorter one's. Nothing is read before it is asked for."""
-    long, short = synthetic.make_trial(steps=50), synthetic.make_trial(steps=20)
-    own = {"validation_loss": lambda trial: 0.5 + np.arange(trial.train.steps)}
-    for trial in (long, short):
-        synthetic.write_pack(tmp_path, [trial], lambda trial: np.arange(trial.train.steps), signals=own)
-    ds = open_sweep(tmp_path).sel(trial=[long.id, short.id])
-    assert np.isnan(ds["loss"].isel(step=-1).values).tolist() == [False, True]
-    assert ds["final_loss"].values.tolist() == [np.arange(45, 50).mean(), np.arange(15, 20).mean()]
-    assert ds["final_validation_loss"].values.tolist() == [49.5, 19.5]
+    long, short, lost = (synthetic.make_trial(steps=steps) for steps in (50, 20, 30))
+
+    def validation_loss(trial: Trial) -> np.ndarray:
+        steps = np.arange(trial.train.steps)
+        return np.where(steps % 10 == 9, steps + 0.5 if trial is not lost else np.inf, np.nan)
+
+    for trial in (long, short, lost):
+        signals = {"validation_loss": validation_loss}
+        synthetic.write_pack(tmp_path, [trial], lambda trial: np.arange(trial.train.steps), signals=signals)
+    ds = open_sweep(tmp_path).sel(trial=[long.id, short.id, lost.id])
+    assert np.isnan(ds["loss"].isel(step=-1).values).tolist() == [False, True, True]
+    assert ds["final_loss"].values.tolist() == [np.arange(45, 50).mean(), np.arange(15, 20).mean(), 27]
+    np.testing.assert_array_equal(ds["final_validation_loss"].values, [49.5, 19.5, np.nan])
     assert float(ds["final_loss"].sel(trial=short.id)) == 17
     assert ds["final_loss"].dims == ("trial",) and is_dask_collection(ds["final_loss"].data)
 
@@ -152,12 +157,6 @@ def test_what_the_fault_did_lies_along_trial(tmp_path: Path) -> None:
     assert len(fault_events(tmp_path)) == 1 + 64 + 2
 
 
-def test_a_permanent_fault_has_no_duration(tmp_path: Path) -> None:
-    faults = [synthetic.WeightBit(start=3, duration=duration) for duration in (None, 4)]
-    synthetic.write_pack(tmp_path, [synthetic.make_trial(fault=fault) for fault in faults])
-    np.testing.assert_array_equal(open_sweep(tmp_path)["fault_duration"].values, [np.nan, 4])
-
-
 def test_fields_of_one_name_are_told_apart(tmp_path: Path) -> None:
     faults = [synthetic.RareTokens(seed=seed) for seed in (5, 6)]
     trials = [
@@ -194,26 +193,16 @@ def test_a_fault_cannot_hide_a_name_that_is_taken() -> None:
 # --- trials in several packs, and sweeps that are not done -------------------------------------------------------
 
 
-def test_of_a_trial_in_several_packs_the_complete_one_is_taken(tmp_path: Path) -> None:
-    trial, other = synthetic.make_trial(), synthetic.make_trial(seed=1)
-
-    def constant(value: float):
-        return lambda _: np.full(40, value)
-
-    synthetic.write_pack(tmp_path, [trial], constant(1), pack="a0", finish=False)
-    synthetic.write_pack(tmp_path, [trial, other], constant(2), pack="b0", finish=True)
-    synthetic.write_pack(tmp_path, [trial], constant(3), pack="c0", finish=False)
-    ds = open_sweep(tmp_path)
-    assert sorted(ds["trial"].values) == sorted([trial.id, other.id])
-    assert float(ds["loss"].sel(trial=trial.id)[0]) == 2 and ds["pack"].sel(trial=trial.id) == "b0"
-
-
-def test_of_unfinished_packs_the_newest_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("finished", "pack", "value"), [("b0", "b0", 2), (None, "c0", 3)])
+def test_of_a_trial_in_several_packs_the_complete_one_is_taken_or_the_newest(
+    tmp_path: Path, finished: str | None, pack: str, value: float
+) -> None:
     trial = synthetic.make_trial()
-    for pack, value in (("c0", 1), ("a0", 2), ("b0", 3)):
-        synthetic.write_pack(tmp_path, [trial], lambda _, v=value: np.full(40, v), pack=pack, finish=False)
+    for name, loss in (("d0", 1), ("b0", 2), ("c0", 3)):
+        curve = np.full(40, loss)
+        synthetic.write_pack(tmp_path, [trial], lambda _, c=curve: c, pack=name, finish=name == finished)
     ds = open_sweep(tmp_path)
-    assert ds["pack"].values.tolist() == ["b0"] and float(ds["loss"][0, 0]) == 3
+    assert ds["pack"].values.tolist() == [pack] and float(ds["loss"][0, 0]) == value
 
 
 def test_a_live_sweep(tmp_path: Path) -> None:
@@ -237,16 +226,6 @@ def test_a_sweep_without_packs_yet(tmp_path: Path) -> None:
     assert len(fault_events(tmp_path)) == 0
 
 
-def test_a_nonfinite_trial(tmp_path: Path) -> None:
-    trial = synthetic.make_trial()
-    loss = synthetic.flat_loss(trial)
-    loss[7:] = np.nan
-    synthetic.write_pack(tmp_path, [trial, synthetic.make_trial(seed=1)], lambda t: loss if t is trial else loss * 0)
-    ds = open_sweep(tmp_path)
-    assert ds["outcome"].values.tolist()[0] == "non-finite"
-    assert ds["nonfinite_step"].values[0] == 7
-
-
 # --- laziness ----------------------------------------------------------------------------------------------------
 
 
@@ -260,20 +239,6 @@ def test_opening_reads_one_file_a_pack_and_no_values(tmp_path: Path, monkeypatch
     read.clear()
     ds["loss"].isel(trial=0, step=slice(0, 12)).compute()
     assert [path.name for path in read] == ["c.0.0", "c.0.1"], "two of the four blocks of one of the four packs"
-
-
-def test_a_thousand_trials_in_many_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trials = [synthetic.make_trial(lr=1e-3 * (1 + n), steps=10) for n in range(1000)]
-    packs = [trials[begin : begin + 8] for begin in range(0, 1000, 8)]
-    for pack in packs:
-        synthetic.write_pack(tmp_path, pack)
-    read = count_reads(monkeypatch)
-    ds = open_sweep(tmp_path)
-    assert len(read) == len(packs) + 1
-    assert ds.sizes["trial"] == 1000 and len(np.unique(ds["pack"])) == len(packs)
-    expected = np.array([synthetic.flat_loss(trial) for trial in trials], "f4")
-    np.testing.assert_array_equal(ds["loss"].sel(trial=[trial.id for trial in trials]).values, expected)
-    np.testing.assert_allclose(ds["lr"].values, [trial.optim.lr for trial in trials])
 
 
 KEYS = [

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analysis import open_sweep, outcomes
-from analysis.measures.envelope import FEWEST_TWINS
 from analysis.measures.outcomes import JUDGED, OUTCOMES, UNJUDGED
-from analysis.reading.twins import final_window
 from tests.analysis import synthetic
 from tests.analysis.judging import (
     CHANGES_NOTHING,
@@ -26,12 +23,6 @@ from tests.analysis.judging import (
     Judged,
 )
 
-
-@pytest.fixture
-def campaign(tmp_path: Path) -> Campaign:
-    return Campaign(tmp_path)
-
-
 # --- deviations --------------------------------------------------------------------------------------------------
 
 
@@ -40,6 +31,7 @@ def test_deviations_by_hand(campaign: Campaign) -> None:
     campaign.fault("both signs", {21: 1, 22: -3, range(35, STEPS): -0.125})
     campaign.fault("mean of the final steps", {range(35, 40): np.array([1, -1, 1, -1, 0.5])})
     campaign.fault("struck in the final steps", {38: 1, 39: 2}, start=38)
+    campaign.fault("before the strike too", {19: 9, 21: 1})
     campaign.fault("lost", {20: 1, range(24, 28): 0.5, 28: 2, 29: 1, range(30, STEPS): np.nan})
     campaign.fault("lost at once", {range(20, STEPS): np.nan})
     campaign.fault("infinite", {25: 1, range(26, STEPS): np.inf})
@@ -49,6 +41,7 @@ def test_deviations_by_hand(campaign: Campaign) -> None:
         "both signs": (3, 0.125),
         "mean of the final steps": (1, 0.1),
         "struck in the final steps": (2, 1.5),
+        "before the strike too": (1, 0),
         "lost": (2, (3 * 0.5 + 2 + 1) / 5),
         "lost at once": (np.nan, np.nan),
         "infinite": (1, 1 / 5),
@@ -59,18 +52,6 @@ def test_deviations_by_hand(campaign: Campaign) -> None:
     golden = judged.sweep.isel(trial=np.flatnonzero(judged.sweep["fault"].values == "none"))
     assert np.isnan(golden["deviation_max"]).all() and np.isnan(golden["recovery_steps"]).all()
     assert set(golden["fault_outcome"].values) == {""} == set(golden["visibility"].values)
-
-
-def test_steps_before_the_strike_do_not_count(campaign: Campaign) -> None:
-    campaign.fault("a", {19: 9, 21: 1})
-    campaign.write()
-    with pytest.warns(UserWarning, match="clean envelope"):
-        assert campaign.judge()("deviation_max", "a") == 1
-
-
-@pytest.mark.parametrize(("steps", "window"), [(200, 10), (101, 6), (40, 5), (3, 3)])
-def test_final_window(steps: int, window: int) -> None:
-    assert final_window(np.array([steps])) == [window]
 
 
 def test_runs_of_different_length_end_where_they_end(campaign: Campaign) -> None:
@@ -124,13 +105,6 @@ def test_outcome_and_recovery(cases: Judged, name: str) -> None:
     assert cases("recovery_steps", name) == pytest.approx(CASES[name][2], nan_ok=True)
 
 
-def test_the_envelope_is_that_of_the_twins_and_they_are_masked(cases: Judged) -> None:
-    assert set(cases.sweep["envelope_max"].values) == {ENVELOPE_MAX}
-    assert set(cases.sweep["envelope_final"].values) == {ENVELOPE_FINAL}
-    twins = cases.sweep.isel(trial=np.flatnonzero(cases.sweep["fault"].values == "last_bit"))
-    assert twins.sizes["trial"] == FEWEST_TWINS and set(twins["fault_outcome"].values) == {"masked"}
-
-
 def test_coordinates_describe_themselves_and_values_stay_lazy(cases: Judged) -> None:
     assert cases.sweep["deviation_max"].attrs == {
         "long_name": "largest deviation of the loss from golden",
@@ -138,16 +112,6 @@ def test_coordinates_describe_themselves_and_values_stay_lazy(cases: Judged) -> 
     }
     assert cases.sweep["recovery_steps"].attrs["units"] == "step"
     assert all(variable.chunks for variable in cases.sweep.data_vars.values())
-
-
-def test_a_state_that_was_golden_again_is_masked_whatever_the_loss_did_meanwhile(campaign: Campaign) -> None:
-    campaign.envelope()
-    campaign.fault("back", {20: 5, 21: 5})
-    campaign.write(masked_step=campaign.by_name({"back": 21}))
-    judged = campaign.judge()
-    assert (judged("fault_outcome", "back"), judged("recovery_steps", "back")) == ("masked", 0)
-    assert judged("deviation_max", "back") == 5 and judged("masked_step", "back") == 21
-    assert judged("visibility", "back") == "visible"
 
 
 def test_divergence_is_the_harness_word_and_counts_unless_golden_diverged_too(campaign: Campaign) -> None:
@@ -239,6 +203,7 @@ def test_unfinished_trials_and_missing_twins(campaign: Campaign) -> None:
     for name, outcome in expected.items():
         assert judged("fault_outcome", name) == outcome
         assert np.isnan(judged("deviation_max", name)) and judged("visibility", name) == ""
+        assert np.isnan(judged("visible_steps", name))
     assert not judged("idle", "unfinished")
     assert set(judged.sweep["envelope_max"].values) == {ENVELOPE_MAX}, "unfinished trials have one too"
 

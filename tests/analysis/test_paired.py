@@ -112,23 +112,6 @@ def test_the_interval_of_a_change_covers_the_truth(seeds, segments, of_seeds, of
     assert 0.92 <= share <= (0.98 if of_seeds >= of_text else 1)
 
 
-def test_an_interval_without_the_texts_part_would_miss_the_truth() -> None:
-    """What was wrong: seeds alone, each validated on the same few windows."""
-    rng = np.random.default_rng(1)
-    wrong = 0
-    for _ in range(COMPARISONS):
-        change = TRUTH + rng.normal(0, 0.004, (8, 1)) + rng.normal(0, 0.1, 64)
-        low, high = mean_interval(change.mean(axis=1, keepdims=True))
-        wrong += not low <= TRUTH <= high
-    assert wrong > COMPARISONS / 2
-
-
-def test_one_loss_a_run_has_students_interval() -> None:
-    values = np.random.default_rng(0).normal(2, 0.1, 5)
-    expected = scipy.stats.t.interval(0.95, 4, values.mean(), scipy.stats.sem(values))
-    assert mean_interval(values[:, None]) == pytest.approx(expected, rel=1e-12)
-
-
 def test_the_parts_of_the_variance_are_those_of_the_two_way_table() -> None:
     """Mean squares of a table without replicates, by hand, and the degrees of freedom of their combination."""
     values = np.array([[1.0, 2.0, 4.0], [2.0, 5.0, 3.0], [4.0, 6.0, 9.0], [1.0, 3.0, 2.0]])

@@ -27,21 +27,6 @@ def test_what_was_usual_at_the_start_of_training_is_not_later() -> None:
     assert leaves_range(raised, golden, ONE)[0, 30:].all()
 
 
-def test_the_edges_belong_to_the_range() -> None:
-    golden = np.tile([1.0, 2.0], STEPS // 2)[None]
-    for value, leaves in [(3.0, False), (0.0, False), (3 + 1e-6, True), (-1e-6, True)]:
-        assert leaves_range(np.full((1, STEPS), value), golden, ONE).all() == leaves
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_leaves_it_where_golden_is_finite(value: float) -> None:
-    golden, values = np.ones((1, STEPS)), np.ones((1, STEPS))
-    golden[0, 50:], values[0, 40:] = np.nan, value
-    np.testing.assert_array_equal(
-        leaves_range(values, golden, ONE)[0], (np.arange(STEPS) >= 40) & (np.arange(STEPS) < 50)
-    )
-
-
 def test_what_was_not_measured_tells_nothing() -> None:
     nothing, something = np.full((1, STEPS), np.nan), np.ones((1, STEPS))
     assert not leaves_range(nothing, something, ONE).any() and not leaves_range(something, nothing, ONE).any()

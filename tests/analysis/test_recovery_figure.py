@@ -12,7 +12,7 @@ from analysis import open_sweep
 from analysis.figures.recovery_against_beta2 import MEASURES, recovery_against_beta2, recovery_table
 from analysis.figures.registry import Results
 from analysis.measures.outcomes import outcomes_and_notes
-from analysis.measures.statistics import median_interval, studied
+from analysis.measures.statistics import median_interval
 from tests.analysis import synthetic
 from tests.analysis.judging import NEVER_FIRES, START, STEPS, Campaign
 
@@ -48,13 +48,6 @@ def test_all_measures_have_medians_and_what_did_not_recover(sweeps, drawn) -> No
 def drawn_trials(panel) -> int:
     dots = [artist for artist in panel.collections if isinstance(artist, PathCollection)]
     return sum(len(artist.get_offsets()) for artist in dots if artist.get_sizes()[0] in (12, 34))
-
-
-def test_idle_faults_and_twins_do_not_recover(sweeps) -> None:
-    table, faulty = recovery_table(sweeps["three sites"]), studied(sweeps["three sites"])
-    assert (table["measure"].value_counts() == int((~faulty["idle"]).sum())).all()
-    assert len(table) < 3 * faulty.sizes["trial"] and "last_bit" not in set(table["fault"])
-    assert set(table["clip"]) == {1.0, np.inf} and (table["watched"] > 0).all()
 
 
 def test_the_table_has_all_times(tmp_path: Path) -> None:

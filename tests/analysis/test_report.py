@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import html
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from analysis import open_sweep
 from analysis.__main__ import main
 from analysis.measures.metrics import lr_sensitivity
 from analysis.reports import report
-from harness.storage.store import PackStore, open_store
+from harness.storage.store import open_store
 from tests.analysis import synthetic
 from tests.analysis.mitigated import Ending, Study
 
@@ -36,12 +36,12 @@ def written(realistic: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 @pytest.fixture(scope="module")
-def again(written) -> tuple[subprocess.CompletedProcess[str], str]:
-    """The command as it reports on the same results once more, and the page that it leaves."""
-    html = written[0].html
-    command = [sys.executable, "-m", "analysis", "report", str(html.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    return done, html.read_text(encoding="utf-8")
+def again(written) -> tuple[list[str], str]:
+    """What the command prints as it reports on the same results once more, and the page that it leaves."""
+    page = written[0].html
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()) as said:
+        assert (main(["report", str(page.parent)]), said.getvalue()) == (0, "")
+    return printed.getvalue().splitlines(), page.read_text(encoding="utf-8")
 
 
 def findings_of(ds: xr.Dataset) -> list[str]:
@@ -89,22 +89,6 @@ def test_findings_compare_with_and_without(written) -> None:
     assert lines[7].startswith("Largest stable learning rate at width 128: ") and "2 seeds" in lines[9]
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
-    trials = [
-        dataclasses.replace(synthetic.make_trial(lr=lr, fault=fault), mitigation=HOSTILE)
-        for lr in (1e-3, 1e-2)
-        for fault in (None, synthetic.WeightBit(name=HOSTILE, start=1))
-    ]
-    store = PackStore.create(
-        open_store(tmp_path, HOSTILE), "ab", trials, 40, 2, {HOSTILE: HOSTILE}, {"device": HOSTILE}, 40
-    )
-    store.write(0, {"loss": np.ones((4, 40))})
-    store.finish([HOSTILE] * 4, [None] * 4, [None] * 4, [[]] * 4, [0] * 4, [0] * 4)
-    page = report.write_report(tmp_path).html.read_text(encoding="utf-8")
-    assert "<script" not in page and "alert('x')" not in page and "49" not in page.split("<h2>Figures")[0]
-    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;{{ 7 * 7 }}") >= 8
-
-
 def test_the_same_results_give_the_same_page(written, again) -> None:
     assert again[1] == written[1]
 
@@ -124,8 +108,9 @@ def test_sweeps_that_are_not_done(tmp_path: Path) -> None:
     assert report.write_report(tmp_path).findings == ["No trials yet."]
     faulty = [synthetic.make_trial(lr=lr, fault=synthetic.WeightBit(start=20)) for lr in (1e-3, 1e-2)]
     synthetic.write_pack(tmp_path, synthetic.with_golden(faulty), steps_done=10, finish=False)
-    lines = report.write_report(tmp_path).findings
-    assert lines[0] == "4 trials: 4 unfinished."
+    made = report.write_report(tmp_path)
+    lines = made.findings
+    assert lines[0] == "4 trials: 4 unfinished." and made.figures == []
     assert (
         lines[-1] == "Fault weight_bit, mitigation none: 0 of 0 trials moved away from their golden twin; 2 unfinished."
     )
@@ -169,11 +154,9 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path) -> None:
         "worst_deviation": 3.5,
         "worst_trial": faulty["moved"].id,
     }
-    assert findings_of(ds)[-1] == (
-        f"Fault weight_bit, mitigation none: 2 of 5 trials moved away from their golden twin; the worst by +3.50 "
-        f"nat/token (trial {faulty['moved'].id}); 1 became non-finite, unlike the twin; 1 never fired; "
-        "1 fired without effect."
-    )
+    line = findings_of(ds)[-1]
+    for part in ("2 of 5 trials moved", f"+3.50 nat/token (trial {faulty['moved'].id})", "1 became non-finite"):
+        assert part in line and "1 never fired" in line and "1 fired without effect" in line
 
 
 def write_sensitivities(out: Path, final: dict[str, list[float]], rates=(1e-3, 1e-2)) -> None:
@@ -192,34 +175,25 @@ def write_sensitivities(out: Path, final: dict[str, list[float]], rates=(1e-3, 1
 @pytest.mark.parametrize(
     ("final", "expected"),
     [
-        (
-            {"none": [4, 4.02], "qk_norm": [2.2, 2.22]},
-            "qk_norm: LR sensitivity at width 32 0.11 [0.04, 0.17] against 1.00 [0.94, 1.07] without.",
-        ),
+        ({"none": [4, 4.02], "qk_norm": [2.2, 2.22]}, "0.11 [0.04, 0.17] against 1.00 [0.94, 1.07] without."),
         (
             {"none": [4, 5], "qk_norm": [4.5, 4.7]},
-            "qk_norm: LR sensitivity at width 32 1.30 [0.66, 1.94] against 1.25 [-1.93, 4.43] without; "
-            "the intervals overlap.",
+            "1.30 [0.66, 1.94] against 1.25 [-1.93, 4.43] without; the intervals overlap.",
         ),
-        (
-            {"none": [4], "qk_norm": [3]},
-            "qk_norm: LR sensitivity at width 32 0.50 against 1.00 without; one seed, so no interval.",
-        ),
-        ({"qk_norm": [3]}, "qk_norm: LR sensitivity at width 32 0.50."),
+        ({"none": [4], "qk_norm": [3]}, "0.50 against 1.00 without; one seed, so no interval."),
+        ({"qk_norm": [3]}, "0.50."),
     ],
     ids=["apart", "overlap", "one seed", "nothing to compare with"],
 )
 def test_findings_say_how_sure_they_are(tmp_path: Path, final: dict, expected: str) -> None:
     write_sensitivities(tmp_path, final)
-    assert findings_of(open_sweep(tmp_path))[1:] == [expected]
+    assert findings_of(open_sweep(tmp_path))[1:] == [f"qk_norm: LR sensitivity at width 32 {expected}"]
 
 
 def test_different_rates_are_not_compared(tmp_path: Path) -> None:
     write_sensitivities(tmp_path, {"none": [4]})
     write_sensitivities(tmp_path, {"qk_norm": [3]}, rates=(1e-3, 1e-1))
-    assert findings_of(open_sweep(tmp_path))[1].endswith(
-        "without; their learning rates differ, so the two cannot be compared."
-    )
+    assert "cannot be compared" in findings_of(open_sweep(tmp_path))[1]
 
 
 # --- mitigations -------------------------------------------------------------------------------------------------
@@ -245,11 +219,7 @@ def test_mitigations_have_a_figure_and_a_table_with_intervals(tmp_path: Path) ->
 @pytest.mark.usefixtures("unrendered")
 def test_without_other_mitigations_there_is_no_section(tmp_path: Path) -> None:
     Study(tmp_path).write(mitigations=["none"])
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "mitigation_map.png").write_bytes(b"old")
-    made = report.write_report(tmp_path)
-    assert "<h2>Mitigations" not in made.html.read_text(encoding="utf-8")
-    assert not (tmp_path / "figures" / "mitigation_map.png").exists()
+    assert "<h2>Mitigations" not in report.write_report(tmp_path).html.read_text(encoding="utf-8")
 
 
 def test_without_a_baseline_the_section_says_so(tmp_path: Path) -> None:
@@ -287,25 +257,9 @@ def test_many_mitigations_do_not_make_many_sentences(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_was_found_and_where_to_look(written, again) -> None:
-    out, done = written[0].html.parent, again[0]
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    out, lines = written[0].html.parent, again[0]
     assert any("LR sensitivity at width 128" in line for line in lines)
     assert lines[-2] == f"Report: {out / 'report.html'}" and str(out / "figures" / "loss_against_rate.png") in lines[-1]
-
-
-def test_the_map_of_mitigations_is_a_figure_of_its_own(tmp_path: Path, capsys) -> None:
-    Study(tmp_path).write()
-    assert main(["figure", "mitigation_map", str(tmp_path), str(tmp_path / "map.svg")]) == 0
-    drawn = (tmp_path / "map.svg").read_text()
-    assert "qk_norm" in drawn and "largest stable" in drawn
-    other = tmp_path / "other"
-    Study(other).write(mitigations=["a", "b"])
-    assert main(["figure", "mitigation_map", str(other), str(tmp_path / "none.png")]) == 2
-    expected = (
-        "error: figure mitigation_map: No figure: the baseline, mitigation=none, is not among the finished trials.\n"
-    )
-    assert capsys.readouterr().err == expected and not (tmp_path / "none.png").exists()
 
 
 @pytest.mark.parametrize("name", ["x.pgf", "x.eps", "x", "pipe.png"])

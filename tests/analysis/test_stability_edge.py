@@ -53,8 +53,3 @@ def test_the_figure_marks_edges_and_open_ends(study: Study) -> None:
     arrows = [text for text in panel.texts if getattr(text, "arrow_patch", None)]
     assert len(arrows) == 4, "up where all rates are stable, down where none is"
     assert "3 seeds a rate, 4 to 4 rates a marker" in drawing.caption
-
-
-def test_one_rate_has_no_edge(tmp_path: Path) -> None:
-    study = Study(tmp_path).write(rates=(1e-3,))
-    assert stability_edge(Results(study.sweep)).figure is None

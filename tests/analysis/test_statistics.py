@@ -27,12 +27,6 @@ def test_wilson_interval_is_that_of_scipy() -> None:
         assert low[i] <= count / total <= high[i]
 
 
-def test_wilson_interval_of_nothing_is_nan_and_of_a_number_a_number() -> None:
-    low, high = wilson_interval([0, 2], [0, 4])
-    assert np.isnan(low[0]) and np.isnan(high[0]) and 0 < low[1] < high[1] < 1
-    assert float(wilson_interval(2, 4)[0]) == low[1]
-
-
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory):
     """Faults by bit: of 0 none, of 1 one, of 2 two ... of four trials end far out, one of bit 3 is not finished."""
@@ -63,9 +57,8 @@ def test_rates_by_group(judged) -> None:
     assert lingering["trials"].tolist() == [4, 4, 4, 3] and lingering["left_out"].tolist() == [0, 0, 0, 1]
     np.testing.assert_allclose(lingering["share"], [0, 1 / 4, 2 / 4, 1])
     np.testing.assert_allclose(table["count"] + 0.0, table["share"] * table["trials"])
-    for row in lingering.itertuples():
-        expected = binomtest(row.count, row.trials).proportion_ci(method="wilson")
-        assert (row.low, row.high) == (pytest.approx(expected.low, abs=1e-12), pytest.approx(expected.high))
+    low, high = wilson_interval(lingering["count"], lingering["trials"])
+    assert (lingering["low"] == low).all() and (lingering["high"] == high).all()
 
 
 def test_rates_of_all_and_by_several(judged) -> None:

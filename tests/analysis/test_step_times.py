@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-import pytest
 
 from analysis.measures.mitigations import METRICS, Comparison, compare
 from analysis.measures.statistics import RESAMPLES
 from analysis.measures.step_times import StepTimes
 from tests.analysis import synthetic
 from tests.analysis.mitigated import STEPS, Ending, Study
-
-
-@pytest.fixture
-def study(tmp_path: Path) -> Study:
-    return Study(tmp_path)
-
-
-def numbers(row: pd.Series, metric: str) -> tuple[float, ...]:
-    """(value, low, high, change, its low, its high)."""
-    return tuple(row[f"{metric}{end}"] for end in ("", "_low", "_high", "_change", "_change_low", "_change_high"))
 
 
 def write_packs(study: Study, seconds: dict[str, list[float]]) -> None:

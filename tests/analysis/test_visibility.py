@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.analysis import synthetic
-from tests.analysis.judging import SLIGHTLY, START, STEPS, Campaign, Curve, Judged, deviation
+from tests.analysis.judging import SLIGHTLY, STEPS, Campaign, Curve, Judged, deviation
 
 # Golden loss and gradient norm go up and down between 1 and 2, so that up to 3 and down to 0 is usual.
 WAVE = np.where(np.arange(STEPS) % 4 == 0, 2.0, 1.0)
@@ -29,11 +27,6 @@ CASES: dict[str, tuple[Curve, Curve, str, float]] = {
     "lost": (LOST, {}, "visible", np.nan),
     "bitwise golden again": ({20: 9, 21: 9}, {}, "visible", 2),
 }
-
-
-@pytest.fixture
-def campaign(tmp_path: Path) -> Campaign:
-    return Campaign(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +108,3 @@ def test_after_the_end_of_the_golden_run_nothing_is_known(campaign: Campaign) ->
     found = {name: (judged("visibility", name), judged("visible_steps", name)) for name in campaign.trials}
     assert found.pop("the same end") == ("silent", 0)
     assert {words for words, _ in found.values()} == {"", "visible"} and np.isnan([s for _, s in found.values()]).all()
-
-
-def test_without_a_finished_twin_there_is_no_range(campaign: Campaign) -> None:
-    orphan = campaign.fault("orphan", {})
-    unfinished = campaign.fault("unfinished", {}, base=synthetic.make_trial(seed=1, steps=STEPS))
-    campaign.write([orphan])
-    campaign.write([unfinished.golden, unfinished], finish=False, steps_done=START + 5)
-    sweep = campaign.judge().sweep
-    assert np.isnan(sweep["visible_steps"]).all() and set(sweep["visibility"].values) == {""}
