@@ -21,7 +21,7 @@ from harness.training.sites import Site
 from injectors.facts import facts_of
 from injectors.value import Value
 from tests.harness import engine
-from tests.harness.test_promises import Change
+from tests.harness.changes import Change
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 
 DYNAMIC = {"loss_scaling": "dynamic"}
@@ -320,6 +320,19 @@ def test_a_ruined_scale_stays_in_its_trial(kind, value):
         assert run.result.nonfinite_step[row] in (None, 3), "its reciprocal is a subnormal number, which still divides"
     else:
         assert run.result.nonfinite_step[row] == 3
+
+
+@pytest.mark.parametrize(("value", "more_clean", "masked"), [(1.0, 0, 3), (2.0, 0, None), (1.0, 1, None)])
+def test_another_scale_is_another_state(value, more_clean, masked):
+    """Twice the scale changes no weight, but the trial is its twin again only if its scale and what that awaits are."""
+
+    def prepare(pack):
+        pack.loss_scale.clean[0] += more_clean
+
+    faulty = engine.trial(fault=fault_at_scale(value=value), **DYNAMIC)
+    run = engine.run([faulty, faulty.golden], prepare=prepare)
+    assert np.array_equal(run.signals["loss"][0], run.signals["loss"][1])
+    assert run.result.masked_step == [masked, None]
 
 
 def test_a_pack_without_scaling_does_nothing_for_it():

@@ -54,12 +54,6 @@ def test_one_micro_batch_is_none_bit_for_bit() -> None:
     assert all(engine.same_bits(one[r], none[r]) == [] for r in range(2))
 
 
-def test_a_trial_does_not_depend_on_its_pack() -> None:
-    many = engine.different(5, batch=4, micro_batches=2)
-    together, apart = engine.run(many), engine.run(many[:2])
-    assert all(engine.same_bits(together[r], apart[r]) == [] for r in range(2))
-
-
 def test_gradients_of_a_narrow_format_are_added_in_float32() -> None:
     """Of fp16 products: a sum in their format would lose what is here kept."""
     pack = engine.pack_of([engine.trial(seed=r, batch=8, micro_batches=8, precision="fp16") for r in range(2)])

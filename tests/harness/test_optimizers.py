@@ -194,37 +194,6 @@ def test_rows_in_pieces_are_as_all_rows_at_once(name, clip_update):
 
 @every
 @clipped_or_not
-def test_rows_that_come_and_go(name, clip_update):
-    """A copy of a row goes on as the row does, and so does one that moves to another place."""
-    trials = trials_of(name, clip_update=clip_update)
-    rig, whole = Rig(trials, dtype=torch.float32), Rig(trials, dtype=torch.float32)
-    rig.train(4)
-    rig.arrange([0, 1, 2, 1])
-    rig.train(2, start=4)
-    assert differing(rig.everything(1), rig.everything(3)) == []
-    rig.arrange([2, 3])
-    rig.train(3, start=6)
-    whole.train(9)
-    for row, i in enumerate((2, 1)):
-        assert differing(rig.everything(row), whole.everything(i)) == []
-
-
-@every
-def test_its_state_is_all_that_it_remembers(name):
-    """Put back, everything goes as it went."""
-    rig = Rig(trials_of(name), dtype=torch.float32)
-    rig.train(5)
-    before = {name: values.clone() for name, values in rig.state}
-    rig.train(4, start=5)
-    first = [rig.everything(row) for row in range(3)]
-    for name_, values in rig.state:
-        values.copy_(before[name_])
-    rig.train(4, start=5)
-    assert [differing(first[row], rig.everything(row)) for row in range(3)] == [[], [], []]
-
-
-@every
-@clipped_or_not
 def test_what_stands_between_tensors_stays_zero(name, clip_update):
     rig = Rig(trials_of(name, clip_update=clip_update), ODD, torch.float32)
     for step in range(6):

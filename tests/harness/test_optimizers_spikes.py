@@ -13,8 +13,8 @@ from harness.config import sections
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Site
 from tests.harness import engine
+from tests.harness.changes import Change
 from tests.harness.optimizing import TENSORS, Rig, trial
-from tests.harness.test_promises import Change
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)
 STRUCK = 7  # an element of the tensor `square`

@@ -286,26 +286,6 @@ def test_it_trains_almost_as_well_as_in_full_precision(name):
     assert abs(first[1] - last[1]).max() < 0.05 and (first[1] != last[1]).all()
 
 
-@half
-@pytest.mark.parametrize("shape", [*SHAPES.values(), {"norms": "products", "softmax": "products"}])
-def test_neither_neighbours_nor_measuring_change_a_bit(name, shape):
-    trials = [engine.trial(seed=r, precision=name, steps=5, **shape) for r in range(5)]
-    together = engine.run(trials)
-    apart = engine.run([trials[3], trials[1]])
-    assert engine.same_bits(together[3], apart[0]) == engine.same_bits(together[1], apart[1]) == []
-    silent = engine.run(trials, telemetry=False)
-    for i in range(5):
-        left, right = ({key: run[i][key] for key in ("loss", "weights")} for run in (together, silent))
-        assert engine.same_bits(left, right) == []
-
-    def poison(pack):
-        pack.weights[2] = math.nan
-
-    ruined = engine.run(trials, prepare=poison)
-    assert ruined.result.outcome[2] == NON_FINITE
-    assert [engine.same_bits(together[i], ruined[i]) for i in (0, 1, 3, 4)] == [[]] * 4
-
-
 # --- devices --------------------------------------------------------------------------------------------------------
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
@@ -18,28 +17,10 @@ from harness.config import Trial
 from harness.model.parameters import ALIGNMENT, Layout
 from harness.model.scaling import tensor_table
 from harness.objectives.outcome import NON_FINITE
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Site
 from injectors.value import Value
 from tests.harness import engine
-
-
-@dataclass(frozen=True)
-class Change:
-    """An injector that calls `change(tensors)` at a site."""
-
-    site: Site
-    steps: range
-    change: Callable[[Mapping[str, Tensor]], object]
-    taps: tuple[str, ...] = ("blocks.0.residual",)
-    permanent: bool = False
-
-    @property
-    def calls(self) -> list[tuple[Site, int]]:
-        return [(self.site, step) for step in self.steps]
-
-    def visit(self, visit: Visit) -> list[Event]:
-        self.change(visit.tensors)
-        return [Event(self.site, "", None, None, visit.step, "", "", None, None, True)]
+from tests.harness.changes import Change, fill_first
 
 
 @cache
@@ -330,10 +311,6 @@ def test_a_pack_that_is_frozen_altogether_ends_early():
 
 
 # --- 6: what is not finite ------------------------------------------------------------------------------------------
-
-
-def fill_first(name: str, value: float) -> Callable[[Mapping[str, Tensor]], object]:
-    return lambda tensors: tensors[name].view(-1)[:1].fill_(value)
 
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)

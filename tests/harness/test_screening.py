@@ -21,12 +21,11 @@ from harness.storage.stored import read_packs
 from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens, Repetition
 from tests.harness import engine
-from tests.harness.test_promises import Change, fill_first
+from tests.harness.changes import Change, fill_first
+from tests.harness.features import THRESHOLDS
 from tests.sweeps.command import call, tiny
 
 CPU = torch.device("cpu")
-THRESHOLDS = {"rarity": 3.9, "repetition": 0.1, "entropy": 1.7}
-"""In the tests' corpus, Zipf's law over 64 tokens, each drops some sequences of 8 tokens and keeps most."""
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from sweeps.compose.arguments import config_loader
 from sweeps.compose.folders import FOLDER, read, stems
 from sweeps.compose.grid import Composer
 from tests.harness import engine
-from tests.harness.test_promises import Change
+from tests.harness.changes import Change
 
 ABOUT = {name: read(FOLDER, "mitigation", name).about for name in stems(FOLDER / "mitigation")}
 MITIGATIONS = list(ABOUT)
