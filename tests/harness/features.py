@@ -141,3 +141,60 @@ FEATURES: dict[str, Fields] = {
     **named("growth", GROWTHS, **LOADED),
     **named("optimizer", {name: {"name": name} | OPTIONS.get(name, {}) for name in OPTIMIZERS}),
 }
+
+SWIGLU = {"activation": "swiglu", "expansion": 4}
+NEUTRAL: dict[str, tuple[Fields, Fields]] = {  # settings of no strength, and what they change no bit of
+    "a clamp that nothing reaches": ({**SWIGLU, "swiglu_clamp": 1e30}, SWIGLU),
+    "no block of Mix-LN is post-LN": ({"placement": "mix", "mix": 0.0}, {"placement": "pre"}),
+    "every block of Mix-LN is post-LN": ({"placement": "mix", "mix": 1.0}, {"placement": "post"}),
+    "post-LN has no norm in front": ({"placement": "post", "attention_norm": False}, {"placement": "post"}),
+    "no share is dropped": ({"dropout": 0.0, "attention": "explicit"}, {"attention": "explicit"}),
+    "one micro-batch": ({"micro_batches": 1}, {}),
+    "QK-Clip that nothing reaches": ({"qk_clip": 1e30}, {}),
+    "QK-Clip that nothing reaches, fused": ({"qk_clip": 1e30, "attention": "fused"}, {"attention": "fused"}),
+    **{
+        f"{name} that nothing reaches": ({"clip": None, name: limit}, {"clip": None})
+        for name, limit in {
+            "clip": 1e30,
+            "clip_value": 1e30,
+            "clip_tensor": 1e30,
+            "zclip": {"threshold": 1e30},
+            "adagc": {"threshold": 1e30, "warmup_clip": 1e30},
+        }.items()
+    },
+    **{
+        f"a {name} that nothing exceeds{', ' if fields else ''}{', '.join(fields)}": ({**fields, **limit}, fields)
+        for fields in ({}, {"ranks": 2, "batch": 4}, {"z_loss": 0.1}, {"attention": "fused"})
+        for name, limit in {
+            "rarity": {"rarity": 100.0},
+            "repetition": {"repetition": 1.0},
+            "entropy": {"entropy": 1e-9},
+            "screen": {"rarity": 100.0, "repetition": 1.0, "entropy": 1e-9},
+        }.items()
+    },
+    **{
+        f"{name} in {precision}": ({"precision": precision, **fields}, {"precision": precision, **fields, **plain})
+        for precision in ("fp32", "bf16")
+        for name, fields, plain in (
+            ("a temperature of one", {"attention_temperature": 1.0}, {"attention_temperature": None}),
+            (
+                "a temperature of one, fused,",
+                {"attention_temperature": 1.0, "attention": "fused"},
+                {"attention_temperature": None},
+            ),
+            (
+                "a softmax between its ends",
+                {"soft_clip_high": 1.0, "soft_clip_low": 0.0},
+                {"soft_clip_high": None, "soft_clip_low": 0.0},
+            ),
+        )
+    },
+    **{
+        f"{part} as exact as products in {precision}": (
+            {"precision": precision, part: "products"},
+            {"precision": precision},
+        )
+        for precision in ("fp32", "fp64")
+        for part in ("softmax", "norms")
+    },
+}

@@ -36,13 +36,6 @@ LIMITS = {  # for trial r: fields or options, all of which act in these runs; ev
         "clip": 0.5,
     },
 }
-HUGE = {
-    "clip_value": {"clip_value": 1e30},
-    "clip_tensor": {"clip_tensor": 1e30},
-    "zclip": {"zclip": dataclasses.replace(ZCLIPS[0], threshold=1e30)},
-    "adagc": {"adagc": dataclasses.replace(ADAGCS[0], threshold=1e30, warmup_clip=1e30)},
-    "clip": {"clip": 1e30},
-}
 MEMORY = {"zclip": ZClip, "adagc": AdaGC}
 
 
@@ -87,15 +80,6 @@ def memory_of(pack, kind, row):
 
 
 # --- bits -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", HUGE)
-def test_a_limit_that_is_never_reached_changes_no_bit(kind):
-    plain, tight = clean(None), clean(kind)
-    limited = engine.run(trials_of([HUGE[kind]] * COUNT, **LENGTH, **GAPS))
-    assert [engine.same_bits(plain[r], limited[r]) for r in range(COUNT)] == [[]] * COUNT
-    acts = [r for r in range(COUNT) if engine.same_bits(plain[r], tight[r])]
-    assert acts == [r for r in range(COUNT) if (kind, r) != ("clip", 2)], "the same clipper does act on a smaller one"
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

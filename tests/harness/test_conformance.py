@@ -22,7 +22,7 @@ from injectors.batch import RandomTokens
 from injectors.value import Value
 from tests.harness import engine
 from tests.harness.changes import Change, fill_first
-from tests.harness.features import FEATURES
+from tests.harness.features import FEATURES, NEUTRAL, Fields
 from tests.harness.variants import roughen
 
 GOLDEN, BLOCK, SAVED = 5, 3, 5
@@ -127,3 +127,8 @@ def test_a_fork_equals_a_full_run_and_goes_on_from_a_checkpoint(feature: str, tm
     assert forked.result.masked_step == [4 if number == IDLE else None for number in range(len(trials))]
     resumed = engine.resumed(trials, tmp_path, [], BLOCK, forks=True)
     engine.assert_same_end(resumed, forked, SAVED // BLOCK * BLOCK)
+
+
+@pytest.mark.parametrize(("fields", "plain"), NEUTRAL.values(), ids=NEUTRAL)
+def test_a_setting_of_no_strength_changes_no_bit(fields: Fields, plain: Fields) -> None:
+    engine.assert_same_trials(*(engine.run(engine.different(3, **each)) for each in (fields, plain)))

@@ -90,12 +90,6 @@ def test_none_is_dropped_from_held_out_text() -> None:
     torch.testing.assert_close(plain.validation_losses(64), with_dropout.validation_losses(64))
 
 
-def test_no_share_is_no_dropout_bit_for_bit() -> None:
-    trials = engine.different(3)
-    plain, none = (engine.run(with_fields(trials, {"dropout": d, "attention": "explicit"})) for d in (None, 0.0))
-    assert [engine.same_bits(plain[r], none[r]) for r in range(3)] == [[]] * 3
-
-
 def test_masks_follow_the_seed_of_the_data() -> None:
     """So that a trial with other initial weights, or another fault, has the same noise."""
     trials = with_fields(engine.different(2), {"dropout": 0.3})

@@ -49,11 +49,6 @@ def test_a_run_is_that_of_whole_batches_to_rounding() -> None:
         np.testing.assert_allclose(runs[1].signals[name], runs[0].signals[name], rtol=1e-7, err_msg=name)
 
 
-def test_one_micro_batch_is_none_bit_for_bit() -> None:
-    one, none = (engine.run(engine.different(2, **fields)) for fields in ({"micro_batches": 1}, {}))
-    assert all(engine.same_bits(one[r], none[r]) == [] for r in range(2))
-
-
 def test_gradients_of_a_narrow_format_are_added_in_float32() -> None:
     """Of fp16 products: a sum in their format would lose what is here kept."""
     pack = engine.pack_of([engine.trial(seed=r, batch=8, micro_batches=8, precision="fp16") for r in range(2)])

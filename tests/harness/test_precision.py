@@ -260,16 +260,7 @@ def test_a_residual_stream_behind_norms_is_held_with_them(name):
         assert torch.equal(round_to(seen[0], name), seen[0]) == (norms == "products")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_norms_in_the_format_of_products_are_the_same_in_full_precision(precision):
-    runs = [
-        engine.run([engine.trial(seed=r, precision=precision, norms=norms) for r in range(2)])
-        for norms in ("fp32", "products")
-    ]
-    assert [engine.same_bits(*(run[i] for run in runs)) for i in range(2)] == [[]] * 2
-
-
-# --- the engine's promises in half precision ------------------------------------------------------------------------
+# --- training --------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -278,12 +269,12 @@ def losses(precision):
     return engine.run([engine.trial(seed=r, precision=precision, **shape) for r in range(2)], block=30).signals["loss"]
 
 
-@half
-def test_it_trains_almost_as_well_as_in_full_precision(name):
-    """The loss falls by half a nat, and the formats differ by less than a tenth of that."""
-    first, last = (losses(precision)[:, [0, -1]].T for precision in ("fp32", name))
-    assert (first[0] - first[1] > 0.5).all()
-    assert abs(first[1] - last[1]).max() < 0.05 and (first[1] != last[1]).all()
+@pytest.mark.parametrize(("precision", "most"), [("bf16", 0.05), ("fp16", 0.05), ("fp8", 0.1)])
+def test_it_trains_almost_as_well_as_in_full_precision(precision, most):
+    """The loss falls by half a nat, and the formats differ by a fifth of that at most."""
+    first, last = (losses(each)[:, [0, -1]].T for each in ("fp32", precision))
+    assert (first[0] - first[1] > 0.5).all() and (last[0] - last[1] > 0.5).all()
+    assert abs(first[1] - last[1]).max() < most and (first[1] != last[1]).all()
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
