@@ -17,7 +17,7 @@ from harness.optim.optimizers.spam import Options as SPAMOptions
 from harness.training.sites import Site
 from tests.harness import engine
 from tests.harness.changes import Change
-from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of, with_options
+from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of
 
 COUNT, STRUCK, STEPS = 7, 8, 12
 LENGTH = {"steps": STEPS, "validate_every": STEPS, "warmup": 2, "depth": 1}
@@ -111,7 +111,7 @@ def test_a_row_that_is_not_active_is_left_as_it_is(kind):
 def test_what_is_not_finite_is_never_remembered(kind, step, value):
     """While warming up and later: the step might not have been."""
     options = {"zclip": dataclasses.replace(ZCLIPS[0], warmup=5), "adagc": dataclasses.replace(ADAGCS[0], warmup=5)}
-    one = [with_options(engine.trial(), **{kind: options[kind]})] * 2
+    one = [engine.trial(**{kind: options[kind]})] * 2
     clipper, layout, state = a_clipper(MEMORY[kind], one)
     spared, _, state_of_spared = a_clipper(MEMORY[kind], one)
     for number, gradients in enumerate(stream(layout, 2, torch.float32, 14)):
@@ -236,8 +236,7 @@ def test_what_acts_first_decides_whether_infinity_is_repaired(monkeypatch):
 def test_an_optimizer_that_repairs_infinity_is_not_shown_it_behind_a_norm(name, sections):
     """In one pack with a trial that has no limit."""
     ways = [{}, {"clip": 0.5}, {}, {"clip": 0.5}, {}]
-    many = [engine.trial(seed=r, name=name, lr=1e-4, **way, **LENGTH) for r, way in enumerate(ways)]
-    many = [with_options(trial, **sections) for trial in many]
+    many = [engine.trial(seed=r, name=name, lr=1e-4, **way, **sections, **LENGTH) for r, way in enumerate(ways)]
     run = engine.run(many, {r: spoil(math.inf) for r in (0, 1)})
     assert run.result.nonfinite_step == [None, STRUCK, None, None, None]
     assert np.isfinite(run.signals["loss"][0]).all() and torch.isfinite(run.weights[-1][0]).all()

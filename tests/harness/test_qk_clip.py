@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from harness.training.sites import Site
 from tests.harness import engine
 from tests.harness.changes import Change
-from tests.plain_gpt import PlainGPT, copy_weights, tensors
+from tests.plain_gpt import plain_of, tensors
 
 SHAPE = {"width": 32, "head_dim": 8, "context": 16, "batch": 4, "warmup": 0}
 STEPS = 50
@@ -122,17 +122,8 @@ def keep_output(seen, module, inputs, output):
 
 def plain_run(trial, pack, row):
     """A plain GPT with torch's AdamW, heads scaled after each step: its weights, and how often that was done."""
-    model, optim, tau = trial.model, trial.optim, trial.model.qk_clip
-    plain = PlainGPT(trial.data.vocabulary, model.width, model.depth, model.head_dim, model.context).double()
-    copy_weights(plain, pack, row)
-    groups = [[p for p in plain.parameters() if (p.dim() == 2) == is_matrix] for is_matrix in (True, False)]
-    decays = (optim.weight_decay, 0.0)
-    adamw = torch.optim.AdamW(
-        [{"params": own, "weight_decay": decay} for own, decay in zip(groups, decays, strict=True)],
-        lr=optim.lr,
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-    )
+    model, tau = trial.model, trial.model.qk_clip
+    plain, adamw = plain_of(trial, pack, row)
     heads, scaled = model.width // model.head_dim, 0
     mask = torch.ones(model.context, model.context, dtype=torch.bool).tril()
     for number in range(trial.steps):
