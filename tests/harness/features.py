@@ -173,20 +173,12 @@ NEUTRAL: dict[str, tuple[Fields, Fields]] = {  # settings of no strength, and wh
         }.items()
     },
     **{
-        f"{name} in {precision}": ({"precision": precision, **fields}, {"precision": precision, **fields, **plain})
+        f"{name} in {precision}": ({"precision": precision, **kernel, **fields}, {"precision": precision, **kernel})
         for precision in ("fp32", "bf16")
-        for name, fields, plain in (
-            ("a temperature of one", {"attention_temperature": 1.0}, {"attention_temperature": None}),
-            (
-                "a temperature of one, fused,",
-                {"attention_temperature": 1.0, "attention": "fused"},
-                {"attention_temperature": None},
-            ),
-            (
-                "a softmax between its ends",
-                {"soft_clip_high": 1.0, "soft_clip_low": 0.0},
-                {"soft_clip_high": None, "soft_clip_low": 0.0},
-            ),
+        for name, kernel, fields in (
+            ("a temperature of one", {}, {"attention_temperature": 1.0}),
+            ("a temperature of one, fused,", {"attention": "fused"}, {"attention_temperature": 1.0}),
+            ("a softmax between its ends", {}, {"soft_clip_high": 1.0, "soft_clip_low": 0.0}),
         )
     },
     **{

@@ -116,17 +116,16 @@ ROWS = {name: GOLDEN + i for i, name in enumerate([*FAULTS, *COMPUTED_AGAIN])}
 
 
 @cache
-def struck(forks):
+def struck():
     """All of these faults in one pack, each of its own copy of trial 1; without checkpointing, and with it."""
     golden = engine.different(GOLDEN, loss_scaling="static", loss_scale=64.0, ranks=2, batch=4)
     faulty = [replace(golden[1], fault=fault) for fault in (*FAULTS.values(), *INSIDE)]
-    return both([*golden, *faulty], forks=forks)
+    return both([*golden, *faulty])
 
 
-@pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_do_the_same_bit_for_bit(fault, forks):
-    (plain, checkpointed), i = struck(forks), ROWS[fault]
+def test_faults_do_the_same_bit_for_bit(fault):
+    (plain, checkpointed), i = struck(), ROWS[fault]
     assert_same(plain, checkpointed, (*range(GOLDEN), i))
     assert plain.result.events[i] == checkpointed.result.events[i] != []
     assert plain.result.changes[i] > 0 and engine.same_bits(plain[1], plain[i])
@@ -135,7 +134,7 @@ def test_faults_do_the_same_bit_for_bit(fault, forks):
 @pytest.mark.parametrize("tensor", COMPUTED_AGAIN)
 def test_a_fault_inside_a_block_is_gone_when_the_block_is_computed_again(tensor):
     """The loss of its step is that of any other run; gradients inside the block are not."""
-    (plain, checkpointed), i = struck(False), ROWS[tensor]
+    (plain, checkpointed), i = struck(), ROWS[tensor]
     assert_same(plain, checkpointed, range(GOLDEN))
     assert plain.result.events[i] == checkpointed.result.events[i] != []
     for name in ("loss", "activation_rms", "attention_logit_max"):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 
 import pytest
-import pytorch_optimizer
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -206,6 +205,8 @@ def test_a_clipper_equals_the_same_by_hand(kind, dtype):
 
 def test_the_authors_of_adagc_and_pytorch_optimizer_agree_on_the_average():
     """pytorch-optimizer's AdaGC counts its warm-up one step shorter, and adds no epsilon afterwards."""
+    import pytorch_optimizer  # two seconds, which no other test of this file needs
+
     options = AdaGCOptions(threshold=1.05, beta=0.98, warmup=9)
     trials = trials_of([{"adagc": options}] * 2, width=6, head_dim=6, vocabulary=61)
     clipper, layout, state = a_clipper(AdaGC, trials)

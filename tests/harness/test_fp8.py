@@ -11,14 +11,13 @@ import torch
 
 from harness.config import ConfigError, Train
 from harness.model.formats import round_scaled, round_to
-from harness.model.layers import Leaf, linear
 from harness.model.precision import FORMATS, Precision, pick_device, precision_of
 from tests import number_formats as oracle
 from tests.harness import engine
+from tests.harness.test_precision import CUDA, learned, passed
 
 EMULATED, REAL = Precision(torch.float32, "bf16", fp8=True), Precision(torch.bfloat16, fp8=True)
 LARGEST = {"fp8_e4m3": 448, "fp8_e5m2": 57344}
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))
 formats = pytest.mark.parametrize("name", LARGEST)
 
 
@@ -93,14 +92,6 @@ def test_what_is_not_finite_stays_in_its_trial(name):
 # --- linear layers --------------------------------------------------------------------------------------------------
 
 
-def passed(precision, x, weight, dy):
-    """Output, and gradients of input and weight, of one linear layer, float64."""
-    x, gradient = x.clone().requires_grad_(), torch.full_like(weight, math.nan)
-    y = linear(x, Leaf(weight, gradient), precision)
-    y.backward(dy.to(y.dtype))
-    return {"y": y.detach().double(), "dx": x.grad.double(), "dw": gradient.double()}
-
-
 def operands():
     """Three trials of very different sizes."""
     sizes = torch.tensor([1e-4, 1.0, 1e6])[:, None, None]
@@ -116,10 +107,11 @@ def test_a_layer_and_its_gradients_are_those_of_rounded_operands(precision):
         qx, qw = (nearest(round_to(part[r], "bf16"), "fp8_e4m3") for part in (x, weight))
         qdy = nearest(round_to(dy[r], "bf16"), "fp8_e5m2")
         for part, exact in {"y": qx @ qw.T, "dx": qdy @ qw, "dw": qdy.T @ qx}.items():
-            assert torch.equal(round_to(found[part][r], "bf16"), found[part][r])
+            ours = found[part][r].double()
+            assert torch.equal(round_to(ours, "bf16"), ours)
             # Where terms cancel, the error is that of their sum's steps.
             atol = 1e-6 * exact.abs().max().item()
-            torch.testing.assert_close(found[part][r], exact, rtol=2.0**-8, atol=atol)
+            torch.testing.assert_close(ours, exact, rtol=2.0**-8, atol=atol)
 
 
 def test_forwards_keeps_three_bits_of_the_mantissa_and_backwards_two():
@@ -139,22 +131,14 @@ def test_small_elements_beside_a_large_one_are_lost():
 # --- the model ------------------------------------------------------------------------------------------------------
 
 
-def learned(precision, device="cpu", **shape):
-    """Losses [R] and gradients [R, P] of a whole model's first step, and its layout."""
-    pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
-    pack.model.precision = precision
-    losses = pack.learn(pack.objective.batch(0))
-    return losses.cpu(), pack.gradients.cpu(), pack.layout
-
-
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_model_is_the_one_in_bf16_tensors(device):
     """What sums in another order change is less than what the format costs: each flip of a bit of bf16 may flip one of
     fp8, which is 16 times as much."""
     (loss, emulated, layout), (real_loss, real, _), (_, exact, _) = (
-        learned(EMULATED),
-        learned(REAL, device),
-        learned(Precision(torch.float32)),
+        learned(EMULATED, {}),
+        learned(REAL, {}, device),
+        learned(Precision(torch.float32), {}),
     )
     torch.testing.assert_close(loss, real_loss, rtol=2.0**-8, atol=0)
     for tensor in layout.by_name:

@@ -22,7 +22,7 @@ def gradients(**fields) -> torch.Tensor:
     batch, weights = pack.what_trains(pack.objective.batch(0), 0)
     pack.begin(0)
     for rank, part in pack.ranks.parts(batch):
-        pack.learn(part, None if weights is None else pack.ranks.part(weights, rank))
+        pack.learn(part, None if weights is None else pack.ranks.part(weights, rank), rank=rank)
         pack.ranks.add(pack.gradients)
     pack.ranks.finish(pack.gradients)
     return pack.gradients.clone()

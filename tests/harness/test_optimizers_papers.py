@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-import pytorch_optimizer
 import torch
 from torch import Tensor
 
@@ -48,7 +47,7 @@ def assert_equals(trials: Sequence[Trial], expected: Callable[[Trial], Mapping[s
             assert (found - start).abs().max() > 1e-3 * trial.optim.lr, f"{name} hardly moved, which says little"
 
 
-# --- others' code ------------------------------------------------------------------------------------------------
+# --- others' code, which takes two seconds to import -----------------------------------------------------------------
 
 
 def trained_by(make: Callable[[Groups, Trial], torch.optim.Optimizer], only: Sequence[str] = ()) -> Any:
@@ -114,6 +113,8 @@ def test_sgd_without_momentum() -> None:
 
 
 def test_lion() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         return pytorch_optimizer.Lion(without_eps(groups), betas=betas(trial), weight_decay=0.0)
 
@@ -121,6 +122,8 @@ def test_lion() -> None:
 
 
 def test_stable_adamw() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         return pytorch_optimizer.StableAdamW(groups, betas=betas(trial), weight_decay=0.0)
 
@@ -131,6 +134,8 @@ STABLE_SPAM = [{"interval": 20}, {"gamma1": 0.85, "gamma2": 0.99, "interval": 13
 
 
 def test_stable_spam() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         own = trial.section("stable_spam")
         decays = {"gamma1": own.gamma1, "gamma2": own.gamma2, "theta": own.gamma3}
@@ -149,6 +154,8 @@ SPAM = [
 def test_spam_without_warmup() -> None:
     """The package counts the steps of a warm-up in another way than the authors, and corrects before epsilon."""
 
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         own = trial.section("spam")
         gap = {"warmup_epoch": own.warmup, "update_proj_gap": own.interval, "grad_accu_steps": own.grace}
@@ -163,6 +170,8 @@ def test_lamb_on_matrices() -> None:
     It also holds |W| to 10, and scales vectors; unless told otherwise, it divides the rate by 1 - beta1^t.
     """
 
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         found = pytorch_optimizer.Lamb(groups, betas=betas(trial), adam_debias=True)
         found.clamp = math.inf
@@ -175,6 +184,8 @@ def test_lamb_on_matrices() -> None:
 
 
 def test_lars() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         trust = trial.section("lars").trust
         return pytorch_optimizer.LARS(without_eps(groups), momentum=trial.optim.beta1, trust_coefficient=trust)
