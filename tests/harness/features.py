@@ -92,6 +92,7 @@ PRECISIONS: dict[str, Fields] = {
     "bf16": {"precision": "bf16"},
     "fp16, norms and softmax too": {"precision": "fp16", "norms": "products", "softmax": "products"},
     "bf16, fused": {"precision": "bf16", "attention": "fused"},
+    "fp16, dropout": {"precision": "fp16", "dropout": (0.1, 0.2)},
     "fp16, learned, swiglu, qk_norm": {
         "precision": "fp16",
         "positions": "learned",

@@ -265,8 +265,6 @@ def test_scores_that_the_model_works_on_are_explicit():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"attention": "fused", "attention_cap": 50.0}, "model.attention_cap=50.0: .*fused.*allowed: null, or"),
-        ({"attention": "fused", "soft_clip_high": 1.03}, "model.soft_clip_high=1.03: .*fused.*allowed: null, or"),
         ({"attention": "fused", "softmax": "products"}, "train.softmax=products: .*fused.*allowed: fp32, or"),
         (
             {"context": 512, "softmax": "products"},

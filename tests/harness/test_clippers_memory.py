@@ -1,4 +1,4 @@
-"""Clippers as parts of a pack: bits, forks, and what a gradient that is not what it should be does to them."""
+"""Clippers in a pack: what they remember, and what a gradient that is not what it should be does to them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,19 @@ from harness.optim.optimizers.spam import Options as SPAMOptions
 from harness.training.sites import Site
 from tests.harness import engine
 from tests.harness.changes import Change
+from tests.harness.features import CLIPS
 from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of
 
 COUNT, STRUCK, STEPS = 7, 8, 12
 LENGTH = {"steps": STEPS, "validate_every": STEPS, "warmup": 2, "depth": 1}
 GAPS = {"width": 30, "head_dim": 10, "vocabulary": 61, "feedforward": 101}  # sizes that leave room between tensors
-LIMITS = {  # for trial r: fields or options, all of which act in these runs; every warm-up ends before the strike
-    "clip_value": lambda r: {"clip_value": 0.003 * (1 + r)},
-    "clip_tensor": lambda r: {"clip_tensor": 0.03 * (1 + r)},
-    "zclip": lambda r: {"zclip": dataclasses.replace(ZCLIPS[r % 3], threshold=0.1 + 0.05 * r, warmup=3 + r % 3)},
-    "adagc": lambda r: {"adagc": dataclasses.replace(ADAGCS[r % 3], threshold=1.02 + 0.1 * r, warmup=r)},
-    "clip": lambda r: {"clip": None if r == 2 else 0.1 * (1 + r)},
-    "all": lambda r: {
-        "clip_value": 0.1 * (1 + r),
-        "clip_tensor": 0.3 * (1 + r),
-        "zclip": dataclasses.replace(ZCLIPS[0], threshold=0.1 + 0.05 * r, warmup=3 + r % 3),
-        "adagc": dataclasses.replace(ADAGCS[0], threshold=1.02 + 0.1 * r, warmup=r),
-        "clip": 0.5,
-    },
-}
+LIMITS = {kind: fields for kind, fields in CLIPS.items() if not kind.startswith("qk_clip")}
 MEMORY = {"zclip": ZClip, "adagc": AdaGC}
 
 
 def trials(kind, count, **others):
-    return trials_of([LIMITS[kind](r) for r in range(count)], **{**LENGTH, **others})
+    """Every limit acts in these runs, and every warm-up ends before the strike."""
+    return trials_of([engine.in_turn(LIMITS[kind], r) for r in range(count)], **{**LENGTH, **others})
 
 
 @cache

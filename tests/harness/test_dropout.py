@@ -84,9 +84,3 @@ def test_masks_follow_the_seed_of_the_data() -> None:
     own = [dataclasses.replace(t, model=dataclasses.replace(t.model, seed=t.seed - 5)) for t in own]
     left, right = engine.run(trials), engine.run(own)
     assert [engine.same_bits(left[r], right[r]) for r in range(2)] == [[], []]
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_trains(precision: str) -> None:
-    run = engine.run(with_fields(engine.different(2, precision=precision), {"dropout": 0.1}))
-    assert np.isfinite(run.signals["loss"]).all()
