@@ -25,8 +25,8 @@ class OwnSources(SearchPathPlugin):
     """Our files, and those of --config-dir, are read by `CheckedFolder`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        from sweeps.compose.folders import shipped
         from sweeps.compose.hydra_calls import set_sources
+        from sweeps.compose.places import shipped
 
         set_sources(search_path, shipped()[1:])
 
@@ -44,15 +44,21 @@ class CheckedFolder(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         from sweeps.compose import folders
+        from sweeps.compose.places import GROUPS
+        from sweeps.compose.schemas import nodes
         from sweeps.compose.yaml_files import text_of, tree_of
 
-        group, _, file = config_path.rpartition("/")
-        if group not in folders.GROUPS:
+        config_path = config_path.removesuffix(".yaml")
+        group, _, name = config_path.rpartition("/")
+        if self._is_ours and config_path in nodes():
+            node = OmegaConf.structured(nodes()[config_path])
+            return ConfigResult(self.provider, self.full_path(), node, {"package": None})
+        if group not in GROUPS:
             if not self.is_config(config_path):
                 raise ConfigLoadError(f"Config not found : {config_path}")
             text = text_of(self._file(config_path))
             tree, package = tree_of(self._file(config_path), text), dict(folders.header_of(text)).get("package")
-        elif found := folders.chain(group, file.removesuffix(".yaml"), Path(self.path)):
+        elif found := folders.chain(group, name, Path(self.path)):
             tree, package = found[0].composed, folders.PACKAGES[group]
         else:
             raise ConfigLoadError(f"Config not found : {config_path}")
@@ -65,25 +71,37 @@ class CheckedFolder(ConfigSource):
         return os.path.isdir(self.path)
 
     def is_config(self, config_path: str) -> bool:
+        from sweeps.compose.schemas import nodes
+
+        if self._is_ours and config_path.removesuffix(".yaml") in nodes():
+            return True
         group = config_path.rpartition("/")[0]
         return (self._is_ours or (group != "" and self._is_seen(group))) and os.path.isfile(self._file(config_path))
 
     def is_group(self, config_path: str) -> bool:
+        from sweeps.compose.schemas import nodes
+
+        if self._is_ours and any(path.startswith(f"{config_path}/") for path in nodes()):
+            return True
         return self._is_seen(config_path) and os.path.isdir(os.path.join(self.path, config_path))
 
     def _is_seen(self, group: str) -> bool:
-        from sweeps.compose.folders import GROUPS
+        from sweeps.compose.places import GROUPS
 
         return self._is_ours or group in ("", *GROUPS)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> Names:
         from harness.config import ConfigError
+        from sweeps.compose.schemas import nodes
 
+        prefix = f"{config_path}/" if config_path else ""
+        names = [f"{path.removeprefix(prefix)}.yaml" for path in nodes() if self._is_ours and path.startswith(prefix)]
         try:
-            names = os.listdir(os.path.join(self.path, config_path))
+            names += os.listdir(os.path.join(self.path, config_path))
         except OSError as error:
-            reason = f"{error.strerror}; allowed: a folder that can be read"
-            raise ConfigError(f"{Path(self.path, config_path)}: {reason}") from None
+            if not names:
+                reason = f"{error.strerror}; allowed: a folder that can be read"
+                raise ConfigError(f"{Path(self.path, config_path)}: {reason}") from None
         files = {name.removesuffix(".yaml") for name in names if name.endswith(".yaml")}
         of_files = {name for name in files if self.is_config(f"{config_path}/{name}")}
         of_groups = {name for name in names if self.is_group(os.path.join(config_path, name))} - {"__pycache__"}

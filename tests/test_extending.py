@@ -52,11 +52,9 @@ from harness.model.parameters import Layout
 from harness.model.scaling import tensor_table
 from harness.model.state import State
 from stability_harness_agc.agc import AGC
-from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 
-register()
 composer, ratios = Composer(config_loader(), "grid"), (0.01, 0.5, 1e30)
 trials = [composer.trial(["model.width=16", "model.head_dim=8", f"agc.ratio={ratio}"]) for ratio in ratios]
 layout, state = Layout(tuple(tensor_table(trials[0].model, 64))), State(4)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.commands.sweep import register
 from sweeps.commands.tables import with_tables
 from sweeps.compose.arguments import check_arguments, config_loader, expand
 from sweeps.compose.grid import Composer
@@ -20,7 +19,6 @@ LINES = commands(TEXT, "sweep")
 @pytest.mark.parametrize("line", [line for line in LINES if "fault=replay" not in line])
 def test_its_trials_can_be_made(line: str, tmp_path: Path) -> None:
     """Replays need results; tests/injectors/test_replay.py runs them."""
-    register()
     loader, (_, *overrides) = config_loader(), words_of(line, tmp_path)
     check_arguments(overrides, loader)
     study = next((word.partition("=")[2] for word in overrides if word.startswith("study=")), "grid")
@@ -33,11 +31,9 @@ def test_its_trials_can_be_made(line: str, tmp_path: Path) -> None:
 
 
 def test_its_tables_are_up_to_date() -> None:
-    register()
     assert with_tables(TEXT) == TEXT, "make tables"
 
 
 def test_every_fault_is_shown() -> None:
-    register()
     shown = {word.partition("=")[2] for line in LINES for word in shlex.split(line) if word.startswith("fault=")}
     assert set(config_loader().get_group_options("fault")) - shown == {"none"}

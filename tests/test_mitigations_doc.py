@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from harness.config import ConfigError, sections
-from sweeps.commands.sweep import register
 from sweeps.commands.tables import with_tables
 from sweeps.compose.arguments import check_arguments, config_loader, expand
 from sweeps.compose.grid import Composer
@@ -20,18 +19,15 @@ WORDS = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
 
 
 def test_its_tables_are_up_to_date() -> None:
-    register()
     assert with_tables(TEXT) == TEXT, "make tables"
 
 
 def test_a_table_that_is_not_up_to_date_is_made_anew() -> None:
-    register()
     row = next(line for line in TEXT.splitlines() if line.startswith("| `qk_clip` |"))
     assert with_tables(TEXT.replace(f"{row}\n", "")) == with_tables(TEXT.replace(row, f"{row}\n{row}")) == TEXT
 
 
 def test_a_section_that_no_page_has() -> None:
-    register()
     with pytest.raises(ConfigError) as raised:
         with_tables(TEXT.replace("<!-- mitigation: Precision -->", "<!-- mitigation: Precisions -->"))
     assert raised.value.reasons[0].startswith(
@@ -40,7 +36,6 @@ def test_a_section_that_no_page_has() -> None:
 
 
 def test_every_mitigation_is_shown() -> None:
-    register()
     assert set(config_loader().get_group_options("mitigation")) - {"none"} <= set(WORDS)
 
 
@@ -54,7 +49,6 @@ def test_every_field_it_names_exists() -> None:
 
 @pytest.mark.parametrize("line", LINES)
 def test_its_trials_can_be_made(line: str, tmp_path: Path) -> None:
-    register()
     loader, (_, *words) = config_loader(), words_of(line, tmp_path)
     overrides = [word for word in words if word != "-m"]
     check_arguments(overrides, loader)

@@ -18,9 +18,9 @@ from harness.basics.printing import printable
 from harness.config import ConfigError
 from injectors import fault_types
 from sweeps.compose.about import About
-from sweeps.compose.arguments import config_loader
 from sweeps.compose.choices import NONE
-from sweeps.compose.folders import check_folder, named, places, read
+from sweeps.compose.folders import read
+from sweeps.compose.places import check_folder, named, options, places
 from sweeps.compose.yaml_files import text_of
 
 HEADINGS = {
@@ -61,7 +61,7 @@ def entries(group: str, folder: Path | None = None) -> list[Entry]:
     Raises ConfigError for what a file should not say of itself.
     """
     found = []
-    for name in sorted(config_loader(folder).get_group_options(group)):
+    for name in options(group, folder):
         place = next((path for path in places(folder) if (path / group / f"{name}.yaml").is_file()), None)
         found.append(Entry(group, name, _said_of_kind(name), None) if place is None else _entry(place, group, name))
     return found
@@ -130,11 +130,11 @@ def folder_beside_list(arguments: Sequence[str]) -> Path | None:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--config-dir", "-cd")
     try:
-        options, others = parser.parse_known_args(list(arguments))
+        given, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{' '.join(arguments)}: {error.message}; allowed: --list, --config-dir DIR") from None
     if others:
         raise ConfigError(*(f"{text}: not beside --list; allowed: --config-dir DIR" for text in others))
-    folder = named(options.config_dir)
+    folder = named(given.config_dir)
     check_folder(folder)
     return folder

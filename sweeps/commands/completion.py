@@ -84,10 +84,8 @@ def _of_sweep(words: Sequence[str], word: str) -> list[str]:
     from hydra.core.plugins import Plugins
     from hydra.plugins.completion_plugin import CompletionPlugin
 
-    from sweeps.commands.sweep import register
     from sweeps.compose.arguments import CONFIG_NAME, config_loader, folder_of
 
-    register()
     key, equals, values = word.partition("=")
     begun = max(values.rfind(","), values.rfind("+")) + 1
     # Of what stands before, only these change which keys there are; several of their values share them.

@@ -99,10 +99,8 @@ def _list(arguments: list[str]) -> None:
     folder = parser.parse_args(arguments).config_dir
     from harness.basics.printing import Terminal
     from sweeps.commands.catalogue import print_catalogue
-    from sweeps.commands.sweep import register
-    from sweeps.compose.folders import check_folder
+    from sweeps.compose.places import check_folder
 
-    register()
     check_folder(folder)
     print_catalogue(folder, Terminal())
 

@@ -7,7 +7,6 @@ Hydra, torch and the signals of this process is afterwards as it was before.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import signal
 import threading
@@ -25,7 +24,7 @@ from analysis.reading.open_sweep import open_sweep
 from harness.basics.printing import Terminal, count
 from harness.config import ConfigError, Problems
 from sweeps.commands.status import status_of
-from sweeps.commands.sweep import explained, fill, sweep
+from sweeps.commands.sweep import explained, sweep
 from sweeps.compose.hydra_calls import resolvers_put_back
 
 _one_at_a_time = threading.Lock()
@@ -100,7 +99,7 @@ def _left_as_it_was() -> Iterator[None]:
         stack.callback(_restore, os.environ, dict(os.environ))
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         stack.enter_context(resolvers_put_back())
-        stack.enter_context(_own_configurations())
+        stack.enter_context(_hydras_configurations())
         stack.enter_context(_own_torch())
         yield
 
@@ -112,15 +111,12 @@ def _restore(values: MutableMapping[str, Any], before: Mapping[str, Any]) -> Non
 
 
 @contextlib.contextmanager
-def _own_configurations() -> Iterator[None]:
-    """Of the configurations that are known to Hydra, its own and ours."""
+def _hydras_configurations() -> Iterator[None]:
+    """Alone: by a configuration of a notebook's, stored as `config` or `schema`, Hydra would check ours."""
     Plugins.instance()  # which puts some there once, for whoever comes later
     store = ConfigStore.instance()
     before = store.repo
-    store.repo = {name: copy.copy(node) for name, node in before.items() if name.startswith(("hydra", "_"))}
-    for name in ("launcher", "sweeper"):
-        store.repo["hydra"] |= {name: dict(store.repo["hydra"].get(name, {}))}
-    fill(store)
+    store.repo = {name: node for name, node in before.items() if name.startswith(("hydra", "_"))}
     try:
         yield
     finally:

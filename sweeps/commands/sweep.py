@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import hydra
 import yaml
-from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -30,30 +28,13 @@ from sweeps.compose.arguments import (
     options_of,
     question_of,
 )
-from sweeps.compose.folders import check_folder
-from sweeps.compose.grid import fault_schemas, schema
 from sweeps.compose.homes import with_homes
 from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader, run
 from sweeps.compose.mitigations import in_parts
-from sweeps.compose.settings import GridOptions, LocalOptions, Run, SlurmOptions, run_from
+from sweeps.compose.places import check_folder
+from sweeps.compose.settings import Run, run_from
 
 MOST_REASONS = 20
-
-
-@cache
-def register() -> None:
-    """Put the dataclasses' defaults where Hydra composes from; once is enough for a process."""
-    fill(ConfigStore.instance())
-
-
-def fill(store: ConfigStore) -> None:
-    """Put the dataclasses' defaults into what Hydra composes from."""
-    store.store(name="schema", node=schema())
-    for kind, node in fault_schemas().items():
-        store.store(group="fault", name=kind, node=node)
-    store.store(group="hydra/sweeper", name="grid", node=GridOptions)
-    store.store(group="hydra/launcher", name="local", node=LocalOptions)
-    store.store(group="hydra/launcher", name="slurm", node=SlurmOptions)
 
 
 @hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=CONFIG_NAME)
@@ -65,7 +46,6 @@ def application(config: DictConfig) -> None:
 def main() -> None:
     """Run a sweep. Wrong input is a line each on standard error, and exit status 2."""
     warn_in_one_line()
-    register()
     arguments = sys.argv[1:]
     try:
         if "--version" in arguments:  # Hydra would name its own

@@ -13,8 +13,9 @@ from pathlib import Path
 from harness.basics.command_line import PROGRAM
 from harness.config import ConfigError, Problems, shown
 from sweeps.commands.catalogue import Entry, entries
-from sweeps.commands.sweep import refuse, register
-from sweeps.compose.folders import FOLDER, leaves
+from sweeps.commands.sweep import refuse
+from sweeps.compose.folders import leaves
+from sweeps.compose.hydra_calls import FOLDER
 
 _PART = re.compile(r"^<!-- (mitigation|fault): ([^\n]*) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
@@ -61,7 +62,6 @@ def _examples(found: Sequence[Entry]) -> list[str]:
 
 def main(pages: Sequence[str]) -> None:
     """Write the tables of these pages anew."""
-    register()
     try:
         for page in map(Path, pages):
             page.write_text(with_tables(page.read_text()))

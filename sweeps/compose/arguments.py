@@ -21,7 +21,7 @@ from harness.basics.printing import printable
 from harness.config import ConfigError, Problems
 from sweeps.compose import settings
 from sweeps.compose.choices import unknown_option
-from sweeps.compose.folders import LAUNCHERS, OPTIONS, check_folder, launch_of, named
+from sweeps.compose.folders import LAUNCHERS, OPTIONS, launch_of
 from sweeps.compose.hydra_calls import CONFIG_NAME, config_loader
 from sweeps.compose.overrides import (
     RUN_KEYS,
@@ -34,6 +34,7 @@ from sweeps.compose.overrides import (
     quoted_out,
     unknown_key,
 )
+from sweeps.compose.places import check_folder, named
 from sweeps.compose.yaml_files import has_control, not_yaml
 
 OF_HYDRA = (

@@ -7,26 +7,20 @@ command line. What is left for Hydra to compose is a tree of plain values.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.basics import plugins
-from harness.config import ConfigError, Problems, sections, shown
-from injectors import fault_types
+from harness.config import ConfigError, Problems, sections
 from sweeps.compose import settings
 from sweeps.compose.about import About, about_of
-from sweeps.compose.hydra_calls import FOLDER
-from sweeps.compose.yaml_files import LARGEST, has_control, text_of, told_of, tree_of
+from sweeps.compose.places import places
+from sweeps.compose.yaml_files import LARGEST, has_control, short, text_of, told_of, tree_of
 
-GROUPS = ("study", "recipe", "mitigation", "fault")
 PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
-TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
 LAUNCHERS = {"local": settings.LocalOptions, "slurm": settings.SlurmOptions}
 RUN_CODE = ("setup", "extra")  # shell lines of a job, and any option of sbatch, some of which are commands
 OPTIONS = {
@@ -38,8 +32,6 @@ OF_HYDRA = (
     f"{', '.join(name for names in OPTIONS.values() for name in names)}"
 )
 BESIDE = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
-WANTED = "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/ or faults in fault/"
-MOST_SHOWN = 200  # letters of a value, in an error
 MOST_BASES = 10
 _NAME = re.compile(r"[^/@:${}\[\]\s][^/@:${}\[\]]*")
 _WORD = re.compile(r"[\w.,:+@%=&|*()\[\]-]+", re.ASCII)  # of an option, which becomes a line of a job's script
@@ -76,7 +68,7 @@ def read(folder: Path, group: str, name: str) -> Content:
     for part, cls in settings.PARTS.items():
         if not isinstance(tree.get(part, {}), dict):
             keys = ", ".join(f"{part}.{key}" for key in vars(cls()))
-            problems.reasons[f"{where}: {part}={_short(tree[part])}: a section, and no key; allowed: {keys}"] = None
+            problems.reasons[f"{where}: {part}={short(tree[part])}: a section, and no key; allowed: {keys}"] = None
     content = Content(tree)
     with problems.collect(), told_of(where):
         content = Content(tree, about_of(group, about))
@@ -123,7 +115,7 @@ def header_of(text: str) -> Iterator[tuple[str, str]]:
 def _check_leaf(where: str, path: Sequence[str], value: Any) -> None:
     """Raises ConfigError for a value that is none by itself, or whose key is one of Hydra's."""
     key = ".".join(path)
-    given = f"{where}: {key}={_short(value)}"
+    given = f"{where}: {key}={short(value)}"
     if "_target_" in key.split("."):
         raise ConfigError(f"{given}: would be imported and called; allowed: no _target_")
     if key.split(".")[0] == "hydra":
@@ -149,16 +141,6 @@ def _sections() -> list[list[str]]:
     return [[name] for name in (*sections(), *settings.PARTS)]
 
 
-def _short(value: Any) -> str:
-    if type(value) is int and abs(value) > LARGEST:
-        return hex(value) if value.bit_length() < 100 else f"(an integer of {value.bit_length()} bits)"
-    text = shown(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
-
-
-# --- what a file says to Hydra -----------------------------------------------------------------------------------
-
-
 def _with_defaults(content: Content, where: str, group: str, defaults: Any) -> Content:
     """The content, with what its defaults list says. Raises ConfigError."""
     if group in ("recipe", "mitigation") and defaults:
@@ -178,19 +160,19 @@ def _with_defaults(content: Content, where: str, group: str, defaults: Any) -> C
             launcher = _launcher(where, str(key), name)
         else:
             allowed = f"_self_, and the name of one other {group}"
-            raise ConfigError(f"{where}: defaults: {_short(entry)}: may not come from a file; allowed: {allowed}")
+            raise ConfigError(f"{where}: defaults: {short(entry)}: may not come from a file; allowed: {allowed}")
     return replace(content, defaults=kept, base=base, launcher=launcher)
 
 
 def _launcher(where: str, key: str, name: Any) -> str:
     """The launcher that an entry of a study's defaults chooses. Raises ConfigError for any other entry."""
     group = key.removeprefix("override").strip().removeprefix("/")
-    given = f"{where}: {group}={_short(name)}"
+    given = f"{where}: {group}={short(name)}"
     if group in ("recipe", "mitigation", "fault"):
         raise ConfigError(f"{given}: {BESIDE}")
     if key != "override /hydra/launcher":
         allowed = "override /hydra/launcher: NAME, _self_, and the name of one other study"
-        raise ConfigError(f"{where}: defaults: {key}: {_short(name)}: may not come from a file; allowed: {allowed}")
+        raise ConfigError(f"{where}: defaults: {key}: {short(name)}: may not come from a file; allowed: {allowed}")
     if name not in [*LAUNCHERS]:
         raise ConfigError(f"{given}: unknown hydra/launcher; allowed: {', '.join(LAUNCHERS)}")
     return str(name)
@@ -215,7 +197,7 @@ def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content
                     reason = "several values in brackets; allowed: one word, with commas between the values"
                     raise ConfigError(f"{where}: hydra.sweeper.params.{name}: {reason}")
                 case _:
-                    given = f"{path[0]}={_short(value)}" if len(path) == 1 else ".".join(path[:2])
+                    given = f"{path[0]}={short(value)}" if len(path) == 1 else ".".join(path[:2])
                     raise ConfigError(f"{where}: {given}: {OF_HYDRA}")
     problems.check()
     fields = {**content.fields, "hydra": {"sweeper": {"params": params}}} if params else content.fields
@@ -227,7 +209,7 @@ def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content
 
 def _option(where: str, name: str, value: Any) -> Any:
     """A launcher's option, as a study may give it. Raises ConfigError."""
-    given = f"{where}: hydra.launcher.{name}={_short(value)}"
+    given = f"{where}: hydra.launcher.{name}={short(value)}"
     if name in RUN_CODE:
         reason = "may run any command in a job, so it does not come from a file"
         raise ConfigError(f"{given}: {reason}; allowed: on the command line")
@@ -275,84 +257,3 @@ def chain(group: str, name: str, folder: Path | None) -> list[Content]:
         found[base] = read(place, group, base)
         base = found[base].base
     return list(found.values())
-
-
-# --- the folder --------------------------------------------------------------------------------------------------
-
-
-def named(folder: str | None) -> Path | None:
-    """The value of --config-dir as a path. Raises ConfigError if it is empty, which is no name for this folder here."""
-    if folder == "":
-        reason = "empty, as where a shell's variable is not set"
-        raise ConfigError(f"--config-dir=: {reason}; allowed: {WANTED}")
-    return None if folder is None else Path(folder)
-
-
-def places(folder: Path | None = None) -> list[Path]:
-    """Where files of `GROUPS` are: our folder, those of installed packages, and a user's own. Raises ConfigError."""
-    return [*shipped(), *([folder] if folder else [])]
-
-
-@cache
-def shipped() -> tuple[Path, ...]:
-    """Our folder and those of installed packages. Raises ConfigError for files in these that stand in for others'."""
-    found, problems = [FOLDER], Problems()
-    for given, path in plugins.folders("conf").items():
-        with problems.collect():
-            _check_files(given, path, found)
-        found.append(path)
-    problems.check()
-    return tuple(found)
-
-
-def check_folder(folder: Path | None) -> None:
-    """Raises ConfigError for a --config-dir that is none, or has what would stand in for files that there are."""
-    if folder is None:
-        return
-    given = f"--config-dir={_short(str(folder))}"
-    if wrong := _why_none(folder):
-        raise ConfigError(f"{given}: {wrong}; allowed: {WANTED}")
-    _check_files(given, folder, places())
-
-
-def _check_files(given: str, folder: Path, others: Sequence[Path]) -> None:
-    """Raises ConfigError for names of files in a folder that this program or `others` have already."""
-    problems = Problems()
-    for name in TAKEN:
-        if os.path.lexists(folder / name):
-            reason = f"its {name} would take the place of this program's own"
-            problems.reasons[f"{given}: {reason}; allowed: {WANTED}"] = None
-    for group in GROUPS:
-        with problems.collect():
-            taken = dict.fromkeys(fault_types() if group == "fault" else (), FOLDER)
-            taken |= {name: other for other in reversed(others) for name in stems(other / group)}
-            for name in stems(folder / group):
-                reason = f"there is a {group} of that name already" if name in taken else ""
-                reason += f" in {taken[name]}" if taken.get(name, FOLDER) != FOLDER else ""
-                reason = "control characters in its name" if has_control(name) else reason
-                if reason:
-                    problems.reasons[f"{given}: {group}/{name}.yaml: {reason}; allowed: another name"] = None
-    problems.check()
-
-
-def _why_none(folder: Path) -> str | None:
-    """Why a path is no folder that can be searched; None if it is one."""
-    if has_control(str(folder)) or "${" in str(folder):
-        return "control characters or ${ in its name"
-    try:
-        return None if stat.S_ISDIR(folder.stat().st_mode) else "no folder"
-    except (FileNotFoundError, NotADirectoryError):
-        return "no such folder"
-    except OSError as error:
-        return (error.strerror or "cannot be read").lower()
-
-
-def stems(folder: Path) -> list[str]:
-    """The names of the YAML files in a folder, if there is one. Raises ConfigError if it cannot be read."""
-    try:
-        return sorted(name.removesuffix(".yaml") for name in os.listdir(folder) if name.endswith(".yaml"))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        reason = (error.strerror or "cannot be read").lower()
-        raise ConfigError(f"{folder}: {reason}; allowed: a folder that can be read") from None

@@ -30,28 +30,14 @@ from harness.optim.optimizers import OPTIMIZERS
 from harness.training.acts import idle_parts
 from harness.training.contradictions import check_trial
 from injectors import InjectableFault, facts_of, fault_types
-from sweeps.compose import settings
 from sweeps.compose.choices import NONE, PLAIN, unknown_option
 from sweeps.compose.folders import BESIDE, chain
 from sweeps.compose.hydra_calls import CONFIG_NAME, own_folder
 from sweeps.compose.mitigations import Mitigation, Mitigations, flat
 from sweeps.compose.overrides import GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
+from sweeps.compose.places import options
+from sweeps.compose.schemas import fault_schemas, schema
 from sweeps.compose.yaml_files import told_of
-
-
-def schema() -> dict[str, Any]:
-    """Every key of a sweep with its default: what Hydra knows as `schema`.
-
-    The fields of all faults are among them, without a value: they may stand beside any choice of `fault`.
-    """
-    trial = {name: vars(cls()) for name, cls in sections().items()}
-    fault = {name: None for cls in fault_types().values() for name in vars(cls())}
-    return {**trial, "seed": Trial().seed, "fault": {**fault, "kind": "none", "name": "none"}, **settings.schema()}
-
-
-def fault_schemas() -> dict[str, dict[str, Any]]:
-    """Defaults of each kind of fault; `none` has no fields."""
-    return {kind: {"kind": kind} if kind == "none" else vars(cls()) for kind, cls in fault_types().items()}
 
 
 def _is_idle(key: str, optimizer: str) -> bool:
@@ -122,9 +108,9 @@ class Composer:
     def preset(self, name: str) -> dict[str, Any]:
         """The fields that a choice of `fault` sets, `kind` among them. Raises ConfigError."""
         if name not in self._presets:
-            options = self.loader.get_group_options("fault")
-            if name not in options:
-                raise unknown_option("fault", name, options)
+            presets = options("fault", own_folder(self.loader))
+            if name not in presets:
+                raise unknown_option("fault", name, presets)
             values = {"kind": "none"} if name == "none" else self._fault_composed(name)
             kinds: Mapping[str, type] = fault_types()
             kind = str(values.get("kind"))
@@ -150,7 +136,7 @@ class Composer:
         files = chain("fault", name, own_folder(self.loader))
         base = files[-1].base if files else name
         if base is not None and base not in (schemas := fault_schemas()):
-            raise unknown_option("fault", base, self.loader.get_group_options("fault"))
+            raise unknown_option("fault", base, options("fault", own_folder(self.loader)))
         found = schemas[base] if base is not None else {}
         for content in reversed(files):
             is_before = content.defaults[:1] == ["_self_"]  # what it builds on has the last word

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from omegaconf import OmegaConf
 
 from harness.config import ConfigError, Problems, checked, shown
 from sweeps.compose.arguments import config_loader
-from sweeps.compose.choices import parts_of
+from sweeps.compose.choices import parts_of, unknown_option
+from sweeps.compose.folders import chain
+from sweeps.compose.hydra_calls import own_folder
 from sweeps.compose.overrides import assignment, combination, trial_fields, unknown_key
+from sweeps.compose.places import options
 from sweeps.compose.yaml_files import told_of
 
 
@@ -39,7 +41,7 @@ class Mitigations:
 
     @cached_property
     def _options(self) -> list[str]:
-        return self.loader.get_group_options("mitigation")
+        return options("mitigation", own_folder(self.loader))
 
     def choose(self, name: Any) -> Mitigation:
         """The union of the differences of all parts of `name`.
@@ -60,19 +62,20 @@ class Mitigations:
     def difference(self, group: str, name: str) -> Mapping[str, Any]:
         """The fields that one file of a `group`, mitigations or recipes, sets. Raises ConfigError."""
         if (group, name) not in self._read:
-            file = self.loader.repository.load_config(f"{group}/{name}")  # type: ignore[attr-defined]
-            found, problems = {}, Problems()
-            values = OmegaConf.to_container(file.config)
+            files = chain(group, name, folder := own_folder(self.loader))
+            if not files:
+                raise unknown_option(group, name, options(group, folder))
+            fields, problems = {}, Problems()
             with told_of(f"{group}={name}"):
-                if file.defaults_list:
+                if files[0].defaults:
                     raise ConfigError(f"defaults: a {group} stands alone; allowed: fields of the trial")
-                for key, value in flat(values if isinstance(values, dict) else {"": values}).items():
+                for key, value in flat(files[0].fields).items():
                     with problems.collect():
                         if key not in trial_fields():
                             raise unknown_key(key, value, trial_fields())
-                        found[key] = checked(key, *trial_fields()[key], value)
+                        fields[key] = checked(key, *trial_fields()[key], value)
                 problems.check()
-            self._read[group, name] = found
+            self._read[group, name] = fields
         return self._read[group, name]
 
 

@@ -31,6 +31,8 @@ from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.choices import listed, parts_of, unknown_option
 from sweeps.compose.homes import quoted
+from sweeps.compose.hydra_calls import own_folder
+from sweeps.compose.places import options
 from sweeps.compose.yaml_files import LARGEST, has_control
 
 GROUPS = ("study", "search", "recipe", "mitigation", "fault")
@@ -212,7 +214,7 @@ def _words(override: Override, loader: ConfigLoader) -> list[str]:
         (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
         found = list(matched.sweep_string_iterator())
         if not found:
-            raise ConfigError(f"{text}: matches nothing; allowed: {listed(loader.get_group_options(key))}")
+            raise ConfigError(f"{text}: matches nothing; allowed: {listed(options(key, own_folder(loader)))}")
         return found
     if override.is_interval_sweep():
         interval = _interval(override)
@@ -265,14 +267,14 @@ def axis_of(text: str, loader: ConfigLoader) -> Axis:
     if len(words) > 1 and (key in RUN_KEYS or key in ("study", "search")):
         raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
     problems = Problems()
-    options = loader.get_group_options(key) if key in GROUPS else []
+    allowed = options(key, own_folder(loader)) if key in GROUPS else []
     for word in words:
         with problems.collect():
             found = assignment(f"{key}={word}")[1]
             if key == "mitigation":
-                parts_of(found, options)
-            elif key in GROUPS and found not in options:
-                raise unknown_option(key, word, options)
+                parts_of(found, allowed)
+            elif key in GROUPS and found not in allowed:
+                raise unknown_option(key, word, allowed)
     problems.check()
     interval = _interval(override) if override.is_interval_sweep() else None
     return Axis(key, tuple(words), interval, override.is_range_sweep(), text)

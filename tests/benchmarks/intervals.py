@@ -24,7 +24,6 @@ from harness.data.corpus import load_corpus
 from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
-from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 
@@ -71,7 +70,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    register()
     loader = config_loader()
     composer = Composer(loader, "mitigations")
 

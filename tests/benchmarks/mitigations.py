@@ -19,7 +19,6 @@ from harness.data.corpus import load_corpus
 from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
-from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 
@@ -49,7 +48,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    register()
     loader = config_loader()
     composer = Composer(loader, "grid")
 

@@ -12,6 +12,8 @@ import resource
 import subprocess
 import sys
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 TRIALS, SAMPLE = 10_000, 10
 AXES = ["seed=range(250)", "model.width=32,64", "optim.lr=1e-3,1e-2,3e-2,1e-1,3e-1", "mitigation=none,qk_norm"]
@@ -28,11 +30,9 @@ def main() -> None:
 
     from hydra import compose, initialize_config_dir
 
-    from sweeps.commands.sweep import register
-    from sweeps.compose.folders import FOLDER
+    from tests.sweeps.command import for_stock_hydra
 
-    register()
-    with initialize_config_dir(str(FOLDER), version_base="1.3"):
+    with TemporaryDirectory() as folder, initialize_config_dir(str(for_stock_hydra(Path(folder))), version_base="1.3"):
         started = time.perf_counter()
         for seed in range(SAMPLE):
             compose("config", [f"seed={seed}", "model.width=64", "optim.lr=0.01", "mitigation=qk_norm"])

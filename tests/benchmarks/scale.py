@@ -81,11 +81,9 @@ def write_store(out: Path, overrides: Sequence[str]) -> None:
 
 def planned_trials(overrides: Sequence[str]) -> list[Trial]:
     """The trials that `python -m sweeps` makes of these arguments."""
-    from sweeps.commands.sweep import register
     from sweeps.compose.arguments import config_loader, expand
     from sweeps.compose.grid import Composer
 
-    register()
     loader = config_loader()
     keys = frozenset(text.partition("=")[0] for text in overrides)
     return Composer(loader, "grid", keys).trials(expand({}, overrides, loader))

@@ -131,10 +131,8 @@ def _load() -> None:
 
     import analysis.__main__  # noqa: F401
     import sweeps.commands.completion  # noqa: F401
-    from sweeps.commands.sweep import register
     from sweeps.running import local, progress
 
-    register()
     torch.set_num_threads(1)
     local.available_cores = lambda: 1  # type: ignore[assignment]
     progress.FIRST_SECONDS = math.inf  # no lines of progress, which a busy machine may show

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from sweeps.compose.folders import FOLDER
+from sweeps.compose.hydra_calls import FOLDER
 from tests.fuzz import commands, values
 
 GROUPS = ("study", "mitigation", "fault")

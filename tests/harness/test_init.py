@@ -10,7 +10,6 @@ import torch
 
 from harness.config import Model
 from harness.model.scaling import INITS, deepnorm_beta, tensor_table
-from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader, expand
 from sweeps.compose.grid import Composer
 from tests.harness import engine
@@ -167,7 +166,6 @@ def test_deepnorm_scales_all_but_query_and_key(placement, depth, beta, activatio
 @pytest.mark.parametrize(("name", "depth", "beta"), [("deepnorm", 2, 0.5), ("deepnorm_glm", 8, 0.25)])
 def test_deepnorm_is_that_of_its_paper(name, depth, beta):
     """`xavier_normal_` with a gain of beta, and of 1 for query and key (Wang et al. 2022, figure 2)."""
-    register()
     loader = config_loader(None)
     (trial,) = Composer(loader, "grid").trials(expand({}, [f"mitigation={name}", f"model.depth={depth}"], loader))
     std = {short(row.name): row.std for row in tensor_table(trial.model, VOCABULARY) if row.std}

@@ -11,7 +11,6 @@ from typing import Any
 from harness.config import Fault, Trial
 from harness.training.sites import Event, Injector, Visit
 from injectors.value import SITES
-from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 from tests.harness import engine
@@ -25,7 +24,6 @@ SPECIAL = {"none", "replay"}  # `replay` does what another fault did: it is test
 
 @cache
 def composer() -> Composer:
-    register()
     return Composer(config_loader(), "grid")
 
 
@@ -41,7 +39,6 @@ def fault(case: str) -> Fault:
 
 def cases() -> list[str]:
     """All options of `fault`, and a bit flip at every site."""
-    register()
     options = sorted(set(config_loader().get_group_options("fault")) - SPECIAL)
     return [*options, *(f"value at {site}" for site in SITES)]
 

@@ -26,10 +26,11 @@ from omegaconf import OmegaConf
 
 from analysis.reading.open_sweep import open_sweep
 from harness.config import Trial
-from sweeps.commands.sweep import main, register
+from sweeps.commands.sweep import main
 from sweeps.compose.arguments import config_loader, expand
 from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import FOLDER
+from sweeps.compose.schemas import nodes
 from sweeps.running import local, progress
 from sweeps.running.job import corpus_of
 from tests.sweeps.forks import Forked
@@ -234,12 +235,14 @@ def differing(left: xr.Dataset, right: xr.Dataset) -> list[str]:
 
 def loader(folder: Path | None = None) -> ConfigLoader:
     """What composes configurations in the command; `folder` is its --config-dir."""
-    register()
     return config_loader(folder)
 
 
-def without_about(folder: Path) -> Path:
-    """A copy of our files as stock Hydra can read them, made in `folder`: without what they say of themselves."""
+def for_stock_hydra(folder: Path) -> Path:
+    """Our files as stock Hydra can read them, made in `folder`: all defaults, and nothing `about` itself."""
+    for path, node in nodes().items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(OmegaConf.structured(node), folder / f"{path}.yaml")
     for file in FOLDER.rglob("*.yaml"):
         copied = folder / file.relative_to(FOLDER)
         copied.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import yaml
 
 from injectors import fault_types
 from sweeps.commands.catalogue import HEADINGS, Entry, entries, said_in
-from sweeps.compose.folders import FOLDER
+from sweeps.compose.hydra_calls import FOLDER
 from tests.sweeps import command
 
 

@@ -14,7 +14,9 @@ from omegaconf import OmegaConf
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError, Trial
 from sweeps.compose.arguments import expand
-from sweeps.compose.folders import FOLDER, read, stems
+from sweeps.compose.folders import read
+from sweeps.compose.hydra_calls import FOLDER
+from sweeps.compose.places import stems
 from tests.sweeps import command
 
 NAMES = stems(FOLDER / "mitigation")
@@ -80,7 +82,7 @@ def test_hydra_composes_the_same_from_a_list(tmp_path: Path) -> None:
     names = ["beta2_0999", "no_clip", "mup", "qk_norm"]
     combinations = [parts for size in (2, 3, 4) for parts in itertools.combinations(names, size)]
     composer = command.composer()
-    with hydra.initialize_config_dir(str(command.without_about(tmp_path)), version_base="1.3"):
+    with hydra.initialize_config_dir(str(command.for_stock_hydra(tmp_path)), version_base="1.3"):
         for parts in combinations:
             stock = hydra.compose("config", [f"mitigation=[{','.join(parts)}]"])
             values = composer.trial([f"mitigation={'+'.join(parts)}"]).to_dict()

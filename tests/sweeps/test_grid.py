@@ -19,7 +19,7 @@ from injectors import fault_types
 from injectors.batch import RareTokens
 from injectors.value import Value
 from sweeps.compose.arguments import expand
-from sweeps.compose.folders import FOLDER
+from sweeps.compose.hydra_calls import FOLDER
 from tests.sweeps import command
 
 
@@ -205,7 +205,7 @@ def random_job(seed: int) -> list[str]:
 
 def test_random_jobs_equal_stock_composition(tmp_path: Path) -> None:
     """Field by field, except that a mitigation goes over what the command line says, where stock Hydra has it under."""
-    ruled, folder = 0, command.without_about(tmp_path)
+    ruled, folder = 0, command.for_stock_hydra(tmp_path)
     for seed in range(20):
         job = random_job(seed)
         trial = command.composer().trial(job)
@@ -269,9 +269,7 @@ def test_ids_are_pinned() -> None:
 def test_ids_are_the_same_in_another_process() -> None:
     lines = (
         "from sweeps.compose.arguments import config_loader",
-        "from sweeps.commands.sweep import register",
         "from sweeps.compose.grid import Composer",
-        "register()",
         "print(Composer(config_loader(), 'grid').trial(['model.width=96', 'seed=3']).id)",
     )
     code = "\n".join(lines)

@@ -14,7 +14,6 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from harness.config import ConfigError
-from sweeps.commands.sweep import register
 from sweeps.compose import hydra_calls
 from sweeps.compose.arguments import FLAGS, config_loader, options_of, question_of
 from sweeps.compose.grid import Composer
@@ -36,11 +35,6 @@ PRIVATE = (
     "__deepcopy__",
     *OF_SUBMITIT,
 )
-
-
-@pytest.fixture(autouse=True)
-def known() -> None:
-    register()
 
 
 def private_names(file: Path) -> set[str]:

@@ -24,10 +24,11 @@ from harness.objectives.outcome import NON_FINITE, TRAINED
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
 from harness.training.sites import Site
-from sweeps.commands.sweep import register
 from sweeps.compose.arguments import config_loader
-from sweeps.compose.folders import FOLDER, read, stems
+from sweeps.compose.folders import read
 from sweeps.compose.grid import Composer
+from sweeps.compose.hydra_calls import FOLDER
+from sweeps.compose.places import stems
 from tests.harness import engine
 from tests.harness.changes import Change
 
@@ -67,7 +68,6 @@ def times(mitigation: str) -> Times:
 
 @cache
 def composer() -> Composer:
-    register()
     return Composer(config_loader(), "grid")
 
 

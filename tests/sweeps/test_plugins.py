@@ -10,7 +10,7 @@ import pytest
 from harness.basics import plugins
 from harness.config import ConfigError
 from sweeps.commands.completion import completed
-from sweeps.compose import folders
+from sweeps.compose import folders, places
 from tests.sweeps import command
 
 GLOBAL = "# @package _global_\n"
@@ -41,12 +41,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         entry = f"{name} = {named.format(name=name)}"
         (about / "entry_points.txt").write_text(f"[stability_harness.conf]\n{entry}\n")
-        folders.shipped.cache_clear()
+        places.shipped.cache_clear()
         return site / f"{name}_package/conf"
 
     yield install
     monkeypatch.undo()
-    folders.shipped.cache_clear()
+    places.shipped.cache_clear()
 
 
 def test_their_files_are_options(install: Install, empty: Path) -> None:
