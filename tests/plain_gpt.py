@@ -180,3 +180,15 @@ def copy_weights(model: PlainGPT, pack: Any, row: int) -> None:
     with torch.no_grad():
         for name, weight in target.items():
             weight.copy_(source[name])
+
+
+def plain_of(trial: Any, pack: Any, row: int) -> tuple[PlainGPT, torch.optim.AdamW]:
+    """The trial as a plain GPT in float64 with the weights of a row of the pack, and torch's AdamW of its settings."""
+    model, optim = trial.model, trial.optim
+    plain = PlainGPT(trial.data.vocabulary, model.width, model.depth, model.head_dim, model.context).double()
+    copy_weights(plain, pack, row)
+    groups = [
+        {"params": [p for p in plain.parameters() if (p.dim() == 2) == is_matrix], "weight_decay": decay}
+        for is_matrix, decay in ((True, optim.weight_decay), (False, 0.0))
+    ]
+    return plain, torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config import CORE, Data, Trial
+from harness.config import CORE, Data, Trial, sections
 from harness.data.corpus import Corpus, load_corpus
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
@@ -46,36 +46,51 @@ SMALL: dict[str, Any] = {
 
 
 def trial(**fields: Any) -> Trial:
-    """A small trial, with fields by their short names: `lr=1e-2`, `width=32`; `init` and `order` are the two seeds."""
-    fields = {**SMALL, **fields}
-    own = {key: fields.pop(key) for key in ("fault", "seed") if key in fields}
+    """A small trial, with fields by their short names: `lr=1e-2`, `width=32`; `init` and `order` are the two seeds.
+
+    What an optimizer or a clipper brings along is a mapping, or an object, by its name: `spam={"interval": 4}`.
+    """
     parts: dict[str, dict[str, Any]] = {name: {} for name in CORE}
-    for short, (part, field) in {"init": ("model", "seed"), "order": ("data", "seed")}.items():
-        if short in fields:
-            parts[part][field] = fields.pop(short)
-    for name, value in fields.items():
-        (part,) = [p for p, cls in CORE.items() if name in cls.__dataclass_fields__]
-        parts[part][name] = value
-    return Trial(**{name: cls(**parts[name]) for name, cls in CORE.items()}, **own)
+    identity, brought = {}, {}
+    for name, value in {**SMALL, **fields}.items():
+        if name in ("fault", "seed"):
+            identity[name] = value
+        elif name in ("init", "order") and isinstance(value, int):
+            parts["model" if name == "init" else "data"]["seed"] = value
+        elif isinstance(value, Mapping):
+            brought[name] = sections()[name](**value)
+        elif is_dataclass(value):
+            brought[name] = value
+        else:
+            (part,) = [part for part, cls in CORE.items() if name in cls.__dataclass_fields__]
+            parts[part][name] = value
+    return Trial.of({name: cls(**parts[name]) for name, cls in CORE.items()} | brought, **identity)
 
 
 def different(count: int, **fields: Any) -> list[Trial]:
-    """Trials of one structure that differ in every per-trial field."""
+    """Trials of one structure that differ in every per-trial field; a tuple holds a value for each of them, in turn."""
     return [
         trial(
-            seed=r,
-            lr=3e-3 * (1 + r),
-            beta1=0.9 - 0.02 * r,
-            beta2=0.999 - 0.01 * r,
-            eps=1e-8 * 10**r,
-            weight_decay=1e-3 * r,
-            clip=None if r % 3 == 2 else 0.5 + 0.1 * r,
-            warmup=r % 3,
-            decay=("cosine", "linear", "constant")[r % 3],
-            **fields,
+            **{
+                "seed": r,
+                "lr": 3e-3 * (1 + r),
+                "beta1": 0.9 - 0.02 * r,
+                "beta2": 0.999 - 0.01 * r,
+                "eps": 1e-8 * 10**r,
+                "weight_decay": 1e-3 * r,
+                "clip": None if r % 3 == 2 else 0.5 + 0.1 * r,
+                "warmup": r % 3,
+                "decay": ("cosine", "linear", "constant")[r % 3],
+            }
+            | in_turn(fields, r)
         )
         for r in range(count)
     ]
+
+
+def in_turn(fields: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The fields of trial `number`, where a tuple holds a value for each, in turn."""
+    return {name: value[number % len(value)] if isinstance(value, tuple) else value for name, value in fields.items()}
 
 
 def corpus_of(a_trial: Trial) -> Corpus:
@@ -144,6 +159,34 @@ def run(
     result = train(pack, agenda, block, write, **options)
     signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in blocks[0]}
     return Run(pack, result, signals, [weights[first] for first in sorted(weights)], corpus_of(trials[0]))
+
+
+def left(run: Run, number: int) -> dict[str, Tensor]:
+    """What a trial left; any NaN is the same, because its sign depends on where in the pack a row stands."""
+    return {name: x.where(~x.isnan(), torch.nan) for name, x in run[number].items()}
+
+
+def assert_same_trials(
+    one: Run, other: Run, places: Mapping[int, int] | None = None, names: Sequence[str] | None = None
+) -> None:
+    """Each trial at its place in the other run (None: all, at the same), bit for bit; `names`: in these signals alone.
+
+    Weights count where the trial had a row to the end in both.
+    """
+    for number, place in (places or {number: number for number in range(len(one.pack.planned))}).items():
+        ours, theirs = left(one, number), left(other, place)
+        compared = set(names or ours) - (set() if len(ours["weights"]) and len(theirs["weights"]) else {"weights"})
+        ours, theirs = ({name: x for name, x in each.items() if name in compared} for each in (ours, theirs))
+        assert same_bits(ours, theirs) == [], f"trial {number}"
+        assert one.result.dropped[number] == other.result.dropped[place]
+
+
+def assert_fork_equals_full_run(trials: Sequence[Trial], full: Run | None = None, **options: Any) -> Run:
+    """Rows that come with their faults change nothing; `full` is the run without forks, if it is there already."""
+    forked, full = run(trials, forks=True, **options), full or run(trials, **options)
+    assert_same_trials(forked, full)
+    assert forked.result == full.result
+    return forked
 
 
 class Killed(Exception):

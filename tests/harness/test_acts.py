@@ -10,7 +10,6 @@ import pytest
 
 from harness.config import Trial, sections
 from harness.training.acts import idle_parts, parts_of
-from injectors.value import Value
 from tests.harness import engine
 
 STEPS = 12
@@ -98,23 +97,6 @@ def test_resets_are_counted(name: str, fields: dict, expected: dict[str, int]) -
         assert expected.items() <= own.items()
         if fields.get("threshold", 1e9) < 1:
             assert own["spam.threshold"] > STEPS // 2, "in all steps but those of the grace"
-
-
-def test_a_fork_has_what_its_twin_had_and_a_masked_trial_what_it_has() -> None:
-    """The counts of a faulty trial are those of a run of its own from the first step on."""
-    plain = with_section(engine.trial(steps=STEPS), "optim", clip=None)
-    limit = float(np.median(engine.run([plain, plain]).signals["grad_norm"][0]))
-    golden = with_section(plain, "optim", clip=limit)
-    faults = [
-        Value(kind="value", name="value", site="weight", tensor="head", start=5, model="scale", value=1e3),
-        Value(kind="value", name="value", site="weight", tensor="head", start=5, model="scale", value=1.0),  # masked
-    ]
-    trials = [golden, *(dataclasses.replace(golden, fault=fault.resolved()) for fault in faults)]
-    forked = engine.run(trials, forks=True)
-    alone = [engine.run([trial, trial.golden]) for trial in trials]
-    assert forked.result.acts == [own.result.acts[0] for own in alone]
-    assert forked.result.acts[2] == forked.result.acts[0] != forked.result.acts[1]
-    assert forked.result.digest[2] == forked.result.digest[0] != forked.result.digest[1]
 
 
 # --- what cannot act ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import math
 import statistics
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from harness.optim.clippers.zclip import Options as ZClipOptions
 from harness.optim.clippers.zclip import ZClip
 from harness.optim.clipping import global_norm, padding_of
 from tests.harness import engine
-from tests.plain_gpt import PlainGPT, copy_weights, tensors
+from tests.plain_gpt import plain_of, tensors
 
 STEPS = 50
 TOLERANCE = 1e-9  # float64 rounds at 1e-16; Adam divides gradients by their own size, which amplifies that
@@ -128,11 +128,6 @@ class AdaGCByHand:
 # --- the same on trials -----------------------------------------------------------------------------------------------
 
 
-def with_options(trial, **sections):
-    """The trial with sections that clippers bring along."""
-    return dataclasses.replace(trial, extras=tuple(sorted(sections.items())))
-
-
 ZCLIPS = [
     ZClipOptions(threshold=2.5, warmup=10),
     ZClipOptions(threshold=1.0, warmup=25, alpha=0.9, cap="mean"),
@@ -159,10 +154,7 @@ KINDS = {  # clipper, fields of four trials, the same by hand
 
 
 def trials_of(fields, **others):
-    sections = [{k: v for k, v in own.items() if k in ("zclip", "adagc")} for own in fields]
-    plain = [{k: v for k, v in own.items() if k not in ("zclip", "adagc")} for own in fields]
-    made = [engine.trial(seed=r, **own, **others) for r, own in enumerate(plain)]
-    return [with_options(trial, **own) for trial, own in zip(made, sections, strict=True)]
+    return [engine.trial(seed=r, **limits, **others) for r, limits in enumerate(fields)]
 
 
 def a_clipper(cls, trials, dtype=torch.float32):
@@ -234,18 +226,8 @@ def test_the_authors_of_adagc_and_pytorch_optimizer_agree_on_the_average():
 
 def plain_run(trial, pack, row, clip):
     """The trial as a plain GPT with torch's AdamW, its gradients clipped by hand. Losses, and the model."""
-    model, optim = trial.model, trial.optim
-    plain = PlainGPT(trial.data.vocabulary, model.width, model.depth, model.head_dim, model.context).double()
-    copy_weights(plain, pack, row)
-    shadow = PlainGPT(trial.data.vocabulary, model.width, model.depth, model.head_dim, model.context).double()
-    groups = [[p for p in plain.parameters() if (p.dim() == 2) == is_matrix] for is_matrix in (True, False)]
-    decays = (optim.weight_decay, 0.0)
-    adamw = torch.optim.AdamW(
-        [{"params": own, "weight_decay": decay} for own, decay in zip(groups, decays, strict=True)],
-        lr=optim.lr,
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-    )
+    plain, adamw = plain_of(trial, pack, row)
+    shadow = copy.deepcopy(plain)
     losses = []
     for step in range(trial.steps):
         tokens = pack.objective.batch(step)[row]

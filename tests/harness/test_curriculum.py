@@ -17,26 +17,12 @@ from harness.training.contradictions import check_trial
 from harness.training.pack import Pack
 from harness.training.sites import Event, Site
 from injectors import fault_types
+from injectors.batch import RandomTokens
 from injectors.value import Value
 from tests.harness import engine
+from tests.harness.features import GROWTHS
 from tests.sweeps.command import call, tiny
 
-GROWTHS = {
-    "truncated": {"sequence_start": 2, "sequence_steps": 5},
-    "reshaped": {"sequence_start": 2, "sequence_steps": 5, "sequence_mode": "reshape"},
-    "batches": {"batch": 4, "batch_start": 1, "batch_steps": 5},
-    "batches on ranks": {"batch": 6, "ranks": 2, "batch_start": 2, "batch_steps": 5},
-    "both": {"batch": 4, "batch_start": 1, "batch_steps": 3, "sequence_start": 3, "sequence_steps": 5},
-    "both, reshaped": {
-        "batch": 4,
-        "ranks": 2,
-        "batch_start": 1,
-        "batch_steps": 4,
-        "sequence_start": 1,
-        "sequence_steps": 6,
-        "sequence_mode": "reshape",
-    },
-}
 growths = pytest.mark.parametrize("growth", GROWTHS.values(), ids=GROWTHS)
 
 # --- sizes ----------------------------------------------------------------------------------------------------------
@@ -314,3 +300,37 @@ def test_a_sweep_of_packs_of_different_lengths(tmp_path):
     assert ds["tokens"].attrs["units"] == "token"
     again = call(*tiny(*given))
     assert again.status == 0 and "4 complete already: 0 to train" in again.out
+
+
+# --- promises that growth could break ---------------------------------------------------------------------------------
+
+
+@growths
+def test_a_fork_equals_a_full_run(growth):
+    """Strikes while sizes grow, when they have grown, and at a step that only the longer run has."""
+    fields = {"steps": 12, **growth}
+    last = engine.trial(**fields).steps - 1
+    faults = [
+        Value(start=2, tensor="head", bit=22),
+        RandomTokens(start=3, duration=2),
+        Value(start=8, tensor="blocks.1.feedforward.up", bit=21, site=Site.ACTIVATION),
+        Value(start=last, tensor="head", bit=25),
+    ]
+    trials = [engine.trial(**fields), *(engine.trial(fault=fault, **fields) for fault in faults)]
+    for trial in trials:
+        check_trial(trial)
+    forked = engine.assert_fork_equals_full_run(trials)
+    assert all(forked.result.changes[1:])
+    loss = torch.from_numpy(forked.signals["loss"])
+    for i, fault in enumerate(faults, 1):  # twins up to the strike, and not after it
+        assert torch.equal(engine.bits(loss[i, : fault.start]), engine.bits(loss[0, : fault.start]))
+        assert fault.start == last or not torch.equal(loss[i, fault.start + 1 :], loss[0, fault.start + 1 :])
+
+
+@pytest.mark.parametrize("mode", ["truncate", "reshape"])
+def test_ranks_make_no_difference_but_rounding(mode):
+    growth = {"batch": 4, "batch_start": 2, "batch_steps": 1, "sequence_start": 2, "sequence_mode": mode}
+    fields = {"precision": "fp64", **growth}
+    one, two = (engine.run([engine.trial(seed=r, ranks=ranks, **fields) for r in range(2)]) for ranks in (1, 2))
+    for name in ("loss", "grad_norm", "validation_loss", "tokens"):
+        np.testing.assert_allclose(one.signals[name], two.signals[name], rtol=1e-9)

@@ -11,6 +11,7 @@ import torch
 
 from harness.model.dropout import dropped, random_words, stream
 from tests.harness import engine
+from tests.harness.test_micro_batches import gradients
 from tests.harness.variants import with_fields
 
 SHAPE = (3, 400, 50)  # trials, tokens of four sequences, features
@@ -63,24 +64,10 @@ def test_a_sequence_has_its_mask_whatever_stands_beside_it() -> None:
     assert torch.equal(kept(sequences=range(1, 3)), kept()[:, 1:3])
 
 
-def gradients(**fields) -> torch.Tensor:
-    trials = with_fields(
-        [engine.trial(seed=r, batch=8, precision="fp64", **fields) for r in range(3)], {"dropout": 0.3}
-    )
-    pack = engine.pack_of(trials)
-    batch, _ = pack.what_trains(pack.objective.batch(0), 0)
-    pack.begin(0)
-    for rank, part in pack.ranks.parts(batch):
-        pack.learn(part, rank=rank)
-        pack.ranks.add(pack.gradients)
-    pack.ranks.finish(pack.gradients)
-    return pack.gradients.clone()
-
-
 def test_ranks_and_micro_batches_drop_what_the_whole_batch_drops() -> None:
-    whole = gradients()
+    whole = gradients(dropout=0.3)
     for fields in ({"ranks": 2}, {"micro_batches": 4}, {"ranks": 2, "micro_batches": 2}):
-        torch.testing.assert_close(gradients(**fields), whole, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(gradients(dropout=0.3, **fields), whole, rtol=1e-10, atol=1e-13)
 
 
 def test_none_is_dropped_from_held_out_text() -> None:
@@ -90,12 +77,6 @@ def test_none_is_dropped_from_held_out_text() -> None:
     torch.testing.assert_close(plain.validation_losses(64), with_dropout.validation_losses(64))
 
 
-def test_no_share_is_no_dropout_bit_for_bit() -> None:
-    trials = engine.different(3)
-    plain, none = (engine.run(with_fields(trials, {"dropout": d, "attention": "explicit"})) for d in (None, 0.0))
-    assert [engine.same_bits(plain[r], none[r]) for r in range(3)] == [[]] * 3
-
-
 def test_masks_follow_the_seed_of_the_data() -> None:
     """So that a trial with other initial weights, or another fault, has the same noise."""
     trials = with_fields(engine.different(2), {"dropout": 0.3})
@@ -103,9 +84,3 @@ def test_masks_follow_the_seed_of_the_data() -> None:
     own = [dataclasses.replace(t, model=dataclasses.replace(t.model, seed=t.seed - 5)) for t in own]
     left, right = engine.run(trials), engine.run(own)
     assert [engine.same_bits(left[r], right[r]) for r in range(2)] == [[], []]
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_trains(precision: str) -> None:
-    run = engine.run(with_fields(engine.different(2, precision=precision), {"dropout": 0.1}))
-    assert np.isfinite(run.signals["loss"]).all()

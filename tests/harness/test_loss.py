@@ -15,15 +15,9 @@ from harness.objectives.loss import cross_entropy
 from harness.objectives.outcome import NON_FINITE
 from injectors.value import Value
 from tests.harness import engine
+from tests.harness.features import LOSSES
 
 Z = [0.0, 1e-4, 0.3]
-FIELDS = {
-    "z-loss": lambda r: {"z_loss": 0.01 * r},
-    "cap": lambda r: {"output_cap": 1.0 + r},
-    "both, in bf16": lambda r: {"z_loss": 0.01 * r, "output_cap": 1.0 + r, "precision": "bf16"},
-    "both, muP": lambda r: {"z_loss": 0.01 * r, "output_cap": 1.0 + r, "parametrization": "mup", "base_width": 8},
-}
-each = pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -32,10 +26,6 @@ def normal(*shape, seed=0, dtype=torch.float64):
 
 def targets():
     return torch.randint(0, 7, (3, 10), generator=torch.Generator().manual_seed(1))
-
-
-def trials_of(fields, count, **shape):
-    return [engine.trial(seed=r, lr=3e-3 * (1 + r), **fields(r), **shape) for r in range(count)]
 
 
 # --- against the formulas, in float64 -------------------------------------------------------------------------------
@@ -147,41 +137,15 @@ def test_a_struck_logit_is_what_the_loss_reads():
         assert faulty.signals["grad_norm"][1, 3] != golden.signals["grad_norm"][1, 3]
 
 
-# --- the engine's promises ------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------------------------
 
 
-@each
+@pytest.mark.parametrize("fields", LOSSES.values(), ids=LOSSES)
 def test_it_trains(fields):
     """30 steps: the loss falls by a tenth of a nat even where the cap is 1, and each trial has its own strength."""
-    trials = [engine.trial(lr=1e-2, **fields(r), steps=30, batch=8, context=16) for r in range(3)]
+    trials = [engine.trial(lr=1e-2, **engine.in_turn(fields, r), steps=30, batch=8, context=16) for r in range(3)]
     run = engine.run(trials)
     losses = run.signals["loss"]
     assert NON_FINITE not in run.result.outcome and (losses[:, 0] - losses[:, -1] > 0.1).all()
     assert len(set(losses[:, 5].tolist())) == 3
     np.testing.assert_allclose(losses[:, -1], run.signals["validation_loss"][:, -1], atol=0.5)
-
-
-@each
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_trial_does_not_depend_on_its_pack(fields, threads):
-    torch.set_num_threads(threads)
-    shape = {"width": 24, "head_dim": 8, "context": 17, "batch": 3, "steps": 3, "vocabulary": 61, "depth": 1}
-    trials = trials_of(fields, 7, **shape)
-    together = engine.run(trials)
-    for members in ([5, 3], [6, 2, 4]):
-        apart = engine.run([trials[i] for i in members])
-        for row, i in enumerate(members):
-            assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"
-
-
-@each
-def test_a_trial_full_of_nan_changes_no_bit_of_its_neighbours(fields):
-    trials = trials_of(fields, 5)
-    healthy = engine.run(trials)
-
-    def poison(pack):
-        pack.weights[2] = math.nan
-
-    ruined = engine.run(trials, prepare=poison)
-    assert ruined.result.outcome[2] == NON_FINITE
-    assert [engine.same_bits(healthy[i], ruined[i]) for i in (0, 1, 3, 4)] == [[]] * 4

@@ -2,82 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from harness.config import ConfigError
+from harness.config import ConfigError, shown
 from harness.training.contradictions import check_trial
 from tests.harness import engine
 from tests.harness.variants import VARIANTS, different, with_fields
 
-REFUSED = {
-    "a clamp without a gate": ({"swiglu_clamp": 10.0}, ["model.swiglu_clamp=10.0: model.activation=gelu has no gate"]),
-    "heads of no QK-norm": ({"qk_norm_shared": False}, ["model.qk_norm_shared=false: there is no model.qk_norm"]),
+Fields = dict[str, Any]
+NO_NORMS: Fields = {"init": "fixup", "placement": "none"}
+REFUSED: dict[str, tuple[Fields, Fields]] = {  # settings, and each that is refused with one that the line must name
+    "a clamp without a gate": ({"swiglu_clamp": 10.0}, {"swiglu_clamp": "activation=gelu"}),
+    "heads of no QK-norm": ({"qk_norm_shared": False}, {"qk_norm_shared": "qk_norm"}),
     "a factor that a norm divides out": (
         {"embedding_scale": "sqrt_width", "embedding_norm": True},
-        ["model.embedding_scale=sqrt_width: model.embedding_norm=true divides it out"],
+        {"embedding_scale": "embedding_norm=true"},
     ),
     "two norms on one branch": (
         {"placement": "sandwich", "projection_norm": True, "down_norm": True},
-        [
-            "model.projection_norm=true: model.placement=sandwich has a norm there already",
-            "model.down_norm=true: model.placement=sandwich has a norm there already",
-        ],
+        {"projection_norm": "placement=sandwich", "down_norm": "placement=sandwich"},
     ),
     "two norms on one branch of OLMo 2": (
         {"placement": "branch", "down_norm": True},
-        ["model.down_norm=true: model.placement=branch has a norm there already"],
+        {"down_norm": "placement=branch"},
     ),
     "a gain for each of all heads together": (
         {"qk_norm": True, "qk_norm_over": "heads", "qk_norm_shared": False},
-        ["model.qk_norm_shared=false: model.qk_norm_over=heads has a gain for each feature already"],
+        {"qk_norm_shared": "qk_norm_over=heads"},
     ),
-    "a head that starts at zero, and is the embedding": (
-        {"tied_head": True, "zero_head": True},
-        ["model.zero_head=true: starts the head at zero, which is the embedding with model.tied_head=true"],
-    ),
-    "a head of Fixup that is the embedding": (
-        {"tied_head": True, "init": "fixup", "placement": "none"},
-        ["model.init=fixup: starts the head at zero, which is the embedding with model.tied_head=true"],
-    ),
-    "Fixup with biases": (
-        {"biases": True, "init": "fixup", "placement": "none"},
-        ["model.biases=true: model.init=fixup has summands of its own"],
-    ),
-    "dropout of shares that nobody sees": (
-        {"dropout": 0.1, "attention": "fused"},
-        ["model.dropout=0.1: model.attention=fused keeps no logits"],
-    ),
-    "Fixup with the norms of a placement": (
-        {"init": "fixup"},
-        ["model.placement=pre: model.init=fixup goes without norms; allowed: none"],
-    ),
+    "a head that starts at zero": ({"tied_head": True, "zero_head": True}, {"zero_head": "tied_head=true"}),
+    "a head of Fixup that is the embedding": ({**NO_NORMS, "tied_head": True}, {"init": "tied_head=true"}),
+    "Fixup with biases": ({**NO_NORMS, "biases": True}, {"biases": "init=fixup"}),
+    "dropout of shares that nobody sees": ({"dropout": 0.1, "attention": "fused"}, {"dropout": "attention=fused"}),
+    "Fixup with the norms of a placement": ({"init": "fixup", "placement": "pre"}, {"placement": "init=fixup"}),
     "Fixup with norms of their own": (
-        {"init": "fixup", "placement": "none", "qk_norm": True, "embedding_norm": True},
-        ["model.qk_norm=true: model.init=fixup goes", "model.embedding_norm=true: model.init=fixup goes"],
+        {**NO_NORMS, "qk_norm": True, "embedding_norm": True},
+        {"qk_norm": "init=fixup", "embedding_norm": "init=fixup"},
     ),
     "sizes that are divided out": (
         {"sigma_reparam": True, "init": "small", "parametrization": "mup"},
-        [
-            "model.init=small: model.sigma_reparam=true divides out the size of hidden matrices; allowed: standard",
-            "model.parametrization=mup: model.sigma_reparam=true divides out",
-        ],
+        {"init": "sigma_reparam=true", "parametrization": "sigma_reparam=true"},
     ),
     "DeepNorm's sizes divided out": (
         {"sigma_reparam": True, "placement": "deepnorm"},
-        ["model.placement=deepnorm: model.sigma_reparam=true divides out"],
+        {"placement": "sigma_reparam=true"},
     ),
-    "division by zero": ({"sigma_reparam": True, "init": "zero_residual"}, ["model.init=zero_residual: starts"]),
+    "division by zero": ({"sigma_reparam": True, "init": "zero_residual"}, {"init": "sigma_reparam=true"}),
 }
+for strength in ("qk_norm", "qkv_norm", "sigma_reparam"):
+    REFUSED[f"QK-Clip with {strength}"] = ({"qk_clip": 100.0, strength: True}, {"qk_clip": f"{strength}=true"})
+REFUSED["QK-Clip with a cap"] = ({"qk_clip": 100.0, "attention_cap": 50.0}, {"qk_clip": "attention_cap=50.0"})
+for fields in ({"attention_cap": 50.0}, {"soft_clip_high": 1.03}):
+    REFUSED[f"a kernel without {next(iter(fields))}"] = (
+        {"attention": "fused", **fields},
+        dict.fromkeys(fields, "fused"),
+    )
 
 
-@pytest.mark.parametrize(("fields", "beginnings"), REFUSED.values(), ids=REFUSED)
-def test_a_contradiction_is_refused(fields, beginnings):
-    (trial,) = with_fields([engine.trial()], fields)
+@pytest.mark.parametrize(("fields", "refused"), REFUSED.values(), ids=REFUSED)
+def test_a_contradiction_is_refused(fields: Fields, refused: Fields) -> None:
+    """A line for each: the key, its value, what it contradicts, and what is allowed."""
+    trial = engine.trial(**fields)
     with pytest.raises(ConfigError) as error:
         check_trial(trial)
-    assert len(error.value.reasons) == len(beginnings)
-    for reason, beginning in zip(error.value.reasons, beginnings, strict=True):
-        assert reason.startswith(beginning) and "; allowed: " in reason and "\n" not in reason
+    for reason, (key, other) in zip(error.value.reasons, refused.items(), strict=True):
+        assert reason.startswith(f"model.{key}={shown(fields[key])}") and other in reason.split("; allowed: ")[0]
+        assert "; allowed: " in reason and "\n" not in reason
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

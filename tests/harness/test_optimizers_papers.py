@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,15 +47,7 @@ def assert_equals(trials: Sequence[Trial], expected: Callable[[Trial], Mapping[s
             assert (found - start).abs().max() > 1e-3 * trial.optim.lr, f"{name} hardly moved, which says little"
 
 
-# --- others' code ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def others() -> ModuleType:
-    """The package takes two seconds to import, and only here."""
-    import pytorch_optimizer
-
-    return pytorch_optimizer
+# --- others' code, which takes two seconds to import -----------------------------------------------------------------
 
 
 def trained_by(make: Callable[[Groups, Trial], torch.optim.Optimizer], only: Sequence[str] = ()) -> Any:
@@ -121,16 +112,20 @@ def test_sgd_without_momentum() -> None:
     assert_equals(different("sgd", beta1=0.0), trained_by(make))
 
 
-def test_lion(others: ModuleType) -> None:
+def test_lion() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
-        return others.Lion(without_eps(groups), betas=betas(trial), weight_decay=0.0)
+        return pytorch_optimizer.Lion(without_eps(groups), betas=betas(trial), weight_decay=0.0)
 
     assert_equals(different("lion"), trained_by(make))
 
 
-def test_stable_adamw(others: ModuleType) -> None:
+def test_stable_adamw() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
-        return others.StableAdamW(groups, betas=betas(trial), weight_decay=0.0)
+        return pytorch_optimizer.StableAdamW(groups, betas=betas(trial), weight_decay=0.0)
 
     assert_equals(different("stable_adamw"), trained_by(make))
 
@@ -138,11 +133,13 @@ def test_stable_adamw(others: ModuleType) -> None:
 STABLE_SPAM = [{"interval": 20}, {"gamma1": 0.85, "gamma2": 0.99, "interval": 13}, {"gamma3": 0.9, "interval": 1000}]
 
 
-def test_stable_spam(others: ModuleType) -> None:
+def test_stable_spam() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         own = trial.section("stable_spam")
         decays = {"gamma1": own.gamma1, "gamma2": own.gamma2, "theta": own.gamma3}
-        return others.StableSPAM(groups, betas=betas(trial), update_proj_gap=own.interval, **decays)
+        return pytorch_optimizer.StableSPAM(groups, betas=betas(trial), update_proj_gap=own.interval, **decays)
 
     assert_equals(different("stable_spam", options=STABLE_SPAM), trained_by(make))
 
@@ -154,25 +151,29 @@ SPAM = [
 ]
 
 
-def test_spam_without_warmup(others: ModuleType) -> None:
+def test_spam_without_warmup() -> None:
     """The package counts the steps of a warm-up in another way than the authors, and corrects before epsilon."""
+
+    import pytorch_optimizer
 
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         own = trial.section("spam")
         gap = {"warmup_epoch": own.warmup, "update_proj_gap": own.interval, "grad_accu_steps": own.grace}
-        return others.SPAM(groups, betas=betas(trial), threshold=own.threshold, eps=1e-30, **gap)
+        return pytorch_optimizer.SPAM(groups, betas=betas(trial), threshold=own.threshold, eps=1e-30, **gap)
 
     assert_equals(different("spam", options=SPAM, eps=1e-30), trained_by(make))
 
 
-def test_lamb_on_matrices(others: ModuleType) -> None:
+def test_lamb_on_matrices() -> None:
     """Without epsilon: then it cancels in the ratio that the package does not correct the moments.
 
     It also holds |W| to 10, and scales vectors; unless told otherwise, it divides the rate by 1 - beta1^t.
     """
 
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
-        found = others.Lamb(groups, betas=betas(trial), adam_debias=True)
+        found = pytorch_optimizer.Lamb(groups, betas=betas(trial), adam_debias=True)
         found.clamp = math.inf
         for group in found.param_groups:
             group["eps"] = 1e-30
@@ -182,10 +183,12 @@ def test_lamb_on_matrices(others: ModuleType) -> None:
     assert_equals(different("lamb", eps=1e-30), trained)
 
 
-def test_lars(others: ModuleType) -> None:
+def test_lars() -> None:
+    import pytorch_optimizer
+
     def make(groups: Groups, trial: Trial) -> torch.optim.Optimizer:
         trust = trial.section("lars").trust
-        return others.LARS(without_eps(groups), momentum=trial.optim.beta1, trust_coefficient=trust)
+        return pytorch_optimizer.LARS(without_eps(groups), momentum=trial.optim.beta1, trust_coefficient=trust)
 
     trials = different("lars", options=[{"trust": 0.01}, {}, {"trust": 0.3}], lr=0.1)
     assert_equals(trials, trained_by(make, only=[scaled.name for scaled in TENSORS if scaled.name != "gains"]))

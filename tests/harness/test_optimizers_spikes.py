@@ -13,8 +13,8 @@ from harness.config import sections
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Site
 from tests.harness import engine
+from tests.harness.changes import Change
 from tests.harness.optimizing import TENSORS, Rig, trial
-from tests.harness.test_promises import Change
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)
 STRUCK = 7  # an element of the tensor `square`
@@ -223,71 +223,6 @@ def test_spam_clips_to_the_root_of_the_threshold_times_the_second_moment(value):
     script.step(value)
     clipped = math.copysign(math.sqrt(SPAM["threshold"] * v), value)
     assert script.moments() == pytest.approx((BETA1 * m + (1 - BETA1) * clipped, BETA2 * v + (1 - BETA2) * clipped**2))
-
-
-def test_spam_leaves_what_is_not_above_the_threshold():
-    script = Script()
-    for _ in range(5):
-        script.step()
-    m, v = script.moments()
-    below = 0.999 * math.sqrt(SPAM["threshold"] * v)
-    script.step(below)
-    assert script.moments() == pytest.approx((BETA1 * m + (1 - BETA1) * below, BETA2 * v + (1 - BETA2) * below**2))
-
-
-@pytest.mark.parametrize(("steps", "is_clipped"), [(1, False), (2, True), (9, False), (11, False), (12, True)])
-def test_spam_clips_nothing_at_first_and_right_after_a_reset(steps, is_clipped):
-    """Step 3 is the first whose number is not below `grace`; step 10 resets, and 13 is as 3 is."""
-    script = Script()
-    for _ in range(steps):
-        script.step()
-    script.step(100.0)
-    assert (abs(script.moments()[0]) < 5.0) == is_clipped
-
-
-def test_spam_resets_both_moments():
-    script = Script()
-    for _ in range(9):
-        script.step()
-    assert script.moments() == pytest.approx((STEADY * (1 - BETA1**9), STEADY**2 * (1 - BETA2**9)))
-    script.step()
-    assert script.moments() == pytest.approx((STEADY * (1 - BETA1), STEADY**2 * (1 - BETA2)))
-    for _ in range(9):
-        script.step()
-    assert script.moments() == pytest.approx((STEADY * (1 - BETA1**10), STEADY**2 * (1 - BETA2**10)))
-    script.step()
-    assert script.moments() == pytest.approx((STEADY * (1 - BETA1), STEADY**2 * (1 - BETA2))), "and again at step 20"
-
-
-def test_spam_warms_up_after_a_reset():
-    """From 1% of the rate along a cosine. With the step count started anew, Adam's step on steady gradients is one."""
-    script = Script(reset_count=True)
-    for _ in range(9):
-        assert script.step() == pytest.approx((1.0, 1.0)), "none at the start of the run"
-    shares = [1 - 0.99 * (1 + math.cos(math.pi * k / 5)) / 2 for k in range(4)]
-    assert shares[0] == pytest.approx(0.01) and 0.1 < shares[1] < shares[2] < shares[3] < 1
-    for share in [*shares, 1.0, 1.0, 1.0]:
-        assert script.step() == pytest.approx((share, share))
-
-
-def test_spam_goes_on_counting_unless_told_otherwise():
-    """Then nothing makes up for moments that start at zero, and the first steps after a reset are larger for it."""
-    script = Script()
-    for _ in range(9):
-        script.step()
-    for k in range(4):
-        n = 10 + k
-        m, v = (1 - BETA1 ** (k + 1)) / (1 - BETA1**n), (1 - BETA2 ** (k + 1)) / (1 - BETA2**n)
-        share = 1 - 0.99 * (1 + math.cos(math.pi * k / 5)) / 2
-        assert script.step()[0] == pytest.approx(share * m / math.sqrt(v))
-
-
-def test_weight_decay_does_not_warm_up_with_spam():
-    plain, decaying = Script(), Script(weight_decay=2.0)
-    for _ in range(10):
-        before = float(decaying.rig.view("square", 1).view(-1)[STRUCK])
-        lost, kept = decaying.step()[0], plain.step()[0]
-        assert lost - kept == pytest.approx(2.0 * 2.0 * before), "the rate's own share, doubled for this tensor"
 
 
 def test_spam_starves_elements_that_never_had_a_gradient():

@@ -260,16 +260,7 @@ def test_a_residual_stream_behind_norms_is_held_with_them(name):
         assert torch.equal(round_to(seen[0], name), seen[0]) == (norms == "products")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_norms_in_the_format_of_products_are_the_same_in_full_precision(precision):
-    runs = [
-        engine.run([engine.trial(seed=r, precision=precision, norms=norms) for r in range(2)])
-        for norms in ("fp32", "products")
-    ]
-    assert [engine.same_bits(*(run[i] for run in runs)) for i in range(2)] == [[]] * 2
-
-
-# --- the engine's promises in half precision ------------------------------------------------------------------------
+# --- training --------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -278,32 +269,12 @@ def losses(precision):
     return engine.run([engine.trial(seed=r, precision=precision, **shape) for r in range(2)], block=30).signals["loss"]
 
 
-@half
-def test_it_trains_almost_as_well_as_in_full_precision(name):
-    """The loss falls by half a nat, and the formats differ by less than a tenth of that."""
-    first, last = (losses(precision)[:, [0, -1]].T for precision in ("fp32", name))
-    assert (first[0] - first[1] > 0.5).all()
-    assert abs(first[1] - last[1]).max() < 0.05 and (first[1] != last[1]).all()
-
-
-@half
-@pytest.mark.parametrize("shape", [*SHAPES.values(), {"norms": "products", "softmax": "products"}])
-def test_neither_neighbours_nor_measuring_change_a_bit(name, shape):
-    trials = [engine.trial(seed=r, precision=name, steps=5, **shape) for r in range(5)]
-    together = engine.run(trials)
-    apart = engine.run([trials[3], trials[1]])
-    assert engine.same_bits(together[3], apart[0]) == engine.same_bits(together[1], apart[1]) == []
-    silent = engine.run(trials, telemetry=False)
-    for i in range(5):
-        left, right = ({key: run[i][key] for key in ("loss", "weights")} for run in (together, silent))
-        assert engine.same_bits(left, right) == []
-
-    def poison(pack):
-        pack.weights[2] = math.nan
-
-    ruined = engine.run(trials, prepare=poison)
-    assert ruined.result.outcome[2] == NON_FINITE
-    assert [engine.same_bits(together[i], ruined[i]) for i in (0, 1, 3, 4)] == [[]] * 4
+@pytest.mark.parametrize(("precision", "most"), [("bf16", 0.05), ("fp16", 0.05), ("fp8", 0.1)])
+def test_it_trains_almost_as_well_as_in_full_precision(precision, most):
+    """The loss falls by half a nat, and the formats differ by a fifth of that at most."""
+    first, last = (losses(each)[:, [0, -1]].T for each in ("fp32", precision))
+    assert (first[0] - first[1] > 0.5).all() and (last[0] - last[1] > 0.5).all()
+    assert abs(first[1] - last[1]).max() < most and (first[1] != last[1]).all()
 
 
 # --- devices --------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
@@ -18,28 +17,10 @@ from harness.config import Trial
 from harness.model.parameters import ALIGNMENT, Layout
 from harness.model.scaling import tensor_table
 from harness.objectives.outcome import NON_FINITE
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Site
 from injectors.value import Value
 from tests.harness import engine
-
-
-@dataclass(frozen=True)
-class Change:
-    """An injector that calls `change(tensors)` at a site."""
-
-    site: Site
-    steps: range
-    change: Callable[[Mapping[str, Tensor]], object]
-    taps: tuple[str, ...] = ("blocks.0.residual",)
-    permanent: bool = False
-
-    @property
-    def calls(self) -> list[tuple[Site, int]]:
-        return [(self.site, step) for step in self.steps]
-
-    def visit(self, visit: Visit) -> list[Event]:
-        self.change(visit.tensors)
-        return [Event(self.site, "", None, None, visit.step, "", "", None, None, True)]
+from tests.harness.changes import Change, fill_first
 
 
 @cache
@@ -102,10 +83,9 @@ def test_taps_change_no_bit_unless_they_return_something(attention):
 
 
 @pytest.mark.parametrize("attention", ["explicit", "fused"])
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_measuring_changes_no_bit(attention, clip):
+def test_measuring_changes_no_bit(attention):
     """Telemetry, the search for non-finite values, and how often results leave the device."""
-    trials = [engine.trial(seed=r, attention=attention, clip=clip) for r in range(3)]
+    trials = [engine.trial(seed=r, attention=attention, clip=0.5 if r else None) for r in range(3)]
     full = engine.run(trials)
     ways = [
         {"telemetry": False},
@@ -130,17 +110,15 @@ VICTIM = 2
 
 
 def fill(value):
-    def prepare(pack):
-        pack.weights[VICTIM] = value
-
-    return prepare
+    return lambda pack: pack.weights[VICTIM].fill_(value)
 
 
 def one_weight(value):
-    def prepare(pack):
-        pack.tensors(pack.weights, VICTIM)["blocks.0.feedforward.up"][3, 5] = value
+    return lambda pack: pack.tensors(pack.weights, VICTIM)["blocks.0.feedforward.up"][3, 5].fill_(value)
 
-    return prepare
+
+def change(site, value):
+    return {VICTIM: Change(site, range(3, 4), lambda tensors: next(iter(tensors.values())).fill_(value))}
 
 
 POISONS = {
@@ -152,20 +130,11 @@ POISONS = {
     "weights huge": {"prepare": fill(3e38)},
     "one weight infinite": {"prepare": one_weight(math.inf)},
     "one weight NaN": {"prepare": one_weight(math.nan)},
-    "gradient NaN": {
-        "injectors": {VICTIM: Change(Site.REDUCED_GRADIENT, range(3, 4), lambda t: t["head"].fill_(math.nan))}
-    },
-    "moment infinite": {"injectors": {VICTIM: Change(Site.MOMENT_1, range(3, 4), lambda t: t["head"].fill_(math.inf))}},
-    "rate NaN": {
-        "injectors": {VICTIM: Change(Site.LEARNING_RATE, range(3, 4), lambda t: t["learning_rate"].fill_(math.nan))}
-    },
+    "gradient NaN": {"injectors": change(Site.REDUCED_GRADIENT, math.nan)},
+    "moment infinite": {"injectors": change(Site.MOMENT_1, math.inf)},
+    "rate NaN": {"injectors": change(Site.LEARNING_RATE, math.nan)},
 }
-SHAPES = {
-    "explicit": {},
-    "fused": {"attention": "fused"},
-    "learned, swiglu, qk_norm": {"positions": "learned", "activation": "swiglu", "qk_norm": True},
-    "clipped": {"clip": 0.5},
-}
+SHAPES = {"explicit": {}, "fused, clipped": {"attention": "fused", "clip": 0.5}}
 
 
 @pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
@@ -210,7 +179,6 @@ INDEPENDENT = {
     "width 96": {"width": 96, "head_dim": 32, "context": 33, "depth": 1},
     "odd context": {"context": 33, "batch": 3},
     "qk_norm": {"width": 64, "head_dim": 32, "qk_norm": True, "context": 33, "depth": 1},
-    "learned positions": {"positions": "learned", "context": 33},
     "fused": {"attention": "fused", "width": 48, "head_dim": 16, "context": 33},
     "muP": {"parametrization": "mup", "width": 128, "head_dim": 16, "depth": 1, "vocabulary": 256},
     # Sizes at which a thread's share of a whole pack ends inside a row of features: these need the trial-wise
@@ -235,13 +203,6 @@ def test_a_trial_does_not_depend_on_its_pack(shape, threads):
         apart = engine.run([trials[i] for i in members])
         for row, i in enumerate(members):
             assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_equal_trials_stay_equal(threads):
-    torch.set_num_threads(threads)
-    run = engine.run([engine.trial(width=48, head_dim=16, context=33, batch=3, steps=3)] * 5)
-    assert [engine.same_bits(run[0], run[i]) for i in range(5)] == [[]] * 5
 
 
 @pytest.mark.parametrize("shape", [{}, {"width": 32, "context": 16}, {"width": 64, "head_dim": 16, "context": 64}])
@@ -330,10 +291,6 @@ def test_a_pack_that_is_frozen_altogether_ends_early():
 
 
 # --- 6: what is not finite ------------------------------------------------------------------------------------------
-
-
-def fill_first(name: str, value: float) -> Callable[[Mapping[str, Tensor]], object]:
-    return lambda tensors: tensors[name].view(-1)[:1].fill_(value)
 
 
 NOT_FINITE = (math.nan, math.inf, -math.inf)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.config import ConfigError
-from harness.training.contradictions import check_trial
 from harness.training.sites import Site
-from injectors.value import Value
 from tests.harness import engine
-from tests.harness.test_promises import Change
-from tests.plain_gpt import PlainGPT, copy_weights, tensors
+from tests.harness.changes import Change
+from tests.plain_gpt import plain_of, tensors
 
 SHAPE = {"width": 32, "head_dim": 8, "context": 16, "batch": 4, "warmup": 0}
 STEPS = 50
@@ -126,17 +122,8 @@ def keep_output(seen, module, inputs, output):
 
 def plain_run(trial, pack, row):
     """A plain GPT with torch's AdamW, heads scaled after each step: its weights, and how often that was done."""
-    model, optim, tau = trial.model, trial.optim, trial.model.qk_clip
-    plain = PlainGPT(trial.data.vocabulary, model.width, model.depth, model.head_dim, model.context).double()
-    copy_weights(plain, pack, row)
-    groups = [[p for p in plain.parameters() if (p.dim() == 2) == is_matrix] for is_matrix in (True, False)]
-    decays = (optim.weight_decay, 0.0)
-    adamw = torch.optim.AdamW(
-        [{"params": own, "weight_decay": decay} for own, decay in zip(groups, decays, strict=True)],
-        lr=optim.lr,
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-    )
+    model, tau = trial.model, trial.model.qk_clip
+    plain, adamw = plain_of(trial, pack, row)
     heads, scaled = model.width // model.head_dim, 0
     mask = torch.ones(model.context, model.context, dtype=torch.bool).tril()
     for number in range(trial.steps):
@@ -183,55 +170,6 @@ def test_a_trial_equals_a_plain_gpt_that_is_scaled_by_hand():
 # --- as a part of a pack ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", ["explicit", "fused"])
-def test_a_limit_that_is_never_reached_changes_no_bit(attention):
-    plain = engine.run([engine.trial(seed=r, attention=attention, **SHAPE) for r in range(3)])
-    limited = engine.run(trials([1e30] * 3, attention=attention))
-    assert [engine.same_bits(plain[r], limited[r]) for r in range(3)] == [[], [], []]
-    tight = engine.run(trials([0.5] * 3, attention=attention))
-    assert engine.same_bits(plain[1], tight[1])
-
-
-@pytest.mark.parametrize("attention", ["explicit", "fused"])
-def test_a_trial_does_not_depend_on_its_pack(attention):
-    many = trials([0.3 * (1 + r) for r in range(7)], attention=attention, width=24, context=13, batch=3)
-    together = engine.run(many)
-    for members in ([5, 3], [6, 2, 4]):
-        apart = engine.run([many[i] for i in members])
-        for row, i in enumerate(members):
-            assert engine.same_bits(apart[row], together[i]) == []
-    bare = engine.run(many, telemetry=False, detection=False)
-    assert all(torch.equal(engine.bits(bare[i]["weights"]), engine.bits(together[i]["weights"])) for i in range(7))
-
-
-@cache
-def clean_run():
-    return engine.run(trials([0.5] * 5))
-
-
-@pytest.mark.parametrize("site", [Site.WEIGHT, Site.REDUCED_GRADIENT])
-@pytest.mark.parametrize("value", [math.nan, math.inf, 1e18])
-def test_a_ruined_trial_changes_no_bit_of_the_others(site, value):
-    many = trials([0.5] * 5)
-    at = Change(site, range(3, 4), lambda t: t["blocks.0.attention.query"].fill_(value))
-    clean, ruined = clean_run(), engine.run(many, {2: at})
-    assert [bool(engine.same_bits(clean[r], ruined[r])) for r in range(5)] == [False, False, True, False, False]
-
-
-def test_a_fork_equals_a_full_run():
-    """Also the one whose fault lasts, and the one that is its twin again at once."""
-    golden = trials([0.5, 0.9], steps=12)
-    scale = Value(start=5, site="reduced_gradient", model="scale", value=100.0, tensor="head", elements=None)
-    nothing = dataclasses.replace(scale, value=1.0, start=6)
-    many = [*golden, *(dataclasses.replace(t, fault=fault) for t in golden for fault in (scale, nothing))]
-    forked, full = engine.run(many, forks=True, block=4), engine.run(many, block=4)
-    assert forked.result == full.result
-    assert forked.result.masked_step == [None, None, None, 6, None, 6]
-    for i in range(6):
-        left, right = ({k: v for k, v in run[i].items() if k != "weights"} for run in (forked, full))
-        assert engine.same_bits(left, right) == [], i
-
-
 def test_an_injector_sees_weights_after_it():
     """The site `update` comes after all that the step does, so that a strike there stands."""
     seen = {}
@@ -245,25 +183,3 @@ def test_an_injector_sees_weights_after_it():
     assert all(torch.equal(seen[name], found[name]) for name in found)
     free = engine.run(trials([1e30] * 2, steps=5))
     assert not np.array_equal(run.signals["loss"], free.signals["loss"])
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        (
-            {"qk_norm": True},
-            "model.qk_clip=100.0: model.qk_norm=true divides out .*; allowed: null, or model.qk_norm=fal",
-        ),
-        ({"qkv_norm": True}, "model.qkv_norm=true divides out"),
-        ({"sigma_reparam": True}, "model.sigma_reparam=true divides out"),
-        (
-            {"attention_cap": 50.0},
-            "model.attention_cap=50.0 bounds the logits .*; allowed: null, or model.attention_cap=n",
-        ),
-    ],
-)
-def test_what_undoes_it_is_refused(fields, reason):
-    with pytest.raises(ConfigError, match=reason):
-        check_trial(engine.trial(qk_clip=100.0, **fields))
-    check_trial(engine.trial(qk_clip=100.0))
-    check_trial(engine.trial(**fields))

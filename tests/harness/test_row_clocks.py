@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,10 @@ from harness.guards.base import GuardSignal, answers
 from harness.model.state import State
 from harness.training import pack as packs
 from harness.training.clock import Clock
+from harness.training.loop import train
+from harness.training.sites import Agenda
 from injectors.value import Value
-from tests.harness.engine import Run, assert_resumes, run, same_bits, trial
+from tests.harness.engine import Run, assert_resumes, injector_of, pack_of, run, same_bits, trial
 
 STEPS, START, EVERY = 24, 9, 4
 OWN = {"steps": STEPS, "lr": 1e-2, "depth": 1}
@@ -130,6 +134,20 @@ def test_a_killed_pack_with_rows_at_different_steps_goes_on_bit_for_bit(tmp_path
     struck = [trial(seed=seed, fault=flip(START + seed), **OWN) for seed in range(2)]
     trials = [*struck, *(each.golden for each in struck)]
     assert_resumes(trials, tmp_path, kills=[START + 2, START + 4, STEPS + 1], block=5)
+
+
+def test_a_block_is_written_once_no_row_stands_in_it() -> None:
+    """At the strike in the last step of the second block one row goes back into it, and the others leave it."""
+    golden = trial(seed=1, **OWN)
+    trials, written = [golden, replace(golden, fault=flip())], []
+    pack = pack_of(trials)
+
+    def write(first: int, arrays: Mapping[str, np.ndarray]) -> None:
+        assert np.isfinite(arrays["loss"]).all()
+        written.append(first)
+
+    train(pack, Agenda([injector_of(each) for each in trials]), 5, write)
+    assert written == [0, 5, 10, 15, 20]
 
 
 def test_guards_show_signals_of_their_own() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from functools import cache
 
 import numpy as np
 import pytest
@@ -21,12 +20,11 @@ from harness.storage.stored import read_packs
 from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens, Repetition
 from tests.harness import engine
-from tests.harness.test_promises import Change, fill_first
+from tests.harness.changes import Change, fill_first
+from tests.harness.features import THRESHOLDS
 from tests.sweeps.command import call, tiny
 
 CPU = torch.device("cpu")
-THRESHOLDS = {"rarity": 3.9, "repetition": 0.1, "entropy": 1.7}
-"""In the tests' corpus, Zipf's law over 64 tokens, each drops some sequences of 8 tokens and keeps most."""
 
 
 # --- scores ---------------------------------------------------------------------------------------------------------
@@ -111,23 +109,6 @@ def test_what_is_beyond_a_threshold_is_dropped(names):
                 assert (batch[row][~own] == whole[row][own][0]).all()
         shares.append(kept.double().mean())
     assert 0.3 < np.mean(shares) < 1
-
-
-@cache
-def unscreened_run(*fields):
-    """What is left without thresholds, looked at by several tests and changed by none."""
-    return engine.run(engine.different(3, **dict(fields)))
-
-
-@pytest.mark.parametrize("names", [["rarity"], ["repetition"], ["entropy"], [*THRESHOLDS]])
-@pytest.mark.parametrize("fields", [{}, {"ranks": 2, "batch": 4}, {"z_loss": 0.1}, {"attention": "fused"}])
-def test_where_nothing_is_dropped_no_bit_changes(names, fields):
-    never = {"rarity": 100.0, "repetition": 1.0, "entropy": 1e-9}
-    plain = unscreened_run(*fields.items())
-    screened = engine.run(engine.different(3, **fields, **{name: never[name] for name in names}))
-    assert (screened.signals["dropped"] == 0).all()
-    assert [engine.same_bits(plain[i], screened[i]) for i in range(3)] == [[], [], []]
-    assert screened.result.dropped == [[], [], []]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

@@ -114,17 +114,6 @@ def test_vectors_are_no_parameters():
     assert pack.layout.elements == plain.layout.elements + 2 * 6  # a gamma for each of six matrices
 
 
-def test_a_snapshot_brings_the_vectors_back():
-    pack = engine.run(trials_of()).pack
-    snapshot = pack.snapshot()
-    before = dict(pack.rows_state)["singular_vectors"].clone()
-    pack.weights.add_(0.1)
-    pack.begin(3)
-    assert not torch.equal(dict(pack.rows_state)["singular_vectors"], before)
-    pack.restore(snapshot)
-    assert torch.equal(dict(pack.rows_state)["singular_vectors"], before)
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_share_one_power_iteration(ranks):
     """The mean over ranks is the whole batch's gradient, to rounding."""

@@ -41,20 +41,6 @@ def same(left, right, number=None, other=None):
     return engine.same_bits(signals(left, number), signals(right, number if other is None else other)) == []
 
 
-def assert_fork_equals_full_run(trials, full=None, **options):
-    """Signals of every trial, weights of those that still had a row in both, and all that a run says of them.
-
-    `full` is the run without forks, if it is there already.
-    """
-    forked, full = engine.run(trials, forks=True, **options), full or engine.run(trials, **options)
-    assert all(same(forked, full, i) for i in range(len(trials)))
-    for number in forked.weights[-1].keys() & full.weights[-1].keys():
-        assert torch.equal(*(engine.bits(run.weights[-1][number]) for run in (forked, full)))
-    for name in ("outcome", "nonfinite_step", "masked_step", "events", "strikes", "changes"):
-        assert getattr(forked.result, name) == getattr(full.result, name), name
-    return forked
-
-
 # --- bookkeeping -------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +135,7 @@ def forty_children(threads):
 def test_forty_children_at_three_strikes(threads, block):
     """They pass through the model in parts, and where those end changes with every fork."""
     torch.set_num_threads(threads)
-    forked = assert_fork_equals_full_run(*forty_children(threads), block=block)
+    forked = engine.assert_fork_equals_full_run(*forty_children(threads), block=block)
     assert all(events for events in forked.result.events[2:]) and len(forked.pack.parts) > 3
     assert sorted(set(forked.pack.twins.begins)) == [0, 2, 4, 7]
 
@@ -163,7 +149,7 @@ def test_a_fork_in_a_pack_of_other_rates_and_decays():
         StaleGradient(start=4, late=3, rank=1),
     ]
     trials = [*(dataclasses.replace(golden, fault=faults[i % 3]) for i, golden in enumerate(goldens)), *goldens]
-    forked = assert_fork_equals_full_run(trials, block=3)
+    forked = engine.assert_fork_equals_full_run(trials, block=3)
     assert forked.pack.twins.begins[:6] == [3, 5, 1, 3, 5, 1], "from the first step that it looks at"
 
 
@@ -176,7 +162,7 @@ def test_a_golden_trial_that_is_not_finite_takes_those_along_that_have_not_begun
     doomed = {"lr": 1e30, "warmup": 0}
     trials = [engine.trial(**doomed), *(faulty(start=4 + i % 3, of=doomed) for i in range(3))]
     trials += [engine.trial(seed=1 + r) for r in range(size - 1)]
-    forked = assert_fork_equals_full_run(trials, block=block)
+    forked = engine.assert_fork_equals_full_run(trials, block=block)
     froze = forked.result.nonfinite_step[0]
     assert froze is not None and froze < 4
     for number in (1, 2, 3):
@@ -197,7 +183,7 @@ def test_what_ends_after_the_fork_ends_alone():
     """The faulty trial is ruined; its twin and its sisters go on."""
     ruined = faulty(start=3, model="nan")
     trials = [engine.trial(), ruined, faulty(start=5), faulty(start=6)]
-    forked = assert_fork_equals_full_run(trials)
+    forked = engine.assert_fork_equals_full_run(trials)
     assert forked.result.nonfinite_step == [None, 3, None, None]
 
 

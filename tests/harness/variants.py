@@ -92,8 +92,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def with_fields(trials: list[Trial], fields: dict[str, Any]) -> list[Trial]:
     """The trials with these fields of their models."""
-    own = [{k: v[r % len(v)] if isinstance(v, tuple) else v for k, v in fields.items()} for r in range(len(trials))]
-    return [replace(trial, model=replace(trial.model, **o)) for trial, o in zip(trials, own, strict=True)]
+    return [replace(trial, model=replace(trial.model, **engine.in_turn(fields, r))) for r, trial in enumerate(trials)]
 
 
 def different(variant: str, count: int, **fields: Any) -> list[Trial]:

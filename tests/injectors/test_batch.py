@@ -11,11 +11,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from harness.config import ConfigError
 from harness.training.sites import Site, Visit
 from injectors.batch import DuplicatedBatch, LongDocument, RandomTokens, RareTokens, Repetition
-from injectors.facts import facts_of
-from tests.injectors.faults import composer
 from tests.injectors.spies import START, STEPS, facts, strike, trial, watch
 
 COUNTS = np.array([9, 0, 3, 500, 1, 3, 0, 2, 70, 3])
@@ -241,36 +238,3 @@ def test_the_record(kind):
 def test_what_was_there_already_is_no_change():
     assert not poison(RareTokens(tokens=1), torch.full((2, 4), 4)).changed
     assert not poison(Repetition(pattern=2), torch.tensor([[5, 6, 5, 6, 5]])).changed
-
-
-# --- what they refuse --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (Repetition(pattern=9), r"^fault.pattern=9: longer than model.context=8; allowed: 1 to 8$"),
-        (Repetition(length=9), r"^fault.length=9: longer than model.context=8; allowed: 1 to 8$"),
-        (Repetition(pattern=10, length=11), r"^fault.pattern=10: .*; fault.length=11: "),
-        (DuplicatedBatch(start=3, late=4), r"^fault.late=4: before the first step; allowed: 1 to fault.start=3$"),
-    ],
-)
-def test_what_they_refuse(fault, words):
-    struck = trial(fault)
-    with pytest.raises(ConfigError, match=words):
-        fault.check(facts_of(struck))
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["fault=rare_tokens", "fault.share=0"], "^fault.share=0.0: out of range; allowed: > 0 and <= 1"),
-        (["fault=rare_tokens", "fault.share=1.5"], "^fault.share=1.5: out of range; allowed: > 0 and <= 1"),
-        (["fault=rare_tokens", "fault.tokens=0"], "^fault.tokens=0: out of range; allowed: >= 1"),
-        (["fault=duplicated_batch", "fault.late=200"], "^fault.late=200: before the first step; .*fault.start=100"),
-        (["fault=repetition", "fault.pattern=65"], "^fault.pattern=65: longer than model.context=64; allowed: 1 to 64"),
-    ],
-)
-def test_what_a_sweep_refuses(given, words):
-    with pytest.raises(ConfigError, match=words):
-        composer().trial(given)

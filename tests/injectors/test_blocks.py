@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ConfigError
 from harness.training.contradictions import check_trial
 from harness.training.sites import Event, Site, Visit
-from injectors.facts import Facts, facts_of
+from injectors.facts import Facts
 from injectors.value import Value
 from injectors.value_strike import Target
 from tests.harness import engine
@@ -111,24 +110,6 @@ def test_most_of_a_second_moment_is_zero_without_a_scale_and_little_with_one(for
         _, events = zip(*(struck(moment, [one], 1, format=format, block=block, bit=0) for one in elements), strict=True)
         shares[block] = np.mean([event.was_zero for (event,) in events])
     assert shares[64] < 0.25 and shares[None] > 0.95, shares
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"format": "fp32"}, "fault.block=64: fault.format=fp32 needs no scale; allowed: null, or a narrower format"),
-        ({"format": "fp16", "site": "update"}, "fault.block=64: nobody keeps fault.site=update in blocks"),
-        (
-            {"format": "fp16", "site": "learning_rate"},
-            "fault.block=64: nobody keeps fault.site=learning_rate in blocks",
-        ),
-    ],
-)
-def test_what_has_no_blocks_is_refused(fields: dict, words: str) -> None:
-    trial = engine.trial(steps=200)
-    fault = Value(**{"site": "moment_2", "start": 1, "block": 64, **fields})
-    with pytest.raises(ConfigError, match=words):
-        fault.check(facts_of(trial))
 
 
 def test_a_run_with_a_strike_in_blocks_is_that_of_its_twin_before_and_has_its_record() -> None:

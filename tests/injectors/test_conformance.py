@@ -53,14 +53,8 @@ def everyone(**changes):
 
 
 def signals(found, planned, steps=slice(None)):
-    """Those of one trial; any NaN is the same, because its sign depends on where in the pack a row stands."""
-    values = {name: own[steps] for name, own in found[planned].items() if name in found.signals}
-    return {name: own.where(~own.isnan(), math.nan) for name, own in values.items()}
-
-
-def left(found, planned):
-    """Signals, what is measured once, and last weights of one trial."""
-    return {**found[planned], **signals(found, planned)}
+    """Those of one trial."""
+    return {name: x[steps] for name, x in engine.left(found, planned).items() if name in found.signals}
 
 
 def test_there_are_as_many_as_the_folder_has():
@@ -124,7 +118,9 @@ def test_twins_are_equal_up_to_the_strike_and_neighbours_throughout(case, forks)
         assert engine.same_bits(signals(found, own, after), signals(found, twin, after)) == []
     for neighbour in (own - 1, own + 1):
         assert engine.same_bits(found[neighbour], plain[neighbour // 2 % 3]) == []
-    assert engine.same_bits(left(found, own), left(between_neighbours(), own)) == [], "with other neighbours too"
+    assert engine.same_bits(engine.left(found, own), engine.left(between_neighbours(), own)) == [], (
+        "with other neighbours too"
+    )
 
 
 @cache
@@ -262,7 +258,7 @@ def replays():
 def test_a_replay_is_the_same_run(case):
     first, again = between_neighbours(), replays()
     before, now = 2 * NUMBER[case] + 1, len(CASES) - 1 - NUMBER[case]
-    assert engine.same_bits(left(first, before), left(again, now)) == []
+    assert engine.same_bits(engine.left(first, before), engine.left(again, now)) == []
     assert first.result.events[before] == again.result.events[now] != []
 
 

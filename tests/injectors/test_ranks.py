@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.config import ConfigError
 from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site, Visit
-from injectors.facts import facts_of
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.value import Value
 from tests.harness import engine
@@ -302,40 +300,3 @@ def test_slices_share_out_all_elements(shards):
         assert all((kept[name][where] == -1).all() for name, where in moved.items()), "none twice"
         sizes.append(sum(int(moved[name].sum()) for name in shapes))
     assert all((x != -1).all() for x in owners.values()) and sum(sizes) == 26 and max(sizes) - min(sizes) <= 1
-
-
-# --- what they refuse --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (StaleGradient(start=4, rank=2), r"^fault.rank=2: beyond train.ranks=2; allowed: 0 to 1$"),
-        (StaleGradient(start=4, late=5), r"^fault.late=5: before the first step; allowed: 1 to fault.start=4$"),
-        (DroppedRank(start=4, rank=7), r"^fault.rank=7: beyond train.ranks=2; allowed: 0 to 1$"),
-        (DroppedRank(start=4, rescale=True), r"^fault.rescale=true: no rank is left of train.ranks=1; allowed: false"),
-        (Reduction(start=4), r"^train.ranks=1: nothing to add; allowed with fault=reduction: 2 or more$"),
-        (MissedUpdate(start=4, tensor="tail*"), r"^fault.tensor=tail\*: matches no tensor .*allowed: .*embedding"),
-        (MissedUpdate(start=4, tensor="blocks.*", layer=5), r"^fault.layer=5: no tensor of it .*; allowed: 0 to 1$"),
-        (MissedUpdate(start=4, shards=3, shard=3), r"^fault.shard=3: beyond fault.shards=3; allowed: 0 to 2$"),
-        (
-            MissedUpdate(start=4, tensor="final_norm", shards=17, shard=20),
-            r"^fault.shards=17: more than elements; allowed: 1 to 16$",
-        ),
-    ],
-)
-def test_what_they_refuse(fault, words):
-    struck = trial(fault, ranks=1 if "train.ranks=1" in words else 2)
-    with pytest.raises(ConfigError, match=words):
-        fault.check(facts_of(struck))
-
-
-def test_what_a_sweep_refuses():
-    for given, words in (
-        (["fault=reduction"], r"^train.ranks=1: nothing to add"),
-        (["fault=stale_gradient", "train.ranks=2", "fault.late=101"], r"^fault.late=101: .*fault.start=100"),
-        (["fault=reduction", "train.ranks=2", "fault.order=random"], r"^fault.order=random: .*allowed: sequential"),
-        (["fault=dropped_rank", "train.ranks=2", "fault.rank=-1"], r"^fault.rank=-1: out of range; allowed: >= 0"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            composer().trial(given)

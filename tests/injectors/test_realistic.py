@@ -10,11 +10,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from harness.config import ConfigError
 from harness.training.sites import Site
-from injectors.facts import facts_of
 from injectors.realistic import RealisticSDC
-from tests.injectors.faults import composer
 from tests.injectors.spies import START, differing, row, strike, trial, watch, words
 
 SIZES = {"small": 1024, "large": 3072}
@@ -148,36 +145,3 @@ def test_the_record_says_which_bits():
             assert (event.bits_before, event.bits_after) == (f"{before:08x}", f"{after:08x}")
             assert event.mask == (None if nonfinite else f"{before ^ after:x}")
             assert event.bit is None or 1 << event.bit == int(event.mask, 16)
-
-
-# --- what it refuses ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"tensor": "tail*"}, r"^fault.tensor=tail\*: matches no tensor of this model"),
-        ({"site": Site.ACTIVATION, "tensor": "tail*"}, r"^fault.tensor=tail\*: matches no activation of this model"),
-        ({"tensor": "blocks.*", "layer": 2}, r"^fault.layer=2: no tensor of it matches .*; allowed: 0 to 1$"),
-        ({"site": Site.GRADIENT, "rank": 2}, r"^fault.rank=2: beyond train.ranks=2; allowed: 0 to 1$"),
-    ],
-)
-def test_what_it_refuses(fields, words):
-    fault = RealisticSDC(start=1, **fields)
-    with pytest.raises(ConfigError, match=words):
-        fault.check(facts_of(trial(fault)))
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("single=1.5", r"^fault.single=1.5: out of range; allowed: >= 0 and <= 1$"),
-        ("nonfinite=-0.1", r"^fault.nonfinite=-0.1: out of range; allowed: >= 0 and <= 1$"),
-        ("most=1", r"^fault.most=1: out of range; allowed: >= 2 and <= 8$"),
-        ("elements=0", r"^fault.elements=0: out of range; allowed: >= 1"),
-        ("site=learning_rate", r"^fault.site=learning_rate: out of range; allowed: weight, activation,"),
-    ],
-)
-def test_what_a_sweep_refuses(given, words):
-    with pytest.raises(ConfigError, match=words):
-        composer().trial(["fault=realistic_sdc", f"fault.{given}"])

@@ -8,10 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from harness.config import ConfigError
 from harness.optim.schedules import learning_rate
 from harness.training.sites import Site
-from injectors.facts import facts_of
 from injectors.schedule import ScheduleOffset, WarmupSkipped
 from tests.harness import engine
 from tests.injectors.faults import composer
@@ -110,32 +108,3 @@ def test_the_skipped_step_at_the_peak_changes_nothing_and_says_so():
     run = engine.run([trial(WarmupSkipped(start=WARMUP - 1)), trial()])
     assert (run.result.strikes[0], run.result.changes[0]) == (1, 0)
     assert engine.same_bits(run[0], run[1]) == []
-
-
-# --- what they refuse --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("start", "warmup", "words"),
-    [
-        (6, 6, r"^fault.start=6: after the warm-up of 6 steps; allowed: 0 to 5$"),
-        (1, 1, r"^fault.start=1: after the warm-up of 1 steps; allowed: 0 to 0$"),
-        (0, 0, r"^fault.start=0: after the warm-up of 0 steps; allowed: a schedule with a warm-up$"),
-        (0, None, r"^fault.start=0: after the warm-up of 0 steps; "),  # 5% of 8 steps
-    ],
-)
-def test_there_has_to_be_a_warmup(start, warmup, words):
-    fault = WarmupSkipped(start=start)
-    struck = trial(fault, warmup=warmup)
-    with pytest.raises(ConfigError, match=words):
-        fault.check(facts_of(struck))
-
-
-def test_what_a_sweep_refuses():
-    for given, words in (
-        (["fault=warmup_skipped", "schedule.warmup=0"], r"^fault.start=0: .*allowed: a schedule with a warm-up"),
-        (["fault=schedule_offset", "fault.offset=1.5"], r"^fault.offset=1.5: wrong type .*allowed: an integer"),
-        (["fault=schedule_offset", "fault.start=200"], r"^fault.start=200: after the last step of train.steps=200"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            composer().trial(given)

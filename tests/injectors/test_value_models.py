@@ -16,10 +16,8 @@ import torch
 from scipy.stats import binom, chi2, norm
 
 from harness.config import ConfigError
-from harness.training.sites import Site
 from injectors.facts import facts_of
 from injectors.value import MODELS, Value
-from tests.injectors.faults import composer
 from tests.injectors.spies import differing, strike, trial, words
 from tests.number_formats import BITS, MANTISSA, NUMPY
 
@@ -270,61 +268,6 @@ def test_elements_have_bits_of_their_own():
     assert len(set(found.values())) == 32
 
 
-# --- what it refuses ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"tensor": "tail*"}, r"^fault.tensor=tail\*: matches no tensor of this model; allowed: .*embedding, .*head"),
-        (
-            {"tensor": "blocks.*.tail", "site": Site.ACTIVATION},
-            r"^fault.tensor=blocks.\*.tail: matches no activation .*allowed: .*blocks.1.residual, .*logits",
-        ),
-        ({"tensor": "head", "site": Site.LEARNING_RATE}, r"^fault.tensor=head: .*allowed: a glob over learning_rate"),
-        ({"tensor": "blocks.*", "layer": 2}, r"^fault.layer=2: no tensor of it matches .*blocks.\*; allowed: 0 to 1"),
-        ({"tensor": "head", "layer": 0}, r"^fault.layer=0: .*fault.tensor=head; allowed: null"),
-        ({"tensor": "*.up", "element": 1024}, r"^fault.element=1024: .*smallest match has 1024 .*allowed: 0 to 1023"),
-        ({"element": 8}, r"^fault.element=8: beyond fault.tensor=\*, whose smallest match has 8 .*allowed: 0 to 7"),
-        ({"element": 3, "elements": 2}, r"^fault.elements=2: .*fault.element=3 is one; allowed: 1"),
-        ({"tensor": "head", "elements": 1025}, r"^fault.elements=1025: .*fault.tensor=head has; allowed: 1 to 1024"),
-        ({"bit": 16, "format": "fp16"}, r"^fault.bit=16: beyond fault.format=fp16; allowed: 0 to 15"),
-        ({"bit": 8, "format": "fp8_e4m3"}, r"^fault.bit=8: .*allowed: 0 to 7"),
-        ({"bit": 30, "bits": 3}, r"^fault.bit=30: fault.bits=3 from there leave fault.format=fp32; allowed: 0 to 29"),
-        ({"field": "sign", "bits": 2}, r"^fault.bits=2: more than fault.field=sign has; allowed: 1 to 1"),
-        ({"bits": 17, "format": "bf16"}, r"^fault.bits=17: more than fault.field=any has; allowed: 1 to 16"),
-        ({"site": Site.GRADIENT, "rank": 2}, r"^fault.rank=2: beyond train.ranks=2; allowed: 0 to 1"),
-        (
-            {"site": Site.ACTIVATION, "tensor": "*.scores", "attention": "fused"},
-            r"^fault.tensor=\*.scores: attention is fused .*allowed: .*model.attention=explicit",
-        ),
-    ],
-)
-def test_what_it_refuses(fields, words):
-    own = {"attention": fields.pop("attention")} if "attention" in fields else {}
-    fault = Value(start=1, **fields)
-    struck = trial(fault, **own)
-    with pytest.raises(ConfigError, match=words) as caught:
-        fault.check(facts_of(struck))
-    assert len(caught.value.reasons) == 1
-
-
-def test_what_it_allows():
-    for fields in (
-        {"tensor": "*.up", "element": 1023},
-        {"tensor": "head", "elements": 1024},
-        {"bit": 15, "format": "fp16"},
-        {"bit": 29, "bits": 3},
-        {"field": "exponent", "bits": 8},
-        {"bit": 31, "format": "fp16", "model": "zero"},  # it has no bits
-        {"site": Site.GRADIENT, "rank": 1},
-        {"site": Site.ACTIVATION, "tensor": "*.query", "attention": "fused"},
-    ):
-        own = {"attention": fields.pop("attention")} if "attention" in fields else {}
-        fault = Value(start=1, **fields)
-        fault.check(facts_of(trial(fault, **own)))
-
-
 def test_all_that_is_wrong_is_said_at_once():
     fault = Value(start=1, tensor="head", elements=5000, bits=2, field="sign", rank=7)
     with pytest.raises(ConfigError) as caught:
@@ -334,9 +277,3 @@ def test_all_that_is_wrong_is_said_at_once():
         "fault.bits",
         "fault.rank",
     ]
-
-
-def test_a_sweep_refuses_in_the_same_words():
-    given = ["fault=weight_bit", "fault.start=3", "train.steps=8", "train.batch=4", "fault.tensor=tail*"]
-    with pytest.raises(ConfigError, match=r"^fault.tensor=tail\*: matches no tensor"):
-        composer().trial(given)

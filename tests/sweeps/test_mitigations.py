@@ -30,7 +30,7 @@ from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import FOLDER
 from sweeps.compose.places import stems
 from tests.harness import engine
-from tests.harness.test_promises import Change
+from tests.harness.changes import Change
 
 ABOUT = {name: read(FOLDER, "mitigation", name).about for name in stems(FOLDER / "mitigation")}
 MITIGATIONS = list(ABOUT)

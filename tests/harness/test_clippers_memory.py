@@ -1,4 +1,4 @@
-"""Clippers as parts of a pack: bits, forks, and what a gradient that is not what it should be does to them."""
+"""Clippers in a pack: what they remember, and what a gradient that is not what it should be does to them."""
 
 from __future__ import annotations
 
@@ -14,42 +14,22 @@ from harness.objectives.outcome import NON_FINITE
 from harness.optim.clipping import global_norm, padding_of
 from harness.optim.optimizers.adamw import AdamW
 from harness.optim.optimizers.spam import Options as SPAMOptions
-from harness.training.loop import train
-from harness.training.sites import Agenda, Site
-from injectors.value import Value
+from harness.training.sites import Site
 from tests.harness import engine
-from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of, with_options
-from tests.harness.test_promises import Change
+from tests.harness.changes import Change
+from tests.harness.features import CLIPS
+from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of
 
 COUNT, STRUCK, STEPS = 7, 8, 12
 LENGTH = {"steps": STEPS, "validate_every": STEPS, "warmup": 2, "depth": 1}
 GAPS = {"width": 30, "head_dim": 10, "vocabulary": 61, "feedforward": 101}  # sizes that leave room between tensors
-LIMITS = {  # for trial r: fields or options, all of which act in these runs; every warm-up ends before the strike
-    "clip_value": lambda r: {"clip_value": 0.003 * (1 + r)},
-    "clip_tensor": lambda r: {"clip_tensor": 0.03 * (1 + r)},
-    "zclip": lambda r: {"zclip": dataclasses.replace(ZCLIPS[r % 3], threshold=0.1 + 0.05 * r, warmup=3 + r % 3)},
-    "adagc": lambda r: {"adagc": dataclasses.replace(ADAGCS[r % 3], threshold=1.02 + 0.1 * r, warmup=r)},
-    "clip": lambda r: {"clip": None if r == 2 else 0.1 * (1 + r)},
-    "all": lambda r: {
-        "clip_value": 0.1 * (1 + r),
-        "clip_tensor": 0.3 * (1 + r),
-        "zclip": dataclasses.replace(ZCLIPS[0], threshold=0.1 + 0.05 * r, warmup=3 + r % 3),
-        "adagc": dataclasses.replace(ADAGCS[0], threshold=1.02 + 0.1 * r, warmup=r),
-        "clip": 0.5,
-    },
-}
-HUGE = {
-    "clip_value": {"clip_value": 1e30},
-    "clip_tensor": {"clip_tensor": 1e30},
-    "zclip": {"zclip": dataclasses.replace(ZCLIPS[0], threshold=1e30)},
-    "adagc": {"adagc": dataclasses.replace(ADAGCS[0], threshold=1e30, warmup_clip=1e30)},
-    "clip": {"clip": 1e30},
-}
+LIMITS = {kind: fields for kind, fields in CLIPS.items() if not kind.startswith("qk_clip")}
 MEMORY = {"zclip": ZClip, "adagc": AdaGC}
 
 
 def trials(kind, count, **others):
-    return trials_of([LIMITS[kind](r) for r in range(count)], **{**LENGTH, **others})
+    """Every limit acts in these runs, and every warm-up ends before the strike."""
+    return trials_of([engine.in_turn(LIMITS[kind], r) for r in range(count)], **{**LENGTH, **others})
 
 
 @cache
@@ -91,103 +71,7 @@ def memory_of(pack, kind, row):
 # --- bits -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "threads"), [*((kind, 1) for kind in LIMITS), ("all", 2)])
-def test_a_trial_does_not_depend_on_its_pack(kind, threads):
-    """Each with its own limits, at sizes that leave gaps between tensors."""
-    torch.set_num_threads(threads)
-    many = trials(kind, COUNT, **GAPS)
-    together = clean(kind) if threads == 1 else engine.run(many)
-    assert len({tuple(together.signals["loss"][r]) for r in range(COUNT)}) == COUNT
-    for members in ([5, 3], [6, 2, 4]):
-        apart = engine.run([many[i] for i in members])
-        for row, i in enumerate(members):
-            assert engine.same_bits(apart[row], together[i]) == [], f"trial {i} in a pack of {len(members)}"
-
-
-@pytest.mark.parametrize("kind", HUGE)
-def test_a_limit_that_is_never_reached_changes_no_bit(kind):
-    plain, tight = clean(None), clean(kind)
-    limited = engine.run(trials_of([HUGE[kind]] * COUNT, **LENGTH, **GAPS))
-    assert [engine.same_bits(plain[r], limited[r]) for r in range(COUNT)] == [[]] * COUNT
-    acts = [r for r in range(COUNT) if engine.same_bits(plain[r], tight[r])]
-    assert acts == [r for r in range(COUNT) if (kind, r) != ("clip", 2)], "the same clipper does act on a smaller one"
-
-
-@pytest.mark.parametrize("kind", LIMITS)
-def test_measuring_changes_no_bit(kind):
-    full, bare, unclipped = (
-        clean(kind),
-        clean(kind, telemetry=False, detection=False),
-        clean(None),
-    )
-    for r in range(COUNT):
-        left, right = ({name: run[r][name] for name in ("loss", "weights")} for run in (full, bare))
-        assert engine.same_bits(left, right) == []
-    first = [run.signals["grad_norm"][:, 0].tolist() for run in (full, unclipped)]
-    assert first[0] == first[1], "the norm that is shown is that before clipping"
-
-
-@pytest.mark.parametrize("detection", [True, False])
-@pytest.mark.parametrize("kind", LIMITS)
-def test_ruined_trials_change_no_bit_of_the_others(kind, detection):
-    healthy, run = clean(kind), ruined(kind, detection)
-    assert [r for r in range(COUNT) if engine.same_bits(healthy[r], run[r]) == []] == list(SPARED)
-    gaps = padding_of(run.pack.layout)
-    assert len(gaps) and not run.pack.gradients[:, gaps].any(), "nothing reaches what stands between tensors"
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
-
-
-STARTS = (1, 4, STRUCK)
-REMEMBERING = ("zclip", "adagc", "all")
-
-
-@cache
-def forked_and_full(kind):
-    """Three trials, and three faulty ones of them for each start; the faults leave them finite, but for good."""
-    golden = trials(kind, 3)
-    fault = Value(start=0, site="reduced_gradient", model="scale", value=100.0, tensor="head", elements=None)
-    faults = [dataclasses.replace(fault, start=start) for start in STARTS]
-    many = [*golden, *(dataclasses.replace(t, fault=fault) for fault in faults for t in golden)]
-    return engine.run(many, forks=True, block=4), engine.run(many, block=4)
-
-
-@pytest.mark.parametrize("kind", REMEMBERING)
-@pytest.mark.parametrize("start", STARTS)
-def test_a_fork_takes_the_memory_along(kind, start):
-    """In the warm-up and after it; the fault leaves a finite trial, which differs for good."""
-    forked, full = forked_and_full(kind)
-    first = 3 * (1 + STARTS.index(start))
-    numbers = (0, 1, 2, *range(first, first + 3))
-    assert forked.pack.twins.begins[first : first + 3] == [start] * 3
-    assert forked.result == full.result and forked.result.changes[3:] == [1] * 9
-    for i in numbers:
-        left, right = ({k: v for k, v in run[i].items() if k != "weights"} for run in (forked, full))
-        assert engine.same_bits(left, right) == [], i
-    for i in numbers:
-        left, right = (memory_of(run.pack, "", run.pack.rows.index(i)) for run in (forked, full))
-        assert engine.same_bits(floating(left), floating(right)) == [], i
-
-
-def floating(values):
-    return {name: x for name, x in values.items() if x.is_floating_point()}
-
-
-@pytest.mark.parametrize("kind", MEMORY)
-def test_a_snapshot_holds_the_memory(kind):
-    pack, agenda, found = engine.pack_of(trials(kind, 3)), Agenda([None] * 3), []
-
-    def go(steps):
-        train(pack, agenda, 100, lambda first, arrays: found.append(arrays), until=steps.stop)
-        return {name: values.clone() for name, values in pack.rows_state}
-
-    go(range(6))
-    before = pack.snapshot()
-    first = go(range(6, STEPS))
-    pack.restore(before)
-    again = go(range(6, STEPS))
-    assert engine.same_bits(floating(first), floating(again)) == []
 
 
 @pytest.mark.parametrize("kind", ["clip_value", "clip_tensor", "zclip", "adagc", "clip"])
@@ -216,7 +100,7 @@ def test_a_row_that_is_not_active_is_left_as_it_is(kind):
 def test_what_is_not_finite_is_never_remembered(kind, step, value):
     """While warming up and later: the step might not have been."""
     options = {"zclip": dataclasses.replace(ZCLIPS[0], warmup=5), "adagc": dataclasses.replace(ADAGCS[0], warmup=5)}
-    one = [with_options(engine.trial(), **{kind: options[kind]})] * 2
+    one = [engine.trial(**{kind: options[kind]})] * 2
     clipper, layout, state = a_clipper(MEMORY[kind], one)
     spared, _, state_of_spared = a_clipper(MEMORY[kind], one)
     for number, gradients in enumerate(stream(layout, 2, torch.float32, 14)):
@@ -341,8 +225,7 @@ def test_what_acts_first_decides_whether_infinity_is_repaired(monkeypatch):
 def test_an_optimizer_that_repairs_infinity_is_not_shown_it_behind_a_norm(name, sections):
     """In one pack with a trial that has no limit."""
     ways = [{}, {"clip": 0.5}, {}, {"clip": 0.5}, {}]
-    many = [engine.trial(seed=r, name=name, lr=1e-4, **way, **LENGTH) for r, way in enumerate(ways)]
-    many = [with_options(trial, **sections) for trial in many]
+    many = [engine.trial(seed=r, name=name, lr=1e-4, **way, **sections, **LENGTH) for r, way in enumerate(ways)]
     run = engine.run(many, {r: spoil(math.inf) for r in (0, 1)})
     assert run.result.nonfinite_step == [None, STRUCK, None, None, None]
     assert np.isfinite(run.signals["loss"][0]).all() and torch.isfinite(run.weights[-1][0]).all()

@@ -1,0 +1,33 @@
+"""Injectors that change what they are shown as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.training.sites import Event, Site, Visit
+
+
+@dataclass(frozen=True)
+class Change:
+    """An injector that calls `change(tensors)` at a site."""
+
+    site: Site
+    steps: range
+    change: Callable[[Mapping[str, Tensor]], object]
+    taps: tuple[str, ...] = ("blocks.0.residual",)
+    permanent: bool = False
+
+    @property
+    def calls(self) -> list[tuple[Site, int]]:
+        return [(self.site, step) for step in self.steps]
+
+    def visit(self, visit: Visit) -> list[Event]:
+        self.change(visit.tensors)
+        return [Event(self.site, "", None, None, visit.step, "", "", None, None, True)]
+
+
+def fill_first(name: str, value: float) -> Callable[[Mapping[str, Tensor]], object]:
+    return lambda tensors: tensors[name].view(-1)[:1].fill_(value)

@@ -1,0 +1,193 @@
+"""Settings of everything that a trial may have, for the promises that hold whatever is on (test_conformance.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.optim.optimizers import OPTIMIZERS
+from tests.harness.variants import VARIANTS
+
+# Fields as `engine.different` takes them: a tuple holds a value for each trial, in turn.
+Fields = dict[str, Any]
+
+GROWTHS: dict[str, Fields] = {
+    "truncated": {"sequence_start": 2, "sequence_steps": 5},
+    "reshaped": {"sequence_start": 2, "sequence_steps": 5, "sequence_mode": "reshape"},
+    "batches": {"batch": 4, "batch_start": 1, "batch_steps": 5},
+    "batches on ranks": {"batch": 6, "ranks": 2, "batch_start": 2, "batch_steps": 5},
+    "both": {"batch": 4, "batch_start": 1, "batch_steps": 3, "sequence_start": 3, "sequence_steps": 5},
+    "both, reshaped": {
+        "batch": 4,
+        "ranks": 2,
+        "batch_start": 1,
+        "batch_steps": 4,
+        "sequence_start": 1,
+        "sequence_steps": 6,
+        "sequence_mode": "reshape",
+    },
+}
+THRESHOLDS = {"rarity": 3.9, "repetition": 0.1, "entropy": 1.7}
+"""In the tests' corpus, Zipf's law over 64 tokens, each drops some sequences of 8 tokens and keeps most."""
+SCREENS: dict[str, Fields] = {
+    "all three": {"batch": 6, **{name: (limit, limit * 1.01, limit * 1.02) for name, limit in THRESHOLDS.items()}},
+    "ranks": {"batch": 6, "ranks": 3, "rarity": (3.7, 3.75, 3.8)},
+    "sequences grow": {"batch": 4, "rarity": (3.7, 3.75, 3.8), "sequence_start": 2, "sequence_steps": 5},
+    "pieces": {
+        "batch": 4,
+        "entropy": (1.8, 1.75, 1.7),
+        "sequence_start": 2,
+        "sequence_steps": 5,
+        "sequence_mode": "reshape",
+    },
+    "batches grow": {"batch": 4, "repetition": (0.05, 0.1), "batch_start": 1, "batch_steps": 5},
+}
+LOGITS: dict[str, Fields] = {
+    "temperature": {"attention_temperature": (0.4, 0.6, 0.8)},
+    "temperature, fused": {"attention_temperature": (0.4, 0.6, 0.8), "attention": "fused"},
+    "cap": {"attention_cap": (0.5, 1.5, 2.5)},
+    "clipped softmax": {"soft_clip_high": (1.0, 1.03, 1.06), "soft_clip_low": (0.0, -0.02, -0.04)},
+    "softmax in bf16": {"softmax": "products", "precision": "bf16"},
+    "all in fp16": {
+        "attention_temperature": (0.4, 0.6, 0.8),
+        "attention_cap": (0.5, 1.5, 2.5),
+        "soft_clip_high": 1.03,
+        "soft_clip_low": (0.0, -0.02, -0.04),
+        "softmax": "products",
+        "precision": "fp16",
+    },
+}
+LOSSES: dict[str, Fields] = {
+    "z-loss": {"z_loss": (0.0, 0.01, 0.02)},
+    "output cap": {"output_cap": (1.0, 2.0, 3.0)},
+    "z-loss and cap in bf16": {"z_loss": (0.0, 0.01, 0.02), "output_cap": (1.0, 2.0, 3.0), "precision": "bf16"},
+    "z-loss and cap, muP": {
+        "z_loss": (0.0, 0.01, 0.02),
+        "output_cap": (1.0, 2.0, 3.0),
+        "parametrization": "mup",
+        "base_width": 8,
+    },
+}
+ZCLIP = tuple({"threshold": 0.1 + 0.05 * r, "warmup": 1 + r, "alpha": 0.9 - 0.1 * r} for r in range(3))
+ADAGC = tuple({"threshold": 1.02 + 0.1 * r, "warmup": r, "beta": 0.98 - 0.1 * r} for r in range(3))
+CLIPS: dict[str, Fields] = {  # all of which act in these runs, and leave their warm-up before anything strikes
+    "clip_value": {"clip": None, "clip_value": (0.003, 0.006, 0.009)},
+    "clip_tensor": {"clip": None, "clip_tensor": (0.03, 0.06, 0.09)},
+    "zclip": {"clip": None, "zclip": ZCLIP},
+    "adagc": {"clip": None, "adagc": ADAGC},
+    "clip": {"clip": (0.1, None, 0.3)},
+    "all": {"clip_value": (0.1, 0.2), "clip_tensor": (0.3, 0.6), "zclip": ZCLIP, "adagc": ADAGC, "clip": 0.5},
+    "qk_clip": {"qk_clip": (0.3, 0.6, 0.9)},
+    "qk_clip, fused": {"qk_clip": (0.3, 0.6, 0.9), "attention": "fused"},
+}
+SCALES: dict[str, Fields] = {  # in fp16 the first one overflows at once
+    f"loss scale in {precision}": {
+        "precision": precision,
+        "loss_scaling": ("dynamic", "dynamic", "static", "static", "none"),
+        "loss_scale": (2.0**26, 1024.0, 3.0, 65536.0, 1.0),
+        "loss_scale_growth": (2, 3),
+    }
+    for precision in ("fp32", "fp16")
+}
+PRECISIONS: dict[str, Fields] = {
+    "bf16": {"precision": "bf16"},
+    "fp16, norms and softmax too": {"precision": "fp16", "norms": "products", "softmax": "products"},
+    "bf16, fused": {"precision": "bf16", "attention": "fused"},
+    "fp16, dropout": {"precision": "fp16", "dropout": (0.1, 0.2)},
+    "fp16, learned, swiglu, qk_norm": {
+        "precision": "fp16",
+        "positions": "learned",
+        "activation": "swiglu",
+        "qk_norm": True,
+    },
+    "fp8": {"precision": "fp8"},
+    "fp8, swiglu, qk_norm, ranks": {
+        "precision": "fp8",
+        "activation": "swiglu",
+        "qk_norm": True,
+        "batch": 4,
+        "ranks": 2,
+        "loss_scaling": "dynamic",
+    },
+}
+OPTIONS: dict[str, Fields] = {  # of optimizers; short intervals, so that resets happen
+    "spam": {"spam": {"interval": 4, "warmup": 2, "grace": 2}},
+    "stable_spam": {"stable_spam": {"interval": 4}},
+    "adafactor": {"adafactor": {"relative_step": True}},
+    "lars": {"lars": {"trust": 1.0}},
+}
+OTHERS: dict[str, Fields] = {
+    "plain": {},
+    "muP": {"parametrization": "mup", "base_width": 8},
+    "ranks": {"batch": 4, "ranks": 2},
+    "micro-batches": {"batch": 4, "micro_batches": 2},
+    "clipped updates": {"clip_update": (0.1, 0.5, 1.0)},
+    "decay by the schedule": {"decay_follows": "schedule"},
+}
+
+
+def named(kind: str, settings: dict[str, Fields], **common: Any) -> dict[str, Fields]:
+    return {f"{kind}: {name}": {**common, **fields} for name, fields in settings.items()}
+
+
+LOADED = {"vocabulary": 64, "context": 8}  # what growth and thresholds are made for
+FEATURES: dict[str, Fields] = {
+    **OTHERS,
+    **named("model", VARIANTS),
+    **named("logits", LOGITS),
+    **named("loss", LOSSES),
+    **named("clips", CLIPS),
+    **SCALES,
+    **named("precision", PRECISIONS),
+    **named("screen", SCREENS, **LOADED),
+    **named("growth", GROWTHS, **LOADED),
+    **named("optimizer", {name: {"name": name} | OPTIONS.get(name, {}) for name in OPTIMIZERS}),
+}
+
+SWIGLU = {"activation": "swiglu", "expansion": 4}
+NEUTRAL: dict[str, tuple[Fields, Fields]] = {  # settings of no strength, and what they change no bit of
+    "a clamp that nothing reaches": ({**SWIGLU, "swiglu_clamp": 1e30}, SWIGLU),
+    "no block of Mix-LN is post-LN": ({"placement": "mix", "mix": 0.0}, {"placement": "pre"}),
+    "every block of Mix-LN is post-LN": ({"placement": "mix", "mix": 1.0}, {"placement": "post"}),
+    "post-LN has no norm in front": ({"placement": "post", "attention_norm": False}, {"placement": "post"}),
+    "no share is dropped": ({"dropout": 0.0, "attention": "explicit"}, {"attention": "explicit"}),
+    "one micro-batch": ({"micro_batches": 1}, {}),
+    "QK-Clip that nothing reaches": ({"qk_clip": 1e30}, {}),
+    "QK-Clip that nothing reaches, fused": ({"qk_clip": 1e30, "attention": "fused"}, {"attention": "fused"}),
+    **{
+        f"{name} that nothing reaches": ({"clip": None, name: limit}, {"clip": None})
+        for name, limit in {
+            "clip": 1e30,
+            "clip_value": 1e30,
+            "clip_tensor": 1e30,
+            "zclip": {"threshold": 1e30},
+            "adagc": {"threshold": 1e30, "warmup_clip": 1e30},
+        }.items()
+    },
+    **{
+        f"a {name} that nothing exceeds{', ' if fields else ''}{', '.join(fields)}": ({**fields, **limit}, fields)
+        for fields in ({}, {"ranks": 2, "batch": 4}, {"z_loss": 0.1}, {"attention": "fused"})
+        for name, limit in {
+            "rarity": {"rarity": 100.0},
+            "repetition": {"repetition": 1.0},
+            "entropy": {"entropy": 1e-9},
+            "screen": {"rarity": 100.0, "repetition": 1.0, "entropy": 1e-9},
+        }.items()
+    },
+    **{
+        f"{name} in {precision}": ({"precision": precision, **kernel, **fields}, {"precision": precision, **kernel})
+        for precision in ("fp32", "bf16")
+        for name, kernel, fields in (
+            ("a temperature of one", {}, {"attention_temperature": 1.0}),
+            ("a temperature of one, fused,", {"attention": "fused"}, {"attention_temperature": 1.0}),
+            ("a softmax between its ends", {}, {"soft_clip_high": 1.0, "soft_clip_low": 0.0}),
+        )
+    },
+    **{
+        f"{part} as exact as products in {precision}": (
+            {"precision": precision, part: "products"},
+            {"precision": precision},
+        )
+        for precision in ("fp32", "fp64")
+        for part in ("softmax", "norms")
+    },
+}
