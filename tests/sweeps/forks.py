@@ -1,8 +1,8 @@
 """`python -m sweeps` forked from a process that has loaded torch and our modules, which takes longer than small sweeps.
 
-Our modules are loaded once from each path that a test asks for, and nothing of them is called before the fork. A command
-leads a session of its own, hears the signals that it is sent, and ends as the interpreter ends it. The server that forks
-its workers is the one of `multiprocessing`, in a process that has loaded all this, too.
+Our modules are loaded once from each path that a test asks for, and nothing of them is called before the fork. A
+command leads a session of its own, hears the signals that it is sent, and ends as the interpreter ends it. The server
+that forks its workers is the one of `multiprocessing`, in a process that has loaded all this, too.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def _server() -> socket.socket:
 
 
 def _serve(client: socket.socket) -> dict:
-    """Have a process for each path that has our modules from there, and hand it what is asked for. Returns in commands."""
+    """Have a process for each path that has our modules from there, and hand it what is asked for.
+
+    Returns in those that are to be commands.
+    """
     loaded: dict[str, socket.socket] = {}
     while True:
         asked, ends, *_ = socket.recv_fds(client, MOST, 3)

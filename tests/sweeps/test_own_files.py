@@ -17,7 +17,14 @@ from tests.sweeps import command
 
 GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=3")
 MORE = ("seed=range(3)", *GRID[1:])
-FILES = ("report.html", "figures/loss_curves.png", PLAN, f"{STORE}/zarr.json", f"{STORE}/*/loss/c.0.0", f"{STORE}/[!.]*/")
+FILES = (
+    "report.html",
+    "figures/loss_curves.png",
+    PLAN,
+    f"{STORE}/zarr.json",
+    f"{STORE}/*/loss/c.0.0",
+    f"{STORE}/[!.]*/",
+)
 FILES += ("claims/ledger.jsonl",)
 FOLDERS = ("claims", "figures", "locks", "search", "slurm", "slurm/packs", CHECKPOINTS, ERRORS, PROGRESS, STORE)
 
