@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import pytest
 
 from analysis import fault_events, open_sweep
 from analysis.reports.report import write_report
+from tests.sweeps.command import Ended, end, fork
 
 ROOT = Path(__file__).parent.parent
 SMALL = (
@@ -23,9 +21,10 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process for which both examples are installed."""
-    site, places = tmp_path_factory.mktemp("site"), [str(ROOT)]
+def installed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The path of a process for which both examples are installed."""
+    site = tmp_path_factory.mktemp("site")
+    places = [site]
     for name in ("guard", "objective"):
         project = tomllib.loads((ROOT / "examples" / name / "pyproject.toml").read_text())["project"]
         about = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -34,25 +33,22 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ((group, entries),) = project["entry-points"].items()
         lines = [f"[{group}]", *(f"{key} = {value}" for key, value in entries.items())]
         (about / "entry_points.txt").write_text("\n".join(lines) + "\n")
-        places.append(str(ROOT / "examples" / name))
-    return os.environ | {"PYTHONPATH": os.pathsep.join([*places, str(site)])}
+        places.append(ROOT / "examples" / name)
+    return places
 
 
-def sweep(installed: dict[str, str], out: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sweeps", *SMALL, *overrides, f"out={out}"]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=installed, cwd=out.parent, timeout=300, check=False
-    )
+def sweep(installed: list[Path], out: Path, *overrides: str) -> Ended:
+    return end(fork(*SMALL, *overrides, f"out={out}", cwd=out.parent, path=installed))
 
 
-def test_a_guard_sends_a_row_back_and_shows_a_signal(installed: dict[str, str], tmp_path: Path) -> None:
+def test_a_guard_sends_a_row_back_and_shows_a_signal(installed: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     fault = (
         *("fault=none,value", "fault.start=23", "fault.site=activation", "fault.tensor=logits"),
         *("fault.elements=null", "fault.model=scale", "fault.value=30", "seed=0,1"),
     )
     done = sweep(installed, out, "loss_alarm.nats=1.5", *fault)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     results = open_sweep(out)
     assert results["loss_above_mean"].attrs["long_name"] == "training loss over its running mean"
     shown, loss = results["loss_above_mean"].values, results["loss"].values
@@ -67,19 +63,19 @@ def test_a_guard_sends_a_row_back_and_shows_a_signal(installed: dict[str, str], 
         np.testing.assert_array_equal(values[faulty], values[~faulty])
     assert out / "figures" / "guard_signals.png" in write_report(out).figures
     without = sweep(installed, tmp_path / "without", *fault)
-    assert without.returncode == 0, without.stderr
+    assert without.status == 0, without.err
     plain = open_sweep(tmp_path / "without").sortby("seed")
     assert "loss_above_mean" not in plain
     struck = plain["loss"].values[plain["fault"].values != "none"]
     assert (struck[:, 23] > 1.5 + struck[:, 22]).all(), "without the guard the loss jumps"
 
 
-def test_an_objective_has_a_loss_of_its_own(installed: dict[str, str], tmp_path: Path) -> None:
+def test_an_objective_has_a_loss_of_its_own(installed: list[Path], tmp_path: Path) -> None:
     options = ("objective.name=completion", "completion.prompt=0,0.5", "seed=0")
     done = sweep(installed, tmp_path / "out", *options)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     plain = sweep(installed, tmp_path / "plain", "seed=0,1")
-    assert plain.returncode == 0, plain.stderr
+    assert plain.status == 0, plain.err
     found, usual = open_sweep(tmp_path / "out"), open_sweep(tmp_path / "plain")
     whole = found.isel(trial=int(np.flatnonzero(found["prompt"].values == 0)[0]))
     half = found.isel(trial=int(np.flatnonzero(found["prompt"].values != 0)[0]))  # its default is not known here
@@ -87,4 +83,4 @@ def test_an_objective_has_a_loss_of_its_own(installed: dict[str, str], tmp_path:
     np.testing.assert_allclose(whole["loss"], same["loss"], rtol=2e-4)
     assert (np.abs(half["loss"].values - same["loss"].values) > 1e-3).mean() > 0.8
     refused = sweep(installed, tmp_path / "no", "objective.name=completions")
-    assert refused.returncode == 2 and "allowed: next_token, completion" in refused.stderr
+    assert refused.status == 2 and "allowed: next_token, completion" in refused.err

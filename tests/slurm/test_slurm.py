@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slurm
 CAMPAIGN = ["fault=value", "fault.model=stuck_at_0", "fault.site=weight,gradient,activation", "fault.samples=12"]
 
 
-def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
+def test_a_width_of_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> None:
     short = [
         "train.steps=6",
         "schedule.warmup=2",
@@ -40,12 +40,12 @@ def test_the_quickstart_grid_gives_the_bits_of_a_local_run(tmp_path: Path) -> No
         "train.validate_tokens=16",
         "train.validate_between=16",
     ]
-    grid = ["study=quickstart", *short]
+    grid = ["study=quickstart", *short, "model.width=32"]
     local = sweep(tmp_path / "local", *grid)
     assert local.status == 0, local.err
     remote = sweep(tmp_path / "slurm", *grid, *LAUNCH, "hydra.launcher.parallel=4")
     assert remote.status == 0, remote.out + remote.err
-    assert "trained 90 of 90 trials" in remote.out
+    assert "trained 30 of 30 trials" in remote.out
     assert_equal_stores(tmp_path / "local", tmp_path / "slurm")
     seen = nodes_used(tmp_path / "slurm")
     assert seen <= {"n1", "n2"}
@@ -123,6 +123,13 @@ def test_the_same_or_a_wider_grid_submits_only_what_is_neither_stored_nor_queued
     assert done.sizes["trial"] == 8 and bool(done.complete.all())
     assert len(packs) == 4 and len(arrays(tmp_path)) == 2, "each trial stands in one pack"
     assert "4 complete already" in sweep(tmp_path, *GRID, *ONE_JOB).out
+    # The sweep ends when the store is complete, and its job leaves submitit's result there a moment later.
+    submitted = ",".join(arrays(tmp_path))
+    eventually(lambda: not slurm("squeue", "--noheader", f"--jobs={submitted}", "--states=PD,R,CG"))
+    before = tree(tmp_path)
+    refused = sweep(tmp_path, *GRID, "seed=3", *ONE_JOB, "hydra.launcher.partition=nowhere")
+    assert refused.status == 2 and "invalid partition" in refused.err
+    assert tree(tmp_path) == before and len(arrays(tmp_path)) == 2, "what sbatch refuses leaves nothing"
 
 
 def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:

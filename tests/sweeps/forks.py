@@ -1,8 +1,8 @@
-"""`python -m sweeps` forked from a process that has loaded torch already, which takes longer than such small sweeps.
+"""`python -m sweeps` forked from a process that has loaded torch and our modules, which takes longer than small sweeps.
 
-Nothing of this repository is loaded before the fork: the command loads it from where it is told to. It leads a session
-of its own, hears the signals that it is sent, and ends as the interpreter ends it. The server that forks its workers is
-the one of `multiprocessing`, in a process that has loaded torch, too.
+Our modules are loaded once from each path that a test asks for, and nothing of them is called before the fork. A
+command leads a session of its own, hears the signals that it is sent, and ends as the interpreter ends it. The server
+that forks its workers is the one of `multiprocessing`, in a process that has loaded all this, too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import IO, NoReturn
 LIBRARIES = (
     "antlr4, hydra, omegaconf, optuna, pebble, rich.progress, scipy.stats, tokenizers, torch, xarray, yaml, zarr"
 )
+OURS = "sweeps.commands.sweep, sweeps.compose.grid, sweeps.running.launch, sweeps.search.rounds, injectors.replay"
 MOST = 1 << 20  # bytes of a command line
 MANY = 100  # no process here has so many files open
 
@@ -38,7 +39,7 @@ class Forked:
     """A command that runs: what the tests need of a subprocess.Popen."""
 
     def __init__(self, arguments: Sequence[str], cwd: Path, path: Sequence[Path], variables: Mapping[str, str]):
-        asked = {"arguments": arguments, "cwd": str(cwd), "path": [str(cwd), *map(str, path)]}
+        asked = {"arguments": arguments, "cwd": str(cwd), "path": list(map(str, path))}
         asked["variables"] = {**variables, "PYTHONPATH": os.pathsep.join(map(str, path))}
         ends = [os.pipe() for _ in ("out", "err", "status")]
         self.args, self.returncode = arguments, None
@@ -114,22 +115,50 @@ def _server() -> socket.socket:
 # --- in the process that forks -----------------------------------------------------------------------------------
 
 
-def _serve() -> dict:
-    """Fork a command for each that is asked for. Returns in those."""
-    asking = socket.socket(fileno=0)
+def _serve(client: socket.socket) -> dict:
+    """Have a process for each path that has our modules from there, and hand it what is asked for.
+
+    Returns in those that are to be commands.
+    """
+    loaded: dict[str, socket.socket] = {}
+    while True:
+        asked, ends, *_ = socket.recv_fds(client, MOST, 3)
+        if not asked:
+            for process in loaded.values():
+                process.close()
+            _end()
+        path = json.loads(asked)["path"]
+        if (key := os.pathsep.join(path)) not in loaded:
+            loaded[key], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if not os.fork():
+                for inherited in (*ends, *(process.detach() for process in loaded.values())):
+                    os.close(inherited)
+                sys.path[:0] = path
+                with contextlib.suppress(Exception):  # what fails here fails in the command, which says so
+                    _load(OURS)
+                return _fork(theirs, client)
+            theirs.close()
+        socket.send_fds(loaded[key], [asked], ends)
+        for end in ends:
+            os.close(end)
+
+
+def _fork(asking: socket.socket, client: socket.socket) -> dict:
+    """Fork a command for each that is asked for, and tell the client its number. Returns in those."""
     while True:
         asked, ends, *_ = socket.recv_fds(asking, MOST, 3)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, 0 if not asked else os.WNOHANG) != (0, 0):
-                pass
         if not asked:
-            os._exit(0)
+            _end()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
         if not os.fork():
             command = os.fork()
             if not command:
                 os.setsid()
-                asking.send(str(os.getpid()).encode())
-                asking.detach()
+                client.send(str(os.getpid()).encode())
+                asking.close()
+                client.detach()
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 for end, number in zip(ends, (1, 2), strict=False):
                     os.dup2(end, number)
@@ -139,6 +168,20 @@ def _serve() -> dict:
             _tell(command, ends)
         for end in ends:
             os.close(end)
+
+
+def _end() -> NoReturn:
+    """Once all that was forked has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.wait():
+            pass
+    os._exit(0)
+
+
+def _load(modules: str) -> None:
+    for module in modules.split(", "):
+        importlib.import_module(module)
+    gc.freeze()  # what all share is left alone
 
 
 def _stand_by() -> None:
@@ -183,13 +226,11 @@ def _tell(command: int, ends: Sequence[int]) -> NoReturn:
 
 if __name__ == "__main__":
     del sys.path[0]
-    for library in LIBRARIES.split(", "):
-        __import__(library)
-    gc.freeze()  # what all share is left alone
-    asked = _serve()
+    _load(LIBRARIES)
+    asked = _serve(socket.socket(fileno=0))
     os.chdir(asked["cwd"])
     os.environ.update(asked["variables"])
-    sys.path[:0] = asked["path"]
+    sys.path.insert(0, asked["cwd"])
     _stand_by()
     sys.argv[1:] = asked["arguments"]
     importlib.import_module("sweeps.running.local").available_cores = lambda: 1  # as in `call`

@@ -19,34 +19,20 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has
 # (overrides, how the line begins after "error: ", how it ends or what it holds)
 CASES = {
     "unknown key": (["model.widht=32"], "model.widht=32: unknown key; did you mean model.width", "model.context, "),
-    "unknown key, swept": (
-        ["model.widht=16,32"],
-        "model.widht=16,32: unknown key; did you mean model.width",
-        "allowed",
-    ),
     "unknown section": (["modell.width=32"], "modell.width=32: unknown key; did you mean model.width", "optim"),
     "section as a value": (["model=3"], "model=3: unknown key", "model.width"),
-    "a fault's kind": (["fault.kind=weight_bit"], "fault.kind=weight_bit: unknown key", "fault.bit"),
     "wrong type": (["model.width=wide"], "model.width=wide: wrong type (str)", "allowed: an integer"),
-    "wrong type, swept": (["model.width=16,wide"], "model.width=wide: wrong type (str)", "allowed: an integer"),
     "fraction for an integer": (["seed=1.5"], "seed=1.5: wrong type (float)", "allowed: an integer"),
     "bool for an integer": (["seed=true"], "seed=true: wrong type (bool)", "allowed: an integer"),
     "integer for a bool": (["model.qk_norm=1"], "model.qk_norm=1: wrong type (int)", "allowed: true or false"),
-    "null": (["model.width=null"], "model.width=null: wrong type", "allowed: an integer"),
     "no value": (["optim.lr="], "optim.lr=: wrong type (str)", "allowed: a number"),
-    "list": (["optim.lr=[1,2]"], "optim.lr=[1, 2]: wrong type (list)", "allowed: a number"),
     "dict": (["optim.lr={a:1}"], "optim.lr={'a': 1}: wrong type (dict)", "allowed: a number"),
     "interpolation": (["optim.lr=${seed}"], "optim.lr=${seed}: wrong type (str)", "allowed: a number"),
     "quoted number": (["optim.lr='1e-3'"], "optim.lr=1e-3: wrong type (str)", "allowed: a number"),
     "number for a path": (["data.path=3"], "data.path=3: wrong type (int)", "allowed: a word or null"),
     "not a number": (["optim.lr=nan"], "optim.lr=nan: out of range", "allowed: >= 0"),
-    "infinite": (["optim.lr=inf"], "optim.lr=inf: out of range", "allowed: >= 0"),
-    "infinite, swept": (["optim.lr=1e-3,-inf"], "optim.lr=-inf: out of range", "allowed: >= 0"),
-    "too large for a float": (["optim.lr=1e400"], "optim.lr=inf: out of range", "allowed: >= 0"),
     "an integer too large for a float": ([f"optim.lr={10**400}"], "optim.lr=1000", "allowed: a number"),
     "a seed that no int64 holds": (["seed=99999999999999999999"], "seed=99999999999999999999: out of range", "<= 92"),
-    "negative steps": (["train.steps=-3"], "train.steps=-3: out of range", "allowed: >= 1"),
-    "unknown word": (["train.precision=fp99"], "train.precision=fp99: out of range", "allowed: fp32, bf16"),
     "a field of another optimizer": (
         ["optim.name=adamw,lion", "spam.threshold=10"],
         "spam.threshold=10.0: reaches no trial, because optim.name=",
@@ -54,24 +40,13 @@ CASES = {
     ),
     "unknown study": (["study=nope"], "study=nope: unknown study", "allowed: campaign, depth, grid"),
     "studies": (["study=grid,quickstart"], "study=grid,quickstart: belongs to the run", "allowed: one value"),
-    "unknown fault": (["fault=weight_bits"], "fault=weight_bits: unknown fault; did you mean weight_bit?", FAULTS),
     "unknown fault, swept": (["fault=none,bit"], "fault=bit: unknown fault", FAULTS),
     "fault as a list": (["fault=[none]"], "fault=[none]: unknown fault", FAULTS),
-    "unknown mitigation": (
-        ["mitigation=qknorm"],
-        "mitigation=qknorm: unknown mitigation; did you mean qk_norm?",
-        NAMES,
-    ),
     "unknown mitigation, swept": (["mitigation=none,qknorm"], "mitigation=qknorm: unknown mitigation; did you", NAMES),
     "null for a group": (["mitigation=null"], "mitigation=null: unknown mitigation", NAMES),
     "number for a group": (["mitigation=3"], "mitigation=3: unknown mitigation", NAMES),
     "glob without a match": (["mitigation=glob(x*)"], "mitigation=glob(x*): matches nothing", NAMES),
     "glob of numbers": (["model.width=glob(1*)"], "model.width=glob(1*): a glob needs names", "allowed: values"),
-    "width and head size": (
-        ["model.width=20"],
-        "model.width=20: not divisible by model.head_dim=8",
-        "allowed: a multiple of it",
-    ),
     "width and head size, swept": (
         ["model.width=16,20"],
         "model.width=20: not divisible by model.head_dim=8",
@@ -83,7 +58,6 @@ CASES = {
         "allowed: model.base_head_dim=4, or one size",
     ),
     "odd head size": (["model.head_dim=1"], "model.head_dim=1: odd", "allowed with model.positions=rotary: an even"),
-    "bit 40": ([*STRUCK, "fault.bit=40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),
     "bit 40, swept": ([*STRUCK, "fault.bit=3,40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),
     "no such tensor": (
         [*STRUCK, "fault.tensor=block*x"],
@@ -101,7 +75,6 @@ CASES = {
         "allowed: 0 to 5",
     ),
     "fault's default after the end": (["fault=rare_tokens"], "fault.start=100: after the last step", "allowed: 0 to 5"),
-    "no poison": (["fault=rare_tokens", "fault.start=2", "fault.share=0"], "fault.share=0", "allowed: > 0 and <= 1"),
     "field without a fault": (["fault.bit=3"], "fault.bit=3: reaches no trial, because fault=none", "another fault"),
     "field of another fault": (
         ["fault=rare_tokens", "fault.start=2", "fault.bit=3"],
@@ -129,23 +102,14 @@ CASES = {
         "data.length=1000: 100 tokens",
         "allowed: at least 501",
     ),
-    "unknown device": (["device=tpu"], "device=tpu: out of range", "allowed: auto, cpu, cuda"),
-    "devices": (["device=cpu,auto"], "device=cpu,auto: belongs to the run and cannot be swept", "allowed: one value"),
-    "pack sizes": (["pack.size=2,4"], "pack.size=2,4: belongs to the run and cannot be swept", "allowed: one value"),
     "no pack": (["pack.size=0"], "pack.size=0: not a size", "allowed: auto, or an integer from 1 to 1000000"),
     "word for a pack": (
         ["pack.size=big"],
         "pack.size=big: not a size",
         "allowed: auto, or an integer from 1 to 1000000",
     ),
-    "no block": (["telemetry.block=0"], "telemetry.block=0: out of range", "allowed: >= 1"),
     "plan": (["plan=maybe"], "plan=maybe: wrong type (str)", "allowed: true or false"),
     "no workers": (["hydra.launcher.workers=0"], "hydra.launcher.workers=0: not a number of", "auto, or an integer"),
-    "word for workers": (
-        ["hydra.launcher.workers=all"],
-        "hydra.launcher.workers=all: not a number",
-        "auto, or an integer",
-    ),
     "workers, swept": (["hydra.launcher.workers=1,2"], "hydra.launcher.workers=1,2: belongs to", "allowed: one value"),
     "unknown option of the launcher": (
         ["hydra.launcher.threads=2"],
@@ -156,11 +120,6 @@ CASES = {
     "stock launcher": (["hydra/launcher=basic"], "hydra/launcher=basic: trains no packs", "allowed: local, slurm"),
     "stock sweeper": (["hydra/sweeper=basic"], "hydra/sweeper=basic: plans no packs", "allowed: grid"),
     "stock mode": (["hydra.mode=RUN"], "hydra.mode=RUN: every call is a sweep", "allowed: MULTIRUN"),
-    "stock logging": (
-        ["hydra/job_logging=default"],
-        "hydra/job_logging=default: has no effect here",
-        "allowed: of hydra.*",
-    ),
     "Slurm option of the wrong type": (
         ["hydra/launcher=slurm", "hydra.launcher.time=long"],
         "hydra.launcher.time=long: Value 'long' of type 'str'",
@@ -174,16 +133,13 @@ CASES = {
     ),
     "interval": (["optim.lr=interval(0,1)"], "optim.lr=interval(0,1): an interval has no grid", "or a search=NAME"),
     "added key": (["+optim.lr=1"], "+optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
-    "forced key": (["++optim.lr=1"], "++optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
     "removed key": (["~optim.lr"], "~optim.lr: keys cannot be added or removed", "allowed: key=value"),
-    "removed group": (["~mitigation"], "~mitigation: keys cannot be added or removed", "allowed: key=value"),
     "open bracket": (["optim.lr=["], "optim.lr=[: not an override", "allowed: key=value"),
     "open quote": (['optim.lr="1'], 'optim.lr="1: not an override', "allowed: key=value"),
     "no key": (["=3"], "=3: unknown key", "allowed: adafactor, adagc, block, campaign, checkpoint, data"),
     "a word alone": (["quickstart"], "quickstart: not an override", "allowed: key=value"),
     "a key alone": (["optim.lr"], "optim.lr: not an override", "allowed: key=value"),
     "given twice": (["seed=1", "seed=2"], "seed=1 seed=2: seed is given 2 times", "allowed: once"),
-    "swept twice": (["seed=1,2", "seed=3,4"], "seed=1,2 seed=3,4: seed is given 2 times", "allowed: once"),
     "no such folder of studies": (
         ["--config-dir=nowhere"],
         "--config-dir=nowhere: no such folder",
@@ -285,22 +241,12 @@ def test_slurm_options_out_of_range(empty: Path, option: str, monkeypatch: pytes
             ["-m", "model.width=16,20", "optim.lr=1e-3,1e-2"],
             "error: model.width=20: not divisible by model.head_dim=8; allowed: a multiple of it\n",
         ),
-        ([*STRUCK, "fault.bit=40"], "error: fault.bit=40: out of range; allowed: >= 0 and <= 31 or null\n"),
-        (
-            ["hydra/launcher=slurm"],
-            "error: hydra/launcher=slurm: no sbatch on PATH; allowed here: local\n",
-        ),
-        (
-            ["study=evil", "--config-dir=mine"],
-            "error: study=evil: x._target_=os.mkdir: would be imported and called; allowed: no",
-        ),
         (["out=old"], "error: out={folder}/old: holds results of study quickstart; allowed: "),
     ],
-    ids=["combination", "bit", "no slurm", "target", "another study"],
+    ids=["combination", "another study"],
 )
 def test_from_a_shell(tmp_path: Path, arguments: list[str], line: str) -> None:
-    """A grid as a shell starts it, the others forked."""
-    command.write_yaml(tmp_path / "mine", "study/evil.yaml", "x: {_target_: os.mkdir, path: called}")
+    """A grid as a shell starts it, the other forked."""
     open_store(tmp_path / "old", "quickstart")
     before = command.tree(tmp_path)
     begin = command.start if "-m" in arguments else command.fork

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +85,29 @@ def tiny_grid() -> Any:
     return make
 
 
+def beyond(cls: type, name: str) -> Iterator[tuple[str, str]]:
+    """Values just outside of what a field's declaration allows, each with what it says is allowed."""
+    metadata = next(field.metadata for field in dataclasses.fields(cls) if field.name == name)
+    kind, _ = field_types(cls)[name]
+    for sign, bound in re.findall(r"([<>]=?) (\S+)", metadata["allowed"]):
+        number = kind(float(bound))
+        step = (1 if kind is int else max(1e-3 * abs(number), 1e-3)) if "=" in sign else 0
+        yield str(number + step if "<" in sign else number - step), metadata["allowed"]
+    if metadata["choices"]:
+        yield "nonsense", ", ".join(metadata["choices"])
+
+
+def refuses(key: str, cls: type, name: str, *others: str) -> None:
+    """Values just beyond the limits, in the one line that names the key, the value and the limits."""
+    for value, allowed in beyond(cls, name):
+        with pytest.raises(ConfigError) as refused:
+            command.grid(*(text for text in command.tiny(*others, f"{key}={value}") if not text.startswith(OF_THE_RUN)))
+        line = re.compile(re.escape(f"{key}={value}") + r"(\.0)?: (out of range.*|beyond 64 bits); allowed: (.*)")
+        (match,) = (match for reason in refused.value.reasons if (match := line.fullmatch(reason)))
+        named = set(re.split(", | or ", match[3]))
+        assert "beyond" in match[2] or set(allowed.split(", ")) <= named, refused.value.reasons
+
+
 @pytest.mark.parametrize("key", sorted(trial_fields()))
 def test_every_field_of_a_trial(tiny_grid: Any, key: str) -> None:
     section, _, name = key.rpartition(".")
@@ -90,6 +115,7 @@ def test_every_field_of_a_trial(tiny_grid: Any, key: str) -> None:
     for number in (*NUMBERS, *WORDS):
         trial = tiny_grid(*others, f"{key}={number}")
         assert trial is None or is_held(getattr(trial.section(section) if section else trial, name)), number
+    refuses(key, *trial_fields()[key], *others)
 
 
 FAULT_FIELDS = [
@@ -107,6 +133,7 @@ def test_every_field_of_a_fault(tiny_grid: Any, kind: str, name: str) -> None:
     for number in (*NUMBERS, *WORDS):
         trial = tiny_grid(*others, f"fault.{name}={number}")
         assert trial is None or is_held(getattr(trial.fault, name)), number
+    refuses(f"fault.{name}", fault_types()[kind], name, *others)
 
 
 @pytest.mark.parametrize("key", sorted(set(settings.keys()) - {"out"}))
@@ -117,7 +144,7 @@ def test_every_field_of_the_run(key: str) -> None:
             assert is_held(settings.check_key(key, value)), number
         except ConfigError as error:
             (reason,) = error.reasons
-            assert "\n" not in reason and "; allowed: " in reason
+            assert "\n" not in reason and reason.startswith(f"{key}=") and "; allowed: " in reason
 
 
 # --- the fields that say how much there is to compute ------------------------------------------------------------
@@ -125,37 +152,20 @@ def test_every_field_of_the_run(key: str) -> None:
 BIT = ("fault=weight_bit", "fault.start=2")
 SET = ("fault=value", "fault.start=2", "fault.model=set")
 CASES = {
-    "depth": (["model.depth=1000000"], "model.depth=1000000: out of range; allowed: >= 1 and <= 4096"),
-    "width": (["model.width=1000000000"], "model.width=1000000000: out of range; allowed: >= 1 and <= 1048576"),
     "context": (["model.context=10**9"], "model.context=10**9: wrong type"),
-    "a longer context": (["model.context=100000000"], "model.context=100000000: out of range; allowed: >= 1 and <= 16"),
     "a context too long for the text": (["model.context=10000000"], "data.length=2000: 1800 tokens for training"),
-    "steps": (["train.steps=1e9"], "train.steps=1000000000: out of range; allowed: >= 1 and <= 10000000"),
-    "batch": (["train.batch=100000000"], "train.batch=100000000: out of range; allowed: >= 1 and <= 1048576"),
-    "ranks": (["train.ranks=1e12"], "train.ranks=1000000000000: out of range; allowed: >= 1 and <= 1048576"),
-    "validation": (["train.validate_tokens=1e12"], "train.validate_tokens=1000000000000: out of range; allowed: >= 1"),
     "beyond int64": ([f"train.validate_every={2**64}"], f"train.validate_every={2**64}: out of range, beyond 9007199"),
-    "text": (["data.length=1e12"], "data.length=1000000000000: out of range; allowed: >= 1000 and <= 100000000000"),
     "more text than memory": (["data.length=1e11"], "data.length=100000000000: takes about 373 GiB of memory"),
-    "vocabulary": (["data.vocabulary=10000000000"], "data.vocabulary=10000000000: out of range; allowed: >= 2 and <="),
-    "growth": (["schedule.batch_start=1", "schedule.batch_steps=1e9"], "schedule.batch_steps=1000000000: out of"),
     "tokens": (
         ["train.steps=1e7", "train.batch=1e6", "model.context=1e7", "data.length=1e9"],
         "train.batch=1000000: 10000000 steps of so many sequences of 10000000 tokens are 1e+20 tokens; allowed: at",
     ),
-    "campaign": ([*BIT, "fault.samples=1e9"], "fault.samples=1000000000: out of range; allowed: >= 1 and <= 100000"),
-    "elements": ([*BIT, "fault.elements=1e9"], "fault.elements=1000000000: out of range; allowed: >= 1 and <= 1000000"),
     "elements of a mix": (["fault=realistic_sdc", "fault.start=2", "fault.elements=1e9"], "fault.elements=1000000000:"),
-    "envelope": (["campaign.envelope=1e9"], "campaign.envelope=1000000000: out of range; allowed: >= 0 and <= 10000"),
     "an envelope of more than there are": (
         [*BIT, "fault.samples=3", "fault.bit=null", "campaign.envelope=10000"],
         "campaign.envelope=10000: 10000 golden runs with a last bit changed, of 4144 that a recipe allows",
     ),
     "pack": (["pack.size=1000000000"], "pack.size=1000000000: not a size; allowed: auto, or an integer"),
-    "block": (["telemetry.block=1e9"], "telemetry.block=1000000000: out of range; allowed: >= 1 and <= 10000000"),
-    "search": (["search.trials=1e9"], "search.trials=1000000000: out of range; allowed: >= 1 and <= 100000"),
-    "points at a time": (["search.batch=1e9"], "search.batch=1000000000: out of range; allowed: >= 1 and <= 10000"),
-    "points side by side": (["search.tolerance=1.0001"], "search.tolerance=1.0001: out of range; allowed: >= 1.001"),
     "rate": (["optim.lr=1e39"], "optim.lr=1e+39: out of range, beyond 3.40282e+38, the largest number"),
     "epsilon": (["optim.eps=1e-46"], "optim.eps=1e-46: out of range, below 1.4013e-45, the smallest"),
     "set": ([*SET, "fault.value=1e39"], "fault.value=1e+39: infinite in train.precision=fp32; allowed: at most"),
@@ -175,9 +185,6 @@ CASES = {
         ["fault=value", "fault.start=2", "fault.model=noise", "fault.value=-1"],
         "fault.value=-1.0: is the standard deviation of fault.model=noise; allowed: 0 or more",
     ),
-    "no folder": (["out="], "out=: empty, as where a shell's variable is not set; allowed: the path of a folder"),
-    "a folder of a long name": ([f"out={'a' * 5000}"], "out=aaaaaaaaaa"),
-    "an integer of many digits": ([f"seed={'9' * 5000}"], "seed=9999"),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import random
 import sys
 from collections import Counter
@@ -358,16 +357,11 @@ def test_planning_grows_linearly() -> None:
     assert many < 10.5 * few
 
 
-def test_ten_thousand_trials(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_ten_thousand_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it costs, memory included, is measured by tests/benchmarks/planning.py."""
+    monkeypatch.chdir(tmp_path)
     rates = ",".join(f"{10 ** (-4 + 3 * i / 19):.5g}" for i in range(20))
-    arguments = ["plan=true", "seed=range(250)", f"optim.lr={rates}", "fault=none,weight_bit", "out=out"]
-    with command.start(*arguments, cwd=tmp_path) as process:
-        out, err = process.stdout.read(), process.stderr.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert (process.returncode, err) == (0, "")
-    assert out.startswith("10000 trials asked for, 0 golden twins added, 0 complete already: 10000 to train in ")
+    ended = command.call("plan=true", "seed=range(250)", f"optim.lr={rates}", "fault=none,weight_bit", "out=out")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out.startswith("10000 trials asked for, 0 golden twins added, 0 complete already: 10000 to train in ")
     assert not any(tmp_path.iterdir())
-    with capsys.disabled():
-        print(f" [10,000 trials planned in {used.ru_utime + used.ru_stime:.1f} s of one core] ", end="")

@@ -165,21 +165,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-TWELVE = ("seed=range(12)", "train.steps=8", "pack.size=2")  # 6 packs
-
-
-@pytest.fixture(scope="module")
-def whole_twelve(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What TWELVE leaves on a disk with room."""
-    out = tmp_path_factory.mktemp("twelve") / "whole"
-    assert command.call(*command.tiny(*TWELVE, f"out={out}")).status == 0
-    return out
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_full_disk(small_disk: Path, whole_twelve: Path, tmp_path: Path, workers: int) -> None:
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     """What was complete stays; each pack that did not fit says why; with more room the same command goes on."""
-    arguments = command.tiny(*TWELVE, f"hydra.launcher.workers={workers}", f"out={small_disk}/out")
+    twelve = ("seed=range(12)", "train.steps=8", "pack.size=2")  # 6 packs
+    assert command.call(*command.tiny(*twelve, f"out={tmp_path}/whole")).status == 0
+    arguments = command.tiny(*twelve, "hydra.launcher.workers=2", f"out={small_disk}/out")
     full = command.end(command.fork(*arguments, cwd=tmp_path))
     assert full.status == 1 and "Traceback" not in full.out + full.err, full
     assert "No space left on device" in full.out
@@ -188,7 +178,7 @@ def test_a_full_disk(small_disk: Path, whole_twelve: Path, tmp_path: Path, worke
     subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
     again = command.end(command.fork(*arguments, cwd=tmp_path))
     assert (again.status, again.err) == (0, "") and f"{2 * len(kept)} complete already" in again.out
-    kills.check(small_disk / "out", whole_twelve)
+    kills.check(small_disk / "out", tmp_path / "whole")
 
 
 def test_write_permission_is_taken_away(tmp_path: Path) -> None:
@@ -230,11 +220,11 @@ def test_killed_again_and_again_it_leaves_what_it_leaves_otherwise(tmp_path: Pat
     """python -m tests.sweeps.kills does it a hundred times."""
 
     def start(out: Path, steps: int) -> Forked:
-        return command.fork(*kills.arguments(out, steps), cwd=tmp_path)
+        return command.fork(*kills.arguments(out, steps, seeds=1), cwd=tmp_path)
 
     steps = 90
-    one_worker = (text.replace("workers=2", "workers=1") for text in kills.arguments(tmp_path / "whole", steps))
-    assert command.call(*one_worker).status == 0
+    whole = kills.arguments(tmp_path / "whole", steps, seeds=1)
+    assert command.call(*(text.replace("workers=2", "workers=1") for text in whole)).status == 0
     done = kills.killed_often(tmp_path / "killed", 4, steps, random.Random(0), at_most=0.15, start=start)
     assert done["parent"] + done["worker"] == 4, "it ended before it was killed as often as that"
     kills.check(tmp_path / "killed", tmp_path / "whole")

@@ -41,7 +41,7 @@ def test_results_are_there(undisturbed: Path) -> None:
 
 
 def test_workers_change_no_bit(undisturbed: Path, tmp_path: Path) -> None:
-    ended = command.end(command.start(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path))
+    ended = command.end(command.fork(*command.tiny(*GRID, "out=out", "hydra.launcher.workers=2"), cwd=tmp_path))
     assert (ended.status, ended.err) == (0, "")
     assert re.search(r"trained 8 of 8 trials: \d", ended.out)
     assert not command.differing(command.results(tmp_path / "out"), command.results(undisturbed))
