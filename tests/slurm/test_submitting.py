@@ -27,7 +27,7 @@ from tests.slurm.conftest import (
     started,
     sweep,
 )
-from tests.sweeps.command import call, tree, trials
+from tests.sweeps.command import call, trials
 
 pytestmark = pytest.mark.slurm
 

@@ -96,32 +96,6 @@ def test_folder_with_a_configuration_of_its_own(empty: Path) -> None:
     assert line.startswith("error: --config-dir=mine: its config.yaml would take the place of")
 
 
-TARGET = "{_target_: os.mkdir, path: called}"
-CALLS = {
-    "anywhere": f"model: {TARGET}",
-    "new key": f"recipe: {TARGET}",
-    "callback": f"hydra: {{callbacks: {{mine: {TARGET}}}}}",
-    "launcher": f"hydra: {{launcher: {TARGET}}}",
-    "option of the launcher": f"hydra: {{launcher: {{workers: {TARGET}}}}}",
-    "sweeper": "hydra: {sweeper: {_target_: os.mkdir, params: {path: called}}}",
-    "axis": f"hydra: {{sweeper: {{params: {{seed: {TARGET}}}}}}}",
-    "list": f"hydra: {{sweeper: {{params: {{seed: [{TARGET}]}}}}}}",
-    "logging": "hydra: {hydra_logging: {formatters: {mine: {'()': os.mkdir, path: called}}}}",
-    "job logging": "hydra: {job_logging: {handlers: {mine: {'()': os.mkdir, path: called}}}}",
-    "callback by its defaults": "defaults: [{override /hydra/callbacks: mine}]",
-}
-
-
-@pytest.mark.parametrize("content", CALLS.values(), ids=CALLS)
-def test_nothing_that_a_file_names_is_called(empty: Path, content: str) -> None:
-    command.write_yaml(empty / "mine", "study/evil.yaml", content)
-    command.write_yaml(empty / "mine", "hydra/callbacks/mine.yaml", f"hydra: {{callbacks: {{mine: {TARGET}}}}}")
-    (line,) = command.refused(empty, "--config-dir=mine", "study=evil")
-    assert line.startswith("error: ")
-    assert "allowed: " in line
-    assert not (empty / "called").exists()
-
-
 @pytest.mark.parametrize(
     "argument",
     ["+hydra.callbacks.mine={_target_:os.mkdir,path:called}", "hydra.launcher.workers={_target_:os.mkdir,path:called}"],

@@ -82,8 +82,7 @@ def test_a_slurm_job(tmp_path: Path) -> None:
     marker = lay_traps(cwd)
     (tools / "srun").write_text(SRUN)
     (tools / "srun").chmod(0o755)
-    keys = [text for text in command.tiny("seed=1,2") if not text.startswith(("pack.", "telemetry.", "hydra."))]
-    (pack,) = make_plan(command.trials(*keys), (), None, "cpu", 1).packs
+    (pack,) = make_plan(command.tiny_trials("seed=1,2"), (), None, "cpu", 1).packs
     folder = open_store(out, "grid")
     script = SlurmExecutor(OPTIONS, wait=True)._script(folder, "token", [[job_of(pack, out, block=2)]], 1)
     words = script.read_text()
