@@ -96,5 +96,5 @@ def _places(model: Model, train: Train, vocabulary: int, branches: Branches) -> 
 
 def shape_of(model: Model, train: Train) -> dict[str, Any]:
     """What decides which addresses a trial has, and what stands there."""
-    structure = {f"model.{name}": value for name, value in vars(model).items() if name != "seed"}
+    structure = {f"model.{name}": value for name, value in vars(model).items() if name not in ("seed", "start")}
     return structure | {f"train.{name}": getattr(train, name) for name in ("batch", "ranks", "precision")}

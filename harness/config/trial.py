@@ -64,6 +64,8 @@ CORE: dict[str, type] = {
     "data": Data,
 }
 
+YOUNGER = (("model", "start"),)  # than trials that are stored, whose ids stay what they are
+
 
 @cache
 def sections() -> Mapping[str, type]:
@@ -114,8 +116,11 @@ class Trial:
         return getattr(self, name) if name in CORE else dict(self.extras).get(name, _defaults()[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, as they are stored with the results."""
+        """Nested plain values, as they are stored with the results; `YOUNGER` fields only where they are given."""
         parts = {name: dict(vars(getattr(self, name))) for name in (*CORE, "fault")}
+        for name, field in YOUNGER:
+            if parts[name][field] is None:
+                del parts[name][field]
         extras = {name: dict(vars(values)) for name, values in self.extras}
         return {**parts, **extras, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}
 

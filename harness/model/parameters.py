@@ -16,6 +16,7 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.model.products import CACHE_LINE
+from harness.model.start import stored_start
 from harness.model.tensors import ScaledTensor
 
 ALIGNMENT = CACHE_LINE // 4  # elements, of at least four bytes each: see harness/model/products.py
@@ -121,7 +122,8 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
     """Initial weights [R, P]: normal with the table's mean and std, cut at two standard deviations where it says so.
 
     A tensor's values depend on (the seed or field of the trial, its name, its shape) alone: not on the pack, the device
-    or other tensors.
+    or other tensors. Where a trial names a file (`model.start`), they are what that holds. Raises ConfigError for files
+    of other tensors.
     """
     flat = torch.zeros(len(trials), layout.size)
     seeds = [trial.seeds["init"] for trial in trials]
@@ -140,7 +142,13 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
             else:
                 _draw(view[r], seed, scaled.name, scaled.is_cut)
         view.mul_(scaled.std / TRUNCATED_STD if scaled.is_cut else scaled.std).add_(scaled.mean)
-    return flat.to(device, dtype)
+    flat = flat.to(device, dtype)
+    starts = [trial.model.start for trial in trials]
+    for given in {start for start in starts if start is not None}:
+        tensors = stored_start(given, {scaled.name: scaled.shape for scaled in layout.tensors})
+        for name, values in tensors.items():
+            layout.view(flat, name)[[start == given for start in starts]] = values.to(device, dtype)
+    return flat
 
 
 def _draw(values: Tensor, seed: int, name: str, is_cut: bool) -> Tensor:

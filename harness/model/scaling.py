@@ -259,8 +259,13 @@ def learning_rate(model: Model, tensor: ModelTensor, rule: str) -> float:
 
 
 def idle(trial: Trial) -> Iterator[tuple[str, str]]:
-    """(key, why) of a parametrisation that is the standard one, because the model has its base sizes."""
+    """(key, why) of a parametrisation that is the standard one, because the model has its base sizes.
+
+    And of an initialisation, where the weights come from a file.
+    """
     model = trial.model
+    if model.start is not None and model.init != "standard":
+        yield "model.init", f"model.init={model.init}: the weights come from model.start"
     sizes = {"width": model.base_width, "head_dim": model.base_head_dim or model.head_dim}
     if model.parametrization == "completep":
         sizes["depth"] = model.base_depth

@@ -31,6 +31,7 @@ from harness.basics.version import provenance
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
 from harness.model.precision import make_deterministic, pick_device
+from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.last_weights import write_weights
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
@@ -244,7 +245,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
             first.steps,
             first.model.depth,
             description,
-            _environment(device) | ({"processes": job.processes} if job.processes > 1 else {}),
+            _environment(device, job),
             job.run.telemetry.block,
             {name: Signal(("trial", "step"), own.units, own.long_name) for name, own in pack.guard_signals.items()},
         )
@@ -362,7 +363,9 @@ def _replace(file: ResultsPath, text: str) -> None:
     file.write(text.encode())
 
 
-def _environment(device: torch.device) -> dict[str, str | int]:
+def _environment(device: torch.device, job: Job) -> dict[str, Any]:
+    """What decides the bits of a pack beside its configuration; `starts`: the SHA-256 of the files of `model.start`."""
+    starts = start_digests(job.pack.trials)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         **provenance(),
@@ -371,4 +374,6 @@ def _environment(device: torch.device) -> dict[str, str | int]:
         "device": str(device),
         "device_name": name,
         "threads": torch.get_num_threads(),
+        **({"processes": job.processes} if job.processes > 1 else {}),
+        **({"starts": starts} if starts else {}),
     }

@@ -20,7 +20,10 @@ from harness.basics.memory import bytes_of
 from harness.basics.printing import count
 from harness.config import ConfigError, Data, Fault, Problems, Trial
 from harness.data.corpus import check_data
+from harness.model.branches import branches_of
 from harness.model.precision import pick_device
+from harness.model.scaling import tensor_table
+from harness.model.start import check_start, start_digests
 from harness.storage.last_weights import has_weights
 from harness.storage.results_folder import ResultsPath
 from harness.storage.store import check_store, open_store
@@ -213,6 +216,10 @@ def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int]:
     for data, context in _corpora(trials):
         with problems.collect():
             check_data(data, context)
+    for trial in {(t.structure, t.model.start): t for t in trials if t.model.start is not None}.values():
+        table = tensor_table(trial.model, trial.data.vocabulary, branches=branches_of(trial))
+        with problems.collect():
+            check_start(str(trial.model.start), {scaled.name: scaled.shape for scaled in table})
     problems.check()
     return device, processes
 
@@ -327,12 +334,14 @@ def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:
 
 
 def check_corpora(trials: Sequence[Trial], run: Run, has_results: bool) -> None:
-    """Refuse to mix results from different texts: the store's must be the one that this run would train on."""
+    """Refuse to mix results from different texts or stored weights: the store's must be those that this run reads."""
     stored: dict[Data, str] = {}
+    starts: dict[str, str] = {}
     for pack in read_packs(run.out) if has_results else ():
         if pack.complete:
             data = without_order(Data(**pack.attributes["trials"][0]["data"]))
             stored[data] = pack.attributes["corpus"]["fingerprint"]
+            starts |= pack.attributes["environment"].get("starts", {})
     fingerprints = {data: corpus_of(data, context).fingerprint for data, context in _corpora(trials)}
     problems = Problems()
     for trial in trials:
@@ -347,3 +356,7 @@ def check_corpora(trials: Sequence[Trial], run: Run, has_results: bool) -> None:
                 f"out={run.out}: its results come from another text (fingerprint {before}, now {now}, "
                 f"data.source={data.source}); allowed: a new folder"
             )
+    for given, now in start_digests(trials).items():
+        if starts.get(given, now) != now:
+            reason = "its results come from another file of that name"
+            raise ConfigError(f"out={run.out}: model.start={given}: {reason}; allowed: a new folder")

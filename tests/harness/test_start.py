@@ -1,0 +1,95 @@
+"""Trials that start from stored weights (`model.start`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from harness.config import ConfigError, Trial
+from harness.model.start import check_start
+from injectors.value import Value
+from tests.harness import engine
+from tests.sweeps import command
+
+TINY = command.tiny("train.steps=4", "out=out")
+
+
+def shapes_of(trial: Trial) -> dict[str, tuple[int, ...]]:
+    return {scaled.name: scaled.shape for scaled in engine.pack_of([trial, trial]).layout.tensors}
+
+
+def save(path: Path, trial: Trial) -> str:
+    """The weights that a trial draws, as a file."""
+    pack = engine.pack_of([trial, trial])
+    save_file({name: pack.layout.view(pack.weights, name)[0].contiguous() for name in shapes_of(trial)}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("fields", [{}, {"precision": "fp64"}, {"sigma_reparam": True}, {"tied_head": True}])
+def test_a_trial_that_starts_from_what_another_draws_trains_as_that_one(tmp_path: Path, fields: dict) -> None:
+    """Bit for bit, its neighbours' draws untouched; also struck, and forked from its twin."""
+    drawn = engine.trial(init=7, **fields)
+    stored = engine.trial(init=1, start=save(tmp_path / "w.safetensors", drawn), **fields)
+    other, flip = engine.trial(init=2, **fields), Value(start=3, site="weight", tensor="blocks.0.*", bit=20)
+    struck = [engine.trial(init=i, fault=flip, start=s, **fields) for i, s in ((7, None), (1, stored.model.start))]
+    run = engine.run([other, stored, drawn, struck[1], struck[0]], forks=True)
+    assert engine.same_bits(run[1], run[2]) == engine.same_bits(run[3], run[4]) == []
+    assert engine.same_bits(run[0], engine.run([other, drawn])[0]) == []
+    assert not torch.equal(run[1]["loss"], run[3]["loss"])
+
+
+def test_trials_that_name_none_keep_their_ids() -> None:
+    assert "start" not in Trial().to_dict()["model"] and Trial().id == "a30c1764d2fbc436"
+    assert engine.trial(start="a").id != engine.trial(start="b").id
+
+
+def test_it_survives_kills(tmp_path: Path) -> None:
+    start = save(tmp_path / "w.safetensors", engine.trial(init=7))
+    engine.assert_resumes([engine.trial(start=start), engine.trial()], tmp_path, kills=[3, 5])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.unlink(), "no such file"),
+        (lambda path: path.write_bytes(b"x" * 9), "cannot be read"),
+        (lambda path: save_file(load_file(path) | {"more": torch.ones(1)}, path), r"more is \(1,\) there and none"),
+        (
+            lambda path: save_file(load_file(path) | {"head": torch.ones(2)}, path),
+            r"head is \(2,\) there and \(64, 16\)",
+        ),
+    ],
+)
+def test_other_files_are_refused_before_anything_is_read(tmp_path: Path, change, reason: str) -> None:
+    trial = engine.trial()
+    change(path := Path(save(tmp_path / "w.safetensors", trial)))
+    with pytest.raises(ConfigError, match=rf"model.start=.*w.safetensors: .*{reason}.*; allowed: a safetensors file"):
+        check_start(str(path), shapes_of(trial))
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "w.safetensors", engine.trial())
+    save_file(load_file(path) | {"head": torch.full((64, 16), torch.nan)}, path)
+    with pytest.raises(ConfigError, match="head holds values that are not finite"):
+        engine.pack_of([engine.trial(start=path)] * 2)
+
+
+def test_from_what_a_sweep_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command: an axis, a coordinate of the Dataset, refused where the file has become another."""
+    monkeypatch.chdir(tmp_path)
+    assert command.call(*TINY, "keep=weights").status == 0
+    (file,) = Path("out/weights").glob("*.safetensors")
+    line = [f"model.start=null,{file}", *command.tiny("out=again", "train.steps=4")]
+    assert command.call(*line).status == 0
+    again = command.results(Path("again"))
+    assert sorted(again.start.values.tolist()) == ["", str(file)]
+    first = dict(zip(again.start.values.tolist(), again.loss.values[:, 0], strict=True))
+    assert first[str(file)] != first[""] == command.results(Path("out")).loss.values[0, 0]
+    (refused,) = command.refused(tmp_path / "again", *line, "model.qk_norm=true", "plan=true")
+    assert "model.start=" in refused and "blocks.0.attention.query_norm is none there and (8,) in this model" in refused
+    save_file(load_file(file) | {"head": torch.zeros(32, 16)}, file)
+    (refused,) = command.refused(tmp_path / "again", *line, "seed=0,1")
+    assert "model.start=" in refused and "another file of that name" in refused
