@@ -63,7 +63,7 @@ def test_the_console_command(results: Path) -> None:
 def test_python_m(results: Path, tmp_path: Path) -> None:
     """Only a package of that very name is run by Python itself. Other ranks are processes with paths of their own."""
     marker = lay_traps(tmp_path, "sweeps", "analysis")
-    run(sys.executable, "-m", "analysis", "figure", "loss_curves", results, "figure.png", cwd=tmp_path)
+    run(sys.executable, "-m", "analysis", "figure", "faulty_against_golden", results, "figure.png", cwd=tmp_path)
     assert not marker.exists(), marker.read_text()
     line = command.tiny("train.ranks=2", "ranks=processes", "out=ranks")
     assert "trained 1 of 1 trial" in run(sys.executable, "-m", "sweeps", *line, cwd=tmp_path)
