@@ -257,13 +257,12 @@ def _unfinished(out: Path) -> None:
     from tests.jobs import job_of
     from tests.sweeps import command
 
-    given = [text for text in command.tiny(*UNFINISHED) if not text.startswith(("pack.", "telemetry.", "hydra."))]
-    (pack,) = make_plan(command.trials(*given), (), 8, "cpu", 1).packs
+    (pack,) = make_plan(command.tiny_trials(*UNFINISHED), (), 8, "cpu", 1).packs
     job = job_of(pack, out.absolute(), block=2, every=3)
     own = job.checkpoints
     with contextlib.suppress(Killed):
         train_pack(job, Dying(own.folder, every=3, about=own.about, dies_at=9))
-    waiting = make_plan(command.trials(*given, "optim.lr=0.3"), (), 8, "cpu", 1).packs[0]
+    waiting = make_plan(command.tiny_trials(*UNFINISHED, "optim.lr=0.3"), (), 8, "cpu", 1).packs[0]
     write_down_all(ResultsPath.open(out), [[dataclasses.replace(job, pack=waiting)]], "17")
 
 

@@ -13,17 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.conftest import (
-    LAUNCH,
-    ONE_JOB,
-    SMALL,
-    arrays,
-    assert_equal_stores,
-    eventually,
-    slurm,
-    started,
-    sweep,
-)
+from tests.slurm.conftest import LAUNCH, ONE_JOB, SMALL, arrays, assert_equal_stores, eventually, slurm, started, sweep
 from tests.sweeps.forks import Forked
 
 pytestmark = pytest.mark.slurm

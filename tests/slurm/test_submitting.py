@@ -16,17 +16,7 @@ from sweeps.compose.settings import SlurmOptions
 from sweeps.planning.planner import make_plan, pack_seconds
 from sweeps.slurm.executor import SlurmExecutor, together
 from tests.jobs import job_of
-from tests.slurm.conftest import (
-    GRID,
-    LAUNCH,
-    ONE_JOB,
-    SMALL,
-    arrays,
-    eventually,
-    slurm,
-    started,
-    sweep,
-)
+from tests.slurm.conftest import GRID, LAUNCH, ONE_JOB, SMALL, arrays, eventually, slurm, started, sweep
 from tests.sweeps.command import call, trials
 
 pytestmark = pytest.mark.slurm

@@ -259,6 +259,11 @@ def trials(*overrides: str, study: str = "grid", folder: Path | None = None) -> 
     return Composer(its_loader, study, keys).trials(expand(params, overrides, its_loader))
 
 
+def tiny_trials(*overrides: str) -> list[Trial]:
+    """The trials of a command line for tiny models."""
+    return trials(*(text for text in tiny(*overrides) if not text.startswith(("pack.", "telemetry.", "hydra."))))
+
+
 @cache
 def composer() -> Composer:
     """One for all trials of the study `grid` that need none of their own; it lets values reach no trial."""

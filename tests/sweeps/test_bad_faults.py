@@ -72,11 +72,7 @@ CASES = {
         "fault.rank=2: beyond train.ranks=2",
         "allowed: 0 to 1",
     ),
-    "ranks that do not divide the batch": (
-        ["train.ranks=3"],
-        "train.ranks=3: does not divide train.batch=2",
-        "a divisor",
-    ),
+    "ranks that do not divide the batch": (["train.ranks=3"], "train.ranks=3: does not divide", "a divisor"),
     "later than there are steps": (
         ["fault=stale_gradient", "fault.late=3"],
         "fault.late=3: before the first step",

@@ -47,11 +47,7 @@ CASES = {
     "number for a group": (["mitigation=3"], "mitigation=3: unknown mitigation", NAMES),
     "glob without a match": (["mitigation=glob(x*)"], "mitigation=glob(x*): matches nothing", NAMES),
     "glob of numbers": (["model.width=glob(1*)"], "model.width=glob(1*): a glob needs names", "allowed: values"),
-    "width and head size, swept": (
-        ["model.width=16,20"],
-        "model.width=20: not divisible by model.head_dim=8",
-        "allowed",
-    ),
+    "width and head size, swept": (["model.width=16,20"], "model.width=20: not divisible by", "allowed"),
     "muP over heads of several sizes": (
         ["model.head_dim=4,8", "mitigation=none,mup"],
         "model.head_dim=4,8: under model.parametrization=mup attention's scores follow the head's size",
@@ -59,21 +55,13 @@ CASES = {
     ),
     "odd head size": (["model.head_dim=1"], "model.head_dim=1: odd", "allowed with model.positions=rotary: an even"),
     "bit 40, swept": ([*STRUCK, "fault.bit=3,40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),
-    "no such tensor": (
-        [*STRUCK, "fault.tensor=block*x"],
-        "fault.tensor=block*x: matches no tensor",
-        "blocks.0.attention",
-    ),
+    "no such tensor": ([*STRUCK, "fault.tensor=block*x"], "fault.tensor=block*x: matches no", "blocks.0.attention"),
     "element beyond the tensor": (
         [*STRUCK, "fault.tensor=blocks.0.attention.query", "fault.element=256"],
         "fault.element=256: beyond fault.tensor=blocks.0.attention.query",
         "allowed: 0 to 255",
     ),
-    "strike after the end": (
-        ["fault=weight_bit", "fault.start=6"],
-        "fault.start=6: after the last step",
-        "allowed: 0 to 5",
-    ),
+    "strike after the end": (["fault=weight_bit", "fault.start=6"], "fault.start=6: after the last", "allowed: 0 to 5"),
     "fault's default after the end": (["fault=rare_tokens"], "fault.start=100: after the last step", "allowed: 0 to 5"),
     "field without a fault": (["fault.bit=3"], "fault.bit=3: reaches no trial, because fault=none", "another fault"),
     "field of another fault": (
@@ -87,11 +75,7 @@ CASES = {
         "allowed: leave it out, or another mitigation",
     ),
     "warm-up": (["schedule.warmup=9"], "schedule.warmup=9: longer than train.steps=6", "allowed: 0 to 6"),
-    "no path": (
-        ["data.source=text", "data.vocabulary=256"],
-        "data.path=null: missing for data.source=text",
-        "a file or a folder",
-    ),
+    "no path": (["data.source=text", "data.vocabulary=256"], "data.path=null: missing for", "a file or a folder"),
     "missing folder": (
         ["data.source=text", "data.vocabulary=256", "data.path=nowhere"],
         "data.path=nowhere: no such file or folder",
@@ -103,11 +87,7 @@ CASES = {
         "allowed: at least 501",
     ),
     "no pack": (["pack.size=0"], "pack.size=0: not a size", "allowed: auto, or an integer from 1 to 1000000"),
-    "word for a pack": (
-        ["pack.size=big"],
-        "pack.size=big: not a size",
-        "allowed: auto, or an integer from 1 to 1000000",
-    ),
+    "word for a pack": (["pack.size=big"], "pack.size=big: not a size", "allowed: auto, or an integer from 1 to"),
     "plan": (["plan=maybe"], "plan=maybe: wrong type (str)", "allowed: true or false"),
     "no workers": (["hydra.launcher.workers=0"], "hydra.launcher.workers=0: not a number of", "auto, or an integer"),
     "workers, swept": (["hydra.launcher.workers=1,2"], "hydra.launcher.workers=1,2: belongs to", "allowed: one value"),
@@ -126,11 +106,7 @@ CASES = {
         "allowed: int",
     ),
     "empty range": (["seed=range(0)"], "seed=range(0): an empty range", "allowed: at least one value"),
-    "range that runs backwards": (
-        ["seed=range(3,1)"],
-        "seed=range(3,1): an empty range",
-        "allowed: at least one value",
-    ),
+    "range that runs backwards": (["seed=range(3,1)"], "seed=range(3,1): an empty range", "allowed: at least one"),
     "interval": (["optim.lr=interval(0,1)"], "optim.lr=interval(0,1): an interval has no grid", "or a search=NAME"),
     "added key": (["+optim.lr=1"], "+optim.lr=1: keys cannot be added or removed", "allowed: key=value"),
     "removed key": (["~optim.lr"], "~optim.lr: keys cannot be added or removed", "allowed: key=value"),

@@ -65,7 +65,7 @@ def test_it_stops_when_it_knows_enough(tmp_path: Path, given: list[str], stratum
 
 def test_it_goes_on_from_any_state(tmp_path: Path) -> None:
     """The same command, and one that finds other samples than whole rounds, look at the same intervals."""
-    line = [*FLIPS, "fault.tensor=*norm*", "fault.stratify=tensor", "fault.samples=40", "campaign.round=20"]
+    line = [*FLIPS, "fault.tensor=*norm*", "fault.stratify=tensor", "fault.samples=60", "campaign.round=20"]
     line.append("campaign.width=0.46")
     found = rounds(sweep(tmp_path / "whole", *line))
     before = command.tree(tmp_path)
@@ -74,7 +74,6 @@ def test_it_goes_on_from_any_state(tmp_path: Path) -> None:
     assert again.count("study ") == again.count(" asked for, ") == again.count("results in ") == 1, "a line a round"
     assert command.tree(tmp_path) == before
     sweep(tmp_path / "begun", *line, "fault.samples=23", "campaign.width=null")
-    assert found[0][0] != f"{width_now(tmp_path / 'begun', 'tensor'):.3f}"
     assert rounds(sweep(tmp_path / "begun", *line)) == found
     assert not command.differing(command.results(tmp_path / "whole"), command.results(tmp_path / "begun"))
 

@@ -63,7 +63,7 @@ def test_the_console_command(results: Path) -> None:
 def test_python_m(results: Path, tmp_path: Path) -> None:
     """Only a package of that very name is run by Python itself. Other ranks are processes with paths of their own."""
     marker = lay_traps(tmp_path, "sweeps", "analysis")
-    run(sys.executable, "-m", "analysis", "figure", "loss_curves", results, "figure.png", cwd=tmp_path)
+    run(sys.executable, "-m", "analysis", "figure", "faulty_against_golden", results, "figure.png", cwd=tmp_path)
     assert not marker.exists(), marker.read_text()
     line = command.tiny("train.ranks=2", "ranks=processes", "out=ranks")
     assert "trained 1 of 1 trial" in run(sys.executable, "-m", "sweeps", *line, cwd=tmp_path)
@@ -82,8 +82,7 @@ def test_a_slurm_job(tmp_path: Path) -> None:
     marker = lay_traps(cwd)
     (tools / "srun").write_text(SRUN)
     (tools / "srun").chmod(0o755)
-    keys = [text for text in command.tiny("seed=1,2") if not text.startswith(("pack.", "telemetry.", "hydra."))]
-    (pack,) = make_plan(command.trials(*keys), (), None, "cpu", 1).packs
+    (pack,) = make_plan(command.tiny_trials("seed=1,2"), (), None, "cpu", 1).packs
     folder = open_store(out, "grid")
     script = SlurmExecutor(OPTIONS, wait=True)._script(folder, "token", [[job_of(pack, out, block=2)]], 1)
     words = script.read_text()

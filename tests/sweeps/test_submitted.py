@@ -77,7 +77,7 @@ def line(number: str, out: Path, state: str = "PENDING", reason: str = "Priority
 
 def planned(out: Path, *overrides: str) -> list[Job]:
     """The jobs of a sweep that has not been trained."""
-    given = command.trials(*command.tiny(*overrides)[: len(command.TINY) - 2], *overrides)
+    given = command.tiny_trials(*overrides)
     own = ResultsPath.open(out).id
     return [job_of(pack, out, folder_id=own) for pack in make_plan(given, (), 2, "cpu", 1).packs]
 
