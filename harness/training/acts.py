@@ -51,10 +51,17 @@ class Acts:
         names = dict.fromkeys(name for parts in self._parts for name in parts)
         self._counts = {name: torch.zeros(len(trials), dtype=torch.int64, device=device) for name in names}
         self._index = torch.arange(len(trials), device=device)
+        self.noticed: dict[str, Tensor] = {}  # in forward passes since it was cleared: part -> in which rows, [R]
 
     def bind(self, index_R: Tensor) -> None:
         """Count for these rows from now on: their trials' numbers as planned."""
         self._index = index_R
+
+    def notice(self, part: str, acted_r: Tensor, rows: slice) -> None:
+        """The part acted in a forward pass of these rows."""
+        if part not in self.noticed:
+            self.noticed[part] = torch.zeros(len(self._index), dtype=torch.bool, device=self._index.device)
+        self.noticed[part][rows] |= acted_r
 
     def count(self, part: str, acted_R: Tensor) -> None:
         """The part changed something in these rows at this step."""

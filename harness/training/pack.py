@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -77,9 +76,6 @@ class Pack:
         precision = precision_of(first.train, device)
         vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
         self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
-        self._noticed: dict[str, Tensor] = {}
-        mine = weakref.proxy(self)  # a model that kept the pack alive would keep all its arrays
-        self.model.notice = lambda part, acted_r, rows: mine._notice(part, acted_r, rows)
         self.optimizer = optimizer(self.layout, self._weights, self._gradients, self.rows_state)
         self.loss_scale = LossScale(here, self.dtype, device, self.rows_state)
         has_qk_clip = QKClip.is_on(first)
@@ -91,6 +87,7 @@ class Pack:
         self.objective = OBJECTIVES[first.objective.name](trials, corpus, self.dtype, device)
         self.clock = Clock(len(here), self.rows_state, self.curriculum, device)
         self.acts = Acts(trials, device)
+        self.model.notice = self.acts.notice
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
         sequences = first.train.sequences
         self._at_once = rows_at_once(first.model, sequences, device)
@@ -207,7 +204,7 @@ class Pack:
 
     def begin(self, steps: Steps) -> None:
         """Be ready for the forward passes of these steps, validation included, with the weights as they are now."""
-        self._noticed.clear()
+        self.acts.noticed.clear()
         self.model.begin(steps, self.active)
 
     def loss(self, batch_RxBxx: Tensor, weights_RxB: Tensor | None = None, rows: slice | None = None) -> Tensor:
@@ -268,18 +265,12 @@ class Pack:
         """One step of the trials that step, from gradients that are clipped, with all that is done to weights in it."""
         norms = self.optimizer.step(rate_R, stepping_R, measure)
         # The ranks, each of which has its own sequences, notice different things.
-        noticed = {part: self.ranks.largest(acted.float()) > 0 for part, acted in self._noticed.items()}
+        noticed = {part: self.ranks.largest(acted.float()) > 0 for part, acted in self.acts.noticed.items()}
         for part, acted in (noticed | dict(self.optimizer.acted)).items():
             self.acts.count(part, acted & stepping_R)
         if self.qk_clip:
             self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
         return norms
-
-    def _notice(self, part: str, acted_r: Tensor, rows: slice) -> None:
-        """Something acted in a forward pass of these rows."""
-        if part not in self._noticed:
-            self._noticed[part] = torch.zeros(len(self), dtype=torch.bool, device=self.device)
-        self._noticed[part][rows] |= acted_r
 
     def validation_losses(self, tokens: int) -> Tensor:
         """Mean loss in each segment of the held-out data (`Objective.held_out`), [R, S], float64.
