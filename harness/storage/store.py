@@ -316,10 +316,10 @@ class PackStore:
             "faults": list(faults),
             "strikes": list(strikes),
             "changes": list(changes),
-            "dropped": list(dropped or [[]] * self.trials),
-            "acts": list(acts or [{}] * self.trials),
-            "idle": list(idle or [{}] * self.trials),
-            "digest": list(digest or [""] * self.trials),
+            "dropped": [[]] * self.trials if dropped is None else list(dropped),
+            "acts": [{}] * self.trials if acts is None else list(acts),
+            "idle": [{}] * self.trials if idle is None else list(idle),
+            "digest": [""] * self.trials if digest is None else list(digest),
         }
         for name, values in results.items():
             if len(values) != self.trials:

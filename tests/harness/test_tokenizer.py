@@ -117,7 +117,7 @@ def test_cache_that_cannot_be_written_only_warns(tmp_path):
 
 
 def test_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
