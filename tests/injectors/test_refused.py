@@ -88,7 +88,9 @@ OUT_OF_RANGE = {
 }
 
 
-@pytest.mark.parametrize(("fault", "fields", "refused"), REFUSED, ids=str)
+@pytest.mark.parametrize(
+    ("fault", "fields", "refused"), REFUSED, ids=[f"{type(case[0]).__name__}: {', '.join(case[2])}" for case in REFUSED]
+)
 def test_what_a_trial_cannot_have_is_refused(fault: Fault, fields: dict[str, Any], refused: dict[str, str]) -> None:
     """All that is wrong at once."""
     with pytest.raises(ConfigError) as caught:
@@ -104,7 +106,7 @@ def test_one_rank_has_nothing_to_add() -> None:
         fault.check(facts_of(trial(fault, **ALONE)))
 
 
-@pytest.mark.parametrize(("fault", "fields"), ALLOWED, ids=str)
+@pytest.mark.parametrize(("fault", "fields"), ALLOWED)
 def test_what_a_trial_can_have_is_allowed(fault: Fault, fields: dict[str, Any]) -> None:
     fault.check(facts_of(trial(fault, **fields)))
 
