@@ -249,8 +249,9 @@ def test_a_killed_search_goes_on(tmp_path: Path) -> None:
     command.until(lambda: command.is_group_gone(process.pid), "all processes end")
     asked = {study.study_name: points(study, TrialState.RUNNING) for study in searched(tmp_path / "out")}
     assert any(asked.values()), "it was in the midst of a round"
-    again, alone = (command.call(*arguments, f"out={tmp_path}/{name}") for name in ("out", "alone"))
+    again = command.end(command.fork(*arguments, f"out={tmp_path}/out", cwd=tmp_path))
     assert (again.status, again.err) == (0, ""), again
+    alone = command.call(*arguments, f"out={tmp_path}/alone")
     assert set(stored(tmp_path / "out").values()) == {1}
     for study in searched(tmp_path / "out"):
         assert not points(study, TrialState.RUNNING, TrialState.WAITING)
