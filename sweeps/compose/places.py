@@ -101,9 +101,10 @@ def options(group: str, folder: Path | None = None) -> list[str]:
 def stems(folder: Path) -> list[str]:
     """The names of the YAML files in a folder, if there is one. Raises ConfigError if it cannot be read."""
     try:
-        return sorted(name.removesuffix(".yaml") for name in os.listdir(folder) if name.endswith(".yaml"))
+        names = [name for name in os.listdir(folder) if name.endswith(".yaml")]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise ConfigError(f"{folder}: {reason}; allowed: a folder that can be read") from None
+    return sorted(name.removesuffix(".yaml") for name in names if (folder / name).is_file())
