@@ -28,9 +28,9 @@ from sweeps.compose.arguments import (
     options_of,
     question_of,
 )
-from sweeps.compose.homes import with_homes
 from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader, run
 from sweeps.compose.mitigations import in_parts
+from sweeps.compose.overrides import with_homes
 from sweeps.compose.places import check_folder
 from sweeps.compose.settings import Run, run_from
 

@@ -19,9 +19,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.basics.printing import printable
 from harness.config import ConfigError, Problems
-from sweeps.compose import settings
 from sweeps.compose.choices import unknown_option
-from sweeps.compose.folders import LAUNCHERS, OPTIONS, launch_of
+from sweeps.compose.folders import OPTIONS, launch_of
 from sweeps.compose.hydra_calls import CONFIG_NAME, config_loader
 from sweeps.compose.overrides import (
     RUN_KEYS,
@@ -35,33 +34,19 @@ from sweeps.compose.overrides import (
     unknown_key,
 )
 from sweeps.compose.places import check_folder, named
+from sweeps.compose.settings import LAUNCHERS, GridOptions, LocalOptions
 from sweeps.compose.yaml_files import has_control, not_yaml
 
-OF_HYDRA = (
-    "hydra/launcher",
-    "hydra/sweeper",
-    "hydra.mode",
-)  # what does something on a command line, and hydra.launcher.*
+OF_HYDRA = ("hydra/launcher", "hydra/sweeper", "hydra.mode")  # that act on a command line, beside hydra.launcher.*
 INSTEAD = {"hydra.run.": "out=DIR", "hydra.sweep.": "out=DIR", "hydra.sweeper.params.": "the key itself, KEY=VALUES"}
-_SWITCH: dict[str, Any] = {"action": "store_true"}
+_SWITCHES = ("--help -h", "--hydra-help", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc")
+_WITH_VALUES = ("--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd", "--experimental-rerun")
+_ASKED = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS: dict[str, dict[str, Any]] = {  # as in Hydra's manual, under "Hydra's command line flags"
-    "--help -h": _SWITCH,
-    "--hydra-help": _SWITCH,
+    **dict.fromkeys(_SWITCHES, {"action": "store_true"}),
+    **dict.fromkeys(_WITH_VALUES, {}),
     "--cfg -c": {"choices": ("job", "hydra", "all")},
-    "--resolve": _SWITCH,
-    "--package -p": {},
-    "--run -r": _SWITCH,
-    "--multirun -m": _SWITCH,
-    "--shell-completion -sc": _SWITCH,
-    "--config-path -cp": {},
-    "--config-name -cn": {},
-    "--config-dir -cd": {},
-    "--experimental-rerun": {},
-    "--info -i": {
-        "nargs": "?",
-        "const": "all",
-        "choices": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    },
+    "--info -i": {"nargs": "?", "const": "all", "choices": _ASKED},
 }
 SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -76,9 +61,8 @@ def _hydras_key(text: str) -> str:
     if override.type is OverrideType.DEL or override.package is not None:
         raise ConfigError(f"{text}: keys cannot be removed or moved; allowed: key=value")
     if key not in OF_HYDRA and not key.startswith("hydra.launcher."):
-        allowed = next((instead for start, instead in INSTEAD.items() if key.startswith(start)), "")
-        allowed = f"{allowed}; of hydra.*" if allowed else "of hydra.*"
-        raise ConfigError(f"{text}: has no effect here; allowed: {allowed}: hydra/launcher, hydra.launcher.*")
+        instead = "".join(f"{other}; " for start, other in INSTEAD.items() if key.startswith(start))
+        raise ConfigError(f"{text}: has no effect here; allowed: {instead}of hydra.*: hydra/launcher, hydra.launcher.*")
     if override.is_sweep_override():
         raise ConfigError(f"{text}: belongs to the run and cannot be swept; allowed: one value")
     value = override.value()
@@ -111,7 +95,8 @@ def axes_of(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigL
             if name in RUN_KEYS or name in ("study", "search"):
                 beside = "belongs to the run, not to hydra.sweeper.params; allowed there: what can be swept"
                 raise ConfigError(f"{name}={params[name]}: {beside}")
-    for text in (*(f"{key}={_as_text(value)}" for key, value in params.items()), *arguments):
+    of_study = (f"{key}={'null' if value is None else str(value).strip()}" for key, value in params.items())
+    for text in (*of_study, *arguments):
         with problems.collect():
             axis = axis_of(text, loader)
             axes[axis.key] = axis
@@ -133,22 +118,15 @@ def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLo
     return [list(job) for job in itertools.product(*(axis.overrides for axis in axes))]
 
 
-def _as_text(value: Any) -> str:
-    return "null" if value is None else str(value).strip()
-
-
 # --- the whole command line --------------------------------------------------------------------------------------
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     """The flags and overrides of a command line, as Hydra takes them apart. Raises ConfigError, and prints nothing."""
-    problems, parser = Problems(), _Parser(add_help=False)
-    for text in arguments:
-        if has_control(text):
-            reason = "control characters, or bytes that are no UTF-8; allowed: printable text"
-            problems.reasons[f"{printable(text)}: {reason}"] = None
-    problems.check()
-
+    if unprintable := dict.fromkeys(printable(text) for text in arguments if has_control(text)):
+        reason = "control characters, or bytes that are no UTF-8; allowed: printable text"
+        raise ConfigError(*(f"{text}: {reason}" for text in unprintable))
+    parser = _Parser(add_help=False)
     parser.add_argument("overrides", nargs="*")
     for names, kind in FLAGS.items():
         parser.add_argument(*names.split(), **kind)
@@ -177,12 +155,9 @@ def folder_of(arguments: Sequence[str]) -> Path | None:
 
 def check_flags(options: argparse.Namespace, *others: str) -> None:
     """Raises ConfigError for flags that belong to other programs of Hydra's, and for those named in `others`."""
-    problems = Problems()
-    for name in ("config_name", "config_path", "experimental_rerun", "run", *others):
-        if getattr(options, name):
-            flag = f"--{name.replace('_', '-')}"
-            problems.reasons[f"{flag}={getattr(options, name)}: not for sweeps; allowed: --config-dir, -m"] = None
-    problems.check()
+    names = ("config_name", "config_path", "experimental_rerun", "run", *others)
+    if given := [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name))]:
+        raise ConfigError(*(f"{flag}: not for sweeps; allowed: --config-dir, -m" for flag in given))
 
 
 def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, list[str]]:
@@ -190,7 +165,8 @@ def check_command_line(arguments: Sequence[str]) -> tuple[DictConfig, list[str]]
 
     Raises ConfigError with everything that is wrong, before Hydra acts on it.
     """
-    options, folder, problems = options_of(arguments), folder_of(arguments), Problems()
+    options, problems = options_of(arguments), Problems()
+    folder = named(options.config_dir)
     with problems.collect():
         check_flags(options, "resolve")
     with problems.collect():
@@ -231,30 +207,28 @@ def check_composed(config: DictConfig) -> None:
     Hydra imports and calls what a `_target_` names, and what its logging sections name, before any plugin runs.
     Raises ConfigError.
     """
-    problems, choices = Problems(), config.hydra.runtime.choices
-    launcher, sweeper, mode = choices["hydra/launcher"], choices["hydra/sweeper"], config.hydra.mode
-    values = OmegaConf.to_container(config, resolve=False)
-    with problems.collect():
-        if launcher not in LAUNCHERS:
-            raise ConfigError(f"hydra/launcher={launcher}: trains no packs; allowed: {', '.join(LAUNCHERS)}")
-    with problems.collect():
-        if sweeper != "grid":
-            raise ConfigError(f"hydra/sweeper={sweeper}: plans no packs; allowed: grid")
-    with problems.collect():
-        if mode is not None and mode.name != "MULTIRUN":
-            raise ConfigError(f"hydra.mode={mode.name}: every call is a sweep; allowed: MULTIRUN")
+    choices, mode = config.hydra.runtime.choices, config.hydra.mode
+    launcher, sweeper = choices["hydra/launcher"], choices["hydra/sweeper"]
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    reasons = []
+    if launcher not in LAUNCHERS:
+        reasons.append(f"hydra/launcher={launcher}: trains no packs; allowed: {', '.join(LAUNCHERS)}")
+    if sweeper != "grid":
+        reasons.append(f"hydra/sweeper={sweeper}: plans no packs; allowed: grid")
+    is_ours = not reasons
+    if mode is not None and mode.name != "MULTIRUN":
+        reasons.append(f"hydra.mode={mode.name}: every call is a sweep; allowed: MULTIRUN")
     for name in ("hydra_logging", "job_logging"):
-        with problems.collect():
-            if values["hydra"][name] != SILENT_LOGGING:  # type: ignore[call-overload, index]
-                raise ConfigError(f"hydra.{name}: not the silent one of this program; allowed: leave it out")
-    kinds = {"launcher": LAUNCHERS.get(launcher, settings.LocalOptions), "sweeper": settings.GridOptions}
+        if values["hydra"][name] != SILENT_LOGGING:
+            reasons.append(f"hydra.{name}: not the silent one of this program; allowed: leave it out")
+    kinds = {"launcher": LAUNCHERS.get(launcher, LocalOptions), "sweeper": GridOptions}
     ours = {f"hydra.{part}._target_": vars(kind())["_target_"] for part, kind in kinds.items()}
     for key, value in {**dict.fromkeys(ours), **dict(_targets(values))}.items():
-        with problems.collect():
-            if key not in ours or (value != ours[key] and launcher in LAUNCHERS and sweeper == "grid"):
-                allowed = ours.get(key, "no _target_")
-                raise ConfigError(f"{key}={value}: would be imported and called; allowed: {allowed}")
-    problems.check()
+        if key not in ours or (value != ours[key] and is_ours):
+            allowed = ours.get(key, "no _target_")
+            reasons.append(f"{key}={value}: would be imported and called; allowed: {allowed}")
+    if reasons:
+        raise ConfigError(*reasons)
 
 
 def _targets(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -275,7 +249,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
     given = {key: value for key, _, value in (text.partition("=") for text in arguments)}
-    launcher = LAUNCHERS.get(given.get("hydra/launcher", "local"), settings.LocalOptions)
+    launcher = LAUNCHERS.get(given.get("hydra/launcher", "local"), LocalOptions)
     options = [f"hydra.launcher.{name}" for name in vars(launcher()) if name != "_target_"]
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return not_yaml(error.problem_mark.name, error)

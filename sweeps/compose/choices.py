@@ -20,14 +20,11 @@ def listed(options: Sequence[str]) -> str:
     return f"the {len(options)} names that stability-harness list shows"
 
 
-def _unknown(chosen: str, noun: str, name: Any, options: Sequence[str]) -> ConfigError:
-    close = difflib.get_close_matches(str(name), options, n=1)
+def unknown_option(group: str, name: Any, options: Sequence[str], part: str = "") -> ConfigError:
+    """For a choice that is none of `options`, or one with a `part` that is none."""
+    close = difflib.get_close_matches(part or str(name), options, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return ConfigError(f"{chosen}: unknown {noun}; {hint}allowed: {listed(options)}")
-
-
-def unknown_option(group: str, name: Any, options: Sequence[str]) -> ConfigError:
-    return _unknown(f"{group}={name}", group, name, options)
+    return ConfigError(f"{group}={name}: unknown {f'{group} {part}'.rstrip()}; {hint}allowed: {listed(options)}")
 
 
 def parts_of(name: Any, options: Sequence[str]) -> tuple[str, ...]:
@@ -55,6 +52,6 @@ def parts_of(name: Any, options: Sequence[str]) -> tuple[str, ...]:
             if part == NONE:
                 raise ConfigError(f"{chosen}: none is the recipe as it is; allowed beside others: {listed(allowed)}")
             if part not in allowed:
-                raise _unknown(chosen, f"mitigation {part}", part, allowed)
+                raise unknown_option("mitigation", shown(name), allowed, part)
     problems.check()
     return tuple(sorted(parts))

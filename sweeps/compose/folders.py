@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import ConfigError, Problems, sections
-from sweeps.compose import settings
 from sweeps.compose.about import About, about_of
 from sweeps.compose.places import place_of
+from sweeps.compose.settings import LAUNCHERS, PARTS
 from sweeps.compose.yaml_files import LARGEST, has_control, short, text_of, told_of, tree_of
 
 PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
-LAUNCHERS = {"local": settings.LocalOptions, "slurm": settings.SlurmOptions}
 RUN_CODE = ("setup", "extra")  # shell lines of a job, and any option of sbatch, some of which are commands
 OPTIONS = {
     launcher: tuple(name for name in vars(cls()) if name not in (*RUN_CODE, "_target_"))
@@ -64,7 +63,7 @@ def read(folder: Path, group: str, name: str) -> Content:
         with problems.collect():
             _check_leaf(where, path, value)
     about = tree.pop("about", {})
-    for part, cls in settings.PARTS.items():
+    for part, cls in PARTS.items():
         if not isinstance(tree.get(part, {}), dict):
             keys = ", ".join(f"{part}.{key}" for key in vars(cls()))
             problems.reasons[f"{where}: {part}={short(tree[part])}: a section, and no key; allowed: {keys}"] = None
@@ -128,7 +127,7 @@ def _check_leaf(where: str, path: tuple[str, ...], value: Any) -> None:
             raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif type(value) is int and abs(value) > LARGEST:
         raise ConfigError(f"{given}: beyond 64 bits; allowed: {-LARGEST} to {LARGEST}")
-    elif value == {} and path and path not in {(name,) for name in (*sections(), *settings.PARTS)}:
+    elif value == {} and path and path not in {(name,) for name in (*sections(), *PARTS)}:
         raise ConfigError(f"{given}: no value; allowed: a value, or null")
     elif value != {} and not isinstance(value, bool | int | float | None):
         raise ConfigError(f"{given}: wrong type ({type(value).__name__}); allowed: one number or word")
@@ -166,7 +165,7 @@ def _launcher(where: str, key: str, name: Any) -> str:
     if key != "override /hydra/launcher":
         allowed = "override /hydra/launcher: NAME, _self_, and the name of one other study"
         raise ConfigError(f"{where}: defaults: {key}: {short(name)}: may not come from a file; allowed: {allowed}")
-    if name not in [*LAUNCHERS]:
+    if name not in [*LAUNCHERS]:  # it may be a list
         raise ConfigError(f"{given}: unknown hydra/launcher; allowed: {', '.join(LAUNCHERS)}")
     return str(name)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache, lru_cache
@@ -30,7 +31,6 @@ from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, fiel
 from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.choices import listed, parts_of, unknown_option
-from sweeps.compose.homes import quoted
 from sweeps.compose.hydra_calls import own_folder
 from sweeps.compose.places import options
 from sweeps.compose.yaml_files import LARGEST, has_control
@@ -41,6 +41,7 @@ MOST_JOBS = 100_000  # of a grid, and values of a key; a plan of so many takes a
 MOST_LETTERS = 20_000  # of an override
 MOST_DEPTH = 20  # of its brackets
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_HOME = re.compile(r"(?<=[=,(])~[^,()]*")
 
 
 @cache
@@ -60,6 +61,14 @@ def fault_fields() -> dict[str, tuple[type, ...]]:
             if name not in IDENTITY:
                 kinds_with[f"fault.{name}"] = (*kinds_with.get(f"fault.{name}", ()), cls)
     return kinds_with
+
+
+@cache
+def types_of(key: str) -> frozenset[type]:
+    """The types of the fields that a key sets, of the trial or of all kinds of fault that have it; none of others."""
+    fields = [trial_fields()[key]] if key in trial_fields() else []
+    fields += [(cls, key.partition(".")[2]) for cls in fault_fields().get(key, ())]
+    return frozenset(field_types(cls)[name][0] for cls, name in fields)
 
 
 @cache
@@ -112,6 +121,28 @@ def _start(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
+def quoted(override: str) -> str:
+    """The override with quotes around each value that begins with `~`, a user's own folder.
+
+    A shell leaves it alone behind `key=`, and Hydra's grammar knows no such sign. It is kept as it was given, in a
+    trial's configuration too, so that a trial's id tells neither who trained it nor where; whoever opens the file
+    expands it.
+    """
+    key, _, value = override.partition("=")
+    if key.startswith("-") or "'" in value or '"' in value:
+        return override
+    return f"{key}{_HOME.sub(lambda match: repr(match[0]), override.removeprefix(key))}"
+
+
+def with_homes(arguments: Sequence[str]) -> list[str]:
+    """A command line as Hydra can read it, whose flags name folders in full."""
+    parts = [(text, *text.partition("=")) for text in arguments]
+    return [
+        f"{key}={os.path.expanduser(value)}" if key.startswith("--") and is_given else quoted(text)
+        for text, key, is_given, value in parts
+    ]
+
+
 def quoted_out(text: str) -> str:
     """`out=DIR` in the quotes that Hydra wants, where it would take the folder for something else, or not at all.
 
@@ -136,41 +167,28 @@ def assignment(text: str) -> tuple[str, Any]:
     key, _, word = text.partition("=")
     # The grammar takes a millisecond, which is long for the thousands of integers of a range.
     value = int(word) if _NUMBER.fullmatch(word) else parse(text).value()
-    return key, check_value(key, value)
-
-
-def check_value(key: str, value: Any) -> Any:
-    """`value` as the key wants it. Raises ConfigError for a key that is none, or a value that it does not take."""
-    if value == "" and key not in GROUPS and _takes_words(key):
+    if value == "" and (key == "search.size" or str in types_of(key)):
         reason = "empty, as where a shell's variable is not set"
         raise ConfigError(f"{key}=: {reason}; allowed: a word, or leave {key} out for its default")
     checked_value = _checked_value(key, value)
     if type(checked_value) is int and abs(checked_value) > LARGEST:
         raise ConfigError(f"{key}={value}: out of range; allowed: {-LARGEST} to {LARGEST}")
-    return checked_value
-
-
-def _takes_words(key: str) -> bool:
-    """Whether an empty word would pass for a value of the key."""
-    classes = [trial_fields()[key]] if key in trial_fields() else []
-    classes += [(cls, key.partition(".")[2]) for cls in fault_fields().get(key, ())]
-    return key == "search.size" or any(field_types(cls)[name][0] is str for cls, name in classes)
+    return key, checked_value
 
 
 def _checked_value(key: str, value: Any) -> Any:
+    """`value` as the key wants it. Raises ConfigError for a key that is none, or a value that it does not take."""
     if key in trial_fields():
         return checked(key, *trial_fields()[key], value)
     if key in RUN_KEYS:
         return settings.check_key(key, value)
     if key in fault_fields():
-        _, name = key.split(".")
-        problems = [Problems() for _ in fault_fields()[key]]
-        for cls, problem in zip(fault_fields()[key], problems, strict=True):
-            with problem.collect():
-                checked(key, cls, name, value)
-        if all(problem.reasons for problem in problems):
-            problems[0].check()
-        return value
+        problems = Problems()
+        for cls in fault_fields()[key]:
+            with problems.collect():
+                checked(key, cls, key.partition(".")[2], value)
+                return value
+        raise ConfigError(next(iter(problems.reasons)))
     if key in GROUPS:
         return value
     raise unknown_key(key, value, known_keys())
@@ -202,7 +220,7 @@ def _interval(override: Override) -> Interval:
 
 
 def _texts(override: Override, loader: ConfigLoader) -> list[str]:
-    """The values of an override, one or many, each as its own text; the two ends of an interval."""
+    """The values of an override that is no interval, one or many, each as its own text."""
     text = f"{override.input_line}"
     key = override.get_key_element()
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
@@ -214,9 +232,6 @@ def _texts(override: Override, loader: ConfigLoader) -> list[str]:
         if not names:
             raise ConfigError(f"{text}: matches nothing; allowed: {listed(options(key, own_folder(loader)))}")
         return names
-    if override.is_interval_sweep():
-        interval = _interval(override)
-        return [f"{end:.12g}" for end in (interval.low, interval.high)]
     if override.is_range_sweep():
         _check_range(override)
     if override.is_sweep_override():
@@ -259,7 +274,8 @@ def axis_of(text: str, loader: ConfigLoader) -> Axis:
         raise ConfigError(f"{text}: keys cannot be added or removed; allowed: key=value")
     if key not in known_keys():
         raise unknown_key(key, value, known_keys())
-    texts = _texts(override, loader)
+    interval = _interval(override) if override.is_interval_sweep() else None
+    texts = [f"{end:.12g}" for end in (interval.low, interval.high)] if interval else _texts(override, loader)
     if not texts:
         raise ConfigError(f"{text}: an empty range; allowed: at least one value")
     if len(texts) > 1 and (key in RUN_KEYS or key in ("study", "search")):
@@ -274,7 +290,6 @@ def axis_of(text: str, loader: ConfigLoader) -> Axis:
             elif key in GROUPS and named not in allowed:
                 raise unknown_option(key, word, allowed)
     problems.check()
-    interval = _interval(override) if override.is_interval_sweep() else None
     return Axis(key, tuple(texts), interval, override.is_range_sweep(), text)
 
 

@@ -33,6 +33,5 @@ def nodes() -> dict[str, Any]:
     that took 40 ms, several times a command. Nor are those of a process's other applications touched.
     """
     faults = {f"fault/{kind}": node for kind, node in fault_schemas().items()}
-    launchers = {"local": settings.LocalOptions, "slurm": settings.SlurmOptions}
-    plugins = {f"hydra/launcher/{name}": options for name, options in launchers.items()}
+    plugins = {f"hydra/launcher/{name}": options for name, options in settings.LAUNCHERS.items()}
     return {"schema": schema(), **faults, **plugins, "hydra/sweeper/grid": settings.GridOptions}

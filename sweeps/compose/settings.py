@@ -153,6 +153,9 @@ class SlurmOptions:
     requeues: int = 1000  # how often a job whose time is over goes back into the queue
 
 
+LAUNCHERS = {"local": LocalOptions, "slurm": SlurmOptions}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run(Settings):
     """All settings of one run, checked. Each is declared above, once; all that knows of it follows from there."""
@@ -173,12 +176,12 @@ class Run(Settings):
     @classmethod
     def of(cls, values: Mapping[str, Any], out: Path, study: str = "grid") -> Run:
         """Of checked values by key; a key that is not given has its default."""
-        arguments = {key: value for key, value in values.items() if "." not in key}
-        for part, kind in PARTS.items():
-            arguments[part] = kind(
-                **{k.removeprefix(f"{part}."): v for k, v in values.items() if k.startswith(f"{part}.")}
-            )
-        return cls(**arguments | {"out": out, "study": study})
+        given: dict[str, dict[str, Any]] = {part: {} for part in ("", *PARTS)}
+        for key, value in values.items():
+            part, _, name = key.rpartition(".")
+            given[part][name] = value
+        parts = {part: kind(**given[part]) for part, kind in PARTS.items()}
+        return cls(**given[""] | parts | {"out": out, "study": study})
 
 
 PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(Run) if is_dataclass(part.default)}
@@ -202,18 +205,14 @@ def check_key(key: str, value: Any) -> Any:
             allowed = f"auto, or an integer from 1 to {LARGEST_PACK}"
             raise ConfigError(f"pack.size={shown(value)}: not a size; allowed: {allowed}")
         return value
-    if key == "memory" and value is not None and not (_is_size(value) and bytes_of(str(value))):
-        raise ConfigError(f"memory={shown(value)}: not a size; allowed: a number of MB, or such as 80GB or 1.5TB")
-    if key == "memory" and _is_size(value):
+    if key == "memory" and value is not None:
+        if isinstance(value, bool) or not isinstance(value, str | int | float) or not bytes_of(str(value)):
+            raise ConfigError(f"memory={shown(value)}: not a size; allowed: a number of MB, or such as 80GB or 1.5TB")
         return str(value)
     if key == "out" and value is not None:
         return _folder(value)
     part, _, name = key.rpartition(".")
     return checked(key, PARTS[part] if part else Settings, name, value)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _folder(value: Any) -> str:

@@ -19,15 +19,13 @@ MOST_BYTES = 256 * 1024
 MOST_NODES = 10_000  # as often as they are referred to
 MOST_DEPTH = 20
 LARGEST = 2**63 - 1
-MOST_SHOWN = 200  # letters of a value, in an error
 
 
 def short(value: Any) -> str:
-    """A value as an error shows it."""
+    """A value as an error shows it; Python refuses to write an integer of thousands of digits."""
     if type(value) is int and abs(value) > LARGEST:
         return hex(value) if value.bit_length() < 100 else f"(an integer of {value.bit_length()} bits)"
-    text = shown(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+    return shown(value)
 
 
 # --- what a file says to Hydra -----------------------------------------------------------------------------------

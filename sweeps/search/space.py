@@ -10,8 +10,8 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from harness.config import ConfigError, Problems, field_types
-from sweeps.compose.overrides import Axis, check_jobs, fault_fields, trial_fields
+from harness.config import ConfigError, Problems
+from sweeps.compose.overrides import Axis, check_jobs, types_of
 
 SEARCHED, REPEATED, CELLS = "searched", "repeated", "cells"
 Role = Callable[[str], str]  # key of an axis -> one of these
@@ -81,20 +81,11 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else f"{value:.12g}"
 
 
-def is_integer(key: str) -> bool:
-    """Whether the field takes integers alone."""
-    if key in trial_fields():
-        cls, name = trial_fields()[key]
-        return field_types(cls)[name][0] is int
-    kinds = [field_types(cls)[key.partition(".")[2]][0] for cls in fault_fields().get(key, ())]
-    return bool(kinds) and all(kind is int for kind in kinds)
-
-
 def _distribution(axis: Axis) -> BaseDistribution:
     """Optuna's for an interval and for a range of numbers; other values are categories."""
     if axis.interval:
         low, high, is_log = axis.interval.low, axis.interval.high, axis.interval.is_log
-        if not is_integer(axis.key):
+        if types_of(axis.key) != {int}:
             return FloatDistribution(low, high, log=is_log)
         if low != int(low) or high != int(high):
             raise ConfigError(f"{axis.text}: takes integers; allowed: integers at its ends")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.reading.open_sweep import open_sweep
-from sweeps.compose.homes import quoted, with_homes
+from sweeps.compose.overrides import quoted, with_homes
 from tests.sweeps import command
 
 
