@@ -6,20 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, number, shown
+from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, field_types, number, shown
 from sweeps.compose.overrides import trial_fields, unknown_key
 
-_SAID = ("text", "paper")
-KEYS = {
-    "study": _SAID,
-    "recipe": _SAID,
-    "fault": (*_SAID, "section", "note", "example"),
-    "mitigation": (
-        *(*_SAID, "section", "note"),
-        *("neutral", "not_neutral", "beside", "rate", "slow", "survives", "breaks"),
-    ),
-}
-"""What a file of each group may say of itself."""
 STRIKES = ("inf", "nan")  # an element of a gradient that a mitigation may survive
 
 
@@ -49,6 +38,15 @@ class About:
     def said(self) -> str:
         """The sentence with its source; empty if there is none."""
         return f"{self.text}{f' ({self.paper})' if self.paper else ''}." if self.text else ""
+
+
+KEYS = {
+    "study": ("text", "paper"),
+    "recipe": ("text", "paper"),
+    "fault": ("text", "paper", "section", "note", "example"),
+    "mitigation": tuple(name for name in field_types(About) if name != "example"),
+}
+"""What a file of each group may say of itself."""
 
 
 def about_of(group: str, tree: Any) -> About:

@@ -99,10 +99,6 @@ class Composer:
         self._recipes[name] = recipe
         return recipe
 
-    def mitigation(self, name: str) -> Mapping[str, Any]:
-        """The fields that a choice of `mitigation` sets. Raises ConfigError."""
-        return self._mitigations.choose(name).fields
-
     def preset(self, name: str) -> dict[str, Any]:
         """The fields that a choice of `fault` sets, `kind` among them. Raises ConfigError."""
         if name not in self._presets:

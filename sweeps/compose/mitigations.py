@@ -67,8 +67,6 @@ class Mitigations:
                 raise unknown_option(group, name, options(group, folder))
             fields, problems = {}, Problems()
             with told_of(f"{group}={name}"):
-                if files[0].defaults:
-                    raise ConfigError(f"defaults: a {group} stands alone; allowed: fields of the trial")
                 for key, value in flat(files[0].fields).items():
                     with problems.collect():
                         if key not in trial_fields():

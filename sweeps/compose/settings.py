@@ -189,13 +189,12 @@ PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(Run) 
 
 def schema() -> dict[str, Any]:
     """Every key of the run and its default."""
-    root = {name: field.default for name, field in Settings.__dataclass_fields__.items()}
-    return {**root, **{part: vars(cls()) for part, cls in PARTS.items()}}
+    return {**vars(Settings()), **{part: vars(cls()) for part, cls in PARTS.items()}}
 
 
 def keys() -> list[str]:
     """Every key of the run."""
-    return [*Settings.__dataclass_fields__, *(f"{part}.{name}" for part, cls in PARTS.items() for name in vars(cls()))]
+    return [*vars(Settings()), *(f"{part}.{name}" for part, cls in PARTS.items() for name in vars(cls()))]
 
 
 def check_key(key: str, value: Any) -> Any:

@@ -37,12 +37,11 @@ class Campaign:
         fields = [f"{name}={value}" for name, value in vars(self.fault).items() if name not in ("samples", "seed")]
         return next(stream(self.trial.seeds["fault"], "campaign", *fields)) % 2**63
 
-    def trials(self, most: int | None = None) -> list[Trial]:
+    def trials(self, most: int) -> list[Trial]:
         """The trials, each with its own fault; at most the first `most` of them."""
-        count = self.samples if most is None else min(self.samples, most)
         seed = self.seed
-        order = in_order(self.population, seed, self.fault.weight, self.fault.stratify)
-        return [dataclasses.replace(self.trial, fault=self.fault.at(a, seed)) for a in islice(order, count)]
+        order = islice(in_order(self.population, seed, self.fault.weight, self.fault.stratify), min(self.samples, most))
+        return [dataclasses.replace(self.trial, fault=self.fault.at(address, seed)) for address in order]
 
     def stratum(self, trial: Trial) -> str:
         """The stratum to which one of its trials belongs."""

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.basics.printing import count, duration, label
-from harness.config import Trial
+from harness.config import CORE, Trial
 from harness.config.fields import shown
 from sweeps.planning.planner import PackPlan, Plan, pack_bytes, wall_seconds
 
@@ -70,11 +70,13 @@ def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
     """Key -> its values, of the fields that vary between trials of one recipe, one mitigation and one fault."""
     groups: dict[tuple[str, ...], dict[str, dict[Any, None]]] = {}
     seen: set[tuple[tuple[str, ...], int]] = set()  # sections that were looked at: trials share them
+    extras = dict.fromkeys(name for trial in trials for name, _ in trial.extras)  # some lack one, at its defaults
     for trial in trials:
         group = (trial.recipe, trial.mitigation, trial.fault.name)
         by_key = groups.setdefault(group, {})
         by_key.setdefault("seed", {})[trial.seed] = None
-        for name, section in _sections(trial):
+        for name in (*CORE, "fault", *extras):
+            section = trial.fault if name == "fault" else trial.section(name)
             if (group, id(section)) not in seen:
                 seen.add((group, id(section)))
                 for key, value in vars(section).items():
@@ -85,11 +87,6 @@ def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
             if len(values) > 1:
                 varying[key] = varying.get(key, {}) | values
     return varying
-
-
-def _sections(trial: Trial) -> list[tuple[str, Any]]:
-    names = ("model", "optim", "schedule", "train", "screen", "data", "fault")
-    return [*((name, getattr(trial, name)) for name in names), *trial.extras]
 
 
 # --- packs -------------------------------------------------------------------------------------------------------

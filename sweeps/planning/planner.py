@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,9 +33,6 @@ class PackPlan:
     def id(self) -> str:
         text = " ".join(trial.id for trial in self.recorded)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def __len__(self) -> int:
-        return len(self.trials)
 
     @property
     def recorded(self) -> tuple[Trial, ...]:
@@ -115,11 +112,10 @@ def make_plan(
     settled = settled.union(trial.id for _, pack in whole for trial in pack.recorded)
     rest = _packs([trial for trial in everything.values() if trial.id not in settled], *options)
     packs = [*((0, pack) for pack in begun), *whole, *(rest if size == 1 else _in_company(rest, everything.values()))]
-    lengths = [pack_seconds(pack, device) for _, pack in packs]
-    classes = _classes(lengths)
-    ordered = sorted(zip(lengths, packs, strict=True), key=lambda pair: (classes[pair[0]], pair[1][0]))
-    packs = [pack for _, pack in ordered]
-    return Plan(tuple(pack for _, pack in packs), len(wanted), len(twins), len(everything.keys() & complete))
+    timed = [(pack_seconds(pack, device), turn, pack) for turn, pack in packs]
+    classes = _classes(seconds for seconds, _, _ in timed)
+    timed.sort(key=lambda entry: (classes[entry[0]], entry[1]))
+    return Plan(tuple(pack for _, _, pack in timed), len(wanted), len(twins), len(everything.keys() & complete))
 
 
 def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> list[tuple[int, PackPlan]]:
@@ -130,14 +126,12 @@ def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> l
     for trial in trials:
         if trial.fault == NO_FAULT:
             golden.setdefault(trial.structure, []).append(trial)
-    accompanied = []
-    for turn, pack in packs:
+    for place, (turn, pack) in enumerate(packs):
         first = pack.trials[0]
         others = [trial for trial in golden[first.structure][:2] if trial.id != first.id]
         if len(pack.trials) == 1 and others:
-            pack = PackPlan((first, others[0]), frozenset([others[0].id]))
-        accompanied.append((turn, pack))
-    return accompanied
+            packs[place] = turn, PackPlan((first, others[0]), frozenset([others[0].id]))
+    return packs
 
 
 def _packs(
@@ -150,23 +144,24 @@ def _packs(
     packs: list[tuple[int, PackPlan]] = []
     for same_shape in families.values():
         members = list(same_shape.values())
+        first = members[0][0]
         if size:
-            packs += enumerate(_fill([piece for family in members for piece in _pieces(family, size)], size, len))
-            continue
-        model, train = members[0][0].model, members[0][0].train
-        best = rows_at_once(model, train.sequences, torch.device(device))
-        share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
-        # A family that is more than one worker's share is shared out, prefix and all.
-        fitting = max(2, trials_that_fit(members[0][0], memory, device) - 1)  # a lone trial may join
-        longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
-        pieces = [piece for family in members for piece in _pieces(family, longest)]
-        packs += enumerate(_fill(pieces, min(best, share, fitting), _room(min(best, share, fitting) / fitting)))
+            longest = limit = fitting = size
+        else:
+            best = rows_at_once(first.model, first.train.sequences, torch.device(device))
+            share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
+            # A family that is more than one worker's share is shared out, prefix and all.
+            fitting = max(2, trials_that_fit(first, memory, device) - 1)  # a lone trial may join
+            longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
+            limit = min(best, share, fitting)
+        # What a piece takes: its rows in training, on average, but at least its part of the trials that fit.
+        pieces = [
+            (math.ceil(max(mean_rows(piece.trials), limit / fitting * len(piece.trials))), piece)
+            for family in members
+            for piece in _pieces(family, longest)
+        ]
+        packs += enumerate(_fill(pieces, limit))
     return packs
-
-
-def _room(share: float) -> Callable[[PackPlan], int]:
-    """What a piece takes of a pack: rows in training, on average, but at least `share` of its trials."""
-    return lambda pack: math.ceil(max(mean_rows(pack.trials), share * len(pack.trials)))
 
 
 def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
@@ -189,28 +184,26 @@ def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
     return pieces
 
 
-def _fill(pieces: Sequence[PackPlan], limit: int, size: Callable[[PackPlan], int]) -> list[PackPlan]:
+def _fill(pieces: Sequence[tuple[int, PackPlan]], limit: int) -> list[PackPlan]:
     """Packs of about equal size: each piece, largest first, goes where it leaves the least room.
 
-    A piece that is larger than `limit` is a pack of its own.
+    `pieces` come with their sizes; one that is as large as `limit`, or larger, is a pack of its own.
     """
-    sizes = {id(piece): size(piece) for piece in pieces}
-    whole = [[piece] for piece in pieces if sizes[id(piece)] >= limit]
-    pieces = [piece for piece in pieces if sizes[id(piece)] < limit]
-    total = sum(sizes[id(piece)] for piece in pieces)
+    whole = [[piece] for size, piece in pieces if size >= limit]
+    parts = [(size, piece) for size, piece in pieces if size < limit]
+    total = sum(size for size, _ in parts)
     target = math.ceil(total / max(1, math.ceil(total / limit)))
     packs: list[list[PackPlan]] = []
     with_room: list[list[list[PackPlan]]] = [[] for _ in range(target + 1)]
-    for piece in sorted(pieces, key=lambda piece: -sizes[id(piece)]):
-        length = sizes[id(piece)]
-        room = next((room for room in range(length, target + 1) if with_room[room]), None)
+    for size, piece in sorted(parts, key=lambda part: -part[0]):
+        room = next((room for room in range(size, target + 1) if with_room[room]), None)
         if room is None:
-            pack: list[PackPlan] = []
-            packs.append(pack)
-        else:
-            pack = with_room[room].pop()
+            room = target
+            packs.append([])
+            with_room[room].append(packs[-1])
+        pack = with_room[room].pop()
         pack.append(piece)
-        with_room[max(0, (target if room is None else room) - length)].append(pack)
+        with_room[max(0, room - size)].append(pack)
     packs = whole + packs
     lone = next((pack for pack in packs if len(pack) == len(pack[0].trials) == 1), None)
     if lone and len(packs) > 1 and limit > 1:  # a pack of one has other bits than a larger one
@@ -273,10 +266,8 @@ def activation_bytes(trial: Trial, rows: int, device: str) -> float:
     """Memory of the activations of those of `rows` trials that pass through the model together."""
     sequences = trial.train.sequences
     together = min(rows, 1.5 * rows_at_once(trial.model, sequences, torch.device(device)))
-    size = (trial.model, trial.data.vocabulary, trial.train.checkpointing)
-    a_token = activation_elements(*size, branches_of(trial))
-    elements = sequences * trial.model.context * a_token
-    return together * FORMATS[trial.train.precision][0].itemsize * elements
+    a_token = activation_elements(trial.model, trial.data.vocabulary, trial.train.checkpointing, branches_of(trial))
+    return together * FORMATS[trial.train.precision][0].itemsize * (sequences * trial.model.context * a_token)
 
 
 def pack_bytes(pack: PackPlan, device: str = "cpu") -> int:

@@ -10,6 +10,7 @@ import xarray as xr
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
+from harness.basics.printing import count
 from harness.config import ConfigError, Trial
 from harness.config.names import MAX_STABLE_RATE
 from harness.objectives.outcome import TRAINED
@@ -67,8 +68,7 @@ class MaxStableRate(Goal):
     def summary(self, study: optuna.Study) -> str:
         stable = self._stable(study)
         below, above = bracket(self.rates, stable)
-        seeds = len(self.space.repeats)
-        number = f"{len(stable)} of {len(self.rates)} rates tried, {seeds} seed{'s' * (seeds != 1)} each"
+        number = f"{len(stable)} of {len(self.rates)} rates tried, {count(len(self.space.repeats), 'seed')} each"
         if below is None:
             return f"none is stable: {self.rates[0]:.4g}, the smallest, is not ({number})"
         beyond = f"{above:.4g} is not" if above is not None else "no larger one was asked for"

@@ -76,10 +76,8 @@ class Goal(ABC):
                 continue
             duplicates += 1
             trial.set_user_attr(DUPLICATE, old.number)
-            if old.state == TrialState.COMPLETE:
-                study.tell(trial, old.values)  # the sampler learns that it has been here
-            else:
-                study.tell(trial, state=TrialState.FAIL)
+            is_told = old.state == TrialState.COMPLETE  # then the sampler learns that it has been here
+            study.tell(trial, old.values, state=TrialState.COMPLETE if is_told else TrialState.FAIL)
         return new
 
     @abstractmethod

@@ -58,6 +58,6 @@ class Pareto(Goal):
         front = sorted(study.best_trials, key=lambda point: point.values)
         ends = "; ".join(
             f"{named(point.params)}: {point.values[0]:.3f} and {point.values[1]:.3f} nat/token"
-            for point in (front[:1] if len(front) == 1 else [front[0], front[-1]] if front else [])
+            for point in (*front[:1], *front[1:][-1:])
         )
         return f"front of {len(front)} of {len(told(study))} points{': ' if ends else ''}{ends}"

@@ -82,45 +82,47 @@ class Search:
     executor: Executor
     console: Console
     studies: Studies = field(init=False)
-    _notices: Sequence[str] = ()
+    _notices: Sequence[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.studies = Studies(None if self.run.plan else open_store(self.run.out, self.run.study))
-        self._notices = self.composer.notices(self.corners, self.run.idle)
+        where = [] if self.run.plan else [f"study {self.run.study} -> {self.run.out}"]
+        space = self.goal.space
+        about = f"search={self.goal.kind} of {', '.join(space.searched)} in {count(len(space.cells), 'cell')}"
+        self._notices = [*where, about, *self.composer.notices(self.corners, self.run.idle)]
 
     def ask_and_train(self) -> int:
         """All rounds. Returns the exit status."""
-        space = self.goal.space
-        cells = count(len(space.cells), "cell")
-        where = [] if self.run.plan else [f"study {self.run.study} -> {self.run.out}"]
-        about = f"search={self.goal.kind} of {', '.join(space.searched)} in {cells}"
-        self._notices = [*where, about, *self._notices]
         if first := self.goal.first(self.corners):
-            status, is_done = self._train(first, "before the search")
-            if status or not is_done:
+            if (status := self._train(first, "before the search")) is not None:
                 return status
             if not self.run.plan:
                 self.goal.check_first(first, open_with_events(self.run.out)[0])
-        with self.studies.turn():
+        with self.studies.turn:
             studies = self._studies()
         rounds = 0
         while True:
-            with self.studies.turn():
+            with self.studies.turn:
                 points = [point for number, study in enumerate(studies) for point in self._ask(number, study)]
             trials = [trial for point in points for trial in point.trials]
             if self.run.plan:
-                return self._train(trials, "")[0]
+                return self._train(trials, "") or 0
             if not points:
                 if not any(study.get_trials(deepcopy=False, states=[TrialState.RUNNING]) for study in studies):
                     break
                 time.sleep(POLL_SECONDS)  # another process has the last points
                 continue
             rounds += 1
-            status, is_done = self._train(trials, f"round {rounds}, {count(len(points), 'point')}")
+            status = self._train(trials, f"round {rounds}, {count(len(points), 'point')}")
             self._tell(points)
-            if status or not is_done:
+            if status is not None:
                 return status
-        self._say(studies)
+        asked = sum(len(told(study)) for study in studies)
+        lines = [f"search={self.goal.kind}: {count(asked, 'point')} in {count(len(studies), 'cell')}"]
+        for study, name in zip(studies, self.goal.space.names, strict=True):
+            lines.append(f"  {name}: {self.goal.summary(study)}")
+        lines.append(f"results in {self.run.out}")
+        self.console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
         return 0
 
     def _studies(self) -> list[optuna.Study]:
@@ -167,19 +169,22 @@ class Search:
             points.append(Point(study, asked, list(trials.values())))
         return points
 
-    def _train(self, trials: Sequence[Trial], name: str) -> tuple[int, bool]:
-        """The exit status, and whether all trials, and their golden twins, are complete. `name` is the round's."""
+    def _train(self, trials: Sequence[Trial], name: str) -> int | None:
+        """The exit status with which to stop; None once all trials, and their golden twins, are complete, or planned.
+
+        `name` is the round's.
+        """
         unique = list({trial.id: trial for trial in trials}.values())
         wanted = {trial.id for trial in unique} | {trial.golden.id for trial in unique}
         while True:
             status = run_sweep(unique, self.run, self.executor, self.console, self._notices, name)
             self._notices = ()
-            if status or self.run.plan:
-                return status, self.run.plan
-            if wanted <= complete_trials(self.run.out):
-                return 0, True
+            if status:
+                return status
+            if self.run.plan or wanted <= complete_trials(self.run.out):
+                return None
             if not self.run.wait:
-                return 0, False
+                return 0
             self._wait_for(wanted)
 
     def _wait_for(self, wanted: set[str]) -> None:
@@ -200,18 +205,9 @@ class Search:
                 continue
             part = sweep.isel(trial=sorted(rows_of(list(trials.values()), sweep)))
             judged = self.goal.judge(point.trials, part, events)
-            with self.studies.turn():
+            with self.studies.turn:
                 point.asked.set_user_attr("ids", [trial.id for trial in point.trials])
                 for key, value in judged.about.items():
                     point.asked.set_user_attr(key, value)
                 state = TrialState.COMPLETE if judged.values is not None else TrialState.FAIL
                 point.study.tell(point.asked, judged.values, state=state)
-
-    def _say(self, studies: Sequence[optuna.Study]) -> None:
-        """What was found, a line a cell."""
-        asked = sum(len(told(study)) for study in studies)
-        lines = [f"search={self.goal.kind}: {count(asked, 'point')} in {count(len(studies), 'cell')}"]
-        for study, name in zip(studies, self.goal.space.names, strict=True):
-            lines.append(f"  {name}: {self.goal.summary(study)}")
-        lines.append(f"results in {self.run.out}")
-        self.console.print(*lines, sep="\n", highlight=False, soft_wrap=True)

@@ -48,11 +48,12 @@ class Studies:
 
     def __init__(self, out: ResultsPath | None):
         self.token = secrets.token_hex(8)
+        self.turn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        """Held by the only process that may ask and tell."""
         self._folder = out / JOURNAL.parent.name if out else None
-        self._turn: Turn | None = None
         if self._folder:
             (self._folder / "owners").make_folder()
-            self._turn = Turn(self._folder / "turn.lock")
+            self.turn = Turn(self._folder / "turn.lock")
         self._storage: BaseStorage = InMemoryStorage()
 
     @contextlib.contextmanager
@@ -63,15 +64,9 @@ class Studies:
             yield self
             return
         with owned(self._folder / "owners" / self.token):
-            with self.turn():
+            with self.turn:
                 self._storage = journal(self._folder, mend=True)
             yield self
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """The only process to ask and tell, for as long as the block lasts."""
-        with self._turn or contextlib.nullcontext():
-            yield
 
     def study(self, name: str, directions: Sequence[Direction], about: Mapping[str, Any]) -> optuna.Study:
         """The study of that name; `about` is kept with it."""

@@ -79,6 +79,12 @@ def test_one_trial() -> None:
     assert len(lines) == 4 and lines[1] == heading(lines) and lines[2].endswith("  none")
 
 
+def test_what_some_trials_have_at_its_default() -> None:
+    """A trial knows nothing of such a section, and still differs from one that sets it."""
+    lines = shown(make_plan(command.trials("zclip.threshold=null,2.5"), (), None, "cpu", 2))
+    assert lines[1] == "  zclip.threshold: null, 2.5"
+
+
 # --- a plan for another machine ----------------------------------------------------------------------------------
 
 GPU_ONLY = ("device=cuda", "plan=true", "model.width=8192", "model.head_dim=128", "model.depth=32")
