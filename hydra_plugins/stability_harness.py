@@ -45,7 +45,7 @@ class CheckedFolder(ConfigSource):
     @property
     def _nodes(self) -> dict[str, Any]:
         """What there is beside files, all of it ours."""
-        from sweeps.compose.schemas import nodes
+        from sweeps.compose.places import nodes
 
         return nodes() if self._is_ours else {}
 

@@ -18,9 +18,8 @@ from harness.basics.printing import printable
 from harness.config import ConfigError
 from injectors import fault_types
 from sweeps.compose.about import About
-from sweeps.compose.choices import NONE
 from sweeps.compose.folders import read
-from sweeps.compose.places import check_folder, named, options, place_of
+from sweeps.compose.places import NONE, check_folder, named, options, place_of
 from sweeps.compose.yaml_files import text_of
 
 HEADINGS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +19,6 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.basics.printing import printable
 from harness.config import ConfigError, Problems
-from sweeps.compose.choices import unknown_option
 from sweeps.compose.folders import OPTIONS, launch_of
 from sweeps.compose.hydra_calls import CONFIG_NAME, config_loader
 from sweeps.compose.overrides import (
@@ -33,7 +32,7 @@ from sweeps.compose.overrides import (
     quoted_out,
     unknown_key,
 )
-from sweeps.compose.places import check_folder, named
+from sweeps.compose.places import check_folder, named, unknown_option
 from sweeps.compose.settings import LAUNCHERS, GridOptions, LocalOptions
 from sweeps.compose.yaml_files import has_control, not_yaml
 
@@ -80,9 +79,8 @@ def check_arguments(arguments: Sequence[str], loader: ConfigLoader) -> None:
             key = _hydras_key(text) if is_hydras(text) else axis_of(text, loader).key
             given.setdefault(key, []).append(text)
     for key, texts in given.items():
-        with problems.collect():
-            if len(texts) > 1:
-                raise ConfigError(f"{' '.join(texts)}: {key} is given {len(texts)} times; allowed: once")
+        if len(texts) > 1:
+            problems.reasons[f"{' '.join(texts)}: {key} is given {len(texts)} times; allowed: once"] = None
     problems.check()
 
 
@@ -91,10 +89,9 @@ def axes_of(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigL
     axes: dict[str, Axis] = {}
     problems = Problems()
     for name in params:
-        with problems.collect():
-            if name in RUN_KEYS or name in ("study", "search"):
-                beside = "belongs to the run, not to hydra.sweeper.params; allowed there: what can be swept"
-                raise ConfigError(f"{name}={params[name]}: {beside}")
+        if name in RUN_KEYS or name in ("study", "search"):
+            reason = "belongs to the run, not to hydra.sweeper.params; allowed there: what can be swept"
+            problems.reasons[f"{name}={params[name]}: {reason}"] = None
     of_study = (f"{key}={'null' if value is None else str(value).strip()}" for key, value in params.items())
     for text in (*of_study, *arguments):
         with problems.collect():
@@ -109,11 +106,8 @@ def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLo
     axes, problems = axes_of(params, arguments, loader), Problems()
     with problems.collect():
         check_jobs(axes)
-    for axis in axes:
-        with problems.collect():
-            if axis.interval:
-                reason = "an interval has no grid; allowed: values with commas, range(), or a search=NAME"
-                raise ConfigError(f"{axis.text}: {reason}")
+    reason = "an interval has no grid; allowed: values with commas, range(), or a search=NAME"
+    problems.reasons |= {f"{axis.text}: {reason}": None for axis in axes if axis.interval}
     problems.check()
     return [list(job) for job in itertools.product(*(axis.overrides for axis in axes))]
 
@@ -231,13 +225,12 @@ def check_composed(config: DictConfig) -> None:
         raise ConfigError(*reasons)
 
 
-def _targets(tree: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if isinstance(tree, list):
-        tree = dict(enumerate(tree))
-    if not isinstance(tree, dict):
-        return []
-    here = [(f"{prefix}{key}", value) for key, value in tree.items() if key == "_target_"]
-    return here + [target for key, value in tree.items() for target in _targets(value, f"{prefix}{key}.")]
+def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            if key == "_target_":
+                yield f"{prefix}{key}", value
+            yield from _targets(value, f"{prefix}{key}.")
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> ConfigError:

@@ -24,13 +24,11 @@ from harness.optim.optimizers import OPTIMIZERS
 from harness.training.acts import idle_parts
 from harness.training.contradictions import check_trial
 from injectors import InjectableFault, facts_of, fault_types
-from sweeps.compose.choices import NONE, PLAIN, unknown_option
 from sweeps.compose.folders import BESIDE, chain
 from sweeps.compose.hydra_calls import CONFIG_NAME, own_folder
 from sweeps.compose.mitigations import Mitigation, Mitigations, flat
 from sweeps.compose.overrides import GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
-from sweeps.compose.places import options
-from sweeps.compose.schemas import fault_schemas, schema
+from sweeps.compose.places import NONE, PLAIN, fault_schemas, options, schema, unknown_option
 from sweeps.compose.yaml_files import told_of
 
 CHOSEN: dict[str, tuple[Container[str], Sequence[str]]] = {
@@ -152,10 +150,8 @@ class Composer:
         fault = NO_FAULT
         with problems.collect():
             fault = self._fault(fault_name, given)
-        values = dict(self.recipe(recipe))
-        for key, value in given.items():
-            if key in values:
-                values[key] = value
+        values = self.recipe(recipe)
+        values = values | {key: value for key, value in given.items() if key in values}
         mitigated = values | mitigation.fields
         for key, value in given.items():
             if key in mitigation.fields:
@@ -173,7 +169,13 @@ class Composer:
         return trial
 
     def _made(self, values: Mapping[str, Any], fault: Fault, recipe: str, mitigation: str) -> Trial:
-        parts = {part: self._part(part, cls, values) for part, cls in sections().items() if not _why_idle(part, values)}
+        parts: dict[str, Any] = {}
+        for part, cls in sections().items():
+            if not _why_idle(part, values):
+                fields = tuple(values[f"{part}.{name}"] for name in field_types(cls))
+                if (part, fields) not in self._parts:  # one object for all that are equal: many trials take less memory
+                    self._parts[part, fields] = cls(*fields)
+                parts[part] = self._parts[part, fields]
         return Trial.of(parts, fault=fault, recipe=recipe, mitigation=mitigation, seed=values["seed"])
 
     def _reasons(self, trial: Trial) -> Sequence[str]:
@@ -210,13 +212,6 @@ class Composer:
             fault = cls(kind=preset["kind"], name=name, **checked_fields)
             self._faults[made] = fault.resolved() if isinstance(fault, InjectableFault) else fault
         return self._faults[made]
-
-    def _part(self, part: str, cls: type, values: Mapping[str, Any]) -> Any:
-        """One dataclass of the trial; equal ones are the same object, so that many trials cost little memory."""
-        fields = tuple(values[f"{part}.{name}"] for name in field_types(cls))
-        if (part, fields) not in self._parts:
-            self._parts[part, fields] = cls(*fields)
-        return self._parts[part, fields]
 
     def _note(self, key: str, value: Any, why_idle: str) -> None:
         """A value of the overrides reaches a trial, or does not, for a reason."""

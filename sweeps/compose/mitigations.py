@@ -13,13 +13,12 @@ from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 
-from harness.config import ConfigError, Problems, checked, shown
+from harness.config import Problems, checked, shown
 from sweeps.compose.arguments import config_loader
-from sweeps.compose.choices import parts_of, unknown_option
 from sweeps.compose.folders import chain
 from sweeps.compose.hydra_calls import own_folder
 from sweeps.compose.overrides import assignment, combination, trial_fields, unknown_key
-from sweeps.compose.places import options
+from sweeps.compose.places import options, parts_of, unknown_option
 from sweeps.compose.yaml_files import told_of
 
 

@@ -30,9 +30,8 @@ from harness.basics.printing import printable
 from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, field_types, sections
 from injectors import fault_types
 from sweeps.compose import settings
-from sweeps.compose.choices import listed, parts_of, unknown_option
 from sweeps.compose.hydra_calls import own_folder
-from sweeps.compose.places import options
+from sweeps.compose.places import listed, options, parts_of, unknown_option
 from sweeps.compose.yaml_files import LARGEST, has_control
 
 GROUPS = ("study", "search", "recipe", "mitigation", "fault")

@@ -1,22 +1,31 @@
-"""Where files of studies, recipes, mitigations and faults are: our folder, installed packages', and a user's own."""
+"""What a choice of a study, recipe, mitigation or fault may be, and where that stands.
+
+It is a file of our folder, an installed package's or a user's own; several mitigations joined by `+`; or, beside files,
+a kind of fault with its defaults.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from harness.basics import plugins
-from harness.config import ConfigError, Problems
+from harness.config import ConfigError, Problems, Trial, sections, shown
 from injectors import fault_types
+from sweeps.compose import settings
 from sweeps.compose.hydra_calls import FOLDER
-from sweeps.compose.schemas import fault_schemas
 from sweeps.compose.yaml_files import has_control, short
 
 GROUPS = ("study", "recipe", "mitigation", "fault")
 TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
+NONE = "none"
+PLAIN = "plain"  # the recipe of harness/config/recipe.py as it is
+MOST_NAMES = 50  # that an error lists; beyond it a line would be a page
 WANTED = "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/ or faults in fault/"
 
 
@@ -108,3 +117,80 @@ def stems(folder: Path) -> list[str]:
         reason = (error.strerror or "cannot be read").lower()
         raise ConfigError(f"{folder}: {reason}; allowed: a folder that can be read") from None
     return sorted(name.removesuffix(".yaml") for name in names if (folder / name).is_file())
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def listed(options: Sequence[str]) -> str:
+    """What is allowed, in a line that can be read."""
+    if len(options) <= MOST_NAMES:
+        return ", ".join(options)
+    return f"the {len(options)} names that stability-harness list shows"
+
+
+def unknown_option(group: str, name: Any, options: Sequence[str], part: str = "") -> ConfigError:
+    """For a choice that is none of `options`, or one with a `part` that is none."""
+    close = difflib.get_close_matches(part or str(name), options, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return ConfigError(f"{group}={name}: unknown {f'{group} {part}'.rstrip()}; {hint}allowed: {listed(options)}")
+
+
+def parts_of(name: Any, options: Sequence[str]) -> tuple[str, ...]:
+    """The mitigations that a choice of `mitigation` joins by `+`, sorted; one alone is its own only part.
+
+    Joined again by `+` they are the combination's canonical name. `options` are the names of the files. Raises
+    ConfigError with everything that is wrong with the name: a part that is unknown, empty or given twice, or `none`.
+    """
+    chosen, files = f"mitigation={shown(name)}", [option for option in options if "+" not in option]
+    if name in options:
+        if "+" in name:
+            reason = "a file whose name is that of a combination; allowed: a file name without +"
+            raise ConfigError(f"{chosen}: {reason}")
+        return (name,)
+    if not isinstance(name, str) or "+" not in name:
+        raise unknown_option("mitigation", shown(name), files)
+    problems = Problems()
+    parts, allowed = [part.strip() for part in name.split("+")], [option for option in files if option != NONE]
+    for part in dict.fromkeys(parts):
+        with problems.collect():
+            if not part:
+                raise ConfigError(f"{chosen}: an empty part; allowed: names joined by +, of {listed(allowed)}")
+            if parts.count(part) > 1:
+                raise ConfigError(f"{chosen}: {part} is given {parts.count(part)} times; allowed: each name once")
+            if part == NONE:
+                raise ConfigError(f"{chosen}: none is the recipe as it is; allowed beside others: {listed(allowed)}")
+            if part not in allowed:
+                raise unknown_option("mitigation", shown(name), allowed, part)
+    problems.check()
+    return tuple(sorted(parts))
+
+
+# --- beside files --------------------------------------------------------------------------------------------------
+
+
+def schema() -> dict[str, Any]:
+    """Every key of a sweep with its default.
+
+    The fields of all faults are among them, without a value: they may stand beside any choice of `fault`.
+    """
+    trial = {name: vars(cls()) for name, cls in sections().items()}
+    fault = {name: None for cls in fault_types().values() for name in vars(cls())}
+    return {**trial, "seed": Trial().seed, "fault": {**fault, "kind": "none", "name": "none"}, **settings.schema()}
+
+
+def fault_schemas() -> dict[str, dict[str, Any]]:
+    """Defaults of each kind of fault; `none` has no fields."""
+    return {kind: {"kind": kind} if kind == "none" else vars(cls()) for kind, cls in fault_types().items()}
+
+
+@cache
+def nodes() -> dict[str, Any]:
+    """A mapping, or a dataclass, by the path under which Hydra asks for it.
+
+    Not in Hydra's ConfigStore, of which it makes a deep copy whenever it composes or lists options: with these 60 kB
+    that took 40 ms, several times a command. Nor are those of a process's other applications touched.
+    """
+    faults = {f"fault/{kind}": node for kind, node in fault_schemas().items()}
+    plugins = {f"hydra/launcher/{name}": options for name, options in settings.LAUNCHERS.items()}
+    return {"schema": schema(), **faults, **plugins, "hydra/sweeper/grid": settings.GridOptions}

@@ -87,16 +87,15 @@ def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iter
 
     It changes at the earliest step of the recipe's campaigns, so they have at least as long to drift apart.
     """
-    starts: dict[tuple, dict[str, tuple[Trial, int]]] = {}
+    starts: dict[tuple, dict[Trial, int]] = {}
     for campaign in campaigns:
         golden = campaign.trial.golden
         recipe = (golden.structure, golden.optim, golden.schedule, golden.train, golden.mitigation)
         known = starts.setdefault(recipe, {})
-        start = min(campaign.fault.start, known.get(golden.id, (golden, campaign.fault.start))[1])
-        known[golden.id] = (golden, start)
+        known[golden] = min(campaign.fault.start, known.get(golden, campaign.fault.start))
     for goldens in starts.values():
         each = math.ceil(twins / len(goldens))
-        for golden, start in goldens.values():
+        for golden, start in goldens.items():
             fault = dataclasses.replace(last_bit, start=start, duration=1, samples=each)
             population = fault.population(facts_of(golden))
             if each > population.size:

@@ -14,7 +14,6 @@ from sweeps.planning.planner import PackPlan, Plan, weight_bytes
 STORED_BYTES, HELD_BYTES = 4, 8  # of one number: float32 in the store, float64 while its block fills
 PROCESS_BYTES = 2**27  # that each process with torch loaded has at least
 SURE = 0.5  # of it is written; some signals are measured now and then, and those of trials that fail end early
-PER_LAYER = sum("layer" in signal.dims for signal in SIGNALS.values())
 
 
 def check_processes(processes: int) -> None:
@@ -29,8 +28,8 @@ def check_processes(processes: int) -> None:
 
 def numbers_a_step(pack: PackPlan) -> int:
     """What is measured of a pack at each step, of all the trials that it records."""
-    signals = len(SIGNALS) - PER_LAYER + PER_LAYER * pack.trials[0].model.depth
-    return signals * len(pack.recorded)
+    depth = pack.trials[0].model.depth
+    return len(pack.recorded) * sum(depth if "layer" in signal.dims else 1 for signal in SIGNALS.values())
 
 
 def check_disk(plan: Plan, out: Path, keep: str = "nothing") -> None:

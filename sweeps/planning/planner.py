@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from harness.basics.memory import in_units
-from harness.config import NO_FAULT, ConfigError, Model, Problems, Trial
+from harness.config import NO_FAULT, Model, Problems, Trial
 from harness.model.branches import Branches, branches_of
 from harness.model.norms import kept_by_norms
 from harness.model.outline import placement_norms
@@ -120,8 +121,6 @@ def make_plan(
 
 def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> list[tuple[int, PackPlan]]:
     """The packs; a lone trial with another one that is stored elsewhere, because a pack of one has other bits."""
-    if all(len(pack.trials) > 1 for _, pack in packs):
-        return packs
     golden: dict[tuple, list[Trial]] = {}
     for trial in trials:
         if trial.fault == NO_FAULT:
@@ -172,16 +171,15 @@ def _pieces(family: Sequence[Trial], limit: int) -> list[PackPlan]:
     """
     golden = family[0].golden
     faulty = sorted((trial for trial in family if trial.id != golden.id), key=lambda trial: trial.fault.start)
-    is_witness = len(faulty) == len(family)
     if not faulty:
         return [PackPlan((golden,), frozenset())]
-    pieces = []
     count = math.ceil(len(faulty) / max(1, limit - 1))
     ends = [len(faulty) * i // count for i in range(count + 1)]
-    for start, stop in zip(ends, ends[1:], strict=False):
-        pieces.append(PackPlan((golden, *faulty[start:stop]), frozenset([golden.id] if is_witness else [])))
-        is_witness = True
-    return pieces
+    recorded_first, witness = len(faulty) < len(family), frozenset([golden.id])
+    return [
+        PackPlan((golden, *faulty[start:stop]), frozenset() if recorded_first and start == 0 else witness)
+        for start, stop in pairwise(ends)
+    ]
 
 
 def _fill(pieces: Sequence[tuple[int, PackPlan]], limit: int) -> list[PackPlan]:
@@ -283,12 +281,11 @@ def check_weights(trials: Iterable[Trial], memory: float) -> None:
     """Raise ConfigError for a model whose weights and gradients alone, of one trial, are more than `memory` bytes."""
     problems = Problems()
     for trial in {trial.structure: trial for trial in trials}.values():
-        with problems.collect():
-            if (needed := 2 * weight_bytes(trial)) > memory:
-                sizes = f"model.width={trial.model.width}, model.depth={trial.model.depth}"
-                takes = f"weights and gradients of one trial take {in_units(needed)}"
-                allowed = f"at most the {in_units(memory)} of a worker: a smaller model, or workers with more"
-                raise ConfigError(f"{sizes}: {takes}; allowed: {allowed}")
+        if (needed := 2 * weight_bytes(trial)) > memory:
+            sizes = f"model.width={trial.model.width}, model.depth={trial.model.depth}"
+            takes = f"weights and gradients of one trial take {in_units(needed)}"
+            allowed = f"at most the {in_units(memory)} of a worker: a smaller model, or workers with more"
+            problems.reasons[f"{sizes}: {takes}; allowed: {allowed}"] = None
     problems.check()
 
 

@@ -185,15 +185,10 @@ class Search:
                 return None
             if not self.run.wait:
                 return 0
-            self._wait_for(wanted)
-
-    def _wait_for(self, wanted: set[str]) -> None:
-        """Until another process, which trains some of these, is done with them, or for a while."""
-        end, folder = time.monotonic() + PATIENCE_SECONDS, ResultsPath.open(self.run.out)
-        while time.monotonic() < end and not wanted <= complete_trials(self.run.out):
-            if not are_claimed(folder, wanted):
-                return
-            time.sleep(POLL_SECONDS)
+            # Another process trains some of these: until it is done with them, or for a while.
+            end, folder = time.monotonic() + PATIENCE_SECONDS, ResultsPath.open(self.run.out)
+            while time.monotonic() < end and not wanted <= complete_trials(self.run.out) and are_claimed(folder, wanted):
+                time.sleep(POLL_SECONDS)
 
     def _tell(self, points: Iterable[Point]) -> None:
         """Judge the points whose trials are complete. Others stay open, for the next command."""

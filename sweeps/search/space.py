@@ -14,8 +14,6 @@ from harness.config import ConfigError, Problems
 from sweeps.compose.overrides import Axis, check_jobs, types_of
 
 SEARCHED, REPEATED, CELLS = "searched", "repeated", "cells"
-Role = Callable[[str], str]  # key of an axis -> one of these
-Params = Mapping[str, Any]  # what Optuna asks for: key -> value
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,10 @@ class Space:
     repeats: Sequence[tuple[str, ...]]  # overrides of the trials of a point
 
     @classmethod
-    def of(cls, kind: str, axes: Sequence[Axis], role: Role, wanted: str) -> Space:
+    def of(cls, kind: str, axes: Sequence[Axis], role: Callable[[str], str], wanted: str) -> Space:
         """Raises ConfigError where there is nothing to search, an interval is not searched, or cells are too many.
 
-        `wanted` says in words what the search is over.
+        `role` says of an axis, by its key, which of the three it is, and `wanted` in words what the search is over.
         """
         problems = Problems()
         by_role: dict[str, list[Axis]] = {SEARCHED: [], REPEATED: [], CELLS: []}
@@ -59,8 +57,8 @@ class Space:
         """Of the searched axes, for Optuna."""
         return {key: _distribution(axis) for key, axis in self.searched.items()}
 
-    def jobs(self, cell: Sequence[str], params: Params) -> list[list[str]]:
-        """The overrides of each trial of a point."""
+    def jobs(self, cell: Sequence[str], params: Mapping[str, Any]) -> list[list[str]]:
+        """The overrides of each trial of a point, whose values Optuna has asked for."""
         point = [f"{key}={_text(value)}" for key, value in params.items()]
         return [[*cell, *point, *repeat] for repeat in self.repeats]
 

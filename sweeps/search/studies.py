@@ -81,16 +81,12 @@ class Studies:
     def take_over(self, study: optuna.Study) -> None:
         """Ask again for the points whose owner has ended."""
         for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            owner = trial.user_attrs.get(OWNER)
-            if owner != self.token and not self._is_alive(owner):
+            owner = str(trial.user_attrs.get(OWNER))
+            is_alive = self._folder and _TOKEN.fullmatch(owner) and is_locked(self._folder / "owners" / owner)
+            if owner != self.token and not is_alive:
                 study.tell(trial.number, state=TrialState.FAIL)
                 if trial.params:
                     study.enqueue_trial(trial.params)
-
-    def _is_alive(self, owner: object) -> bool:
-        if not isinstance(owner, str) or not _TOKEN.fullmatch(owner) or self._folder is None:
-            return False
-        return is_locked(self._folder / "owners" / owner)
 
     def ask(self, study: optuna.Study, distributions: Mapping[str, BaseDistribution]) -> optuna.Trial:
         """A point of the study's sampler, or one that is enqueued; it belongs to this process."""

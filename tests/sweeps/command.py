@@ -30,7 +30,7 @@ from sweeps.commands.sweep import main
 from sweeps.compose.arguments import config_loader, expand
 from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import FOLDER
-from sweeps.compose.schemas import nodes
+from sweeps.compose.places import nodes
 from sweeps.running import local, progress
 from sweeps.running.job import corpus_of
 from tests.sweeps.forks import Forked
