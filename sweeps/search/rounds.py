@@ -127,19 +127,14 @@ class Search:
 
     def _studies(self) -> list[optuna.Study]:
         goal, space, recipe = self.goal, self.goal.space, repr(sorted(self.composer.recipe().items()))
+        about = {"kind": goal.kind, "objectives": list(goal.objectives), "searched": list(space.searched)}
         studies = []
         for cell, name in zip(space.cells, space.names, strict=True):
-            about = {
-                "kind": goal.kind,
-                "cell": name,
-                "objectives": list(goal.objectives),
-                "searched": list(space.searched),
-                "trials": len(space.repeats),
-            }
             # Another recipe, or another space, is another search.
             what = [goal.kind, *cell, *space.repeats, *map(repr, space.distributions.items()), recipe]
             digest = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
-            studies.append(self.studies.study(f"{goal.kind} {name} {digest}", goal.directions, about))
+            of_cell = about | {"cell": name, "trials": len(space.repeats)}
+            studies.append(self.studies.study(f"{goal.kind} {name} {digest}", goal.directions, of_cell))
         return studies
 
     def _batch(self) -> int:
@@ -187,7 +182,7 @@ class Search:
                 return 0
             # Another process trains some of these: until it is done with them, or for a while.
             end, folder = time.monotonic() + PATIENCE_SECONDS, ResultsPath.open(self.run.out)
-            while time.monotonic() < end and not wanted <= complete_trials(self.run.out) and are_claimed(folder, wanted):
+            while time.monotonic() < end and wanted - complete_trials(self.run.out) and are_claimed(folder, wanted):
                 time.sleep(POLL_SECONDS)
 
     def _tell(self, points: Iterable[Point]) -> None:
