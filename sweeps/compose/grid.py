@@ -80,9 +80,8 @@ class Composer:
         config = self.loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
         recipe, problems = {}, Problems()
         for group, usual in (("recipe", name), ("mitigation", NONE), ("fault", NONE)):
-            if config.hydra.runtime.choices.get(group) != usual:
-                reason = f"study={self.study}: {group}={config.hydra.runtime.choices.get(group)}: {BESIDE}"
-                problems.reasons[reason] = None
+            if (chosen := config.hydra.runtime.choices.get(group)) != usual:
+                problems.reasons[f"study={self.study}: {group}={chosen}: {BESIDE}"] = None
         for key, value in flat(OmegaConf.to_container(config)).items():  # type: ignore[arg-type]
             if key in RUN_KEYS or key.startswith("hydra.") or (key.startswith("fault.") and value in (None, "none")):
                 continue

@@ -219,7 +219,11 @@ def _interval(override: Override) -> Interval:
 
 
 def _texts(override: Override, loader: ConfigLoader) -> list[str]:
-    """The values of an override that is no interval, one or many, each as its own text."""
+    """The values of an override that is no interval, one or many, each as its own text.
+
+    Raises ConfigError for a glob that matches nothing, and for a range that does not end, or has more values than a
+    grid may have jobs.
+    """
     text = f"{override.input_line}"
     key = override.get_key_element()
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
@@ -232,22 +236,16 @@ def _texts(override: Override, loader: ConfigLoader) -> list[str]:
             raise ConfigError(f"{text}: matches nothing; allowed: {listed(options(key, own_folder(loader)))}")
         return names
     if override.is_range_sweep():
-        _check_range(override)
+        sweep = override.value()
+        assert isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None
+        start, stop, step = (Decimal(number) for number in (sweep.start, sweep.stop, sweep.step))
+        if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
+            raise ConfigError(f"{text}: no such range; allowed: range(start, stop, step) of finite numbers, step not 0")
+        if (values := (stop - start) / step) > MOST_JOBS:
+            raise ConfigError(f"{text}: {values:,.0f} values; allowed: at most {MOST_JOBS:,}")
     if override.is_sweep_override():
         return list(override.sweep_string_iterator())
     return [override.get_value_element_as_str()]
-
-
-def _check_range(override: Override) -> None:
-    """Raises ConfigError for a range that does not end, or has more values than a grid may have jobs."""
-    sweep, text = override.value(), f"{override.input_line}"
-    assert isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None
-    start, stop, step = (Decimal(number) for number in (sweep.start, sweep.stop, sweep.step))
-    if not (start.is_finite() and stop.is_finite() and step.is_finite() and step):
-        raise ConfigError(f"{text}: no such range; allowed: range(start, stop, step) of finite numbers, step not 0")
-    values = (stop - start) / step
-    if values > MOST_JOBS:
-        raise ConfigError(f"{text}: {values:,.0f} values; allowed: at most {MOST_JOBS:,}")
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,7 @@ class Campaign:
     trial: Trial
     fault: Value
     population: Population
-
-    @property
-    def samples(self) -> int:
-        assert self.fault.samples is not None
-        return self.fault.samples
+    samples: int  # faults of it that are to be trained
 
     @property
     def seed(self) -> int:
@@ -70,7 +66,7 @@ def campaign_of(trial: Trial) -> Campaign | None:
             f"fault.samples={fault.samples}: the description allows {population.size} different faults; "
             f"allowed: 1 to {population.size}"
         )
-    return Campaign(trial, fault, population)
+    return Campaign(trial, fault, population, fault.samples)
 
 
 def check_samples(campaigns: Sequence[Campaign]) -> None:

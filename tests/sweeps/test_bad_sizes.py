@@ -240,7 +240,7 @@ def test_more_processes_than_memory() -> None:
 def test_campaigns_together_have_a_limit(tiny_grid: Any) -> None:
     trial = tiny_grid(*BIT, "fault.bit=null", "fault.samples=60000")
     assert isinstance(trial.fault, Value)
-    one = Campaign(trial, trial.fault, None)  # type: ignore[arg-type]
+    one = Campaign(trial, trial.fault, None, 60_000)  # type: ignore[arg-type]
     check_samples([one])
     with pytest.raises(ConfigError, match=r"^fault.samples=60000: 120,000 faults of 2 descriptions; allowed: 100,000"):
         check_samples([one, one])
