@@ -85,11 +85,12 @@ class Search:
     _notices: Sequence[str] = field(init=False)
 
     def __post_init__(self) -> None:
+        notices = self.composer.notices(self.corners, self.run.idle)  # it may refuse, before anything is written
         self.studies = Studies(None if self.run.plan else open_store(self.run.out, self.run.study))
         where = [] if self.run.plan else [f"study {self.run.study} -> {self.run.out}"]
         space = self.goal.space
         about = f"search={self.goal.kind} of {', '.join(space.searched)} in {count(len(space.cells), 'cell')}"
-        self._notices = [*where, about, *self.composer.notices(self.corners, self.run.idle)]
+        self._notices = [*where, about, *notices]
 
     def ask_and_train(self) -> int:
         """All rounds. Returns the exit status."""

@@ -118,6 +118,13 @@ def test_a_search_of_too_many_cells(empty: Path) -> None:
     )
 
 
+def test_a_search_of_what_cannot_act(empty: Path) -> None:
+    """As a sweep, it refuses before anything is written."""
+    axes = ["idle=refuse", "mitigation=none,softmax_fp32", "optim.lr=0.1,0.2"]
+    lines = command.refused(empty, *command.tiny("search=max_stable_lr", "out=out", *axes))
+    assert lines[-1].endswith("; allowed: trials in which it acts, or idle=warn")
+
+
 FOLDERS = (
     "2026", "2026-11", "3.5", "1e3", "true", "No", "nan", "0x10", "é", "C#", "a=b", "my results", "it's", 'say "so"',
     "x'y'", "a\\b", "(x)", "a(1)", "a;b", "a&b", "a!b", "a^b", "a`b", "<a>", "日本", "a+b", "a@b", "a:b",
