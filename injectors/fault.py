@@ -134,17 +134,6 @@ class Strike:
         raise NotImplementedError
 
 
-class WholeStrike(Strike):
-    """Base of strikes at all tensors of a rank, or at a part of them, that are one event."""
-
-    def replaced(self, visit: Visit, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[Event]:
-        """Put `values` there in place of `tensors`."""
-        before = digest(*tensors.values())
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])
-        return whole_event(visit, "*", before, tensors.values())
-
-
 def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, what: str = "tensor") -> list[str]:
     """The names that match the glob, in `layer` alone if that is given. Raises ConfigError if there is none."""
     names = fnmatch.filter(shapes, pattern)

@@ -17,13 +17,30 @@ from harness.model.formats import FORMATS
 from harness.training.ranks import Communicator
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
-from injectors.fault import InjectableFault, WholeStrike, matching, optimizers_with, too_late, wrong_rank
+from injectors.fault import (
+    InjectableFault,
+    Strike,
+    digest,
+    matching,
+    optimizers_with,
+    too_late,
+    whole_event,
+    wrong_rank,
+)
 
 Tensors = Mapping[str, Tensor]
 
 
 def _copy(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def _replaced(visit: Visit, tensors: Tensors, values: Tensors) -> list[Event]:
+    """Put `values` there in place of `tensors`, which are all of a rank or a part of them: one event."""
+    before = digest(*tensors.values())
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
+    return whole_event(visit, "*", before, tensors.values())
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,7 @@ class StaleGradient(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class Stale(WholeStrike):
+class Stale(Strike):
     """Keeps the gradients of the last `late` steps, and those before the first strike for when that comes again.
 
     After a rollback into the strikes, a gradient that is not kept any more is handed in fresh.
@@ -81,7 +98,7 @@ class Stale(WholeStrike):
             return []
         if visit.step - self.late >= self.steps.start:
             del self._kept[visit.step - self.late]
-        return self.replaced(visit, visit.tensors, old)
+        return _replaced(visit, visit.tensors, old)
 
 
 @dataclass(frozen=True)
@@ -107,7 +124,7 @@ class DroppedRank(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class Dropped(WholeStrike):
+class Dropped(Strike):
     """Zeroes one rank, and multiplies the others by a factor."""
 
     rank: int
@@ -118,7 +135,7 @@ class Dropped(WholeStrike):
             for tensor in visit.tensors.values() if self.others != 1 else ():
                 tensor.mul_(self.others)
             return []
-        return self.replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
+        return _replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
 
 
 @dataclass(frozen=True)
@@ -143,7 +160,7 @@ class Reduction(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class OtherSum(WholeStrike):
+class OtherSum(Strike):
     """Keeps the gradients of all ranks for the length of a step."""
 
     adder: Communicator
@@ -159,7 +176,7 @@ class OtherSum(WholeStrike):
                 self.adder.add(self._parts[rank][name])
             self.adder.finish(mean)
         self._parts.clear()
-        return self.replaced(visit, visit.tensors, means)
+        return _replaced(visit, visit.tensors, means)
 
 
 @dataclass(frozen=True)
@@ -206,7 +223,7 @@ class MissedUpdate(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class Missed(WholeStrike):
+class Missed(Strike):
     """Puts the shard back to what it was before the optimizer step."""
 
     slices: dict[str, slice]
@@ -221,4 +238,4 @@ class Missed(WholeStrike):
         self._before = _copy(self._shard(visit))
 
     def strike(self, visit: Visit) -> list[Event]:
-        return self.replaced(visit, self._shard(visit), self._before)
+        return _replaced(visit, self._shard(visit), self._before)

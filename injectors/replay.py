@@ -102,12 +102,10 @@ class Replay(InjectableFault):
         except ConfigError as error:
             reasons = [reason.partition(": ")[2] for reason in error.reasons]  # which begin with out=FOLDER
             raise ConfigError(f"fault.record={shown(self.record)}: {'; '.join(reasons)}") from None
-        for pack in packs:
-            if pack.complete and wanted in pack.attributes["ids"]:
-                return self._of_pack(pack.attributes, wanted)
-        raise self._wrong("no finished trial of that id there")
-
-    def _of_pack(self, attributes: Mapping[str, Any], wanted: str) -> dict[str, Any]:
+        finished = (pack.attributes for pack in packs if pack.complete)
+        attributes = next((each for each in finished if wanted in each["ids"]), None)
+        if attributes is None:
+            raise self._wrong("no finished trial of that id there")
         row = attributes["ids"].index(wanted)
         try:
             trial, events = attributes["trials"][row], attributes["faults"][row]

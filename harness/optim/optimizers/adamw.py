@@ -9,18 +9,14 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.optim.optimizers.base import CPU_PIECE, Numbers, Optimizer, Piece, Step, each, options
+from harness.optim.optimizers.base import BETAS, CPU_PIECE, Numbers, Optimizer, Piece, Step, each, options
 
 
 class Adam(Optimizer):
     """What the relatives of Adam share (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
 
     slots = ("moment_1", "moment_2")
-    hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {
-        **options("optim", "beta1", "beta2", "eps"),
-        "rest1": lambda trial: 1 - trial.optim.beta1,
-        "rest2": lambda trial: 1 - trial.optim.beta2,
-    }
+    hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {**BETAS, **options("optim", "eps")}
 
     def numbers(self, h: Numbers) -> Numbers:
         return corrections(h, h["count"])

@@ -235,7 +235,10 @@ class Optimizer:
             squares = self._move(piece, parts[piece.rows], measure)
             if squares is not None:
                 sums[:, piece.rows.start : piece.rows.stop] += squares
-        return self._norms(sums) if measure else None
+        if not measure:
+            return None
+        weights, second_moment, change = sums.sqrt_()
+        return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
 
     def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
         dtype, scheduled = self.weights.dtype, learning_rate.double()[:, None]
@@ -274,11 +277,6 @@ class Optimizer:
         measured = (weights, piece.slots.get("moment_2", change), change)
         return torch.stack([torch.linalg.vector_norm(x, dim=1) for x in measured]).double().square_()
 
-    def _norms(self, squares: Tensor) -> Norms:
-        """From the sums of squares of weights, second moment and change, [3, R]."""
-        weights, second_moment, change = squares.sqrt_()
-        return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
-
 
 def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]:
     """These fields of a section, for `hyperparameters`."""
@@ -287,6 +285,13 @@ def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]
         return lambda trial: getattr(trial.section(section), name)
 
     return {name: reader(name) for name in names}
+
+
+BETAS: Mapping[str, Callable[[Trial], float]] = {  # and what they leave of what a moving average takes in
+    **options("optim", "beta1", "beta2"),
+    "rest1": lambda trial: 1 - trial.optim.beta1,
+    "rest2": lambda trial: 1 - trial.optim.beta2,
+}
 
 
 def is_matrix(scaled: ScaledTensor) -> bool:

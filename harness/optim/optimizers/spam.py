@@ -10,8 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.config import Trial
-from harness.config.fields import PER_TRIAL, anything, number, steps_of
+from harness.config import PER_TRIAL, Trial, anything, number, steps_of
 from harness.optim.optimizers.adamw import Adam, corrections
 from harness.optim.optimizers.base import Numbers, Piece, each
 
