@@ -17,30 +17,13 @@ from harness.model.formats import FORMATS
 from harness.training.ranks import Communicator
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
-from injectors.fault import (
-    InjectableFault,
-    Strike,
-    digest,
-    matching,
-    optimizers_with,
-    too_late,
-    whole_event,
-    wrong_rank,
-)
+from injectors.fault import InjectableFault, Strike, matching, optimizers_with, replaced, too_late, wrong_rank
 
 Tensors = Mapping[str, Tensor]
 
 
 def _copy(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-def _replaced(visit: Visit, tensors: Tensors, values: Tensors) -> list[Event]:
-    """Put `values` there in place of `tensors`, which are all of a rank or a part of them: one event."""
-    before = digest(*tensors.values())
-    for name, tensor in tensors.items():
-        tensor.copy_(values[name])
-    return whole_event(visit, "*", before, tensors.values())
 
 
 @dataclass(frozen=True)
@@ -84,10 +67,6 @@ class Stale(Strike):
             step, _, name = key.partition(" ")
             self._kept.setdefault(int(step), {})[name] = values
 
-    @property
-    def calls(self) -> list[tuple[Site, int]]:
-        return list(dict.fromkeys(super().calls))  # a step can be one to look at and one to strike
-
     def visit(self, visit: Visit) -> list[Event]:
         if visit.rank != self.rank:
             return []
@@ -98,7 +77,7 @@ class Stale(Strike):
             return []
         if visit.step - self.late >= self.steps.start:
             del self._kept[visit.step - self.late]
-        return _replaced(visit, visit.tensors, old)
+        return replaced(visit, visit.tensors, old)
 
 
 @dataclass(frozen=True)
@@ -135,7 +114,7 @@ class Dropped(Strike):
             for tensor in visit.tensors.values() if self.others != 1 else ():
                 tensor.mul_(self.others)
             return []
-        return _replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
+        return replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
 
 
 @dataclass(frozen=True)
@@ -176,7 +155,7 @@ class OtherSum(Strike):
                 self.adder.add(self._parts[rank][name])
             self.adder.finish(mean)
         self._parts.clear()
-        return _replaced(visit, visit.tensors, means)
+        return replaced(visit, visit.tensors, means)
 
 
 @dataclass(frozen=True)
@@ -238,4 +217,4 @@ class Missed(Strike):
         self._before = _copy(self._shard(visit))
 
     def strike(self, visit: Visit) -> list[Event]:
-        return _replaced(visit, self._shard(visit), self._before)
+        return replaced(visit, self._shard(visit), self._before)

@@ -96,8 +96,7 @@ class GPT:
 
     def _embedding(self, tools: Tools, tokens_RxBxT: Tensor) -> Tensor:
         trials, _, context = tokens_RxBxT.shape
-        tied = self.config.tied_head
-        x = embedding(tokens_RxBxT.reshape(trials, -1), tools.leaf("embedding"), self._root, tied)
+        x = embedding(self._root, tokens_RxBxT.reshape(trials, -1), tools.leaf("embedding"), self.config.tied_head)
         if self.config.positions == "learned":
             x = add_positions(x, tools.leaf("positions"), context)
         multiplier = embedding_multiplier(self.config)

@@ -50,7 +50,11 @@ def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None 
 
 
 @differentiable
-def _embedding(root: Tensor, ids: Tensor, leaf: Leaf, adds: bool) -> WithBackward[Tensor]:
+def embedding(root: Tensor, ids_RxN: Tensor, leaf: Leaf, adds: bool = False) -> WithBackward[Tensor]:
+    """Rows of each trial's own table, [R, N, D]. `root` is any tensor that requires a gradient: it starts the graph.
+
+    Its backward pass is the last of all; `adds`: to the gradient that a tied head has left there.
+    """
     trials, vocabulary, width = leaf.weight.shape
 
     def backward(dy: Tensor, offset_ids: Tensor) -> None:
@@ -58,17 +62,9 @@ def _embedding(root: Tensor, ids: Tensor, leaf: Leaf, adds: bool) -> WithBackwar
         dense = dense.view(trials, vocabulary, width)
         leaf.gradient.add_(dense) if adds else leaf.gradient.copy_(dense)
 
-    offset_ids = ids + torch.arange(0, trials * vocabulary, vocabulary, device=ids.device)[:, None]
+    offset_ids = ids_RxN + torch.arange(0, trials * vocabulary, vocabulary, device=ids_RxN.device)[:, None]
     table = leaf.weight.reshape(trials * vocabulary, width)
     return F.embedding(offset_ids, table), backward, (offset_ids,)
-
-
-def embedding(ids_RxN: Tensor, leaf: Leaf, root: Tensor, adds: bool = False) -> Tensor:
-    """Rows of each trial's own table, [R, N, D]. `root` is any tensor that requires a gradient: it starts the graph.
-
-    Its backward pass is the last of all; `adds`: to the gradient that a tied head has left there.
-    """
-    return _embedding(root, ids_RxN, leaf, adds)
 
 
 @differentiable

@@ -155,7 +155,7 @@ def test_linear():
 def test_embedding():
     ids = torch.tensor([[0, 4, 4, 1], [4, 4, 4, 4], [0, 1, 2, 3]])
     root = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    assert_equal_to_torch(lambda x, own: embedding(x, own, root), F.embedding, ids, normal(3, 5, 2))
+    assert_equal_to_torch(lambda x, own: embedding(root, x, own), F.embedding, ids, normal(3, 5, 2))
 
 
 def test_positions():
