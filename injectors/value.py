@@ -210,21 +210,10 @@ class Value(InjectableFault):
         return facts.taps if self.site in AT_TAPS else facts.tensors
 
     def arm(self, facts: Facts) -> ValueStrike:
-        return self.strike_at(self._targets(facts), facts)
-
-    def strike_at(self, targets: tuple[Target, ...], facts: Facts) -> ValueStrike:
-        """The injector that changes these elements."""
-        site = Site(self.site)
-        look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
-        taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
-        change = Change(self.model, self.value, self.format, self.block, self.mask(facts, 0), facts.seed)
-        more = {"taps": taps, "change": change, "targets": targets, "rank": self.rank}
-        return self.armed(ValueStrike, site, facts, look_at, **more)
-
-    def _targets(self, facts: Facts) -> tuple[Target, ...]:
         names, sizes = self.candidates(facts)
         if self.elements is None:
-            return tuple(Target(name, None, None) for name in names)
+            mask = np.array(self.mask(facts, 0), dtype=np.int64)
+            return self.strike_at(tuple(Target(name, None, mask) for name in names), facts)
         if self.element is not None:
             drawn = distinct(len(names), 1, *facts.key("tensor"))
             places = [(drawn[0], self.element)]
@@ -237,7 +226,16 @@ class Value(InjectableFault):
             flat = sorted(element for number, element in places if number == which)
             changed = [masks[which, element] for element in flat]
             targets.append(Target(names[which], np.array(flat), np.array(changed, dtype=np.int64)))
-        return tuple(targets)
+        return self.strike_at(tuple(targets), facts)
+
+    def strike_at(self, targets: tuple[Target, ...], facts: Facts) -> ValueStrike:
+        """The injector that changes these elements."""
+        site = Site(self.site)
+        look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
+        taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
+        change = Change(self.model, self.value, self.format, self.block, facts.seed)
+        more = {"taps": taps, "change": change, "targets": targets, "rank": self.rank}
+        return self.armed(ValueStrike, site, facts, look_at, **more)
 
     def mask(self, facts: Facts, element: int) -> int:
         """The bits that change in the element, as an integer of the format."""

@@ -25,33 +25,32 @@ MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
 
 @dataclass(frozen=True)
 class Target:
-    """Elements of one tensor: flat indices [k] and the bits that change in each [k]; None: all of them."""
+    """Elements of one tensor: flat indices [k], None: all of them; and the bits that change in each, [k] or []."""
 
     tensor: str
     elements: np.ndarray | None
-    masks: np.ndarray | None
+    masks: np.ndarray
 
 
 @dataclass(frozen=True)
 class Change:
     """What becomes of a value: by which model and number, and in which format, or blocks of it, it is held.
 
-    `mask` are the bits that change in each element of a whole tensor, and `seed` is that of noise.
+    `seed` is that of noise.
     """
 
     model: str
-    value: float = 0.0
-    format: str = "fp32"
-    block: int | None = None
-    mask: int = 0
-    seed: int = 0
+    value: float
+    format: str
+    block: int | None
+    seed: int
 
-    def of(self, values: Tensor, target: Target, step: int, scales: Tensor | None = None) -> Tensor:
+    def of(self, values: Tensor, target: Target, step: int, scales: Tensor | None) -> Tensor:
         """The new values of a target, [k] or the shape of its tensor; `scales`: the factors at which it is kept."""
         held = values if scales is None else values.double() * scales
         if self.model in OPERATIONS:
-            masks = torch.as_tensor(self.mask if target.masks is None else target.masks, device=values.device)
-            changed = change_bits(held, masks.expand(values.shape), self.model, self.format)
+            masks = torch.as_tensor(target.masks, device=values.device).expand(values.shape)
+            changed = change_bits(held, masks, self.model, self.format)
             if scales is None:
                 return changed
             # What no bit changes stays as it was, unrounded.
@@ -114,7 +113,6 @@ class ValueStrike(Strike):
             self._told += 1
             texts = (digest(before), digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
             return [Event(visit.site, target.tensor, None, None, visit.step, *texts, None, None, changed, visit.rank)]
-        assert target.masks is not None
         was_zero = is_zero(before if scales is None else before.double() * scales, change.format)
         indices = zip(*np.unravel_index(target.elements, tuple(whole.shape) or (1,)), strict=True)
         columns = (before.tolist(), after.tolist(), raw_bits(before), raw_bits(after), differs.tolist())

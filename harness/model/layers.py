@@ -1,4 +1,4 @@
-"""The layers, trial first. Each writes its weight's gradient straight into the flat gradient array.
+"""Layers, norms and activations, trial first. Each writes its weight's gradient straight into the flat gradient array.
 
 Their backward passes are written out for two reasons: nothing has to be zeroed or accumulated, and the reduction over
 tokens happens per trial in one matrix product. Shapes: R trials, N = batch x context tokens, D features.
