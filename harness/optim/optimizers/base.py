@@ -17,12 +17,11 @@ from torch import Tensor
 from harness.config import Trial
 from harness.model.parameters import Layout, Segment
 from harness.model.state import Rows, State
-from harness.model.tensors import Kind, ScaledTensor
+from harness.model.tensors import MATRICES, Kind, ScaledTensor
 
 CPU_PIECE = 65_536  # elements of a piece: half a dozen arrays of that size fit a 2 MiB cache
 CPU_COLUMNS = 8_192  # of them in a row, where a piece need not be a tensor; never a function of R, because norms add up
 CPU_GRAIN = 32_768  # from so many elements on torch may cut a single row among threads, and then sum it differently
-MATRICES = (Kind.EMBEDDING, Kind.HIDDEN, Kind.RESIDUAL, Kind.HEAD)
 
 CLIP_UPDATE = "optim.clip_update"  # the part of a recipe that is counted under this key
 
@@ -296,7 +295,7 @@ BETAS: Mapping[str, Callable[[Trial], float]] = {  # and what they leave of what
 
 def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
-    return len(scaled.shape) == 2 and scaled.kind in MATRICES
+    return len(scaled.shape) == 2 and scaled.kind in (Kind.EMBEDDING, *MATRICES, Kind.HEAD)
 
 
 # --- for the equations -------------------------------------------------------------------------------------------
