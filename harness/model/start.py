@@ -48,7 +48,8 @@ def start_digests(trials: Iterable[Trial]) -> dict[str, str]:
     digests = {}
     for given in dict.fromkeys(trial.model.start for trial in trials if trial.model.start is not None):
         with _readable(given) as path:
-            digests[given] = _digest(path, path.stat().st_mtime_ns, path.stat().st_size)
+            stat = path.stat()
+            digests[given] = _digest(path, stat.st_mtime_ns, stat.st_size)
     return digests
 
 
