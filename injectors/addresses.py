@@ -113,7 +113,7 @@ def in_order(population: Population, seed: int, weight: str = "size", stratify: 
     """
     if weight not in WEIGHTS:
         raise ConfigError(f"fault.weight={weight}: unknown; allowed: {', '.join(WEIGHTS)}")
-    orders = [_inside(part, weight, seed, stratify, name) for name, part in _strata(population, stratify).items()]
+    orders = [_inside(part, weight, seed, stratify, name) for name, part in strata(population, stratify).items()]
     return _in_turns(orders, seed)
 
 
@@ -136,7 +136,7 @@ def _inside(part: Population, weight: str, seed: int, *key: str) -> Iterator[Add
     if weight == "size":
         yield from map(part.address, shuffled(part.size, seed, "size", *key))
         return
-    tensors = [one for one in _strata(part, "tensor").values() if one.size]
+    tensors = [one for one in strata(part, "tensor").values() if one.size]
     orders = [map(one.address, shuffled(one.size, seed, "tensor", *key, *one.shapes)) for one in tensors]
     counts = [one.size for one in tensors]  # of what is left
     for number in stream(seed, "tensors", *key):
@@ -150,11 +150,6 @@ def _inside(part: Population, weight: str, seed: int, *key: str) -> Iterator[Add
 
 
 # --- strata ------------------------------------------------------------------------------------------------------
-
-
-def strata(population: Population, stratify: str) -> list[str]:
-    """The names of the strata, in the population's order. Raises ConfigError as `in_order` does."""
-    return list(_strata(population, stratify))
 
 
 def stratum_of(address: Address, population: Population, stratify: str) -> str:
@@ -171,8 +166,11 @@ def stratum_of(address: Address, population: Population, stratify: str) -> str:
     return OF_TENSOR[stratify](address.tensor)
 
 
-def _strata(population: Population, stratify: str) -> dict[str, Population]:
-    """The part of the population in each stratum."""
+def strata(population: Population, stratify: str) -> dict[str, Population]:
+    """The part of the population in each stratum, by name, in the population's order.
+
+    Raises ConfigError as `in_order` does.
+    """
     if stratify not in STRATIFICATIONS:
         raise ConfigError(f"fault.stratify={stratify}: unknown; allowed: {', '.join(STRATIFICATIONS)}")
     if stratify == "bit":

@@ -79,6 +79,34 @@ class InjectableFault(Fault):
         return range(self.start, max(self.start, end), self.period)
 
 
+class Armed:
+    """A fault that is checked and armed once, and then told of every site of every step that the loop comes by.
+
+    Raises ConfigError for a fault that the run of these facts cannot have. `examples/fault/own_loop.py` is such a loop.
+    """
+
+    def __init__(self, fault: InjectableFault, facts: Facts):
+        fault = fault.resolved()
+        fault.check(facts)
+        self.injector = fault.arm(facts)
+        self._calls = frozenset(self.injector.calls)
+
+    def strike(
+        self, site: str, step: int, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], rank: int = 0
+    ) -> list[Event]:
+        """Change the tensors in place if the fault is due, and say what was done.
+
+        `tensors` are named as in the facts, and are what `Site` says of the site: `model.named_parameters()` at
+        `weight`, their gradients at `gradient`, which comes once for each `rank`. A fault of the site `update` is told
+        of `before_update` too. Raises ValueError for a site that does not exist.
+        """
+        place = Site(site)
+        if (place, step) not in self._calls:
+            return []
+        with torch.no_grad():
+            return self.injector.visit(Visit(place, step, dict(tensors), rank))
+
+
 @cache
 def fault_types() -> dict[str, type[Fault]]:
     """Every kind of fault by name, of this folder and of installed packages, and `none`."""
@@ -110,7 +138,8 @@ class Strike:
 
     @property
     def calls(self) -> list[tuple[Site, int]]:
-        return [*self.looks, *((self.site, step) for step in self.steps)]
+        # A step can be one to look at and one to strike.
+        return list(dict.fromkeys([*self.looks, *((self.site, step) for step in self.steps)]))
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -132,17 +161,6 @@ class Strike:
     def strike(self, visit: Visit) -> list[Event]:
         """Change the tensors, and say what was done."""
         raise NotImplementedError
-
-
-class WholeStrike(Strike):
-    """Base of strikes at all tensors of a rank, or at a part of them, that are one event."""
-
-    def replaced(self, visit: Visit, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[Event]:
-        """Put `values` there in place of `tensors`."""
-        before = digest(*tensors.values())
-        for name, tensor in tensors.items():
-            tensor.copy_(values[name])
-        return whole_event(visit, "*", before, tensors.values())
 
 
 def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, what: str = "tensor") -> list[str]:
@@ -196,6 +214,14 @@ def whole_event(visit: Visit, name: str, before: str, tensors: Iterable[Tensor])
     """The one event of a strike at whole tensors, whose `digest` was `before`."""
     after = digest(*tensors)
     return [Event(visit.site, name, None, None, visit.step, before, after, None, None, before != after, visit.rank)]
+
+
+def replaced(visit: Visit, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[Event]:
+    """Put `values` in place of `tensors`, which are all of a rank or a part of them: one event."""
+    before = digest(*tensors.values())
+    for name, tensor in tensors.items():
+        tensor.copy_(values[name])
+    return whole_event(visit, "*", before, tensors.values())
 
 
 def random_tokens(count: int, choices: int, *key: Any) -> np.ndarray:

@@ -17,7 +17,7 @@ from harness.model.formats import FORMATS
 from harness.training.ranks import Communicator
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
-from injectors.fault import InjectableFault, WholeStrike, matching, optimizers_with, too_late, wrong_rank
+from injectors.fault import InjectableFault, Strike, matching, optimizers_with, replaced, too_late, wrong_rank
 
 Tensors = Mapping[str, Tensor]
 
@@ -47,7 +47,7 @@ class StaleGradient(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class Stale(WholeStrike):
+class Stale(Strike):
     """Keeps the gradients of the last `late` steps, and those before the first strike for when that comes again.
 
     After a rollback into the strikes, a gradient that is not kept any more is handed in fresh.
@@ -67,10 +67,6 @@ class Stale(WholeStrike):
             step, _, name = key.partition(" ")
             self._kept.setdefault(int(step), {})[name] = values
 
-    @property
-    def calls(self) -> list[tuple[Site, int]]:
-        return list(dict.fromkeys(super().calls))  # a step can be one to look at and one to strike
-
     def visit(self, visit: Visit) -> list[Event]:
         if visit.rank != self.rank:
             return []
@@ -81,7 +77,7 @@ class Stale(WholeStrike):
             return []
         if visit.step - self.late >= self.steps.start:
             del self._kept[visit.step - self.late]
-        return self.replaced(visit, visit.tensors, old)
+        return replaced(visit, visit.tensors, old)
 
 
 @dataclass(frozen=True)
@@ -107,7 +103,7 @@ class DroppedRank(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class Dropped(WholeStrike):
+class Dropped(Strike):
     """Zeroes one rank, and multiplies the others by a factor."""
 
     rank: int
@@ -118,7 +114,7 @@ class Dropped(WholeStrike):
             for tensor in visit.tensors.values() if self.others != 1 else ():
                 tensor.mul_(self.others)
             return []
-        return self.replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
+        return replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
 
 
 @dataclass(frozen=True)
@@ -143,7 +139,7 @@ class Reduction(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class OtherSum(WholeStrike):
+class OtherSum(Strike):
     """Keeps the gradients of all ranks for the length of a step."""
 
     adder: Communicator
@@ -159,7 +155,7 @@ class OtherSum(WholeStrike):
                 self.adder.add(self._parts[rank][name])
             self.adder.finish(mean)
         self._parts.clear()
-        return self.replaced(visit, visit.tensors, means)
+        return replaced(visit, visit.tensors, means)
 
 
 @dataclass(frozen=True)
@@ -206,7 +202,7 @@ class MissedUpdate(InjectableFault):
 
 
 @dataclass(kw_only=True)
-class Missed(WholeStrike):
+class Missed(Strike):
     """Puts the shard back to what it was before the optimizer step."""
 
     slices: dict[str, slice]
@@ -221,4 +217,4 @@ class Missed(WholeStrike):
         self._before = _copy(self._shard(visit))
 
     def strike(self, visit: Visit) -> list[Event]:
-        return self.replaced(visit, self._shard(visit), self._before)
+        return replaced(visit, self._shard(visit), self._before)

@@ -60,7 +60,7 @@ class Replay(InjectableFault):
         record = self._read()
         recorded = {"seed": record["seed"]} | {name: getattr(_fault_of(record), name) for name in WHEN}
         reasons = [
-            f"fault.{name}={_shown(given)}: but fault.record has {_shown(value)}; allowed: leave it out"
+            f"fault.{name}={shown(given)}: but fault.record has {shown(value)}; allowed: leave it out"
             for name, value in recorded.items()
             if (given := getattr(self, name)) not in (value, getattr(Replay, name))
         ]
@@ -102,12 +102,10 @@ class Replay(InjectableFault):
         except ConfigError as error:
             reasons = [reason.partition(": ")[2] for reason in error.reasons]  # which begin with out=FOLDER
             raise ConfigError(f"fault.record={shown(self.record)}: {'; '.join(reasons)}") from None
-        for pack in packs:
-            if pack.complete and wanted in pack.attributes["ids"]:
-                return self._of_pack(pack.attributes, wanted)
-        raise self._wrong("no finished trial of that id there")
-
-    def _of_pack(self, attributes: Mapping[str, Any], wanted: str) -> dict[str, Any]:
+        finished = (pack.attributes for pack in packs if pack.complete)
+        attributes = next((each for each in finished if wanted in each["ids"]), None)
+        if attributes is None:
+            raise self._wrong("no finished trial of that id there")
         row = attributes["ids"].index(wanted)
         try:
             trial, events = attributes["trials"][row], attributes["faults"][row]
@@ -127,8 +125,8 @@ class Replay(InjectableFault):
     def refused(self, facts: Facts) -> Iterator[str]:
         for key, value in json.loads(self.record)["shape"].items():
             if (here := facts.shape.get(key)) != value:
-                why = f"but fault.record is from a trial with {_shown(value)}"
-                yield f"{key}={_shown(here)}: {why}; allowed: {_shown(value)}"
+                why = f"but fault.record is from a trial with {shown(value)}"
+                yield f"{key}={shown(here)}: {why}; allowed: {shown(value)}"
 
     def check_corpus(self, fingerprint: str) -> None:
         recorded = json.loads(self.record)["corpus"]
@@ -189,11 +187,6 @@ def _wrong_event(event: Any) -> str:
             wrong.append(name)
     wrong += [name for name in event if name not in field_types(Event)]
     return f"{', '.join(map(shown, wrong))} missing, unknown or of the wrong type" if wrong else ""
-
-
-def _shown(value: Any) -> str:
-    """As it stands on a command line."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass

@@ -19,11 +19,10 @@ from harness.config import PER_TRIAL, ConfigError, anything, choice, number, sho
 from harness.model.formats import FORMATS, round_to
 from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
-from injectors.bits import OPERATIONS
 from injectors.draws import distinct, stream
 from injectors.facts import Facts, Shapes
 from injectors.fault import InjectableFault, located, matching, optimizers_with, wrong_rank
-from injectors.value_strike import CONSTANTS, Change, Target, ValueStrike
+from injectors.value_strike import CONSTANTS, OPERATIONS, Change, Target, ValueStrike
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
@@ -31,11 +30,7 @@ MOMENTS = (Site.MOMENT_1, Site.MOMENT_2)
 MODELS = (*OPERATIONS, *CONSTANTS, "set", "scale", "noise", "sign", "round")
 MOST_ELEMENTS = 10**6  # each is drawn on its own
 # What only a campaign can have otherwise.
-ALONE: Mapping[str, Any] = {
-    "until": None,
-    "weight": "size",
-    "stratify": "none",
-}
+ALONE: Mapping[str, Any] = {"until": None, "weight": "size", "stratify": "none"}
 MOST_FAULTS = 10**5  # of the campaigns of a command, whose plan takes a minute then
 
 
@@ -105,7 +100,13 @@ class Value(InjectableFault):
             why = "attention is fused in this model, and keeps no scores"
             raise ConfigError(f"{tensor}: {why}; allowed: other activations, or model.attention=explicit")
         _, sizes = self.candidates(facts, "activation" if at_taps else "tensor")
-        yield from self._missing(facts)
+        if self.site == Site.LOSS_SCALE and not facts.has_loss_scale:
+            allowed = "another site, or train.loss_scaling=static or dynamic"
+            yield f"fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: {allowed}"
+        if self.site in MOMENTS and self.site not in facts.slots:
+            allowed = ", ".join([*facts.slots, "a site that is no moment"])
+            allowed += f", or optim.name={optimizers_with(self.site)}"
+            yield f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; allowed: {allowed}"
         if self.element is not None and self.element >= min(sizes):
             why = f"beyond {tensor}, whose smallest match has {min(sizes)} elements"
             yield f"fault.element={self.element}: {why}; allowed: 0 to {min(sizes) - 1}"
@@ -122,15 +123,6 @@ class Value(InjectableFault):
         yield from self._wrong_number(facts.precision)
         yield from self._wrong_samples(facts.steps)
         yield from wrong_rank(self.rank, facts.ranks)
-
-    def _missing(self, facts: Facts) -> Iterator[str]:
-        if self.site == Site.LOSS_SCALE and not facts.has_loss_scale:
-            allowed = "another site, or train.loss_scaling=static or dynamic"
-            yield f"fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: {allowed}"
-        if self.site in MOMENTS and self.site not in facts.slots:
-            allowed = ", ".join([*facts.slots, "a site that is no moment"])
-            allowed += f", or optim.name={optimizers_with(self.site)}"
-            yield f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; allowed: {allowed}"
 
     def _wrong_bits(self) -> Iterator[str]:
         size, choices = FORMATS[self.format].bits, FORMATS[self.format].field(self.field)
@@ -218,21 +210,10 @@ class Value(InjectableFault):
         return facts.taps if self.site in AT_TAPS else facts.tensors
 
     def arm(self, facts: Facts) -> ValueStrike:
-        return self.strike_at(self._targets(facts), facts)
-
-    def strike_at(self, targets: tuple[Target, ...], facts: Facts) -> ValueStrike:
-        """The injector that changes these elements."""
-        site = Site(self.site)
-        look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
-        taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
-        change = Change(self.model, self.value, self.format, self.block, self.mask(facts, 0), facts.seed)
-        more = {"taps": taps, "change": change, "targets": targets, "rank": self.rank}
-        return self.armed(ValueStrike, site, facts, look_at, **more)
-
-    def _targets(self, facts: Facts) -> tuple[Target, ...]:
         names, sizes = self.candidates(facts)
         if self.elements is None:
-            return tuple(Target(name, None, None) for name in names)
+            mask = np.array(self.mask(facts, 0), dtype=np.int64)
+            return self.strike_at(tuple(Target(name, None, mask) for name in names), facts)
         if self.element is not None:
             drawn = distinct(len(names), 1, *facts.key("tensor"))
             places = [(drawn[0], self.element)]
@@ -245,7 +226,16 @@ class Value(InjectableFault):
             flat = sorted(element for number, element in places if number == which)
             changed = [masks[which, element] for element in flat]
             targets.append(Target(names[which], np.array(flat), np.array(changed, dtype=np.int64)))
-        return tuple(targets)
+        return self.strike_at(tuple(targets), facts)
+
+    def strike_at(self, targets: tuple[Target, ...], facts: Facts) -> ValueStrike:
+        """The injector that changes these elements."""
+        site = Site(self.site)
+        look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
+        taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
+        change = Change(self.model, self.value, self.format, self.block, facts.seed)
+        more = {"taps": taps, "change": change, "targets": targets, "rank": self.rank}
+        return self.armed(ValueStrike, site, facts, look_at, **more)
 
     def mask(self, facts: Facts, element: int) -> int:
         """The bits that change in the element, as an integer of the format."""

@@ -1,4 +1,7 @@
-"""A strike of a value fault: elements are gathered, changed, and put back where they changed."""
+"""A strike of a value fault: elements are gathered, changed, and put back where they changed.
+
+Bits change in any of the formats of harness/model/formats.py.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ import torch
 from torch import Tensor
 
 from harness.config.limits import KEPT_EVENTS
-from harness.model.formats import FORMATS, round_to
+from harness.model.formats import FORMATS, from_words, raw_words, round_to, to_words
 from harness.training.sites import AT_TAPS, Event, Site, Visit
-from injectors.bits import OPERATIONS, change_bits, is_zero, raw_bits, same_bits
 from injectors.fault import Strike, digest
 
+OPERATIONS = ("bit_flip", "stuck_at_0", "stuck_at_1")
 CONSTANTS = {"zero": 0.0, "nan": math.nan, "infinity": math.inf, "minus_infinity": -math.inf}
 RANKED = (*AT_TAPS, Site.GRADIENT)  # sites that a rank has for itself
 MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
@@ -22,32 +25,32 @@ MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
 
 @dataclass(frozen=True)
 class Target:
-    """Elements of one tensor: flat indices [k] and the bits that change in each [k]; None: all of them."""
+    """Elements of one tensor: flat indices [k], None: all of them; and the bits that change in each, [k] or []."""
 
     tensor: str
     elements: np.ndarray | None
-    masks: np.ndarray | None
+    masks: np.ndarray
 
 
 @dataclass(frozen=True)
 class Change:
     """What becomes of a value: by which model and number, and in which format, or blocks of it, it is held.
 
-    `mask` are the bits that change in each element of a whole tensor, and `seed` is that of noise.
+    `seed` is that of noise.
     """
 
     model: str
-    value: float = 0.0
-    format: str = "fp32"
-    block: int | None = None
-    mask: int = 0
-    seed: int = 0
+    value: float
+    format: str
+    block: int | None
+    seed: int
 
-    def of(self, values: Tensor, target: Target, step: int, scales: Tensor | None = None) -> Tensor:
+    def of(self, values: Tensor, target: Target, step: int, scales: Tensor | None) -> Tensor:
         """The new values of a target, [k] or the shape of its tensor; `scales`: the factors at which it is kept."""
         held = values if scales is None else values.double() * scales
         if self.model in OPERATIONS:
-            changed = change_bits(held, self._masks(target, values), self.model, self.format)
+            masks = torch.as_tensor(target.masks, device=values.device).expand(values.shape)
+            changed = change_bits(held, masks, self.model, self.format)
             if scales is None:
                 return changed
             # What no bit changes stays as it was, unrounded.
@@ -72,11 +75,6 @@ class Change:
         draw = np.random.Generator(np.random.Philox(seeds))
         noise = draw.standard_normal(tuple(values.shape)) * self.value
         return values + torch.as_tensor(noise, dtype=values.dtype, device=values.device)
-
-    def _masks(self, target: Target, values: Tensor) -> Tensor:
-        if target.masks is not None:
-            return torch.as_tensor(target.masks, device=values.device)
-        return torch.full(values.shape, self.mask, dtype=torch.int64, device=values.device)
 
 
 @dataclass(kw_only=True)
@@ -109,14 +107,12 @@ class ValueStrike(Strike):
         scales = None if change.block is None else _scales(whole, target, change.block, change.format)
         after = change.of(before, target, visit.step, scales)
         differs = ~same_bits(before, after)
-        if bool(differs.any()):
+        if changed := bool(differs.any()):
             _scatter(whole, target, torch.where(differs, after if origin is None else origin + after, there))
         if target.elements is None or len(target.elements) > MOST_EVENTS:
             self._told += 1
             texts = (digest(before), digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
-            changed = bool(differs.any())
             return [Event(visit.site, target.tensor, None, None, visit.step, *texts, None, None, changed, visit.rank)]
-        assert target.masks is not None
         was_zero = is_zero(before if scales is None else before.double() * scales, change.format)
         indices = zip(*np.unravel_index(target.elements, tuple(whole.shape) or (1,)), strict=True)
         columns = (before.tolist(), after.tolist(), raw_bits(before), raw_bits(after), differs.tolist())
@@ -177,3 +173,38 @@ def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:
         whole.copy_(values)
     else:
         torch.atleast_1d(whole)[_place(whole, target)] = values
+
+
+# --- bits -------------------------------------------------------------------------------------------------------------
+
+
+def change_bits(values: Tensor, masks: Tensor, operation: str, format: str) -> Tensor:
+    """`values` with the bits of `masks` flipped, cleared or set in `format`; the same shape and type.
+
+    A value is converted to the format, its bits are changed there, and it is converted back. `values` is float64,
+    float32, bfloat16, float16 or of the format's own type; `masks` is int64 of the same shape, without bits beyond the
+    format's. Where no bit changes, the value stays what it was, unrounded.
+    """
+    words = to_words(values, format)
+    size = 8 * words.element_size()
+    if words.is_signed():  # the highest bit of the format is the sign of its word
+        masks = torch.where(masks >= 1 << (size - 1), masks - (1 << size), masks)
+    masks = masks.to(words.dtype)
+    changed = {"bit_flip": words ^ masks, "stuck_at_0": words & ~masks, "stuck_at_1": words | masks}[operation]
+    return torch.where(changed == words, values, from_words(changed, format, values.dtype))
+
+
+def is_zero(values: Tensor, format: str) -> Tensor:
+    """Which values are zero, of either sign, once they are rounded to the format."""
+    return from_words(to_words(values, format), format, torch.float32) == 0
+
+
+def raw_bits(values: Tensor) -> list[str]:
+    """The bits of each value of a flat tensor in its own type, in hexadecimal."""
+    size = values.element_size()
+    return [f"{int(word) & ((1 << 8 * size) - 1):0{2 * size}x}" for word in raw_words(values).tolist()]
+
+
+def same_bits(left: Tensor, right: Tensor) -> Tensor:
+    """Where two tensors of one type are equal bit for bit: NaN equals itself, and zero is not minus zero."""
+    return raw_words(left) == raw_words(right)

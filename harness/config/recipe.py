@@ -46,7 +46,7 @@ class Model:
         high=64,
     )
     activation: str = choice(
-        STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.model.activations:ACTIVATIONS"
+        STRUCTURAL, "gelu", "non-linearity of the feed-forward part", table="harness.model.layers:ACTIVATIONS"
     )
     swiglu_clamp: float | None = number(
         SWITCHED, None, "bound of SwiGLU's gate from above and of its linear part on both sides; null: none", above=0
@@ -81,7 +81,7 @@ class Model:
     branch_share: float = number(
         PER_TRIAL, 0.25, "share of train.steps over which branches grow, where branch_steps is null", above=0, high=1
     )
-    norm: str = choice(STRUCTURAL, "layer", "LayerNorm or RMSNorm", table="harness.model.norms:NORMS")
+    norm: str = choice(STRUCTURAL, "layer", "LayerNorm or RMSNorm", table="harness.model.layers:NORMS")
     norm_epsilon: float = number(STRUCTURAL, 1e-6, "epsilon inside every norm", above=0)
     attention_norm: bool = anything(STRUCTURAL, True, "the norm in front of attention, where the placement has one")
     feedforward_norm: bool = anything(

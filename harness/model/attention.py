@@ -119,13 +119,6 @@ def _rounded_softmax(scores: Tensor, precision: Precision) -> WithBackward[Tenso
     return shares, backward, (shares,)
 
 
-def _softmax(scores_RxBxHxTxT: Tensor, precision: Precision) -> Tensor:
-    """Each query's shares of its keys, in at least float32, as torch.autocast has them, or in half precision."""
-    if precision.softmax:
-        return _rounded_softmax(scores_RxBxHxTxT, precision)
-    return torch.softmax(scores_RxBxHxTxT, -1, dtype=torch.promote_types(scores_RxBxHxTxT.dtype, torch.float32))
-
-
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """torch's own causal attention of [R, B, H, T, D]."""
     shape = q.shape
@@ -182,7 +175,10 @@ def attend(
         scores = precision(soft_cap(_scores(q, k, scale, precision, None), limits.cap)) + mask
     if scores_name in tap:
         scores = precision(tap(scores_name, scores))
-    shares = _softmax(scores, precision)
+    if precision.softmax:
+        shares = _rounded_softmax(scores, precision)
+    else:  # as torch.autocast has it
+        shares = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32))
     if limits.clip is not None:
         zeta, gamma = limits.clip
         shares = torch.clamp(shares * (zeta - gamma) + gamma, 0.0, 1.0)

@@ -12,19 +12,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-
-def _signed(bits: int) -> int:
-    """The 64 bits as int64 has them."""
-    return bits - 2**64 if bits >= 2**63 else bits
-
-
-GAMMA, FIRST, SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+# As int64 has their 64 bits.
+GAMMA, FIRST, SECOND = (bits - 2**64 for bits in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def stream(seed: int, step: int, place: str) -> int:
     """The state from which the numbers of a trial start, at a step and a place in the model."""
     digest = hashlib.sha256(f"dropout {seed} {step} {place}".encode()).digest()
-    return _signed(int.from_bytes(digest[:8], "little"))
+    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def random_words(streams_R: Tensor, numbers: range) -> Tensor:

@@ -118,18 +118,15 @@ def _convert(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _nearest(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """torch's conversion, rounded once: torch takes float64 to float32 first, which must not round to nearest too."""
-    small = dtype not in (torch.float32, torch.float64)
-    return (_to_odd(x) if x.dtype == torch.float64 and small else x).to(dtype)
+    """torch's conversion, rounded once: torch takes float64 to float32 first, which must not round to nearest too.
 
-
-def _to_odd(x: Tensor) -> Tensor:
-    """float64 as float32, rounded to odd: towards zero, and the last bit set where something was lost.
-
-    Rounding that to nearest in a format of at most 22 bits equals rounding `x` (Boldo & Melquiond 2008,
-    Emulation of FMA and correctly rounded sums, IEEE Transactions on Computers 57(4)).
+    It is rounded to odd there: towards zero, and the last bit set where something was lost. Rounding that to nearest in
+    a format of at most 22 bits equals rounding `x` (Boldo & Melquiond 2008, Emulation of FMA and correctly rounded
+    sums, IEEE Transactions on Computers 57(4)).
     """
+    if x.dtype != torch.float64 or dtype in (torch.float32, torch.float64):
+        return x.to(dtype)
     near = x.to(torch.float32)
     words, back = near.view(torch.int32), near.to(torch.float64)
     towards_zero = torch.where(back.abs() > x.abs(), words - 1, words)
-    return torch.where((back == x) | x.isnan(), words, towards_zero | 1).view(torch.float32)
+    return torch.where((back == x) | x.isnan(), words, towards_zero | 1).view(torch.float32).to(dtype)

@@ -7,7 +7,7 @@ the configuration gives to the model is applied, and x passes as it is by one wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -96,8 +96,7 @@ class GPT:
 
     def _embedding(self, tools: Tools, tokens_RxBxT: Tensor) -> Tensor:
         trials, _, context = tokens_RxBxT.shape
-        tied = self.config.tied_head
-        x = embedding(tokens_RxBxT.reshape(trials, -1), tools.leaf("embedding"), self._root, tied)
+        x = embedding(self._root, tokens_RxBxT.reshape(trials, -1), tools.leaf("embedding"), self.config.tied_head)
         if self.config.positions == "learned":
             x = add_positions(x, tools.leaf("positions"), context)
         multiplier = embedding_multiplier(self.config)
@@ -107,12 +106,11 @@ class GPT:
 
     def _checkpointed_block(self, tools: Tools, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
         """The block, whose taps are read and struck in the forward pass alone, and not when it is computed again."""
-
-        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self.taps.muted()
-
         return checkpoint(
-            self._block, tools, i, x_RxNxD, context, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+            *(self._block, tools, i, x_RxNxD, context),
+            context_fn=lambda: (nullcontext(), self.taps.muted()),
+            use_reentrant=False,
+            preserve_rng_state=False,
         )
 
     def _block(self, tools: Tools, i: int, x_RxNxD: Tensor, context: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The layers, trial first. Each writes its weight's gradient straight into the flat gradient array.
+"""Layers, norms and activations, trial first. Each writes its weight's gradient straight into the flat gradient array.
 
 Their backward passes are written out for two reasons: nothing has to be zeroed or accumulated, and the reduction over
 tokens happens per trial in one matrix product. Shapes: R trials, N = batch x context tokens, D features.
@@ -6,12 +6,15 @@ tokens happens per trial in one matrix product. Shapes: R trials, N = batch x co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from harness.config import Model
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.precision import Precision
 from harness.model.products import product
@@ -47,7 +50,11 @@ def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None 
 
 
 @differentiable
-def _embedding(root: Tensor, ids: Tensor, leaf: Leaf, adds: bool) -> WithBackward[Tensor]:
+def embedding(root: Tensor, ids_RxN: Tensor, leaf: Leaf, adds: bool = False) -> WithBackward[Tensor]:
+    """Rows of each trial's own table, [R, N, D]. `root` is any tensor that requires a gradient: it starts the graph.
+
+    Its backward pass is the last of all; `adds`: to the gradient that a tied head has left there.
+    """
     trials, vocabulary, width = leaf.weight.shape
 
     def backward(dy: Tensor, offset_ids: Tensor) -> None:
@@ -55,17 +62,9 @@ def _embedding(root: Tensor, ids: Tensor, leaf: Leaf, adds: bool) -> WithBackwar
         dense = dense.view(trials, vocabulary, width)
         leaf.gradient.add_(dense) if adds else leaf.gradient.copy_(dense)
 
-    offset_ids = ids + torch.arange(0, trials * vocabulary, vocabulary, device=ids.device)[:, None]
+    offset_ids = ids_RxN + torch.arange(0, trials * vocabulary, vocabulary, device=ids_RxN.device)[:, None]
     table = leaf.weight.reshape(trials * vocabulary, width)
-    return torch.nn.functional.embedding(offset_ids, table), backward, (offset_ids,)
-
-
-def embedding(ids_RxN: Tensor, leaf: Leaf, root: Tensor, adds: bool = False) -> Tensor:
-    """Rows of each trial's own table, [R, N, D]. `root` is any tensor that requires a gradient: it starts the graph.
-
-    Its backward pass is the last of all; `adds`: to the gradient that a tied head has left there.
-    """
-    return _embedding(root, ids_RxN, leaf, adds)
+    return F.embedding(offset_ids, table), backward, (offset_ids,)
 
 
 @differentiable
@@ -117,6 +116,17 @@ def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor
     rms = (x * x).mean(-1, keepdim=True).add_(epsilon).sqrt_()
     normed, gain = x / rms, _beside(leaf.weight, x)
     return normed * gain, backward, (rms, normed, gain)
+
+
+NORMS: Mapping[str, Callable[[Tensor, Leaf, float], Tensor]] = {
+    "layer": layer_norm,  # Ba et al. 2016, arXiv 1607.06450
+    "rms": rms_norm,  # Zhang & Sennrich 2019, arXiv 1910.07467
+}
+
+
+def kept_by_norms(model: Model, fed: int) -> int:
+    """Values that norms leave for the backward pass: two, or with RMSNorm one, for each that they are fed."""
+    return (2 if model.norm == "layer" else 1) * fed
 
 
 @differentiable
@@ -206,11 +216,58 @@ def _curve(x: Tensor, name: str, options: dict[str, Any]) -> WithBackward[Tensor
 
 def silu(x_RxNxF: Tensor) -> Tensor:
     """x * sigmoid(x)."""
-    return _curve(x_RxNxF, "silu", {}) if x_RxNxF.device.type == "cpu" else torch.nn.functional.silu(x_RxNxF)
+    return _curve(x_RxNxF, "silu", {}) if x_RxNxF.device.type == "cpu" else F.silu(x_RxNxF)
 
 
 def gelu_tanh(x_RxNxF: Tensor) -> Tensor:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as GPT-2's code has it."""
     if x_RxNxF.device.type == "cpu":
         return _curve(x_RxNxF, "gelu", {"approximate": "tanh"})
-    return torch.nn.functional.gelu(x_RxNxF, approximate="tanh")
+    return F.gelu(x_RxNxF, approximate="tanh")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """`function` of what the first matrix gives; where it is `gated`, times what a second one gives."""
+
+    function: Callable[[Tensor], Tensor]
+    gated: bool = False
+
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": Activation(F.gelu),  # Hendrycks & Gimpel 2016, arXiv 1606.08415
+    "gelu_tanh": Activation(gelu_tanh),  # the same paper's approximation, as in GPT-2 (Radford et al. 2019)
+    "relu": Activation(F.relu),  # Vaswani et al. 2017, arXiv 1706.03762
+    "swiglu": Activation(silu, gated=True),  # Shazeer 2020, arXiv 2002.05202
+}
+
+
+@differentiable
+def _clamp(x: Tensor, low: Tensor, high: Tensor) -> WithBackward[Tensor]:
+    def backward(dy: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return torch.where((x >= low) & (x <= high), dy, 0.0)
+        # Five times faster. It passes what lies between its bounds, so those are the next numbers outside of ours.
+        lows = torch.nextafter(low, torch.full_like(low, -torch.inf)).flatten().tolist()
+        highs = torch.nextafter(high, torch.full_like(high, torch.inf)).flatten().tolist()
+        dx = torch.empty_like(dy)
+        for arrived, source, below, above, target in zip(dy, x, lows, highs, dx, strict=True):
+            torch.ops.aten.hardtanh_backward.grad_input(arrived, source, below, above, grad_input=target)
+        return dx
+
+    return torch.minimum(torch.maximum(x, low), high), backward, (x, low, high)
+
+
+def is_beyond(gate_RxNxF: Tensor, up_RxNxF: Tensor, bound: Tensor) -> Tensor:
+    """In which trials `clamp_swiglu` changes anything, [R]."""
+    limit = bound.flatten()
+    return (gate_RxNxF.detach().amax((1, 2)) > limit) | (up_RxNxF.detach().abs().amax((1, 2)) > limit)
+
+
+def clamp_swiglu(gate_RxNxF: Tensor, up_RxNxF: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """The gate at most c, before its SiLU, and the linear part from -c to c; c is `bound` [R, 1, 1].
+
+    As gpt-oss and DeepSeek-V4 have it. The gradient is that of torch.clamp: zero beyond a bound, and on it as it comes.
+    """
+    gate = _clamp(gate_RxNxF, torch.full_like(bound, -torch.inf), bound)
+    return gate, _clamp(up_RxNxF, -bound, bound)

@@ -29,9 +29,8 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
     if not model.tied_head:
         yield ModelTensor("head", (vocabulary, d), Kind.HEAD)
     yield from (tensor for block in gains for tensor in block)
-    outer = {"embedding_norm": model.embedding_norm, "final_norm": has_final_norm(model)}
-    for name in (name for name, is_there in outer.items() if is_there):
-        yield ModelTensor(name, (d,), Kind.FINAL_GAIN)
+    outer = ["embedding_norm"] * model.embedding_norm + ["final_norm"] * has_final_norm(model)
+    yield from (ModelTensor(name, (d,), Kind.FINAL_GAIN) for name in outer)
     if model.biases:  # as in GPT-2 (Radford et al. 2019), whose head has none
         norms_too = model.norm == "layer"
         for linears, norms in zip(matrices, gains, strict=True):
@@ -39,8 +38,7 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
                 yield ModelTensor(f"{tensor.name}_bias", tensor.shape[:1], Kind.BIAS, tensor.stacked)
             for tensor in (norm for norm in norms if norms_too and norm.kind == Kind.GAIN):
                 yield ModelTensor(f"{tensor.name}_bias", tensor.shape, Kind.BIAS)
-        for name in (name for name, is_there in outer.items() if is_there and norms_too):
-            yield ModelTensor(f"{name}_bias", (d,), Kind.FINAL_BIAS)
+        yield from (ModelTensor(f"{name}_bias", (d,), Kind.FINAL_BIAS) for name in outer if norms_too)
     if model.layer_scale is not None:
         yield from (ModelTensor(f"{name}.layer_scale", (d,), Kind.LAYER_SCALE) for name in blocks)
     if model.sigma_reparam:

@@ -156,7 +156,7 @@ def _draw(values: Tensor, seed: int, name: str, is_cut: bool) -> Tensor:
 
 
 @lru_cache(maxsize=2048)
-def small_draw(seed: int, name: str, shape: tuple[int, ...], is_cut: bool = True) -> Tensor:
+def small_draw(seed: int, name: str, shape: tuple[int, ...], is_cut: bool) -> Tensor:
     """The same, kept for later packs, which often share seeds: to draw a small tensor costs some steps of training."""
     return _draw(torch.empty(shape), seed, name, is_cut)
 

@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.config import Model, Trial
-from harness.config.fields import steps_of
+from harness.config import Model, Trial, steps_of
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,6 @@ class Placement:
     after: bool = False
     skip: float = 1.0
     grows: bool = False
-
-    @property
-    def has_norms(self) -> bool:
-        return self.before or self.on_branch or self.after
 
 
 PRE, POST = Placement(before=True), Placement(after=True)
@@ -97,4 +92,4 @@ def placement_of(model: Model, block: int) -> Placement:
 def has_final_norm(model: Model) -> bool:
     """Whether a norm stands before the head: where blocks have norms, and the last leaves the stream without one."""
     last = placement_of(model, model.depth - 1)
-    return last.has_norms and not last.after
+    return (last.before or last.on_branch) and not last.after

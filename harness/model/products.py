@@ -36,9 +36,8 @@ def start_alike(*arrays: Tensor) -> bool:
 
 
 def _multiply(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
-    if out.dim() == 3:
-        return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
-    _multiply(a.flatten(0, -3), b.flatten(0, -3), scale, out.view(-1, *out.shape[-2:]))
+    flat = out.view(-1, *out.shape[-2:])
+    torch.baddbmm(flat, a.flatten(0, -3), b.flatten(0, -3), beta=0, alpha=scale, out=flat)
     return out
 
 

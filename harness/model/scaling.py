@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 from harness.config import Model, Trial
 from harness.model.branches import Branches
@@ -35,23 +34,23 @@ def tensor_table(
     CompleteP (Dey et al. 2025, arXiv 2505.01618, table 1): muP, and branches shrink as m_L^-depth_exponent.
     """
     matrices, _, vectors = rule.partition("_")
-    tensors = [
-        _scaled(model, tensor, vectors if vectors and tensor.kind in STARTS else matrices)
-        for tensor in model_tensors(model, vocabulary, branches)
-    ]
-    if decay_embedding:
-        return tensors
-    return [replace(each, decay=0.0) if each.kind == Kind.EMBEDDING else each for each in tensors]
-
-
-def _scaled(model: Model, tensor: ModelTensor, rule: str) -> ScaledTensor:
-    rate = learning_rate(model, tensor, rule)
-    scaled = ScaledTensor(**vars(tensor), learning_rate=rate, epsilon=epsilon(model, tensor))
-    if tensor.kind in STARTS:
-        field = "layer_scale" if tensor.kind == Kind.LAYER_SCALE else None
-        return replace(scaled, mean=STARTS[tensor.kind], decay=0.0, field=field)
-    std, decay = initial_std(model, tensor), weight_decay(model, tensor, rule)
-    return replace(scaled, std=std, decay=decay, is_cut=model.init not in UNCUT_INITS)
+    table = []
+    for tensor in model_tensors(model, vocabulary, branches):
+        is_vector = tensor.kind in STARTS
+        its_rule = vectors if vectors and is_vector else matrices
+        has_decay = not is_vector and (decay_embedding or tensor.kind != Kind.EMBEDDING)
+        scaled = ScaledTensor(
+            **vars(tensor),
+            std=0.0 if is_vector else initial_std(model, tensor),
+            mean=STARTS.get(tensor.kind, 0.0),
+            learning_rate=learning_rate(model, tensor, its_rule),
+            decay=weight_decay(model, tensor, its_rule) if has_decay else 0.0,
+            epsilon=epsilon(model, tensor),
+            field="layer_scale" if tensor.kind == Kind.LAYER_SCALE else None,
+            is_cut=is_vector or model.init not in UNCUT_INITS,
+        )
+        table.append(scaled)
+    return table
 
 
 # --- how the weights start ---------------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from harness.model.layers import Leaf
 from harness.model.parameters import Layout
 from harness.model.products import product
 from harness.model.state import Rows, State
-from harness.model.tensors import Kind
+from harness.model.tensors import MATRICES
 
-REPARAMETRISED = (Kind.HIDDEN, Kind.RESIDUAL)
 SMALLEST_NORM = 1e-12  # a vector of zeros stays one
 
 
@@ -30,7 +29,7 @@ class SingularVectors:
 
     def __init__(self, layout: Layout, weights: Rows, state: State):
         self.layout, self._weights = layout, weights
-        self._matrices = [scaled for scaled in layout.tensors if scaled.kind in REPARAMETRISED]
+        self._matrices = [scaled for scaled in layout.tensors if scaled.kind in MATRICES]
         self._starts, end = {}, 0
         for scaled in self._matrices:
             self._starts[scaled.name] = end
@@ -62,7 +61,7 @@ class SingularVectors:
 
     def stack(self, first: str, last: str | None, rows: slice) -> tuple[Tensor, Tensor]:
         """The vectors of the k matrices that the model reads as one, [r, k, out] and [r, k, in]."""
-        names = [scaled.name for scaled in self._matrices]
+        names = list(self._starts)
         stacked = names[names.index(first) : names.index(last or first) + 1]
         pairs = [self._pair(self._vectors.used[rows], name) for name in stacked]
         left, right = (torch.stack(vectors, 1) for vectors in zip(*pairs, strict=True))

@@ -24,8 +24,8 @@ ALLOWED = "a safetensors file of this model's tensors, as keep=weights leaves it
 
 def check_start(given: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ConfigError for a file whose tensors have other names or shapes than `shapes`; reads no values."""
-    with _opened(given) as file:
-        _check_shapes(given, file, shapes)
+    with _opened(given, shapes):
+        pass
 
 
 def stored_start(given: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -33,8 +33,7 @@ def stored_start(given: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
     Raises ConfigError for other names or shapes than `shapes`, and for values that are not finite.
     """
-    with _opened(given) as file:
-        _check_shapes(given, file, shapes)
+    with _opened(given, shapes) as file:
         tensors = {name: file.get_tensor(name) for name in shapes}
     for name, values in tensors.items():
         if not values.isfinite().all():
@@ -46,19 +45,16 @@ def stored_start(given: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 def start_digests(trials: Iterable[Trial]) -> dict[str, str]:
     """`model.start` as given -> the SHA-256 of that file, for all that these trials name. Raises ConfigError."""
-    return {
-        given: _digest(given) for given in dict.fromkeys(trial.model.start for trial in trials) if given is not None
-    }
-
-
-def _digest(given: str) -> str:
-    with _readable(given) as path:
-        stat = path.stat()
-        return _digest_of(path, stat.st_mtime_ns, stat.st_size)
+    digests = {}
+    for given in dict.fromkeys(trial.model.start for trial in trials if trial.model.start is not None):
+        with _readable(given) as path:
+            stat = path.stat()
+            digests[given] = _digest(path, stat.st_mtime_ns, stat.st_size)
+    return digests
 
 
 @lru_cache
-def _digest_of(path: Path, mtime: int, size: int) -> str:
+def _digest(path: Path, mtime: int, size: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -77,15 +73,13 @@ def _readable(given: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _opened(given: str) -> Iterator[Any]:
+def _opened(given: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Any]:
+    """The file of tensors with these names and shapes; raises ConfigError where it has others."""
     with _readable(given) as path, safe_open(path, framework="pt") as file:
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        for name in dict.fromkeys((*shapes, *stored)):
+            if shapes.get(name) != stored.get(name):
+                there, wanted = (f"{sizes[name]}" if name in sizes else "none" for sizes in (stored, shapes))
+                reason = f"{name} is {there} there and {wanted} in this model"
+                raise ConfigError(f"model.start={shown(given)}: {reason}; allowed: {ALLOWED}")
         yield file
-
-
-def _check_shapes(given: str, file: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    for name in dict.fromkeys((*shapes, *stored)):
-        if shapes.get(name) != stored.get(name):
-            there, wanted = (f"{sizes[name]}" if name in sizes else "none" for sizes in (stored, shapes))
-            reason = f"{name} is {there} there and {wanted} in this model"
-            raise ConfigError(f"model.start={shown(given)}: {reason}; allowed: {ALLOWED}")

@@ -30,18 +30,19 @@ class Taps:
     def __contains__(self, name: str) -> bool:
         return name in self._attached
 
-    def attach(self, pattern: str, reader: Reader, first: bool = False) -> Callable[[], None]:
+    def attach(self, pattern: str, reader: Reader) -> Callable[[], None]:
         """Call `reader(name, x)` at every point that matches the glob; it returns a new x, or None to leave it.
 
-        x is of the rows that pass through the model together; `attach_to_rows` tells which.
-
-        One that is attached `first` comes before those that are there already. Returns a function that detaches it.
-        Raises KeyError if nothing matches.
+        x is of the rows that pass through the model together; `attach_to_rows` tells which. Returns a function that
+        detaches the reader. Raises KeyError if nothing matches.
         """
-        return self.attach_to_rows(pattern, lambda name, x, rows: reader(name, x), first)
+        return self.attach_to_rows(pattern, lambda name, x, rows: reader(name, x))
 
     def attach_to_rows(self, pattern: str, reader: RowReader, first: bool = False) -> Callable[[], None]:
-        """As `attach`, with a reader that is told the rows of the pack whose x it is: `reader(name, x, rows)`."""
+        """As `attach`, with a reader that is told the rows of the pack whose x it is: `reader(name, x, rows)`.
+
+        One that is attached `first` comes before those that are there already.
+        """
         matching = fnmatch.filter(self.names, pattern)
         if not matching:
             raise KeyError(f"no tap matches {pattern!r}; there are {', '.join(self.names)}")

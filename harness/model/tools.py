@@ -14,8 +14,7 @@ from torch import Tensor
 
 from harness.config import Model, Trial
 from harness.model.dropout import dropped, stream
-from harness.model.layers import Leaf, linear, scaled, shifted
-from harness.model.norms import NORMS
+from harness.model.layers import NORMS, Leaf, linear, scaled, shifted
 from harness.model.parameters import Layout
 from harness.model.precision import Precision
 from harness.model.sigma import SingularVectors, reparametrised

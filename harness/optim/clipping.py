@@ -31,7 +31,9 @@ def _norms(gradients: list[Tensor]) -> Tensor:
         return torch.stack([torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in gradients], dim=1)
     norms = torch.stack([_quick_norm(x) for x in gradients], dim=1).double()
     for row, number in (~((norms > SAFE[0]) & (norms < SAFE[1]))).nonzero().tolist():
-        norms[row, number] = _exact_norm(gradients[number][row])
+        # By itself, so that how it is summed does not depend on how many trials there are; in pieces, to copy little.
+        pieces = gradients[number][row].split(CPU_COLUMNS)
+        norms[row, number] = _joined([torch.linalg.vector_norm(piece.double()) for piece in pieces])
     return norms
 
 
@@ -40,11 +42,6 @@ def _quick_norm(gradients_Rxn: Tensor) -> Tensor:
     if gradients_Rxn.shape[1] <= CPU_COLUMNS:
         return torch.linalg.vector_norm(gradients_Rxn, dim=1)
     return _joined([torch.linalg.vector_norm(piece, dim=1) for piece in gradients_Rxn.split(CPU_COLUMNS, dim=1)])
-
-
-def _exact_norm(gradients_n: Tensor) -> Tensor:
-    """Of one trial, so that how it is summed does not depend on how many there are; piece by piece, to copy little."""
-    return _joined([torch.linalg.vector_norm(piece.double()) for piece in gradients_n.split(CPU_COLUMNS)])
 
 
 def _joined(norms: list[Tensor]) -> Tensor:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness.config import Schedule, Trial
+from harness.config import Schedule, Trial, steps_of
 from harness.config.curriculum import Curriculum
-from harness.config.fields import steps_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -93,17 +92,12 @@ def rates_of(trial: Trial) -> Floats:
 
     The first step already learns (rate lr / warmup), and the last has reached the end of the decay.
     """
-    rising, left = _shares(trial.schedule, warmup_steps(trial), trial.curriculum)
-    final = final_share(trial)
-    return trial.optim.lr * np.concatenate([rising, left + final * (1 - left)])
-
-
-def final_share(trial: Trial) -> float:
-    """The rate at the end of the decay over the peak rate."""
     schedule, peak = trial.schedule, trial.optim.lr
-    if schedule.final is not None:
-        return schedule.final
-    return schedule.final_rate / peak if peak > schedule.final_rate else 1.0
+    rising, left = _shares(schedule, warmup_steps(trial), trial.curriculum)
+    final = schedule.final  # of the peak rate
+    if final is None:
+        final = schedule.final_rate / peak if peak > schedule.final_rate else 1.0
+    return peak * np.concatenate([rising, left + final * (1 - left)])
 
 
 @lru_cache(maxsize=64)
@@ -116,11 +110,6 @@ def _shares(schedule: Schedule, warmup: int, curriculum: Curriculum) -> tuple[Fl
     before = tokens[warmup - 1] if warmup else 0.0
     after = AfterWarmup(tokens[warmup:] - before, tokens[-1] - before, tokens[-1])
     return rising, SHAPES[schedule.decay](schedule, after)
-
-
-def learning_rate(trial: Trial, step: int) -> float:
-    """The rate of step 0, 1, ..."""
-    return float(rates_of(trial)[step])
 
 
 def learning_rates(trials: Sequence[Trial], dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from harness.basics.memory import in_units
 from harness.config import NO_FAULT, Model, Problems, Trial
 from harness.model.branches import Branches, branches_of
-from harness.model.norms import kept_by_norms
+from harness.model.layers import kept_by_norms
 from harness.model.outline import placement_norms
 from harness.model.placements import has_final_norm
 from harness.model.precision import FORMATS

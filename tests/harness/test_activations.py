@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.model.activations import ACTIVATIONS, clamp_swiglu
+from harness.model.layers import ACTIVATIONS, clamp_swiglu
 
 THEIRS = {"gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu, "swiglu": F.silu}
 

@@ -13,7 +13,7 @@ from harness.model.layers import Leaf, add_positions, embedding, layer_norm, lin
 from harness.model.precision import Precision
 from harness.model.taps import Taps
 from harness.objectives.loss import cross_entropy
-from harness.optim.schedules import learning_rate, learning_rates
+from harness.optim.schedules import learning_rates, rates_of
 from tests.harness import engine
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
 
@@ -155,7 +155,7 @@ def test_linear():
 def test_embedding():
     ids = torch.tensor([[0, 4, 4, 1], [4, 4, 4, 4], [0, 1, 2, 3]])
     root = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    assert_equal_to_torch(lambda x, own: embedding(x, own, root), F.embedding, ids, normal(3, 5, 2))
+    assert_equal_to_torch(lambda x, own: embedding(root, x, own), F.embedding, ids, normal(3, 5, 2))
 
 
 def test_positions():
@@ -262,11 +262,11 @@ def test_schedule_at_its_knots(schedule, knots):
     warmup, decay, final = schedule
     trial = engine.trial(steps=12, warmup=warmup, decay=decay, final=final, lr=2.0)
     for step, share in knots.items():
-        assert learning_rate(trial, step) == pytest.approx(2.0 * share, abs=1e-15)
+        assert rates_of(trial)[step] == pytest.approx(2.0 * share, abs=1e-15)
 
 
 def test_rates_of_a_pack_are_those_of_its_trials():
     trials = engine.different(5, steps=12)
     rates = learning_rates(trials, torch.float64)
     assert rates.shape == (12, 5)
-    assert rates.tolist() == [[learning_rate(trial, step) for trial in trials] for step in range(12)]
+    assert rates.tolist() == [[rates_of(trial)[step] for trial in trials] for step in range(12)]

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.model.layers import Leaf, layer_norm, rms_norm, scaled, shifted
-from harness.model.norms import NORMS
+from harness.model.layers import NORMS, Leaf, layer_norm, rms_norm, scaled, shifted
 
 EPSILON = 1e-3
 

@@ -14,7 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from harness.config import ConfigError, Schedule, checked
-from harness.optim.schedules import SHAPES, learning_rate, learning_rates, rates_of, warmup_steps
+from harness.optim.schedules import SHAPES, learning_rates, rates_of, warmup_steps
 from injectors.schedule import ScheduleOffset
 from tests.harness import engine
 
@@ -169,13 +169,8 @@ def test_the_rate_is_that_of_a_run_that_has_trained_on_as_many_tokens(decay, gro
     assert len(tokens) > 20
     before = int(tokens[3])
     by_token = engine.trial(steps=int(tokens[-1]), batch=1, context=1, **{**fields, "warmup": before})
-    expected = [
-        PEAK / 4,
-        PEAK / 2,
-        PEAK * 3 / 4,
-        PEAK,
-        *(learning_rate(by_token, int(done) - 1) for done in tokens[4:]),
-    ]
+    rates = rates_of(by_token)
+    expected = [PEAK / 4, PEAK / 2, PEAK * 3 / 4, PEAK, *(rates[int(done) - 1] for done in tokens[4:])]
     assert rates_of(grown).tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
@@ -215,7 +210,6 @@ def test_every_trial_of_a_pack_has_its_own(dtype):
     assert found.shape == (12, len(SHAPES)) and found.dtype == dtype
     for r, trial in enumerate(trials):
         assert torch.equal(found[:, r], torch.tensor(rates_of(trial), dtype=dtype))
-        assert [learning_rate(trial, step) for step in range(12)] == rates_of(trial).tolist()
 
 
 def test_what_a_caller_gets_is_its_own():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.model.formats import FORMATS
-from injectors.bits import OPERATIONS, change_bits, raw_bits, same_bits
+from injectors.value_strike import OPERATIONS, change_bits, raw_bits, same_bits
 from tests import number_formats as oracle
 from tests.number_formats import BITS, SMALL, TORCH, assert_same_words, random_words, rich_words, tensor_of, words_of
 

@@ -31,9 +31,12 @@ def struck(
     whole: np.ndarray, elements: list[int] | None, mask: int = 0, **fields: Any
 ) -> tuple[np.ndarray, list[Event]]:
     fault = Value(site="moment_2", start=0, elements=None if elements is None else 1, **fields)
-    places = None if elements is None else np.array(elements)
-    target = Target("x", places, None if elements is None else np.full(len(elements), mask, dtype=np.int64))
-    strike = fault.strike_at((target,), Facts(1, {"x": whole.shape}))
+    facts = Facts(1, {"x": whole.shape})
+    if elements is None:
+        strike = fault.arm(facts)
+    else:
+        target = Target("x", np.array(elements), np.full(len(elements), mask, dtype=np.int64))
+        strike = fault.strike_at((target,), facts)
     tensor = torch.from_numpy(whole.copy())
     events = strike.strike(Visit(Site.MOMENT_2, 0, {"x": tensor}, 0))
     return tensor.numpy(), events

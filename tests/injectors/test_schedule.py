@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from harness.optim.schedules import learning_rate
+from harness.optim.schedules import rates_of
 from harness.training.sites import Site
 from injectors.schedule import ScheduleOffset, WarmupSkipped
 from tests.harness import engine
@@ -27,7 +27,7 @@ def run_with(faults, **fields):
 def rates(run, number=1):
     """The golden trial's and a struck one's rate at every step, float32, and the steps of the events."""
     golden, struck = run.signals["learning_rate"][[0, number]].astype(np.float32)
-    scheduled = np.array([learning_rate(run.pack.planned[0], step) for step in range(STEPS)], dtype=np.float32)
+    scheduled = rates_of(run.pack.planned[0])[:STEPS].astype(np.float32)
     assert np.array_equal(golden, scheduled)
     for event in run.result.events[number]:
         assert (event.site, event.tensor, event.index) == (Site.LEARNING_RATE, "learning_rate", ())

@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.config import Model, Trial, shown
 from harness.model.attention import Limits, attend, rotate, split_heads
 from harness.model.branches.base import Branch
-from harness.model.norms import kept_by_norms
+from harness.model.layers import kept_by_norms
 from harness.model.tensors import Kind, ModelTensor
 from harness.model.tools import Tools
 
@@ -83,7 +83,14 @@ class Attention(Branch):
         if c.positions == "rotary" and c.head_dim % 2:
             yield f"model.head_dim={c.head_dim}: odd; allowed with model.positions=rotary: an even number"
         if not c.explicit_attention:
-            yield from self._fused(trial.train.softmax)
+            explicit = "model.attention=explicit"
+            for name in NO_LOGITS:
+                if (value := getattr(c, name)) is not None:
+                    why = "model.attention=fused keeps no logits"
+                    yield f"model.{name}={value}: {why}; allowed: null, or {explicit}"
+            if (softmax := trial.train.softmax) != "fp32":
+                why = f"attention is fused (model.attention={c.attention}, model.context={c.context})"
+                yield f"train.softmax={softmax}: {why}, with a softmax of its own; allowed: fp32, or {explicit}"
         for name, (off, why) in UNDOES_QK_CLIP.items():
             if c.qk_clip is not None and (value := getattr(c, name)) != off:
                 allowed = f"null, or model.{name}={shown(off)}"
@@ -93,17 +100,6 @@ class Attention(Branch):
         elif c.qk_norm_over == "heads" and not c.qk_norm_shared:
             why = "model.qk_norm_over=heads has a gain for each feature already"
             yield f"model.qk_norm_shared=false: {why}; allowed: true"
-
-    def _fused(self, softmax: str) -> Iterator[str]:
-        """What the fused kernel has no room for."""
-        c, explicit = self.model, "model.attention=explicit"
-        for name in NO_LOGITS:
-            if (value := getattr(c, name)) is not None:
-                why = "model.attention=fused keeps no logits"
-                yield f"model.{name}={value}: {why}; allowed: null, or {explicit}"
-        if softmax != "fp32":
-            why = f"attention is fused (model.attention={c.attention}, model.context={c.context})"
-            yield f"train.softmax={softmax}: {why}, with a softmax of its own; allowed: fp32, or {explicit}"
 
     def __call__(self, tools: Tools, name: str, x_RxNxD: Tensor, context: int) -> Tensor:
         c, precision = self.model, tools.precision
@@ -122,18 +118,17 @@ class Attention(Branch):
         q, k, v = (tools.tap(f"{name}.{part}", x) for part, x in (("query", q), ("key", k), ("value", v)))
         if c.positions == "rotary":
             q, k = (rotate(part, c.rotary_base, tools.dtype) for part in (q, k))
-        limits, scale = self._limits(tools, f"{name}.shares"), attention_multiplier(c)
-        mixed = attend(q, k, v, scale, c.explicit_attention, precision, tools.taps, name, limits)
+        zeta = tools.switched("soft_clip_high", 5)
+        limits = Limits(
+            tools.switched("attention_temperature", 5),
+            tools.switched("attention_cap", 5),
+            None if zeta is None else (zeta, tools.strength("soft_clip_low", 5)),
+            partial(tools.dropped, f"{name}.shares"),
+        )
+        scale, explicit = attention_multiplier(c), c.explicit_attention
+        mixed = attend(q, k, v, scale, explicit, precision, tools.taps, name, limits)
         projection = tools.linear(mixed.reshape(x_RxNxD.shape), f"{name}.projection")
         return tools.norm(f"{name}.projection_norm", tools.tap(f"{name}.projection", projection))
-
-    def _limits(self, tools: Tools, name: str) -> Limits:
-        """What the configuration does to logits, and to shares, whose dropout has this name."""
-        temperature, cap = tools.switched("attention_temperature", 5), tools.switched("attention_cap", 5)
-        zeta = tools.switched("soft_clip_high", 5)
-        clip = None if zeta is None else (zeta, tools.strength("soft_clip_low", 5))
-        drop = None if self.model.dropout is None else partial(tools.dropped, name)
-        return Limits(temperature, cap, clip, drop)
 
 
 def attention_multiplier(model: Model) -> float:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from harness.config import Model, Trial
-from harness.model.activations import ACTIVATIONS, Activation, clamp_swiglu, is_beyond
 from harness.model.branches.base import Branch
-from harness.model.norms import kept_by_norms
+from harness.model.layers import ACTIVATIONS, Activation, clamp_swiglu, is_beyond, kept_by_norms
 from harness.model.tensors import Kind, ModelTensor
 from harness.model.tools import Tools
 
@@ -24,8 +23,13 @@ class Feedforward(Branch):
     """Each token for itself through a matrix, a non-linearity and another matrix (Vaswani et al. 2017)."""
 
     fields: ClassVar = (
-        *("feedforward", "expansion", "activation", "swiglu_clamp"),
-        *("feedforward_norm", "up_norm", "down_norm"),
+        "feedforward",
+        "expansion",
+        "activation",
+        "swiglu_clamp",
+        "feedforward_norm",
+        "up_norm",
+        "down_norm",
     )
 
     @property

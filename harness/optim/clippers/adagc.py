@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import Trial
-from harness.config.fields import PER_TRIAL, SWITCHED, number, steps_of
+from harness.config import PER_TRIAL, SWITCHED, Trial, number, steps_of
 from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.clippers.base import Clipper
@@ -64,7 +63,7 @@ class AdaGC(Clipper):
             yield cls.part, f"adagc.warmup={warmup}: {why}"
 
     def bind(self, trials: Sequence[Trial]) -> None:
-        self._threshold = self.column(trials, lambda trial: trial.section("adagc").threshold)[:, None]
+        super().bind(trials)
         self._beta = self.column(trials, lambda trial: trial.section("adagc").beta)[:, None]
         self._warmup = self.column(trials, warmup_steps)
         self._warmup_clip = self.column(trials, lambda trial: trial.section("adagc").warmup_clip)
@@ -72,7 +71,7 @@ class AdaGC(Clipper):
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         average, norms = self._average.used, tensor_norms(gradients_RxP, self.layout)
         is_warming = (self._count.used < self._warmup)[:, None]
-        limits, together = self._threshold * average, clipping_factor(norm_R, self._warmup_clip)[:, None]
+        limits, together = self.limit[:, None] * average, clipping_factor(norm_R, self._warmup_clip)[:, None]
         separate = torch.where(norms > limits, clipping_factor(norms, limits), 1.0)
         factors = torch.where(is_warming, torch.where(together < 1, together, 1.0), separate)
         scale_tensors(gradients_RxP, torch.where(active_R[:, None], factors, 1.0), self.layout)

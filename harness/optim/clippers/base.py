@@ -36,10 +36,15 @@ class Clipper:
         return padding_of(self.layout).to(self.device)
 
     @classmethod
+    def limit_of(cls, trial: Trial) -> float | None:
+        """The value of `part` in the trial's configuration."""
+        section, _, name = cls.part.partition(".")
+        return getattr(trial.section(section), name)
+
+    @classmethod
     def is_on(cls, trial: Trial) -> bool:
         """Whether the trial's configuration asks for it: the value of `part` is not null."""
-        section, _, name = cls.part.partition(".")
-        return getattr(trial.section(section), name) is not None
+        return cls.limit_of(trial) is not None
 
     @classmethod
     def idle(cls, trial: Trial) -> Iterator[tuple[str, str]]:
@@ -47,8 +52,8 @@ class Clipper:
         yield from ()
 
     def bind(self, trials: Sequence[Trial]) -> None:
-        """Work on the rows in use from now on, which are these trials."""
-        raise NotImplementedError
+        """Work on the rows in use from now on, which are these trials; `limit` is the value of `part` in each, [R]."""
+        self.limit = self.column(trials, self.limit_of)
 
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         """Clip the gradients in place, and say in which rows it changed any, [R]. `norm_R` is their norm, float64.

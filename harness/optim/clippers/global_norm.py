@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from harness.config import Trial
 from harness.optim.clippers.base import Clipper
 from harness.optim.clipping import clipping_factor, scale_trials
 
@@ -21,10 +18,7 @@ class GlobalNorm(Clipper):
     part = "optim.clip"
     order = 90
 
-    def bind(self, trials: Sequence[Trial]) -> None:
-        self._limit = self.column(trials, lambda trial: trial.optim.clip)
-
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
-        factor = torch.where(active_R, clipping_factor(norm_R, self._limit), 1.0)
+        factor = torch.where(active_R, clipping_factor(norm_R, self.limit), 1.0)
         scale_trials(gradients_RxP, factor, self.padding)
         return factor != 1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from harness.config import Trial
 from harness.optim.clippers.base import Clipper
 from harness.optim.clipping import clipping_factor, scale_tensors, tensor_norms
 
@@ -22,11 +19,8 @@ class PerTensor(Clipper):
     order = 20
     needs_norm = False
 
-    def bind(self, trials: Sequence[Trial]) -> None:
-        self._limit = self.column(trials, lambda trial: trial.optim.clip_tensor)[:, None]
-
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
-        factors = clipping_factor(tensor_norms(gradients_RxP, self.layout), self._limit)
+        factors = clipping_factor(tensor_norms(gradients_RxP, self.layout), self.limit[:, None])
         factors = torch.where(active_R[:, None], factors, 1.0)
         scale_tensors(gradients_RxP, factors, self.layout)
         return (factors != 1).any(1)

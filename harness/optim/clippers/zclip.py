@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import Trial
-from harness.config.fields import PER_TRIAL, SWITCHED, choice, number
+from harness.config import PER_TRIAL, SWITCHED, Trial, choice, number
 from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.clippers.base import Clipper
@@ -66,7 +65,7 @@ class ZClip(Clipper):
             yield cls.part, f"zclip.warmup={warmup}: nothing is clipped in {trial.steps} steps, which are all warm-up"
 
     def bind(self, trials: Sequence[Trial]) -> None:
-        self._threshold = self.column(trials, lambda trial: trial.section("zclip").threshold)
+        super().bind(trials)
         self._alpha = self.column(trials, lambda trial: trial.section("zclip").alpha)
         self._warmup = self.column(trials, lambda trial: trial.section("zclip").warmup)
         caps = [trial.section("zclip").cap for trial in trials]
@@ -76,22 +75,20 @@ class ZClip(Clipper):
         count, mean, variance = (rows.used for rows in self._memory)
         is_warming, deviation = count < self._warmup, variance.sqrt()
         z = (norm_R - mean) / (deviation + EPSILON)
-        is_spike = ~is_warming & (z > self._threshold)
-        above = self._threshold * deviation
-        above = torch.where(self._is_cap["reciprocal"], above / (z / self._threshold), above)
+        is_spike = ~is_warming & (z > self.limit)
+        above = self.limit * deviation
+        above = torch.where(self._is_cap["reciprocal"], above / (z / self.limit), above)
         limit = mean + torch.where(self._is_cap["mean"], 0.0, above)
         factor = torch.where(active_R & is_spike, clipping_factor(norm_R, limit), 1.0)
         scale_trials(gradients_RxP, factor, self.padding)
-        self._remember(torch.where(is_spike, limit, norm_R), is_warming, active_R & torch.isfinite(norm_R))
-        return factor != 1
 
-    def _remember(self, seen: Tensor, is_warming: Tensor, remembers: Tensor) -> None:
-        """Take in one norm each, [R]. While warming up that is Welford's mean and variance of all norms so far."""
-        count, mean, variance = (rows.used for rows in self._memory)
+        seen, remembers = torch.where(is_spike, limit, norm_R), active_R & torch.isfinite(norm_R)
         n, rest = count + 1, 1 - self._alpha
+        # While warming up these are Welford's mean and variance of all norms so far.
         new_mean = torch.where(is_warming, mean + (seen - mean) / n, self._alpha * mean + rest * seen)
         plain = variance + ((seen - mean) * (seen - new_mean) - variance) / n
         moving = self._alpha * variance + rest * (seen - new_mean).square()
         new = (n, new_mean, torch.where(is_warming, plain, moving))
         for rows, values in zip(self._memory, new, strict=True):
             rows.used.copy_(torch.where(remembers, values, rows.used))
+        return factor != 1

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import Trial
-from harness.config.fields import PER_TRIAL, STRUCTURAL, anything, number
+from harness.config import PER_TRIAL, STRUCTURAL, Trial, anything, number
 from harness.optim.optimizers.base import Numbers, Optimizer, Piece, each, is_matrix, options, rms
 
 
@@ -56,23 +55,20 @@ class Adafactor(Optimizer):
         return {"beta": 1 - rest, "rest": rest, "rate": torch.where(h["relative_step"] > 0, relative, h["rate"])}
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
-        direction = self._matrix(piece, h) if piece.is_matrix else self._vector(piece, h)
+        # Epsilon is added to a square, so its multiplier is squared too.
+        squares = (piece.gradients * piece.gradients).add_(h["eps"] * piece.segment.epsilon**2)
+        if piece.is_matrix:
+            direction = self._of_matrix(piece, h, squares.unflatten(1, piece.shape))
+        else:
+            moment = piece.slots["vector_moment"].mul_(h["beta"]).add_(squares.mul_(h["rest"]))
+            direction = piece.gradients / moment.sqrt()
         factor = 1 / (rms(direction) / h["clip"]).clamp_(min=1.0)
         if self.trials[0].section("adafactor").parameter_scale:
             factor = factor * torch.maximum(rms(piece.weights), h["smallest_scale"])
         return direction.mul_(factor)
 
-    def _squares(self, piece: Piece, h: Numbers) -> Tensor:
-        """[r, n]. Epsilon is added to a square, so its multiplier is squared too."""
-        return (piece.gradients * piece.gradients).add_(h["eps"] * piece.segment.epsilon**2)
-
-    def _vector(self, piece: Piece, h: Numbers) -> Tensor:
-        moment = piece.slots["vector_moment"].mul_(h["beta"]).add_(self._squares(piece, h).mul_(h["rest"]))
-        return piece.gradients / moment.sqrt()
-
-    def _matrix(self, piece: Piece, h: Numbers) -> Tensor:
-        """Sums over rows and columns are means here, which cancels in their quotient."""
-        squares = self._squares(piece, h).unflatten(1, piece.shape)
+    def _of_matrix(self, piece: Piece, h: Numbers, squares: Tensor) -> Tensor:
+        """From the squares [r, out, in]. Sums over rows and columns are means here, which cancels in their quotient."""
         rows = piece.slots["row_moment"].mul_(h["beta"]).add_(squares.mean(2).mul_(h["rest"]))
         columns = piece.slots["column_moment"].mul_(h["beta"]).add_(squares.mean(1).mul_(h["rest"]))
         by_row = (rows / rows.mean(1, keepdim=True)).sqrt_().reciprocal_()

@@ -9,21 +9,22 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.optim.optimizers.base import CPU_PIECE, Numbers, Optimizer, Piece, Step, each, options
+from harness.optim.optimizers.base import BETAS, CPU_PIECE, Numbers, Optimizer, Piece, Step, each, options
 
 
 class Adam(Optimizer):
     """What the relatives of Adam share (Kingma & Ba 2015, arXiv 1412.6980, algorithm 1)."""
 
     slots = ("moment_1", "moment_2")
-    hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {
-        **options("optim", "beta1", "beta2", "eps"),
-        "rest1": lambda trial: 1 - trial.optim.beta1,
-        "rest2": lambda trial: 1 - trial.optim.beta2,
-    }
+    hyperparameters: ClassVar[Mapping[str, Callable[[Trial], float]]] = {**BETAS, **options("optim", "eps")}
 
     def numbers(self, h: Numbers) -> Numbers:
-        return corrections(h, h["count"])
+        """What the first moment (`scale1`) and the root of the second (`scale2`) are multiplied by.
+
+        They make up for moments that started at zero `count` steps ago.
+        """
+        count = h["count"]
+        return {"scale1": 1 / falls_short(h["beta1"], count), "scale2": 1 / falls_short(h["beta2"], count).sqrt()}
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         return self.direction(piece, h, *self.moments(piece, h, piece.gradients))
@@ -37,17 +38,6 @@ class Adam(Optimizer):
     def direction(self, piece: Piece, h: Numbers, first: Tensor, root: Tensor) -> Tensor:
         """Adam's step from what `moments` returned, of which `root` is used up."""
         return (first / root.add_(h["eps"] * piece.segment.epsilon)).mul_(h["scale1"])
-
-
-def corrections(h: Numbers, count: Tensor) -> Numbers:
-    """What the first moment (`scale1`) and the root of the second (`scale2`) are multiplied by, [R, 1].
-
-    They make up for moments that started at zero `count` steps ago.
-    """
-    return {
-        "scale1": 1 / falls_short(h["beta1"], count),
-        "scale2": 1 / falls_short(h["beta2"], count).sqrt(),
-    }
 
 
 def falls_short(beta: Tensor, count: Tensor) -> Tensor:

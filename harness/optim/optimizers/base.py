@@ -17,12 +17,11 @@ from torch import Tensor
 from harness.config import Trial
 from harness.model.parameters import Layout, Segment
 from harness.model.state import Rows, State
-from harness.model.tensors import Kind, ScaledTensor
+from harness.model.tensors import MATRICES, Kind, ScaledTensor
 
 CPU_PIECE = 65_536  # elements of a piece: half a dozen arrays of that size fit a 2 MiB cache
 CPU_COLUMNS = 8_192  # of them in a row, where a piece need not be a tensor; never a function of R, because norms add up
 CPU_GRAIN = 32_768  # from so many elements on torch may cut a single row among threads, and then sum it differently
-MATRICES = (Kind.EMBEDDING, Kind.HIDDEN, Kind.RESIDUAL, Kind.HEAD)
 
 CLIP_UPDATE = "optim.clip_update"  # the part of a recipe that is counted under this key
 
@@ -235,7 +234,10 @@ class Optimizer:
             squares = self._move(piece, parts[piece.rows], measure)
             if squares is not None:
                 sums[:, piece.rows.start : piece.rows.stop] += squares
-        return self._norms(sums) if measure else None
+        if not measure:
+            return None
+        weights, second_moment, change = sums.sqrt_()
+        return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
 
     def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
         dtype, scheduled = self.weights.dtype, learning_rate.double()[:, None]
@@ -274,11 +276,6 @@ class Optimizer:
         measured = (weights, piece.slots.get("moment_2", change), change)
         return torch.stack([torch.linalg.vector_norm(x, dim=1) for x in measured]).double().square_()
 
-    def _norms(self, squares: Tensor) -> Norms:
-        """From the sums of squares of weights, second moment and change, [3, R]."""
-        weights, second_moment, change = squares.sqrt_()
-        return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
-
 
 def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]:
     """These fields of a section, for `hyperparameters`."""
@@ -289,9 +286,16 @@ def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]
     return {name: reader(name) for name in names}
 
 
+BETAS: Mapping[str, Callable[[Trial], float]] = {  # and what they leave of what a moving average takes in
+    **options("optim", "beta1", "beta2"),
+    "rest1": lambda trial: 1 - trial.optim.beta1,
+    "rest2": lambda trial: 1 - trial.optim.beta2,
+}
+
+
 def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
-    return len(scaled.shape) == 2 and scaled.kind in MATRICES
+    return len(scaled.shape) == 2 and scaled.kind in (Kind.EMBEDDING, *MATRICES, Kind.HEAD)
 
 
 # --- for the equations -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, number
+from harness.config import PER_TRIAL, number
 from harness.optim.optimizers.base import Numbers, Optimizer, Piece, norm, options
 from harness.optim.optimizers.lamb import trust_ratio
 from harness.optim.optimizers.sgd import velocity

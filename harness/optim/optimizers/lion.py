@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.optim.optimizers.base import Numbers, Optimizer, Piece, options
+from harness.optim.optimizers.base import BETAS, Numbers, Optimizer, Piece
 
 
 class Lion(Optimizer):
@@ -17,11 +17,7 @@ class Lion(Optimizer):
 
     slots = ("moment_1",)
     repairs_infinity = True
-    hyperparameters = {
-        **options("optim", "beta1", "beta2"),
-        "rest1": lambda trial: 1 - trial.optim.beta1,
-        "rest2": lambda trial: 1 - trial.optim.beta2,
-    }
+    hyperparameters = BETAS
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         momentum, gradients = piece.slots["moment_1"], piece.gradients

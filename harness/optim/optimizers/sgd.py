@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.config.fields import STRUCTURAL, anything
+from harness.config import STRUCTURAL, anything
 from harness.optim.optimizers.base import Numbers, Optimizer, Piece, options
 
 

@@ -10,9 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.config import Trial
-from harness.config.fields import PER_TRIAL, anything, number, steps_of
-from harness.optim.optimizers.adamw import Adam, corrections
+from harness.config import PER_TRIAL, Trial, anything, number, steps_of
+from harness.optim.optimizers.adamw import Adam
 from harness.optim.optimizers.base import Numbers, Piece, each
 
 FIRST_SHARE = 0.01  # of the rate, at a reset
@@ -85,12 +84,12 @@ class Resetting(Adam):
             yield key, f"{key}={interval}: nothing is reset in {trial.steps} steps"
 
     def numbers(self, h: Numbers) -> Numbers:
-        """Adam's, `since` the last reset, whether there `was_reset`, and whether this step `resets`."""
+        """Adam's, steps `since` the last reset, whether there `was_reset`, and whether this step `resets`."""
         since = torch.remainder(h["count"], h["interval"])
         was_reset = h["count"] >= h["interval"]
         count = torch.where(was_reset & (h["reset_count"] > 0), since + 1, h["count"])
         resets = was_reset & (since == 0)
-        return {**corrections(h, count), "since": since, "was_reset": was_reset, "resets": resets}
+        return {**super().numbers({**h, "count": count}), "since": since, "was_reset": was_reset, "resets": resets}
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         resets = h["resets"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, anything, number
+from harness.config import PER_TRIAL, anything, number
 from harness.optim.optimizers.adamw import falls_short
 from harness.optim.optimizers.base import Numbers, Piece, norm, options
 from harness.optim.optimizers.spam import Resetting
