@@ -19,7 +19,6 @@ so that counts. Reading goes through any Zarr library.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import uuid
 import warnings
@@ -211,8 +210,7 @@ class PackStore:
 
     def damage(self) -> tuple[int, str] | None:
         """Of all that a complete pack has, the first chunk that is not as it was written: its first step, and words."""
-        arrays = json.loads(strict_json(self._arrays))
-        return next(damage(PackInfo(self.place, self.attributes | {"complete": True}, arrays)), None)
+        return next(damage(PackInfo(self.place, self.attributes | {"complete": True}, self._arrays)), None)
 
     def _install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""

@@ -8,7 +8,6 @@ complete pack also that of its attributes. No link is followed, and nothing is w
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -251,16 +250,11 @@ def _check(pack: PackInfo) -> None:
         if dims not in DIMS or not all(_is_text(value) for value in array["attributes"].values()):
             raise ValueError(f"array {name} is along {dims!r:.60}")
         shape = tuple(sizes[dim] for dim in dims)
-        if {**array, "attributes": {}} != _expected(shape, chunk_shape(shape, dims, pack.block), dims):
+        expected = array_metadata(shape, chunk_shape(shape, dims, pack.block), dims, array["attributes"])
+        if array != expected:
             raise ValueError(f"array {name} is not of shape {shape}, in chunks of {pack.block} steps")
     if attributes["steps_done"] > pack.steps or not 0 < pack.block <= pack.steps:
         raise ValueError(f"steps_done is {attributes['steps_done']} of {pack.steps}, in chunks of {pack.block}")
-
-
-@functools.lru_cache(maxsize=256)
-def _expected(shape: tuple[int, ...], chunk: tuple[int, ...], dims: tuple[str, ...]) -> dict[str, Any]:
-    """An array's metadata as JSON gives them back, without attributes."""
-    return json.loads(strict_json(array_metadata(shape, chunk, dims, {})))
 
 
 def chunk_shape(shape: tuple[int, ...], dims: tuple[str, ...], block: int) -> tuple[int, ...]:
