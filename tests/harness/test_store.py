@@ -216,6 +216,17 @@ def test_attributes_say_what_was_trained(tmp_path: Path) -> None:
     assert read_pack(ResultsPath.at(tmp_path) / STORE / "cd34") is None
 
 
+@pytest.mark.parametrize("name, value", [("data_type", "float64"), ("fill_value", 0), ("codecs", [])])
+def test_an_array_that_no_sweep_has_written_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    make_pack(tmp_path)
+    file = tmp_path / STORE / "ab12" / "zarr.json"
+    group = json.loads(file.read_text())
+    group["consolidated_metadata"]["metadata"]["loss"][name] = value
+    file.write_text(json.dumps(group))
+    with pytest.raises(DamagedStore, match=r"array loss is not of shape \(3, 25\), in chunks of 10 steps"):
+        attributes_of(tmp_path, "ab12")
+
+
 def test_only_finished_packs_are_complete(tmp_path: Path) -> None:
     first, second = make_pack(tmp_path, "aa", TRIALS[:2]), make_pack(tmp_path, "bb", TRIALS[2:])
     write_blocks(first, values_for(first))
