@@ -13,7 +13,7 @@ from analysis.figures.registry import Needs, Results, figures
 from analysis.reading.acted import idle_note
 from analysis.reports.campaign import write_campaign
 from analysis.reports.report import write_report
-from harness.basics.command_line import Parser
+from harness.basics.errors import Parser
 from harness.basics.printing import say, warn_in_one_line
 from harness.config import ConfigError
 from harness.storage.results_folder import FolderLost

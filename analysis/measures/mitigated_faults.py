@@ -9,8 +9,7 @@ import xarray as xr
 from analysis.measures.outcomes import NON_FINITE, OUTCOMES, outcomes_and_notes
 from analysis.reading.twins import Trials, deviation_blocks, values_of
 from harness.config import NO_FAULT
-from harness.config.names import LAST_BIT
-from harness.config.sites import Site
+from harness.config.names import LAST_BIT, Site
 
 
 def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:

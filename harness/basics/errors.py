@@ -1,9 +1,13 @@
-"""What is wrong with a configuration, in words for whoever wrote it."""
+"""What is wrong with a configuration or a command line, in words for whoever wrote it."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Iterator
+from typing import NoReturn
+
+PROGRAM = "stability-harness"
 
 
 class ConfigError(ValueError):
@@ -32,3 +36,12 @@ class Problems:
         """Raises one ConfigError with all reasons, if there are any."""
         if self.reasons:
             raise ConfigError(*self.reasons)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, but what is wrong is a ConfigError, which a command prints as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        allowed = " ".join(self.format_usage().split()).removeprefix("usage: ")
+        raise ConfigError(f"{self.prog}: {message}; allowed: {allowed}")

@@ -49,11 +49,7 @@ def say(*lines: str, file: TextIO | None = None) -> None:
 
 def warn_in_one_line() -> None:
     """From now on a warning is one line on standard error, without the place in the code."""
-
-    def formatted(message: Warning | str, *place: Any, **others: Any) -> str:
-        return f"warning: {printable(str(message))}\n"
-
-    warnings.formatwarning = formatted
+    warnings.formatwarning = lambda message, *place, **others: f"warning: {printable(str(message))}\n"
 
 
 class Terminal(Console):

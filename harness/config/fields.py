@@ -82,6 +82,11 @@ def anything(scope: str, default: Any, help: str) -> Any:
     return _setting(scope, default, help, "any value of its type", lambda x: True)
 
 
+def seed(help: str) -> Any:
+    """A seed, or null for another one that the help names."""
+    return number(PER_TRIAL, None, help, low=0, high=LARGEST_SEED)
+
+
 # --- checking values ---------------------------------------------------------------------------------------------
 
 
@@ -101,11 +106,6 @@ def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
 @cache
 def _with_scope(cls: type, scope: str) -> tuple[str, ...]:
     return tuple(name for name, metadata in _metadata(cls).items() if metadata["scope"] == scope)
-
-
-def seed(help: str) -> Any:
-    """A seed, or null for another one that the help names."""
-    return number(PER_TRIAL, None, help, low=0, high=LARGEST_SEED)
 
 
 def structure(values: Any) -> tuple:

@@ -79,7 +79,10 @@ def load_corpus(data: Data, context: int, cache: Path | None = None) -> Corpus:
     Raises ConfigError, in one line, for data that cannot serve.
     """
     if data.source == "tokens":
-        return _load_shards(data, context)
+        shards = read_shards(data, look_inside=True)
+        sizes = {part: 2 * size for part, size in shards.sizes.items()}
+        details = {"tokenizer": None, "files": shards.files, "bytes": sizes}
+        return _corpus(data, context, (join(shards.train), join(shards.validation)), data.vocabulary, details)
     if data.source == "zipf":
         return _load_zipf(data, context)
     return _load_text(data, context, cache)
@@ -138,11 +141,7 @@ def _corpus(
 
 def _load_text(data: Data, context: int, cache: Path | None) -> Corpus:
     text = _read_text(data, context)
-    details = {
-        "tokenizer": data.tokenizer,
-        "files": text.files,
-        "bytes": text.sizes,
-    }
+    details: dict[str, Any] = {"tokenizer": data.tokenizer, "files": text.files, "bytes": text.sizes}
     if data.source == "stdlib":
         details["python"] = platform.python_version()
     if data.tokenizer == "bytes":
@@ -234,16 +233,6 @@ def _split(documents: list[tuple[str, bytes]], share: float) -> tuple[list[bytes
     held = (held or {smallest}) - ({smallest} if len(held) == len(documents) else set())
     train = [text for name, text in documents if name not in held]
     return train, [text for name, text in documents if name in held]
-
-
-# --- token shards ---------------------------------------------------------------------------------------------------
-
-
-def _load_shards(data: Data, context: int) -> Corpus:
-    shards = read_shards(data, look_inside=True)
-    bytes_of_parts = {part: 2 * size for part, size in shards.sizes.items()}
-    details = {"tokenizer": None, "files": shards.files, "bytes": bytes_of_parts}
-    return _corpus(data, context, (join(shards.train), join(shards.validation)), data.vocabulary, details)
 
 
 # --- Zipf's law -----------------------------------------------------------------------------------------------------

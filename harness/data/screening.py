@@ -16,8 +16,7 @@ Scores follow from a sequence alone: nothing is remembered from step to step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,29 +51,12 @@ class Scores:
         return (self._logarithms[-1] - self._logarithms[count - 1]).mean(-1)
 
 
-class Criterion(NamedTuple):
-    """A score, and on which side of its threshold a sequence is dropped."""
-
-    score: Callable[[Scores, Tensor], Tensor]
-    is_beyond: Callable[[Tensor, Tensor], Tensor]
-
-
-CRITERIA = {
-    "rarity": Criterion(Scores.rarity, torch.gt),
-    "repetition": Criterion(Scores.repetition, torch.gt),
-    "entropy": Criterion(Scores.entropy, torch.lt),
+CRITERIA: dict[str, tuple[Callable[[Scores, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "rarity": (Scores.rarity, torch.gt),
+    "repetition": (Scores.repetition, torch.gt),
+    "entropy": (Scores.entropy, torch.lt),
 }
-"""By the name of the field of section `screen` that holds the threshold."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What one step dropped, on the device until the host looks: [criteria, R, B] each, of these planned trials."""
-
-    steps: Sequence[int]  # of each row
-    planned: Sequence[int]
-    beyond: Tensor
-    scores: Tensor
+"""A score, and how it compares with its threshold where a sequence is dropped; by the threshold's field of `screen`."""
 
 
 class Screening:
@@ -88,7 +70,9 @@ class Screening:
         self.criteria = [name for name in CRITERIA if getattr(trials[0].screen, name) is not None]
         self.records: list[list[dict[str, Any]]] = [[] for _ in trials]
         self.beyond: dict[str, Tensor] = {}
-        self._pending: list[_Step] = []
+        # What each step dropped, on the device until the host looks: steps of the rows, planned trials, whether it was
+        # beyond the threshold and the score, [criteria, R, B].
+        self._pending: list[tuple[Sequence[int], Sequence[int], Tensor, Tensor]] = []
         self._device = device
         if self.criteria:
             self._scores = Scores(corpus.counts, trials[0].model.context, device)
@@ -113,15 +97,15 @@ class Screening:
         if not self.criteria:
             return batch_RxBxT1, None
         criteria = [CRITERIA[name] for name in self.criteria]
-        scores = torch.stack([criterion.score(self._scores, batch_RxBxT1) for criterion in criteria])
+        scores = torch.stack([score(self._scores, batch_RxBxT1) for score, _ in criteria])
         compared = zip(criteria, scores, self._limits, strict=True)
-        beyond = torch.stack([criterion.is_beyond(score, limit) for criterion, score, limit in compared])
+        beyond = torch.stack([is_beyond(score, limit) for (_, is_beyond), score, limit in compared])
         kept = ~beyond.any(0)
         left = kept.sum(1)
         self.beyond = dict(zip(self.criteria, beyond.any(2), strict=True))
         self.dropped, self.trains = kept.shape[1] - left, left > 0
         of_rows = [steps] * len(batch_RxBxT1) if isinstance(steps, int) else steps
-        self._pending.append(_Step(of_rows, self._planned, beyond & active_R[:, None], scores))
+        self._pending.append((of_rows, self._planned, beyond & active_R[:, None], scores))
         first = kept.int().argmax(1)
         stand_in = batch_RxBxT1[torch.arange(len(kept), device=kept.device), first][:, None]
         weights = kept.double() * (kept.shape[1] / left.clamp(min=1).double())[:, None]
@@ -129,12 +113,12 @@ class Screening:
 
     def collect(self) -> None:
         """Keep records of what was dropped since the last time; here the host waits for the device."""
-        for past in self._pending:
-            for sequence, row, criterion in past.beyond.permute(2, 1, 0).nonzero().tolist():
-                records = self.records[past.planned[row]]
+        for steps, planned, beyond, scores in self._pending:
+            for sequence, row, criterion in beyond.permute(2, 1, 0).nonzero().tolist():
+                records = self.records[planned[row]]
                 if len(records) < KEPT_EVENTS:
-                    score, name = past.scores[criterion, row, sequence].item(), self.criteria[criterion]
-                    records.append({"step": past.steps[row], "sequence": sequence, "criterion": name, "score": score})
+                    score, name = scores[criterion, row, sequence].item(), self.criteria[criterion]
+                    records.append({"step": steps[row], "sequence": sequence, "criterion": name, "score": score})
         self._pending.clear()
 
     def forget(self, number: int, step: int) -> None:

@@ -81,12 +81,8 @@ def encode_bpe(
     return encoded
 
 
-def _decode(document: bytes) -> str:
-    return document.decode(errors="replace")
-
-
-def _pieces(text: str) -> Iterator[str]:
-    start = 0
+def _pieces(document: bytes) -> Iterator[str]:
+    text, start = document.decode(errors="replace"), 0
     while start < len(text):
         stop = start + PIECE
         if stop < len(text):
@@ -98,7 +94,7 @@ def _pieces(text: str) -> Iterator[str]:
 def _sample(documents: Sequence[bytes]) -> Iterator[str]:
     left = TRAINING_BYTES
     for document in sorted(documents, key=lambda text: hashlib.sha256(text).digest()):
-        yield from _pieces(_decode(document[:left]))
+        yield from _pieces(document[:left])
         left -= len(document)
         if left <= 0:
             return
@@ -122,7 +118,7 @@ def _strings(documents: Sequence[bytes]) -> Iterator[str]:
     for number, document in enumerate(documents):
         if number:
             yield END
-        yield from _pieces(_decode(document))
+        yield from _pieces(document)
 
 
 def _encode(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:

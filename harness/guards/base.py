@@ -76,7 +76,7 @@ class Guard:
     most: ClassVar[int] = 3  # rollbacks of one trial, after which it freezes
 
     def __init__(self, parts: Parts):
-        self.device = parts.device
+        self.parts, self.device = parts, parts.device
 
     @classmethod
     def is_on(cls, trial: Trial) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.guards.base import FREEZE, Guard, Parts, Seen, answers
+from harness.guards.base import FREEZE, Guard, Seen, answers
 
 
 class Finite(Guard):
@@ -20,10 +20,6 @@ class Finite(Guard):
     def is_on(cls, trial: Trial) -> bool:
         return True
 
-    def __init__(self, parts: Parts):
-        super().__init__(parts)
-        self._scale = parts.loss_scale
-
     def judge(self, seen: Seen) -> Tensor:
-        is_fine = torch.isfinite(seen.loss) & (seen.usable | self._scale.dynamic)
+        is_fine = torch.isfinite(seen.loss) & (seen.usable | self.parts.loss_scale.dynamic)
         return answers(seen.trains & ~is_fine & seen.detects, FREEZE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from harness.config import Trial
-from harness.guards.base import FREEZE, SKIP, Guard, Parts, Seen, answers
+from harness.guards.base import FREEZE, SKIP, Guard, Seen, answers
 
 
 class Overflow(Guard):
@@ -20,12 +20,9 @@ class Overflow(Guard):
     def is_on(cls, trial: Trial) -> bool:
         return trial.train.loss_scaling == "dynamic"
 
-    def __init__(self, parts: Parts):
-        super().__init__(parts)
-        self._scale = parts.loss_scale
-
     def judge(self, seen: Seen) -> Tensor:
-        can_go_on = self._scale.adapt(seen.usable, seen.trains)
-        overflown = self._scale.dynamic & seen.trains & ~seen.usable
+        scale = self.parts.loss_scale
+        can_go_on = scale.adapt(seen.usable, seen.trains)
+        overflown = scale.dynamic & seen.trains & ~seen.usable
         skipped = answers(overflown, SKIP)
         return answers(overflown & ~can_go_on, FREEZE).maximum(skipped) if seen.detects else skipped

@@ -29,7 +29,6 @@ from harness.storage.sealed import Damaged, read_sealed, values_of, write_sealed
 
 VERSION = 3  # 1 had the JSON in a file of its own, 2 other names
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
-SUFFIX = ".safetensors"
 _NAME = re.compile(r"([0-9]{1,12})\.safetensors")
 _STRAY = re.compile(r"\.[0-9]+\.safetensors\.[0-9a-f]{32}")
 
@@ -122,7 +121,7 @@ class Checkpoints:
         self.folder.remove_tree()
 
     def _path(self, step: int) -> ResultsPath:
-        return self.folder / f"{step}{SUFFIX}"
+        return self.folder / f"{step}.safetensors"
 
     def _steps(self) -> list[int]:
         """The steps of all checkpoints, the newest first."""

@@ -134,7 +134,13 @@ def _value(value: Any, hint: Any, place: str) -> Any:
     if hint is Any:
         return value
     if origin in (Union, UnionType):
-        return _one_of(value, parts, place)
+        if value is None and NoneType in parts:
+            return None
+        *others, last = (part for part in parts if part is not NoneType)
+        for other in others:
+            with contextlib.suppress(ValueError):
+                return _value(value, other, place)
+        return _value(value, last, place)
     if origin is tuple:
         if not isinstance(value, list):
             raise _wrong(place, value, "a list")
@@ -145,26 +151,12 @@ def _value(value: Any, hint: Any, place: str) -> Any:
         return {key: _value(item, parts[1], f"{place}[{_short(key)}]") for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return _record(value, hint, place)
-    return _scalar(value, hint, place)
-
-
-def _one_of(value: Any, hints: tuple[Any, ...], place: str) -> Any:
-    if value is None and NoneType in hints:
-        return None
-    *others, last = (hint for hint in hints if hint is not NoneType)
-    for hint in others:
-        with contextlib.suppress(ValueError):
-            return _value(value, hint, place)
-    return _value(value, last, place)
-
-
-def _scalar(value: Any, kind: type, place: str) -> Any:
-    if kind in (int, float) and type(value) is int and abs(value) > LARGEST:
+    if hint in (int, float) and type(value) is int and abs(value) > LARGEST:
         raise ValueError(f"{place} is beyond 64 bits")
-    if kind is float and type(value) is int:
+    if hint is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
-        raise _wrong(place, value, _KINDS[kind])
+    if type(value) is not hint:
+        raise _wrong(place, value, _KINDS[hint])
     return value
 
 

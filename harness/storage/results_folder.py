@@ -18,7 +18,7 @@ import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -183,13 +183,14 @@ class ResultsPath:
         place = "/".join(names)
         return LinkRefused(f"out={self.root}: its {place} {what}; allowed: files and folders as a sweep makes them")
 
-    def descriptor(self, flags: int, mode: int = 0o666) -> int:
+    def descriptor(self, flags: int) -> int:
         """As os.open. Raises LinkRefused for what is no regular file; a pipe is not waited for."""
         with self.parent.opened() as at:
             try:
-                file = os.open(self.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=at)
+                file = os.open(self.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=at)
             except OSError as error:
-                if isinstance(error, FileNotFoundError) or self.kind(at) in (None, stat.S_IFREG):
+                status = self.status()
+                if status is None or stat.S_ISREG(status.st_mode):
                     error.filename = str(self)
                     raise
                 raise self._refused(at) from None
@@ -205,13 +206,6 @@ class ResultsPath:
             if size > most:
                 raise OSError(f"{self.path}: {size} bytes; at most {most} are read")
             return file.read()
-
-    def kind(self, at: int) -> int | None:
-        """What it is in the folder of that descriptor, as `stat.S_IFMT` has it; None if it is not there."""
-        try:
-            return stat.S_IFMT(os.stat(self.name, dir_fd=at, follow_symlinks=False).st_mode)
-        except FileNotFoundError:
-            return None
 
     def status(self) -> os.stat_result | None:
         """Of itself, also if it is a link; None if it is not there."""
@@ -241,11 +235,11 @@ class ResultsPath:
             with folder.parent.opened() as at, contextlib.suppress(FileExistsError):
                 os.mkdir(folder.name, dir_fd=at)
 
-    def write(self, content: bytes, is_synced: bool = False) -> None:
-        """A reader sees the old file or the new one; see `whole_file`."""
+    def write(self, content: bytes) -> None:
+        """A reader sees the old file or the new one, and nobody waits for the disk; see `whole_file`."""
         with self.parent.opened() as at:
             try:
-                write_at(at, self.name, content, is_synced)
+                write_at(at, self.name, content)
             except IsADirectoryError:
                 raise self._refused(at) from None
 
@@ -263,7 +257,7 @@ class ResultsPath:
                 with _replacing(at, self.name) as aside:
                     yield folder / aside
                     if is_synced:
-                        with _opened_at(at, aside, os.O_RDONLY) as file:
+                        with open(aside, "rb", opener=_opener(at)) as file:
                             os.fsync(file)
             except IsADirectoryError:
                 raise self._refused(at) from None
@@ -280,23 +274,19 @@ class ResultsPath:
 
     def remove_tree(self) -> None:
         """Remove this folder and what is in it, as far as that is possible; links in it as links."""
-        with contextlib.suppress(FileNotFoundError), self.parent.opened() as at:
-            if self.kind(at) == stat.S_IFDIR:
+        status = self.status()
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            with contextlib.suppress(FileNotFoundError), self.parent.opened() as at:
                 shutil.rmtree(self.name, ignore_errors=True, dir_fd=at)
 
 
-def write_at(folder: int, name: str, content: bytes, is_synced: bool = False) -> None:
+def write_at(folder: int, name: str, content: bytes) -> None:
     """A file in the folder of that descriptor: a reader sees the old one or the new one.
 
-    It is not waited for the disk, unless `is_synced`: that would take longer than a step.
+    It is not waited for the disk: that would take longer than a step.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with _replacing(folder, name) as aside, _opened_at(folder, aside, flags) as file:
-        left = memoryview(content)
-        while left:
-            left = left[os.write(file, left) :]
-        if is_synced:
-            os.fsync(file)
+    with _replacing(folder, name) as aside, open(aside, "xb", opener=_opener(folder)) as file:
+        file.write(content)
 
 
 def check_own(out: Path) -> None:
@@ -355,10 +345,6 @@ def _replacing(folder: int, name: str) -> Iterator[str]:
         raise
 
 
-@contextlib.contextmanager
-def _opened_at(folder: int, name: str, flags: int) -> Iterator[int]:
-    file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
-    try:
-        yield file
-    finally:
-        os.close(file)
+def _opener(folder: int) -> Callable[[str, int], int]:
+    """For `open`: names are in the folder of that descriptor, and no link is followed."""
+    return lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)

@@ -19,7 +19,6 @@ so that counts. Reading goes through any Zarr library.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import uuid
 import warnings
@@ -35,7 +34,10 @@ from harness.config.limits import SEGMENTS
 from harness.storage.results_folder import ResultsPath, check_own, write_at
 from harness.storage.stored import (
     CHECKSUM,
+    DIMS,
     FORMAT_VERSION,
+    OF_COMPLETE,
+    SINCE_6,
     STORE,
     PackInfo,
     checksum_of,
@@ -57,7 +59,7 @@ class Signal:
     long_name: str
 
 
-_STEP, _LAYER = ("trial", "step"), ("trial", "step", "layer")
+_STEP, _LAYER, _SEGMENT = DIMS
 SIGNALS: dict[str, Signal] = {
     "loss": Signal(_STEP, "nat/token", "training loss"),
     "validation_loss": Signal(_STEP, "nat/token", "validation loss"),
@@ -76,13 +78,13 @@ SIGNALS: dict[str, Signal] = {
     "attention_logit_max": Signal(_LAYER, "1", "largest attention logit"),
 }
 
-
-_SEGMENT = ("trial", "segment")
 ENDS: dict[str, Signal] = {
     "initial_segment_loss": Signal(_SEGMENT, "nat/token", "validation loss before the first step, by segment"),
     "final_segment_loss": Signal(_SEGMENT, "nat/token", "validation loss after the last step, by segment"),
 }
 """What is measured once, before and after all steps, and written before the pack is complete."""
+EMPTY: Mapping[str, Any] = {"dropped": [], "acts": {}, "idle": {}, "digest": ""}
+"""What a complete pack says of a trial where nobody tells it."""
 
 # --- the store of a sweep ----------------------------------------------------------------------------------------
 
@@ -105,13 +107,13 @@ def check_store(out: Path, study: str) -> None:
     """Raises ConfigError if `out` is neither new, nor empty, nor a results folder of `study`. Changes nothing."""
     check_own(out)
     if out.exists() and (ResultsPath.at(out) / STORE / METADATA).exists():
-        version, stored = (read_root(out)[name] for name in ("format", "study"))
-        if version != FORMAT_VERSION:
-            reason = f"holds a store of format {version}, which can be read but not added to"
+        root = read_root(out)
+        if root["format"] != FORMAT_VERSION:
+            reason = f"holds a store of format {root['format']}, which can be read but not added to"
             raise ConfigError(f"out={out}: {reason}; allowed: a new folder, or one of format {FORMAT_VERSION}")
-        if stored != study:
-            allowed = f"an empty or new folder, or study={stored}"
-            raise ConfigError(f"out={out}: holds results of study {stored}; allowed: {allowed}")
+        if root["study"] != study:
+            allowed = f"an empty or new folder, or study={root['study']}"
+            raise ConfigError(f"out={out}: holds results of study {root['study']}; allowed: {allowed}")
 
 
 # --- one pack, written -------------------------------------------------------------------------------------------
@@ -137,13 +139,12 @@ class PackStore:
         self.trials = len(attributes["ids"])
         self.signals = SIGNALS | dict(guarded)
         self._measured = self.signals | ENDS
-        self._arrays = {name: self._metadata(name) for name in self._measured}
+        self._arrays: dict[str, dict[str, Any]] = {}
+        for name, signal in self._measured.items():
+            shape, about = self.shape(name), {"units": signal.units, "long_name": signal.long_name}
+            chunk = chunk_shape(shape, signal.dims, block)
+            self._arrays[name] = array_metadata(shape, chunk, signal.dims, about)
         self._has_ends = False
-
-    def _metadata(self, name: str) -> dict[str, Any]:
-        signal, shape = self._measured[name], self.shape(name)
-        attributes = {"units": signal.units, "long_name": signal.long_name}
-        return array_metadata(shape, chunk_shape(shape, signal.dims, self.block), signal.dims, attributes)
 
     def shape(self, signal: str) -> tuple[int, ...]:
         """[R, steps], [R, steps, layers] or [R, segments]."""
@@ -207,15 +208,9 @@ class PackStore:
         }
         return cls(old.place, old.attributes, old.steps, old.layers, old.block, guarded)
 
-    @property
-    def info(self) -> PackInfo:
-        """The pack as a reader finds it now."""
-        return PackInfo(self.place, self.attributes, json.loads(strict_json(self._arrays)))
-
     def damage(self) -> tuple[int, str] | None:
         """Of all that a complete pack has, the first chunk that is not as it was written: its first step, and words."""
-        arrays = json.loads(strict_json(self._arrays))
-        return next(damage(PackInfo(self.place, self.attributes | {"complete": True}, arrays)), None)
+        return next(damage(PackInfo(self.place, self.attributes | {"complete": True}, self._arrays)), None)
 
     def _install(self) -> None:
         """Build the empty group aside and move it into place, so that no reader finds half of one."""
@@ -286,41 +281,22 @@ class PackStore:
         finally:
             os.close(inner)
 
-    def finish(
-        self,
-        outcome: Sequence[str],
-        nonfinite_step: Sequence[int | None],
-        masked_step: Sequence[int | None],
-        faults: Sequence[Sequence[Mapping[str, Any]]],
-        strikes: Sequence[int],
-        changes: Sequence[int],
-        dropped: Sequence[Sequence[Mapping[str, Any]]] | None = None,
-        acts: Sequence[Mapping[str, int]] | None = None,
-        idle: Sequence[Mapping[str, str]] | None = None,
-        digest: Sequence[str] | None = None,
-    ) -> None:
+    def finish(self, **columns: Sequence[Any]) -> None:
         """Mark the pack complete, with one value of each of these for each of the R trials; after `write_ends`, if any.
 
         `outcome` is the harness's word for how the run ended, `nonfinite_step` the first step with a non-finite value,
         `masked_step` the step after which the whole state of a faulty trial was again bitwise that of its golden twin;
         both steps are None where there is none. `faults` lists the fault's events, perhaps not all of them; `strikes`
         counts its strikes, and `changes` those of them that changed something. `dropped` lists the first sequences that
-        were dropped from its batches; None: none were. `acts`, `idle` and `digest` are those of
-        `harness.training.loop.Result`; None: nothing acts now and then, nothing is idle, and losses are not known.
-        Raises ValueError for a wrong number of values.
+        were dropped from its batches, by default none. `acts`, `idle` and `digest` are those of
+        `harness.training.loop.Result`; by default nothing acts now and then, nothing is idle, and losses are not known.
+        Raises ValueError for a wrong number of values, TypeError for another name, and KeyError for one that lacks.
         """
-        results: dict[str, list[Any]] = {
-            "outcome": list(outcome),
-            "nonfinite_step": list(nonfinite_step),
-            "masked_step": list(masked_step),
-            "faults": list(faults),
-            "strikes": list(strikes),
-            "changes": list(changes),
-            "dropped": [[]] * self.trials if dropped is None else list(dropped),
-            "acts": [{}] * self.trials if acts is None else list(acts),
-            "idle": [{}] * self.trials if idle is None else list(idle),
-            "digest": [""] * self.trials if digest is None else list(digest),
-        }
+        names = OF_COMPLETE | SINCE_6
+        if unknown := columns.keys() - names:
+            raise TypeError(f"{', '.join(sorted(unknown))}: unknown; expected some of {', '.join(names)}")
+        columns = {name: [empty] * self.trials for name, empty in EMPTY.items()} | columns
+        results = {name: list(columns[name]) for name in names}
         for name, values in results.items():
             if len(values) != self.trials:
                 raise ValueError(f"{name}: {len(values)} values; expected one for each of {self.trials} trials")

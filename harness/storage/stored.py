@@ -8,7 +8,6 @@ complete pack also that of its attributes. No link is followed, and nothing is w
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -102,7 +101,10 @@ def read_root(out: Path) -> dict[str, Any]:
 
 def read_store(out: Path) -> tuple[dict[str, Any], Iterator[PackInfo]]:
     """`read_root` and `read_packs`, for one read of each file. Raises ConfigError as `read_root` does, at once."""
-    return read_root(out), _packs(out)
+    attributes = read_root(out)
+    places = (ResultsPath.at(out) / STORE).entries()
+    groups = (place for place in places if not place.name.startswith(".") and place.name != METADATA)
+    return attributes, (pack for pack in map(read_pack, groups) if pack is not None)
 
 
 def read_packs(out: Path) -> Iterator[PackInfo]:
@@ -110,13 +112,7 @@ def read_packs(out: Path) -> Iterator[PackInfo]:
 
     A pack that is being replaced at this moment, and one that cannot be read, is left out; the latter with a warning.
     """
-    yield from read_store(out)[1]
-
-
-def _packs(out: Path) -> Iterator[PackInfo]:
-    for place in (ResultsPath.at(out) / STORE).entries():
-        if not place.name.startswith(".") and place.name != METADATA and (pack := read_pack(place)) is not None:
-            yield pack
+    return read_store(out)[1]
 
 
 def read_pack(place: ResultsPath) -> PackInfo | None:
@@ -142,13 +138,6 @@ def pack_of(place: ResultsPath) -> PackInfo:
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise DamagedStore(f"{file}: cannot be read ({_reason(error)}); allowed: as a sweep has written it") from None
     return pack
-
-
-def read_pack_attrs(out: Path, pack_id: str) -> dict[str, Any]:
-    """The attributes of one pack. Raises KeyError if the store has none of that id."""
-    if (pack := read_pack(ResultsPath.at(out) / STORE / pack_id)) is None:
-        raise KeyError(pack_id)
-    return pack.attributes
 
 
 def is_complete(out: Path, pack_id: str) -> bool:
@@ -182,8 +171,18 @@ def _parsed(content: bytes) -> Any:
 # --- metadata, checked -------------------------------------------------------------------------------------------
 
 
+Checks = dict[str, Callable[[Any], bool]]
+
+
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+_is_text, _is_facts = _is(str), _is(dict)
+
+
 def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{1,64}", value) is not None
+    return _is_text(value) and re.fullmatch(r"[0-9a-f]{1,64}", value) is not None
 
 
 def _is_count(value: Any) -> bool:
@@ -194,14 +193,6 @@ def _is_count_or_none(value: Any) -> bool:
     return value is None or _is_count(value)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_facts(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _is_records(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_facts, value))
 
@@ -209,19 +200,19 @@ def _is_records(value: Any) -> bool:
 def _is_trial(value: Any) -> bool:
     """A configuration: sections of fields, and a fault that has a name."""
     parts = ("model", "optim", "schedule", "train", "data", "fault")
-    has_parts = isinstance(value, dict) and all(_is_facts(value.get(part)) for part in parts)
+    has_parts = _is_facts(value) and all(_is_facts(value.get(part)) for part in parts)
     return has_parts and all(_is_text(value["fault"].get(key)) for key in ("name", "kind"))
 
 
-ABOUT: Mapping[str, Callable[[Any], bool]] = {
+ABOUT: Checks = {
     "corpus": _is_facts,
     "environment": _is_facts,
     "created": _is_text,
     "steps_done": _is_count,
-    "complete": lambda value: type(value) is bool,
+    "complete": _is(bool),
 }
-OF_TRIALS: Mapping[str, Callable[[Any], bool]] = {"trials": _is_trial, "ids": _is_id, "golden": _is_id}
-OF_COMPLETE: Mapping[str, Callable[[Any], bool]] = {
+OF_TRIALS: Checks = {"trials": _is_trial, "ids": _is_id, "golden": _is_id}
+OF_COMPLETE: Checks = {
     "outcome": _is_text,
     "nonfinite_step": _is_count_or_none,
     "masked_step": _is_count_or_none,
@@ -230,7 +221,7 @@ OF_COMPLETE: Mapping[str, Callable[[Any], bool]] = {
     "changes": _is_count,
     "dropped": _is_records,
 }
-SINCE_6: Mapping[str, Callable[[Any], bool]] = {
+SINCE_6: Checks = {
     "acts": lambda value: _is_facts(value) and all(map(_is_count, value.values())),
     "idle": lambda value: _is_facts(value) and all(map(_is_text, value.values())),
     "digest": _is_text,
@@ -259,16 +250,11 @@ def _check(pack: PackInfo) -> None:
         if dims not in DIMS or not all(_is_text(value) for value in array["attributes"].values()):
             raise ValueError(f"array {name} is along {dims!r:.60}")
         shape = tuple(sizes[dim] for dim in dims)
-        if {**array, "attributes": {}} != _expected(shape, chunk_shape(shape, dims, pack.block), dims):
+        expected = array_metadata(shape, chunk_shape(shape, dims, pack.block), dims, array["attributes"])
+        if array != expected:
             raise ValueError(f"array {name} is not of shape {shape}, in chunks of {pack.block} steps")
     if attributes["steps_done"] > pack.steps or not 0 < pack.block <= pack.steps:
         raise ValueError(f"steps_done is {attributes['steps_done']} of {pack.steps}, in chunks of {pack.block}")
-
-
-@functools.lru_cache(maxsize=256)
-def _expected(shape: tuple[int, ...], chunk: tuple[int, ...], dims: tuple[str, ...]) -> dict[str, Any]:
-    """An array's metadata as JSON gives them back, without attributes."""
-    return json.loads(strict_json(array_metadata(shape, chunk, dims, {})))
 
 
 def chunk_shape(shape: tuple[int, ...], dims: tuple[str, ...], block: int) -> tuple[int, ...]:

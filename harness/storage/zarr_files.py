@@ -23,18 +23,21 @@ def group_metadata(attributes: Mapping[str, Any], arrays: Mapping[str, Any] | No
 def array_metadata(
     shape: tuple[int, ...], chunk: tuple[int, ...], dims: tuple[str, ...], attributes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The metadata of a float32 array of chunks, each with its checksum, that is NaN where it has none."""
+    """The metadata of a float32 array of chunks, each with its checksum, that is NaN where it has none.
+
+    They are as JSON gives them back, with lists and no tuples.
+    """
     return {
         "zarr_format": 3,
         "node_type": "array",
-        "shape": shape,
+        "shape": list(shape),
         "data_type": "float32",
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
         # The separator "." keeps an array's chunks in one folder.
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": "NaN",
         "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
-        "dimension_names": dims,
+        "dimension_names": list(dims),
         "attributes": attributes,
         "storage_transformers": [],
     }

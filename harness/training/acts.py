@@ -68,13 +68,8 @@ class Acts:
         if part in self._counts:
             self._counts[part].index_add_(0, self._index, acted_R.to(torch.int64))
 
-    def fork(self, planned: int, leader: int) -> None:
-        """A trial that gets a row of its own has had what its twin had."""
-        for counts in self._counts.values():
-            counts[planned] = counts[leader]
-
-    def put_back(self, planned: int, source: int, counts: Mapping[str, Tensor]) -> None:
-        """A trial goes back to where `source`, itself or its twin, had these counts."""
+    def take(self, planned: int, source: int, counts: Mapping[str, Tensor]) -> None:
+        """A trial has what `source`, itself or its twin, had by these counts: as it forks, or goes back."""
         for name, now in self._counts.items():
             now[planned] = counts[name][source]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.guards import FREEZE, GO, ROLL_BACK, Seen
+from harness.training.blocks import PER_LAYER
 from harness.training.clock import Tick
 from harness.training.pack import Pack
-from harness.training.readings import PER_LAYER
 from harness.training.signals import Recorder
 from harness.training.sites import Agenda
 from harness.training.snapshots import Snapshots
@@ -48,18 +48,16 @@ class Answers:
         pack = self._pack
         if norm is None:
             return trains
-        seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), trains, self._detects, self._signals())
+        # Of the signals that guards have asked for, what the forward pass of this step has shown.
+        layers = self._recorder.layers() if self._asked else None
+        pairs = [] if layers is None else zip(PER_LAYER, layers.transpose(1, 2), strict=True)
+        signals = {name: values for name, values in pairs if name in self._asked}
+        seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), trains, self._detects, signals)
         answer = reduce(torch.maximum, [guard.judge(seen) for guard in pack.guards])
         if self._snapshots:
             pack.clock.hold(answer == ROLL_BACK)
         pack.active = pack.active & (answer != FREEZE)
         return trains & (answer == GO)
-
-    def _signals(self) -> Mapping[str, Tensor]:
-        """The signals that guards have asked for: what the forward pass of this step has shown."""
-        layers = self._recorder.layers() if self._asked else None
-        pairs = [] if layers is None else zip(PER_LAYER, layers.transpose(1, 2), strict=True)
-        return {name: values for name, values in pairs if name in self._asked}
 
     def settle(self, is_due: bool) -> None:
         """Let the rows go back that have to."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from harness.storage.store import SIGNALS
 from harness.training.pack import Pack
-from harness.training.readings import PER_LAYER
 
 SPEED = ("tokens_per_second", "step_seconds")
+PER_LAYER = tuple(name for name, signal in SIGNALS.items() if "layer" in signal.dims)
 PER_STEP = tuple(name for name, signal in SIGNALS.items() if "layer" not in signal.dims and name not in SPEED)
 
 

@@ -35,11 +35,6 @@ class Tick:
         """A step whose batches are as large as those of all rows that train now."""
         return min(self.groups)
 
-    @property
-    def in_step(self) -> bool:
-        """Whether all rows stand at one step, and train."""
-        return isinstance(self.steps, int)
-
 
 class Clock:
     """`steps` [R], int64, on the device; the host keeps the same numbers, so that nobody waits for them.
@@ -60,11 +55,6 @@ class Clock:
         """Work on the rows in use from now on; here the host waits for the device."""
         self.steps = self._steps.used.tolist()
         self._holds = self._holds or bool((self._held.used >= 0).any())
-
-    def start(self, step: int) -> None:
-        """All rows stand at this step."""
-        self._steps.used.fill_(step)
-        self.bind()
 
     def tick(self, until: int | None = None) -> Tick | None:
         """The next pass, or None where every row has come to step `until`, or to the last."""

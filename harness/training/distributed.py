@@ -18,7 +18,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,15 +54,11 @@ class Group:
             torch.cuda.set_device(self.device)
         if sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
-        self._is_nccl = device.type == "cuda" and dist.is_nccl_available() and torch.cuda.device_count() >= count
+        is_nccl = device.type == "cuda" and dist.is_nccl_available() and torch.cuda.device_count() >= count
+        self.backend = "nccl" if is_nccl else "gloo"  # what carries the tensors
         with _asking():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=PATIENCE)
-            self._tensors = dist.new_group(backend="nccl", timeout=PATIENCE) if self._is_nccl else None
-
-    @property
-    def backend(self) -> str:
-        """What carries the tensors."""
-        return "nccl" if self._is_nccl else "gloo"
+            self._tensors = dist.new_group(backend="nccl", timeout=PATIENCE) if is_nccl else None
 
     def sum(self, x: Tensor) -> None:
         """`x` becomes the sum over all ranks, the same bits in each."""
@@ -105,7 +100,7 @@ class Group:
         dist.destroy_process_group()
 
     def _wire(self, x: Tensor) -> Tensor:
-        return x.contiguous() if self._is_nccl or x.device.type == "cpu" else x.cpu().contiguous()
+        return x.contiguous() if self.backend == "nccl" or x.device.type == "cpu" else x.cpu().contiguous()
 
 
 @contextlib.contextmanager
@@ -190,7 +185,6 @@ def _sum_of_bits(x: Tensor) -> int:
     return int(x.detach().reshape(-1).view(WORDS[x.element_size()]).sum(dtype=torch.int64))
 
 
-@dataclass
 class Unsaved(Checkpoints):
     """Those of a rank that leaves saving to rank 0, and asks it when one is due."""
 

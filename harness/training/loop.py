@@ -168,16 +168,12 @@ def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
         dropped=pack.twins.records(pack.objective.records),
         acts=pack.acts.totals(pack.twins, pack.steps - 1),
         idle=[idle_parts(trial) for trial in pack.planned],
-        digest=digests(losses, *ends.values()),
+        digest=[
+            hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()[:16]
+            for rows in zip(losses, *ends.values(), strict=True)
+        ],
         ends=ends,
     )
-
-
-def digests(*values: np.ndarray) -> list[str]:
-    """For each trial, a hash of the bits of its values [R, n] in all arrays."""
-    return [
-        hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()[:16] for rows in zip(*values, strict=True)
-    ]
 
 
 def hand_over(pack: Pack, rows: Iterable[int], leave: Leave) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -48,11 +47,7 @@ class Pack:
     """
 
     def __init__(
-        self,
-        trials: Sequence[Trial],
-        corpus: Corpus,
-        device: torch.device,
-        begins: Sequence[int | None] | None = None,
+        self, trials: Sequence[Trial], corpus: Corpus, device: torch.device, begins: Sequence[int | None] | None = None
     ):
         if (count := len({trial.structure for trial in trials})) != 1:
             raise ValueError(f"a pack needs trials of one structure, got {count}")
@@ -297,10 +292,9 @@ class Pack:
         for step, rows in tick.groups.items():
             for planned in self.twins.beginning(step):
                 leader = self.twins.leader[planned]
-                row = None if leader is None else self.row_of(leader)
-                if leader is not None and row is not None and row in rows:
+                if leader is not None and (row := self.row_of(leader)) is not None and row in rows:
                     new[planned] = row
-                    self.acts.fork(planned, leader)
+                    self.acts.take(planned, leader, self.acts.state())
         if new:
             self.twins.forked.update(new)
             self._arrange([*self.rows, *new], [*range(len(self)), *new.values()])
@@ -346,10 +340,6 @@ class Pack:
         twins, rows = self.twins, {"planned": self.rows, "dropped": self.objective.records}
         rows |= {"begins": twins.begins, "forked": sorted(twins.forked), "masked": list(twins.masked.items())}
         return {"pack": dict(self.rows_state), "acts": self.acts.state(), "rows": rows}
-
-    def snapshot(self) -> dict[str, Any]:
-        """A copy of `whole_state`."""
-        return copy.deepcopy(self.whole_state())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to the state of this pack, or to that of another one of the same trials."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -13,13 +14,13 @@ from torch import Tensor
 
 from harness.config.limits import SEGMENTS
 from harness.optim.optimizers import Norms
-from harness.training.blocks import PER_STEP, SPEED, Block
+from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block
 from harness.training.clock import Tick
 from harness.training.pack import Pack
-from harness.training.readings import LayerReadings
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
 INITIAL, FINAL = "initial_segment_loss", "final_segment_loss"
+SCORES_EVERY = 10  # steps, where attention is fused
 
 
 class Recorder:
@@ -75,7 +76,7 @@ class Recorder:
             values |= guard.shown()
         for step in tick.groups:
             validated = self._validation(tick, step, trained)
-            rows = None if tick.in_step else torch.tensor(tick.groups[step], device=self.pack.device)
+            rows = None if tick.trains is None else torch.tensor(tick.groups[step], device=self.pack.device)
             self._block_of(step).record(step, values | validated, self.layers(), trained, self.pack.active, rows)
 
     def _tokens(self, tick: Tick) -> Tensor:
@@ -159,22 +160,20 @@ class Recorder:
 
     def _write(self, block: Block) -> None:
         arrays, first = block.arrays(), block.first_step
-        speed = self._speeds.get(first) or self._speed(block)
+        if first not in self._speeds:
+            # Tokens of a trial in a second, and seconds of one step of one trial, since the last block was written.
+            trained, seconds = self.pack.curriculum.tokens, time.perf_counter() - self._started
+            tokens = int(trained[first + block.filled - 1] - (trained[first - 1] if first else 0))
+            self._speeds[first] = tokens / seconds, seconds / block.filled / len(self.pack)
         # Steps that a trial shares with its twin are not trained for it, so they have no speed.
         has_row = np.isfinite(arrays["learning_rate"])
         self.pack.twins.fill(first, arrays)
-        arrays |= {name: np.where(has_row, value, np.nan) for name, value in zip(SPEED, speed, strict=True)}
+        speed = zip(SPEED, self._speeds[first], strict=True)
+        arrays |= {name: np.where(has_row, value, np.nan) for name, value in speed}
         self.write(first, arrays)
-        self._losses[first], self._speeds[first] = arrays["loss"], speed
+        self._losses[first] = arrays["loss"]
         self.nonfinite |= block.first_nonfinite()
         self._pending.discard(first)
-
-    def _speed(self, block: Block) -> tuple[float, float]:
-        """Tokens of a trial in a second, and seconds of one step of one trial, since the last block was written."""
-        trained, first = self.pack.curriculum.tokens, block.first_step
-        tokens = int(trained[first + block.filled - 1] - (trained[first - 1] if first else 0))
-        seconds = time.perf_counter() - self._started
-        return tokens / seconds, seconds / block.filled / len(self.pack)
 
     def freeze(self, trial: int, step: int) -> None:
         """A planned trial froze at this step after all."""
@@ -246,3 +245,62 @@ def _mean(losses_RxS: Tensor) -> dict[str, Tensor]:
     segments = losses_RxS.shape[1]
     error = losses_RxS.std(1) / segments**0.5 if segments > 1 else torch.full_like(losses_RxS[:, 0], torch.nan)
     return {"validation_loss": losses_RxS.mean(1), "validation_loss_error": error}
+
+
+# --- signals of each block of the model ---------------------------------------------------------------------------
+
+
+class LayerReadings:
+    """Reads each block's output and attention scores through taps; [R] per layer and signal.
+
+    Where attention is fused, scores cost a matrix product of their own: they are read every `SCORES_EVERY` steps.
+    """
+
+    def __init__(self, pack: Pack):
+        self._pack, self._taps, self._explicit = pack, pack.model.taps, pack.model.explicit_attention
+        self._layers = pack.planned[0].model.depth
+        self._has_scores = "blocks.0.attention.scores" in self._taps.names
+        self._values: dict[tuple[str, int], dict[int, Tensor]] = {}  # (signal, layer) -> first row of a part -> [r]
+        self._detach = self._attach("residual", "activation_rms", _rms)
+        self._detach_scores: list[Callable[[], None]] = []
+
+    def _attach(self, tap: str, signal: str, measure: Callable[[Tensor], Tensor]) -> list[Callable[[], None]]:
+        def read(layer: int, _: str, x: Tensor, rows: slice) -> None:
+            parts, first, value = self._values.setdefault((signal, layer), {}), rows.start, measure(x.detach())
+            parts[first] = torch.maximum(parts[first], value) if first in parts else value
+
+        return [self._taps.attach_to_rows(f"blocks.{i}.{tap}", partial(read, i)) for i in range(self._layers)]
+
+    def listen(self, tick: Tick) -> None:
+        """Be ready for the forward pass of these steps."""
+        self._values.clear()
+        wanted = self._has_scores and (self._explicit or any(step % SCORES_EVERY == 0 for step in tick.groups))
+        if wanted and not self._detach_scores:
+            self._detach_scores = self._attach("attention.scores", "attention_logit_max", _largest)
+        elif not wanted:
+            self._stop_reading_scores()
+
+    def _stop_reading_scores(self) -> None:
+        while self._detach_scores:
+            self._detach_scores.pop()()
+
+    def take(self) -> Tensor:
+        """[signals, layers, R] of the last forward pass; NaN where nothing was read."""
+        values = {key: torch.cat(list(parts.values())) for key, parts in self._values.items()}
+        missing = torch.full_like(values["activation_rms", 0], float("nan"))
+        rows = [[values.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
+        return self._pack.ranks.largest(torch.stack([torch.stack(row) for row in rows]))
+
+    def detach(self) -> None:
+        self._stop_reading_scores()
+        while self._detach:  # what detaches refers to its reader, which keeps the pack alive
+            self._detach.pop()()
+
+
+def _rms(x: Tensor) -> Tensor:
+    flat = x.reshape(x.shape[0], -1)
+    return torch.linalg.vector_norm(flat, dim=1).double() / flat.shape[1] ** 0.5
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], -1).amax(1).double()

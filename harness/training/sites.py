@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from harness.config.limits import KEPT_EVENTS
-from harness.config.sites import Site
+from harness.config.names import Site
 
 AT_TAPS = (Site.ACTIVATION, Site.ACTIVATION_GRADIENT)
 
@@ -66,37 +66,34 @@ class Injector(Protocol):
     @property
     def calls(self) -> Collection[tuple[Site, int]]:
         """Where and when it wants to be visited: to strike, or to look at what it will need for a strike."""
-        ...
 
     @property
     def taps(self) -> Collection[str]:
         """The activations that it wants to see, for calls at the sites of AT_TAPS."""
-        ...
 
     @property
     def permanent(self) -> bool:
         """Whether it strikes again at a step to which its trial has been rolled back."""
-        ...
 
     @property
     def memory(self) -> Mapping[str, Any]:
         """What it has seen that a later step needs, by name: tensors, and what JSON holds. Part of a checkpoint."""
-        ...
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Go on with this memory."""
-        ...
 
     def visit(self, visit: Visit) -> list[Event]:
         """Change the trial's tensors in place, and say what was done. No events: nothing was struck."""
-        ...
 
 
 class Agenda:
-    """Which trial's injector is due where and when; asked at every site of every step, so it is one dict look-up."""
+    """Which trial's injector is due where and when; asked at every site of every step, so it is one dict look-up.
+
+    `armed` are the injectors by trial.
+    """
 
     def __init__(self, injectors: Sequence[Injector | None]):
-        self._armed = {trial: injector for trial, injector in enumerate(injectors) if injector is not None}
+        self.armed = {trial: injector for trial, injector in enumerate(injectors) if injector is not None}
         self.events: list[list[Event]] = [[] for _ in injectors]
         self.strikes = [0 for _ in injectors]
         self.changes = [0 for _ in injectors]
@@ -104,7 +101,7 @@ class Agenda:
         self.last: list[int | None] = [None for _ in injectors]
         self._due: dict[tuple[Site, int], list[int]] = {}
         self._reached = [0 for _ in injectors]
-        for trial, injector in self._armed.items():
+        for trial, injector in self.armed.items():
             for site, step in injector.calls:
                 self._due.setdefault((site, step), []).append(trial)
             steps = [step for _, step in injector.calls]
@@ -115,25 +112,9 @@ class Agenda:
         trials = self._due.get((site, step))
         return [trial for trial in trials if step >= self._reached[trial]] if trials else ()
 
-    def taps(self, trial: int) -> Collection[str]:
-        """The activations that a trial's injector wants to see."""
-        return self._armed[trial].taps
-
     def visit(self, trial: int, visit: Visit) -> None:
         """Let one trial's injector strike, and keep its events."""
-        self.note(trial, self.strike(trial, visit))
-
-    def strike(self, trial: int, visit: Visit) -> list[Event]:
-        """Let one trial's injector strike. Returns its events, for `note`."""
-        return self._armed[trial].visit(visit)
-
-    def memory(self, trial: int) -> dict[str, Any]:
-        """What one trial's injector has seen that a later step needs."""
-        return dict(self._armed[trial].memory)
-
-    def recall(self, trial: int, memory: Mapping[str, Any]) -> None:
-        """Let one trial's injector go on with this memory."""
-        self._armed[trial].recall(memory)
+        self.note(trial, self.armed[trial].visit(visit))
 
     def note(self, trial: int, events: Sequence[Event]) -> None:
         """Keep what one trial's injector has done."""
@@ -144,7 +125,7 @@ class Agenda:
     def state(self) -> dict[str, Any]:
         """What has happened so far, to `restore`."""
         events = [[event.to_dict() for event in of_trial] for of_trial in self.events]
-        memories = [(trial, self.memory(trial)) for trial in self._armed]
+        memories = [(trial, dict(injector.memory)) for trial, injector in self.armed.items()]
         counts = {"strikes": self.strikes, "changes": self.changes, "reached": self._reached}
         return {"events": events, "memories": memories, **counts}
 
@@ -153,9 +134,9 @@ class Agenda:
         self.events = [[Event.from_dict(event) for event in of_trial] for of_trial in state["events"]]
         self.strikes, self.changes, self._reached = (list(state[name]) for name in ("strikes", "changes", "reached"))
         for trial, memory in state["memories"]:
-            self.recall(trial, memory)
+            self.armed[trial].recall(memory)
 
     def roll_back(self, trial: int, reached: int) -> None:
         """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""
-        if trial in self._armed and not self._armed[trial].permanent:
+        if trial in self.armed and not self.armed[trial].permanent:
             self._reached[trial] = max(self._reached[trial], reached)

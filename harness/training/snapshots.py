@@ -58,7 +58,7 @@ class Snapshots:
             if place is not None and kept.steps[place] <= min(latest, begin if source != trial else latest):
                 for name, values in pack.rows_state:
                     values[row].copy_(kept.values[name][place])
-                pack.acts.put_back(trial, source, kept.acts)
+                pack.acts.take(trial, source, kept.acts)
                 pack.clock.bind()
                 return kept.steps[place]
             kept.left.add(trial)

@@ -52,7 +52,7 @@ class Strikes:
         due = [(site, *visited) for site in AT_TAPS for visited in self._due(site, tick)]
         detach = []
         for site, planned, row, step in due:
-            for name in self.agenda.taps(planned):
+            for name in self.agenda.armed[planned].taps:
                 strike = partial(self._strike, site, planned, row, step, rank)
                 # First, so that telemetry reads what the model goes on with.
                 detach.append(self.pack.model.taps.attach_to_rows(name, strike, first=True))
@@ -61,18 +61,17 @@ class Strikes:
         finally:
             for undo in detach:
                 undo()
-        if due:
-            self._tell()
-
-    def _tell(self) -> None:
-        """Keep what this process's ranks, and those of others, have done at taps."""
+        if not due:
+            return
+        # Keep what this process's ranks, and those of others, have done at taps.
         has_others, struck = self.pack.ranks.processes > 1, [each for each in self._struck if each[1]]
         self._struck.clear()
-        told = [(planned, events, self.agenda.memory(planned) if has_others else {}) for planned, events in struck]
+        armed = self.agenda.armed
+        told = [(planned, events, dict(armed[planned].memory) if has_others else {}) for planned, events in struck]
         for planned, events, memory in self.pack.ranks.told(told):
             self.agenda.note(planned, events)
             if has_others:
-                self.agenda.recall(planned, memory)
+                armed[planned].recall(memory)
 
     def _strike(
         self, site: Site, planned: int, row: int, step: int, rank: int, name: str, x: Tensor, rows: slice
@@ -95,7 +94,7 @@ class Strikes:
         x.register_hook(change)
 
     def _visit(self, planned: int, visit: Visit) -> None:
-        self._struck.append((planned, self.agenda.strike(planned, visit)))
+        self._struck.append((planned, self.agenda.armed[planned].visit(visit)))
 
 
 def one(name: str, values_R: Tensor) -> Tensors:

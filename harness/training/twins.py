@@ -55,9 +55,7 @@ class Twins:
 
     def fill_at(self, step: int, values: np.ndarray) -> None:
         """Give each trial that has no row at this step the values of its twin: [R, ...]."""
-        for number, leader in enumerate(self.leader):
-            if leader is not None and self.shares(number, step) is not None:
-                values[number] = values[leader]
+        self.fill(step, {"": values[:, None]})
 
     def fill(self, first_step: int, signals: Mapping[str, np.ndarray]) -> None:
         """Give each trial the values of its twin at the steps that they share: [R, n, ...] from `first_step` on."""

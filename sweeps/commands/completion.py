@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from harness.basics.command_line import PROGRAM
+from harness.basics.errors import PROGRAM
 
 SCRIPTS = {
     "bash": f"""_stability_harness() {{

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.basics.command_line import PROGRAM, Parser
+from harness.basics.errors import PROGRAM, Parser
 from harness.basics.version import version_line
 from harness.config import ConfigError
 from sweeps import current_folder

@@ -29,7 +29,7 @@ from matplotlib.ticker import LogLocator
 from torch import Tensor
 
 from analysis.figures.drawing import PICTURES
-from harness.basics.command_line import Parser
+from harness.basics.errors import Parser
 from harness.basics.memory import main_memory
 from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial, checked
 from harness.config.fields import shown

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.basics.command_line import PROGRAM
+from harness.basics.errors import PROGRAM
 from harness.config import Problems, shown
 from sweeps.commands.catalogue import Entry, entries
 from sweeps.commands.ending import ended

@@ -30,7 +30,8 @@ def seconds(trials: list[Trial], steps: int, device: str) -> float:
     """Of one trial-step, without the first steps, in which caches fill."""
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
     agenda = Agenda([None] * len(trials))
-    pack.clock.start(MIDDLE)
+    pack.clock.on_device.fill_(MIDDLE)
+    pack.clock.bind()
     train(pack, agenda, 50, lambda first, signals: None, until=MIDDLE + 2)
     started = time.perf_counter()
     train(pack, agenda, 50, lambda first, signals: None, until=MIDDLE + 2 + steps)

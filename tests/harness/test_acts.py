@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -233,5 +234,5 @@ def test_counts_survive_a_checkpoint() -> None:
     pack = engine.pack_of(trials)
     pack.acts.count("optim.clip", pack.active)
     other = engine.pack_of(trials)
-    other.restore(pack.snapshot())
+    other.restore(copy.deepcopy(pack.whole_state()))
     assert np.array_equal(other.acts.state()["optim.clip"], [1, 1])

@@ -59,7 +59,7 @@ def test_it_travels_to_other_processes(folder: ResultsPath) -> None:
 @pytest.mark.parametrize("is_synced", [True, False])
 def test_the_old_file_is_there_until_the_new_one_is_whole(folder: ResultsPath, is_synced: bool) -> None:
     file = folder / "file"
-    file.write(b"old", is_synced)
+    file.write(b"old")
     with file.whole_file(is_synced) as aside:
         aside.write_text("ne")
         assert file.read_bytes() == b"old"

@@ -53,8 +53,8 @@ def test_scores_are_those_counted_by_hand(vocabulary, length):
     tokens[0, 1] = tokens[0, 1, torch.arange(length) % 2]  # two in turn
     tokens[0, 2] = vocabulary - 1 - torch.arange(length) % vocabulary  # none twice, as far as that goes
     scores = Scores(counts, length - 1, CPU)
-    for name, criterion in CRITERIA.items():
-        found = criterion.score(scores, tokens)
+    for name, (score, _) in CRITERIA.items():
+        found = score(scores, tokens)
         assert found.dtype == torch.float64 and found.shape == (3, 5)
         expected = [[by_hand(sequence, counts.tolist())[name] for sequence in row] for row in tokens.tolist()]
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-12)

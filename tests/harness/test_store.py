@@ -7,6 +7,7 @@ import os
 import threading
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +15,15 @@ import xarray as xr
 import zarr
 
 from harness.config import Optim, Trial
+from harness.storage.results_folder import ResultsPath
 from harness.storage.store import ENDS, SIGNALS, PackStore, open_store
 from harness.storage.stored import (
     FORMAT_VERSION,
     STORE,
     DamagedStore,
     complete_trials,
-    read_pack_attrs,
+    pack_of,
+    read_pack,
     read_packs,
     read_signal,
 )
@@ -47,7 +50,12 @@ def write_blocks(store: PackStore, values: dict[str, np.ndarray]) -> None:
 
 def finish(store: PackStore) -> None:
     n = store.trials
-    store.finish(["trained"] * n, [None] * n, [None] * n, [[]] * n, strikes=[0] * n, changes=[0] * n)
+    nothing = dict.fromkeys(("nonfinite_step", "masked_step"), [None] * n)
+    store.finish(outcome=["trained"] * n, **nothing, faults=[[]] * n, strikes=[0] * n, changes=[0] * n)
+
+
+def attributes_of(out: Path, pack: str) -> dict[str, Any]:
+    return pack_of(ResultsPath.at(out) / STORE / pack).attributes
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -116,7 +124,7 @@ def test_steps_not_written_are_nan(tmp_path: Path) -> None:
     loss = xr.open_zarr(tmp_path / STORE / "ab12")["loss"].values
     np.testing.assert_array_equal(loss[:, :13], values["loss"][:, :13])
     assert loss.shape == (len(TRIALS), STEPS) and np.isnan(loss[:, 13:]).all()
-    assert read_pack_attrs(tmp_path, "ab12")["steps_done"] == 13
+    assert attributes_of(tmp_path, "ab12")["steps_done"] == 13
 
 
 def test_a_block_can_be_written_again_longer(tmp_path: Path) -> None:
@@ -163,7 +171,7 @@ def test_write_refuses_what_does_not_fit(tmp_path: Path, first: int, signals: di
     store = make_pack(tmp_path)
     with pytest.raises(ValueError, match=message):
         store.write(first, signals)
-    assert read_pack_attrs(tmp_path, "ab12")["steps_done"] == 0
+    assert attributes_of(tmp_path, "ab12")["steps_done"] == 0
 
 
 # --- attributes --------------------------------------------------------------------------------------------------
@@ -187,7 +195,7 @@ def test_attributes_are_strict_json(tmp_path: Path) -> None:
 
     for path in tmp_path.rglob("zarr.json"):
         json.loads(path.read_text(), parse_constant=refuse)
-    attributes = read_pack_attrs(tmp_path, "ab12")
+    attributes = attributes_of(tmp_path, "ab12")
     assert attributes["faults"] == [
         [{"before": 0.5, "after": "NaN", "index": 3, "changed": True}],
         [],
@@ -200,13 +208,23 @@ def test_attributes_are_strict_json(tmp_path: Path) -> None:
 
 def test_attributes_say_what_was_trained(tmp_path: Path) -> None:
     make_pack(tmp_path)
-    attributes = read_pack_attrs(tmp_path, "ab12")
+    attributes = attributes_of(tmp_path, "ab12")
     assert attributes["trials"] == [json.loads(json.dumps(trial.to_dict())) for trial in TRIALS]
     assert attributes["golden"] == [trial.golden.id for trial in TRIALS]
     assert attributes["corpus"] == {"fingerprint": "f"} and attributes["environment"] == {"torch": "2"}
     assert attributes["complete"] is False and attributes["steps_done"] == 0
-    with pytest.raises(KeyError):
-        read_pack_attrs(tmp_path, "cd34")
+    assert read_pack(ResultsPath.at(tmp_path) / STORE / "cd34") is None
+
+
+@pytest.mark.parametrize("name, value", [("data_type", "float64"), ("fill_value", 0), ("codecs", [])])
+def test_an_array_that_no_sweep_has_written_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    make_pack(tmp_path)
+    file = tmp_path / STORE / "ab12" / "zarr.json"
+    group = json.loads(file.read_text())
+    group["consolidated_metadata"]["metadata"]["loss"][name] = value
+    file.write_text(json.dumps(group))
+    with pytest.raises(DamagedStore, match=r"array loss is not of shape \(3, 25\), in chunks of 10 steps"):
+        attributes_of(tmp_path, "ab12")
 
 
 def test_only_finished_packs_are_complete(tmp_path: Path) -> None:
@@ -216,7 +234,7 @@ def test_only_finished_packs_are_complete(tmp_path: Path) -> None:
     assert complete_trials(tmp_path) == set()
     finish(first)
     assert complete_trials(tmp_path) == {trial.id for trial in TRIALS[:2]}
-    assert read_pack_attrs(tmp_path, "aa")["dropped"] == [[], []]
+    assert attributes_of(tmp_path, "aa")["dropped"] == [[], []]
 
 
 RESULTS = ("outcome", "nonfinite_step", "masked_step", "faults", "strikes", "changes", "dropped")
@@ -228,6 +246,16 @@ def test_finish_wants_one_of_each_for_every_trial(tmp_path: Path, short: str) ->
     values = {name: [[]] if name == short else [[]] * 3 for name in RESULTS}
     with pytest.raises(ValueError, match=f"{short}: 1 values; expected one for each of 3 trials"):
         store.finish(**values)
+    assert complete_trials(tmp_path) == set()
+
+
+def test_finish_wants_the_columns_of_a_complete_pack_and_no_others(tmp_path: Path) -> None:
+    store = make_pack(tmp_path)
+    values = {name: [[]] * 3 for name in RESULTS}
+    with pytest.raises(TypeError, match="ends, events: unknown; expected some of outcome, .*, digest"):
+        store.finish(**values, events=[[]] * 3, ends=[[]] * 3)
+    with pytest.raises(KeyError, match="strikes"):
+        store.finish(**{name: column for name, column in values.items() if name != "strikes"})
     assert complete_trials(tmp_path) == set()
 
 

@@ -5,6 +5,7 @@ All of them are trials of one pack, which is trained once for each promise; the 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -298,7 +299,7 @@ def rolled_back(duration):
         train(pack, agenda, 100, lambda first, arrays: losses.append(arrays["loss"]), until=steps.stop)
 
     go(range(START))
-    before = pack.snapshot()
+    before = copy.deepcopy(pack.whole_state())
     go(range(START, STEPS))
     first = [list(events) for events in agenda.events]
     pack.restore(before)
