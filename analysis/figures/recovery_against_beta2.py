@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, looks, short, style
+from analysis.figures.drawing import Drawing, looks, page, short
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.measures.statistics import median_interval, studied, wilson_interval
@@ -52,8 +52,7 @@ def recovery_against_beta2(results: Results) -> Drawing:
     clips = sorted(table["clip"].unique(), key=lambda clip: (np.isfinite(clip), -clip))
     faults, betas = sorted(table["fault"].unique()), sorted(table["beta2"].unique())
     has_dots = table.groupby(["measure", "clip", "fault", "beta2"]).size().max() <= MOST_DOTS
-    with style():
-        figure = Figure(figsize=(4.6 * len(clips) + 1.6, 5 * len(MEASURES) + 1.2), layout="constrained")
+    with page(4.6 * len(clips) + 1.6, 5 * len(MEASURES) + 1.2, "Recovery time against beta2") as figure:
         ratios = [2, 1] * len(MEASURES)
         panels = figure.subplots(2 * len(MEASURES), len(clips), squeeze=False, sharex=True, height_ratios=ratios)
         top = HEADROOM * table["watched"].max()
@@ -73,7 +72,6 @@ def recovery_against_beta2(results: Results) -> Drawing:
         panels[0, 0].set_xlim(-0.5, len(betas) - 0.5)
         figure.align_ylabels()
         _legend(figure, faults, table, has_dots)
-        figure.suptitle("Recovery time against beta2")
     total = int((table["measure"] == "recovery_steps").sum())
     lost = {measure: int((~table["recovered"] & (table["measure"] == measure)).sum()) for measure in MEASURES}
     caption = (

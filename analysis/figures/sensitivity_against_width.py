@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from analysis.figures.drawing import Drawing, looks, style
+from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of
 from analysis.measures import metrics
@@ -25,9 +24,7 @@ def sensitivity_against_width(results: Results) -> Drawing:
     series, left_out = chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
     table = table[table["series"].isin(series)]
     widths = sorted(table["width"].unique())
-    with style():
-        longest = max(map(len, series))
-        figure = Figure(figsize=(6.6 + LETTER * max(0, longest - MOST_NAME), 4.6), layout="constrained")
+    with page(6.6 + LETTER * max(0, max(map(len, series)) - MOST_NAME), 4.6) as figure:
         panel = figure.subplots()
         panel.set_xscale("log", base=2)
         for position, (name, look) in enumerate(looks(series).items()):

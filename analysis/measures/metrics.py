@@ -45,32 +45,23 @@ def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
 
     `capped_loss` is min(final loss, loss at initialisation), and the latter for a finished trial without a final loss,
     which is how LR sensitivity counts a trial that diverged; it is NaN for an unfinished one. `loss` says of which
-    final loss, one of `LOSSES`.
+    final loss, one of `LOSSES`; ValueError for another.
     """
+    if loss not in LOSSES:
+        raise ValueError(f"loss={loss}: expected one of {', '.join(LOSSES)}")
     table = coordinates(ds)
     table["initial_loss"], table["final_loss"] = initial_loss(ds).values, final_loss(ds).values
     table["final_validation_loss"] = ds["final_validation_loss"].values
     initial = table["initial_loss"].fillna(table["initial_loss"].median())
     # A run that froze at its last step was validated after it.
-    final = table[_column(loss)].where(table["nonfinite_step"].isna())
+    final = table[LOSSES[loss]].where(table["nonfinite_step"].isna())
     table["capped_loss"] = np.fmin(final, initial).where(table["complete"])
     return table
-
-
-def _column(loss: str) -> str:
-    if loss not in LOSSES:
-        raise ValueError(f"loss={loss}: expected one of {', '.join(LOSSES)}")
-    return LOSSES[loss]
 
 
 def clean_trials(ds: xr.Dataset) -> xr.Dataset:
     """The trials without a fault: golden twins included."""
     return ds.isel(trial=np.flatnonzero(ds["fault"].values == NO_FAULT.name))
-
-
-def clean_table(ds: xr.Dataset) -> pd.DataFrame:
-    """`trial_table` of the trials without a fault."""
-    return trial_table(clean_trials(ds[READ]))
 
 
 def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
@@ -112,7 +103,7 @@ def lr_sensitivity(
         values = table["final_validation_loss"].where(table["nonfinite_step"].isna(), np.inf)
         final = segment_losses(clean, values.fillna(np.inf))
     else:
-        final = table[_column(loss)].fillna(np.inf).to_numpy()[:, None]
+        final = table["final_loss"].fillna(np.inf).to_numpy()[:, None]
     axes = list(over) if over is not None else swept_axes(table, ("width", "mitigation"))
     table = table.assign(row=np.arange(len(table)), who=seed_numbers(table))
     table = table[table["complete"]]
@@ -144,7 +135,7 @@ def _sensitivity(group: pd.DataFrame, final: np.ndarray, best: str) -> dict[str,
         paired(grid.sensitivity(is_capped, best), None, mean) if is_defined else Estimate()
         for is_capped in (True, False)
     )
-    losses = grid.capped.mean(axis=0) if len(grid.seeds) else np.array([])
+    losses = np.nanmean(grid.capped, axis=2).mean(axis=0) if len(grid.seeds) else np.array([])
     return {
         "sensitivity": capped.value,
         "low": capped.low,

@@ -39,11 +39,6 @@ class Metric:
     is_in_map: bool = True
     band: float = 1.0
 
-    @property
-    def neutral(self) -> tuple[float, float]:
-        """From and to which change there is none that could be told."""
-        return (1 / self.band, self.band) if self.is_ratio else (0.0, 0.0)
-
 
 METRICS = {
     "final_loss": Metric("final loss", "nat/token"),
@@ -76,7 +71,8 @@ class Comparison:
 
     def is_told(self, metric: str) -> pd.Series:
         """For which rows the interval of the change excludes no change, and every one in the metric's band."""
-        smallest, largest = self.metrics[metric].neutral
+        kind = self.metrics[metric]
+        smallest, largest = (1 / kind.band, kind.band) if kind.is_ratio else (0.0, 0.0)
         return (self.table[f"{metric}_change_low"] > largest) | (self.table[f"{metric}_change_high"] < smallest)
 
     def gain(self, metric: str) -> pd.Series:

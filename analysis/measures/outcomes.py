@@ -27,17 +27,18 @@ UNJUDGED = "unjudged"  # there is no golden run to compare with
 SILENT, VISIBLE = "silent", "visible"
 
 # The coordinates that `outcomes` adds: long name and units.
-JUDGED: dict[str, tuple[str, str | None]] = {
-    "deviation_max": ("largest deviation of the loss from golden", "nat/token"),
-    "deviation_final": ("final deviation of the loss from golden", "nat/token"),
-    "envelope_max": ("largest deviation of a clean run watched as long", "nat/token"),
-    "envelope_final": ("largest final deviation of a clean run watched as long", "nat/token"),
-    "fault_outcome": ("outcome of the fault", None),
-    "recovery_steps": ("steps from the strike until the loss was inside the clean envelope for good", "step"),
-    "settling_steps": ("steps from the strike until the loss was level with golden for good", "step"),
-    "visibility": ("whether loss, gradient norm or finiteness showed the fault", None),
-    "visible_steps": ("steps from the strike until the fault did not show any more", "step"),
-    "idle": ("whether the fault never fired or changed nothing", None),
+IN_NAT, IN_STEPS = {"units": "nat/token"}, {"units": "step"}
+JUDGED: dict[str, tuple[str, dict[str, str]]] = {
+    "deviation_max": ("largest deviation of the loss from golden", IN_NAT),
+    "deviation_final": ("final deviation of the loss from golden", IN_NAT),
+    "envelope_max": ("largest deviation of a clean run watched as long", IN_NAT),
+    "envelope_final": ("largest final deviation of a clean run watched as long", IN_NAT),
+    "fault_outcome": ("outcome of the fault", {}),
+    "recovery_steps": ("steps from the strike until the loss was inside the clean envelope for good", IN_STEPS),
+    "settling_steps": ("steps from the strike until the loss was level with golden for good", IN_STEPS),
+    "visibility": ("whether loss, gradient norm or finiteness showed the fault", {}),
+    "visible_steps": ("steps from the strike until the fault did not show any more", IN_STEPS),
+    "idle": ("whether the fault never fired or changed nothing", {}),
 }
 
 
@@ -86,10 +87,16 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
     Reads `loss` and `grad_norm` of the faulty trials and their twins, a block of trials at a time, once, and the losses
     of last_bit trials twice. All other variables stay lazy.
     """
+    judged, notes = outcomes_and_notes(sweep)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return judged
+
+
+def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:
+    """What `outcomes` makes of `sweep`, and what there is to say about the clean envelope, a line each, unwarned."""
     trials = Trials.of(sweep)
     envelope = Envelope.of(sweep, trials)
-    for line in weaknesses(sweep, trials, envelope):
-        warnings.warn(line, stacklevel=2)
     envelope_max, envelope_final = envelope.at(trials.steps - trials.begin)
     table = _measure(sweep, trials, limit=np.nan_to_num(envelope_max))
     table = table.assign(envelope_max=envelope_max, envelope_final=envelope_final)
@@ -114,20 +121,10 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
         "visible_steps": (table["hidden"] - trials.begin).where(was_hidden | is_silent).to_numpy(),
         "idle": trials.is_idle,
     }
-    attributes = {
-        name: {"long_name": long_name} | ({"units": units} if units else {})
-        for name, (long_name, units) in JUDGED.items()
+    coordinates = {
+        name: xr.Variable("trial", values[name], {"long_name": text} | units) for name, (text, units) in JUDGED.items()
     }
-    return sweep.assign_coords({name: xr.Variable("trial", values[name], attributes[name]) for name in JUDGED})
-
-
-def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:
-    """What `outcomes` makes of `sweep`, and what it has to say about the clean envelope, a line each, unwarned."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", message="clean envelope")
-        judged = outcomes(sweep)
-    return judged, [str(one.message) for one in caught]
+    return sweep.assign_coords(coordinates), weaknesses(sweep, trials, envelope)
 
 
 def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
@@ -162,8 +159,7 @@ def _measure(sweep: xr.Dataset, trials: Trials, limit: np.ndarray) -> pd.DataFra
     for block in blocks(sweep["loss"], np.flatnonzero(trials.has_twin)):
         curves, golden = twin_curves(sweep["loss"], block, trials.golden[block])
         norms, golden_norms = twin_curves(sweep["grad_norm"], block, trials.golden[block])
-        twins, twin = np.unique(trials.golden[block], return_index=True)
-        twin_of = np.searchsorted(twins, trials.golden[block])
+        _, twin, twin_of = np.unique(trials.golden[block], return_index=True, return_inverse=True)
         begin = trials.begin[block]
         shows = leaves_range(curves, golden[twin], twin_of) | leaves_range(norms, golden_norms[twin], twin_of)
         hidden = after_last(shows & (np.arange(curves.shape[1]) >= begin[:, None]), begin)

@@ -79,20 +79,15 @@ class RateGrid:
             raise ValueError(f"best={best}: expected one of {', '.join(BEST)}")
         if not len(self.seeds):
             return pd.DataFrame(np.empty((0, self.final.shape[2])))
-        values = self._capped if capped else self.final
+        values = self.capped if capped else self.final
         means = np.nanmean(values, axis=2)
         lowest = np.argmin(means, axis=1) if best == "seed" else np.full(len(means), np.argmin(means.mean(axis=0)))
         with np.errstate(invalid="ignore"):
             above = values.mean(axis=1) - values[np.arange(len(values)), lowest]
         return pd.DataFrame(above, index=self.seeds)
 
-    @property
-    def capped(self) -> np.ndarray:
-        """At most the loss at initialisation, [s, r]."""
-        return np.nanmean(self._capped, axis=2)
-
     @cached_property
-    def _capped(self) -> np.ndarray:
+    def capped(self) -> np.ndarray:
         """What is not below the loss at initialisation, as a whole, is that in every segment: [s, r, segment]."""
         is_above = ~(np.nanmean(self.final, axis=2) < self.initial)
         return np.where(is_above[..., None] & ~np.isnan(self.final), self.initial[..., None], self.final)
