@@ -40,12 +40,10 @@ def outcome_shares(results: Results) -> Drawing:
         figure.align_ylabels()
         handles = [Patch(color=COLOURS[outcome], label=outcome) for outcome in OUTCOMES]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(OUTCOMES), frameon=False)
-    left_out = studied(results.judged).sizes["trial"] - len(table)
-    unjudged = (
-        f" {count(left_out, 'fault')} unfinished or without a golden twin to judge by not counted." if left_out else ""
-    )
     caption = f"Outcomes of {count(len(table), 'fault')} by {groups['site'][1]} and by {what}; numbers are faults."
-    return Drawing(figure, caption + unjudged)
+    if left_out := studied(results.judged).sizes["trial"] - len(table):
+        caption += f" {count(left_out, 'fault')} unfinished or without a golden twin to judge by not counted."
+    return Drawing(figure, caption)
 
 
 def _times(table: pd.DataFrame) -> tuple[pd.Series, str]:

@@ -11,9 +11,9 @@ import warnings
 import numpy as np
 import pandas as pd
 import xarray as xr
+from scipy.ndimage import maximum_filter1d, minimum_filter1d
 
 from analysis.measures.envelope import Envelope, weaknesses
-from analysis.measures.ranges import leaves_range
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reading.twins import Trials, after_last, blocks, deviations, final_window, twin_curves
 from harness.config import NO_FAULT
@@ -23,6 +23,12 @@ MASKED, RECOVERED, LINGERING = "masked", "recovered", "lingering"
 OUTCOMES = (MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE)
 # A fault is made up for once the loss lies at most so far above golden, averaged over so many steps.
 SETTLED_NAT, SETTLED_WINDOW = 0.1, 10
+# Steps on either side of a step whose golden values tell what is usual there: enough to span the noise of batches, few
+# enough that the loss has hardly fallen meanwhile.
+WINDOW = 10
+# By how much of its own width the range is widened on either side. 21 normal values span 3.8 standard deviations on
+# average, so a value leaves the widened range at about 5.7 of them: where the spike score puts a spike (OLMo: 6).
+MARGIN = 1.0
 UNJUDGED = "unjudged"  # there is no golden run to compare with
 SILENT, VISIBLE = "silent", "visible"
 
@@ -76,7 +82,7 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
       never was larger, so that a poisoned batch counts while it is read. NaN if the mean over the last ten steps was
       larger, if the trial or its twin became non-finite, and without a fault or a finished golden twin.
     - `visibility`: "visible" if from the strike on the loss or the gradient norm left the range of the golden values
-      around that step (`analysis.measures.ranges`), or if they or the trial were not finite where the golden one is;
+      around that step (`golden_range`), or if they or the trial were not finite where the golden one is;
       else "silent". "" without a fault or a finished golden twin.
     - `visible_steps`: from the strike to the first step from which on loss and gradient norm stay in those ranges,
       which is the time until somebody who watches the run sees nothing any more; 0 if silent. Else NaN if one of the
@@ -194,3 +200,32 @@ def _sizes(deviation: np.ndarray, window: np.ndarray, begin: np.ndarray, limit: 
     has_any = known.any(axis=1)
     settled = after_last(size > limit[:, None], begin)
     return [np.where(has_any, values, np.nan) for values in (largest, final, settled)]
+
+
+def golden_range(golden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), each [n, steps]: what is usual around each step of golden curves [n, steps].
+
+    The smallest and the largest finite value within 10 steps, moved apart by the distance between them on either side.
+    Not finite where there is no finite value.
+    """
+    golden = golden.astype("float64")
+    finite = np.isfinite(golden)
+    size = 2 * WINDOW + 1
+    # Repeating the value at the edge, as "nearest" does, changes neither of the two.
+    low = minimum_filter1d(np.where(finite, golden, np.inf), size, axis=1, mode="nearest")
+    high = maximum_filter1d(np.where(finite, golden, -np.inf), size, axis=1, mode="nearest")
+    reach = MARGIN * (high - low)
+    return low - reach, high + reach
+
+
+def leaves_range(values: np.ndarray, golden: np.ndarray, twin: np.ndarray) -> np.ndarray:
+    """Where each curve of `values` [n, steps] leaves the range of its `golden` one, or is not finite there: [n, steps].
+
+    `golden` is [m, steps], and `twin` [n] the row of it to which a curve belongs. Steps at which the golden value is
+    not finite tell nothing, and neither does a curve without one finite value, which was not measured.
+    """
+    low, high = golden_range(golden)
+    with np.errstate(invalid="ignore"):
+        is_inside = (values >= low[twin]) & (values <= high[twin])
+    is_measured = np.isfinite(values).any(axis=1, keepdims=True)
+    return ~is_inside & np.isfinite(golden)[twin] & is_measured

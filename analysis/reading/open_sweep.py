@@ -208,13 +208,11 @@ def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
     }
     steps = [trial.pack.arrays["loss"]["shape"][1] for trial in trials]
     config = _config_coordinates(results("trials", {}), steps)
-    return coordinates | config | _acted(config, [trial.acting for trial in trials])
-
-
-def _acted(config: Mapping[str, xr.Variable], known: Sequence[Acting | None]) -> dict[str, xr.Variable]:
-    trials = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(known)))
-    acted, idle = acting(trials, known)
+    fields = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(trials)))
+    acted, idle = acting(fields, [trial.acting for trial in trials])
     return {
+        **coordinates,
+        **config,
         "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
         "idle_parts": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
     }
@@ -264,7 +262,8 @@ def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) 
 
 def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Path -> the field's value in each trial [trial]. Trials share most sections: each different one is read once."""
-    left_out, columns = _left_out(), {}
+    left_out = _left_out()
+    columns: dict[str, np.ndarray] = {}
     for name in dict.fromkeys([*left_out, *(name for trial in trials for name in trial)]):
         texts = np.array([repr(trial[name]) if name in trial else "" for trial in trials], dtype=object)
         which = pd.factorize(texts)[0]
