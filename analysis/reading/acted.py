@@ -92,9 +92,7 @@ def idle_note(sweep: xr.Dataset) -> str:
     """What the † of `marked` says; "" without any."""
     notes = []
     for name, rows in _by_width(sweep).groupby("mitigation", sort=True):
-        widths = rows.groupby("idle_parts", sort=True)["width"].agg(
-            lambda values: ", ".join(map("{:g}".format, values))
-        )
+        widths = rows.groupby("idle_parts", sort=True)["width"].agg(lambda at: ", ".join(map("{:g}".format, at)))
         parts = "; ".join(f"{idle} at width {at}" for idle, at in widths.items())
         notes.append(f"{str(name).removesuffix(MARK)} ({parts})")
     return f"{MARK.strip()} did not act as named in any trial: {', '.join(notes)}." if notes else ""
