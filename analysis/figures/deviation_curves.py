@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures.drawing import Drawing, panels_in_grid, style
+from analysis.figures.drawing import CROSS, Drawing, page, panels_in_grid
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.envelope import Envelope
 from analysis.measures.judged_faults import COLOURS, fault_table
@@ -27,7 +26,6 @@ MOST_PANELS, MOST_LINES = 4, 60
 # Times the largest golden loss, above which the axis ends: what a loss does up there says nothing more, and one that
 # comes near the largest number there is would leave no room for the others.
 CEILING = 10
-LAST: dict[str, Any] = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8}  # finite loss of a run
 
 
 @drawn_from(Needs.OUTCOMES, place=3)
@@ -42,20 +40,19 @@ def deviation_curves(results: Results) -> Drawing:
     sweep = results.judged
     trials = Trials.of(sweep)
     envelope = Envelope.of(sweep, trials)
-    position = pd.Series(np.arange(sweep.sizes["trial"]), index=sweep["trial"].values)
     table = fault_table(sweep)
-    table = table[table["deviation_max"] > 0].assign(row=lambda t: position.reindex(t["trial"]).to_numpy())
+    table = table[table["deviation_max"] > 0]
     if table.empty:
         return Drawing(None, "No figure: no judged fault moved the loss of its trial.")
-    table["recipe"] = envelope.number[table["row"]]
+    row = pd.Index(sweep["trial"].values).get_indexer(table["trial"])
+    table = table.assign(row=row, recipe=envelope.number[row])
     shown = sorted(table["recipe"].value_counts(sort=True).index[:MOST_PANELS])
     drawn = {recipe: _sample(table[table["recipe"] == recipe]) for recipe in shown}
     curves = {recipe: _curves(sweep, trials, faults) for recipe, faults in drawn.items()}
     ceiling = CEILING * max(highest for _, highest in curves.values())
     columns = min(2, len(shown))
-    with style():
-        size = 5.2 * columns + 1.6, 4 * math.ceil(len(shown) / columns) + 1.2
-        figure = Figure(figsize=size, layout="constrained")
+    height = 4 * math.ceil(len(shown) / columns) + 1.2
+    with page(5.2 * columns + 1.6, height, "How far faults drove the loss from golden") as figure:
         labels = "steps since the strike", "size of the loss's deviation from golden\n[nat/token]"
         panels = panels_in_grid(figure, len(shown), columns, *labels)
         for panel, recipe in zip(panels, shown, strict=True):
@@ -65,7 +62,6 @@ def deviation_curves(results: Results) -> Drawing:
         longest = int((table["steps"] - table["start"])[table["recipe"].isin(shown)].max())
         has_envelope = _draw_envelopes(panels, envelope, shown, longest, ceiling)
         _legend(figure, table[table["recipe"].isin(shown)], has_envelope, columns)
-        figure.suptitle("How far faults drove the loss from golden")
     caption = (
         "Size of the difference of training loss between a faulty trial and its golden twin, against the steps since "
         "the strike, for faults that moved the loss; steps with equal losses are gaps. Lines are a sample: of every "
@@ -80,10 +76,9 @@ def deviation_curves(results: Results) -> Drawing:
     if above:
         lines = "1 line that goes" if above == 1 else f"{above} lines that go"
         caption += f" The axis ends at {CEILING} times the largest golden loss; {lines} higher run along its edge."
-    left_out = table["recipe"].nunique() - len(shown)
-    return Drawing(
-        figure, caption + (f" {count(left_out, 'recipe')} with fewer such faults not shown." if left_out else "")
-    )
+    if left_out := table["recipe"].nunique() - len(shown):
+        caption += f" {count(left_out, 'recipe')} with fewer such faults not shown."
+    return Drawing(figure, caption)
 
 
 def _sample(table: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +106,7 @@ def _draw_deviations(panel: Axes, drawn: pd.DataFrame, size: np.ndarray, ceiling
         colour, known = COLOURS[fault.outcome], np.flatnonzero(~np.isnan(curve))
         panel.plot(np.arange(len(curve)), curve, color=colour, linewidth=0.9, alpha=0.85)
         if fault.outcome == NON_FINITE and len(known):
-            panel.plot(known[-1], curve[known[-1]], color=colour, **LAST, clip_on=False)
+            panel.plot(known[-1], curve[known[-1]], color=colour, **CROSS, clip_on=False)
 
 
 def _draw_envelopes(
@@ -143,7 +138,7 @@ def _legend(figure: Figure, table: pd.DataFrame, has_envelope: bool, columns: in
     present = [outcome for outcome in OUTCOMES if (table["outcome"] == outcome).any()]
     handles: list[Artist] = [Line2D([], [], color=COLOURS[name], linewidth=2, label=name) for name in present]
     if NON_FINITE in present:
-        handles.append(Line2D([], [], color=COLOURS[NON_FINITE], **LAST, linestyle="none", label="last finite loss"))
+        handles.append(Line2D([], [], color=COLOURS[NON_FINITE], **CROSS, linestyle="none", label="last finite loss"))
     if has_envelope:
         handles.append(Patch(color="0.55", alpha=0.35, label="clean envelope"))
         handles.append(Line2D([], [], color="0.3", linestyle="--", linewidth=1.2, label="envelope of the final loss"))

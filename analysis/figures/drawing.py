@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
 MARKERS = "osD^vPX*<>"
+CROSS: dict[str, Any] = {"marker": "x", "markersize": 7, "markeredgewidth": 1.8}  # what became non-finite
 PICTURES = (".png", ".svg", ".pdf")  # kinds of files that are written; others need TeX, or lack transparency
 
 
@@ -28,22 +29,19 @@ class Drawing:
     caption: str
 
     def __post_init__(self) -> None:
-        if self.figure is not None:
-            _as_text(self.figure)
+        """Have no text of the figure taken for mathematics or for TeX but the numbers along its axes.
 
-
-def _as_text(figure: Figure) -> None:
-    """Have no text of a figure taken for mathematics or for TeX but the numbers along its axes.
-
-    What stands in a figure comes from a store, where a name may be anything.
-    """
-    numbers: set[Text] = set()
-    for axis in (axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)):
-        for kind, ticks in ((axis.major, axis.get_major_ticks()), (axis.minor, axis.get_minor_ticks())):
-            if isinstance(kind.formatter, LogFormatter):  # it writes powers of ten
-                numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
-    for text in figure.findobj(Text):
-        text.set_parse_math(text in numbers)
+        What stands in a figure comes from a store, where a name may be anything.
+        """
+        if self.figure is None:
+            return
+        numbers: set[Text] = set()
+        for axis in (axis for panel in self.figure.axes for axis in (panel.xaxis, panel.yaxis)):
+            for kind, ticks in ((axis.major, axis.get_major_ticks()), (axis.minor, axis.get_minor_ticks())):
+                if isinstance(kind.formatter, LogFormatter):  # it writes powers of ten
+                    numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
+        for text in self.figure.findobj(Text):
+            text.set_parse_math(text in numbers)
 
 
 @contextmanager
@@ -54,6 +52,16 @@ def style() -> Iterator[None]:
         # A name may be anything, and TeX would even run it. `Drawing` has numbers along axes taken for formulas again.
         matplotlib.rcParams |= {"text.parse_math": False, "text.usetex": False}
         yield
+
+
+@contextmanager
+def page(width: float, height: float, title: str = "") -> Iterator[Figure]:
+    """An empty figure of this size, in inches, and the `style` to draw it in, for as long as the block lasts."""
+    with style():
+        figure = Figure(figsize=(width, height), layout="constrained")
+        if title:
+            figure.suptitle(title)
+        yield figure
 
 
 def looks(series: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -10,10 +10,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, style
+from analysis.figures.drawing import Drawing, page
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import chosen, middle_width
 from analysis.figures.strikes import mark_strikes, strike_patch, strikes
@@ -47,8 +46,7 @@ def faulty_against_golden(results: Results) -> Drawing:
     table["golden_loss"] = golden_loss.reindex(table["golden"]).to_numpy()
     kinds = sorted(table["fault"].unique())
     mitigations, left_out = chosen(table.groupby("mitigation")["size"].median(), MOST_COLUMNS)
-    with style():
-        figure = Figure(figsize=(4.2 * len(mitigations) + 0.8, 4.4 * len(kinds) + 1.0), layout="constrained")
+    with page(4.2 * len(mitigations) + 0.8, 4.4 * len(kinds) + 1.0, "Faulty against golden loss") as figure:
         shape, ratios = (2 * len(kinds), len(mitigations)), [2.2, 1] * len(kinds)
         panels = figure.subplots(*shape, squeeze=False, height_ratios=ratios, sharex="col", sharey="row")
         for row, kind in enumerate(kinds):
@@ -66,7 +64,6 @@ def faulty_against_golden(results: Results) -> Drawing:
             "last finite loss before the trial became non-finite": Line2D([], [], **END, linestyle="none"),
         }
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
-        figure.suptitle("Faulty against golden loss")
     return Drawing(
         figure,
         "Training loss of a faulty trial and of its golden twin, which is the same trial without the fault, and below "

@@ -12,10 +12,9 @@ import pandas as pd
 import xarray as xr
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, looks, style
+from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import MOST_LETTERS, MOST_SERIES, chosen, middle_width, series_of
 from analysis.figures.strikes import mark_strikes, strike_patch, strikes
@@ -42,15 +41,13 @@ def guard_signals(results: Results) -> Drawing:
     table = _shown_trials(sweep, names)
     if table.empty:
         return Drawing(None, "No figure: no finished trial has a signal of a guard.")
-    series, left_out = chosen(table.groupby("series")["final_loss"].mean(), MOST_SERIES, "final losses")
+    series, left_out = chosen(table.groupby("series")["final_loss"].mean(), MOST_SERIES, "higher final losses")
     parts = {name: table[table["series"] == name] for name in series}
     spans = {span for part in parts.values() for span in _common_strikes(part, results.events)}
     columns, rows = min(2, len(names)), math.ceil(len(names) / 2)
     legend_columns = 1 if max(map(len, series)) > MOST_LETTERS else 2
-    with style():
-        legend_rows = math.ceil((len(series) + 1) / legend_columns)
-        size = (max(7, 5.2 * columns), 3.4 * rows + 0.8 + 0.22 * legend_rows)
-        figure = Figure(figsize=size, layout="constrained")
+    height = 3.4 * rows + 0.8 + 0.22 * math.ceil((len(series) + 1) / legend_columns)
+    with page(max(7, 5.2 * columns), height, "Signals of guards") as figure:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         for panel, name in zip(panels, names, strict=False):
             _draw_signal(panel, sweep[name], parts)
@@ -60,7 +57,6 @@ def guard_signals(results: Results) -> Drawing:
         handles: list[Artist] = [Line2D([], [], **_look(name, parts), label=f"mitigation: {name}") for name in series]
         handles += [strike_patch(STRIKE)] if spans else []
         figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, frameon=False)
-        figure.suptitle("Signals of guards")
     caption = (
         f"What guards showed of {count(len(table), 'trial')} of width {table['width'].iloc[0]} at learning rate "
         f"{table['lr'].iloc[0]:g}: at each step the median over seeds, a line a mitigation and fault.{left_out}"
@@ -109,20 +105,16 @@ def _draw_signal(panel: Axes, signal: xr.DataArray, parts: Mapping[str, pd.DataF
     sizes = np.abs(np.concatenate([*curves.values()]))
     sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
     if len(sizes) and sizes.max() > SPIKE * np.median(sizes):
-        _set_logarithmic(panel, int(np.ceil(np.log10(np.median(sizes)))), int(np.ceil(np.log10(sizes.max()))))
+        low, high = (int(np.ceil(np.log10(size))) for size in (np.median(sizes), sizes.max()))
+        panel.set_yscale("symlog", linthresh=10.0**low)
+        powers = 10.0 ** np.arange(low, high + 1, math.ceil((high - low) / MOST_TICKS))
+        limits = panel.get_ylim()
+        panel.set_yticks([*-powers, 0, *powers])
+        panel.set_ylim(limits)
     panel.set_title(textwrap.fill(label(signal.attrs["long_name"]), MOST_IN_TITLE), fontsize="medium")
     panel.set_ylabel(f"{label(str(signal.name))}\n[{label(signal.attrs['units'])}]")
     panel.set_xlabel("step")
     panel.tick_params(labelbottom=True)
-
-
-def _set_logarithmic(panel: Axes, low: int, high: int) -> None:
-    """Linear up to 10^`low` on either side of 0, logarithmic up to 10^`high`, with so many ticks as have room."""
-    panel.set_yscale("symlog", linthresh=10.0**low)
-    powers = 10.0 ** np.arange(low, high + 1, math.ceil((high - low) / MOST_TICKS))
-    limits = panel.get_ylim()
-    panel.set_yticks([*-powers, 0, *powers])
-    panel.set_ylim(limits)
 
 
 def _medians(signal: xr.DataArray, rows: np.ndarray) -> np.ndarray:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, looks, panels_in_grid, style
+from analysis.figures.drawing import CROSS, Drawing, looks, page, panels_in_grid
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import LETTER, MOST_LETTERS, MOST_SERIES, chosen, dodged, series_of
 from analysis.measures import metrics
@@ -30,7 +29,7 @@ def loss_against_rate(results: Results) -> Drawing:
     the baseline where every width has one, is marked if any trial comes near it, for it would squeeze all others into
     the bottom.
     """
-    table = metrics.clean_table(results.sweep)
+    table = metrics.trial_table(metrics.clean_trials(results.sweep[metrics.READ]))
     axes = metrics.swept_axes(table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: series_of(t, axes[1:]))
     if table["lr"].nunique() < 2:
@@ -43,12 +42,11 @@ def loss_against_rate(results: Results) -> Drawing:
     start, whose = _start(table)
     middle = (table["capped_loss"].min() + start["initial_loss"].mean()) / 2
     is_near_initial = lost > 0 or table["capped_loss"].max() > middle
-    with style():
-        longest = max(map(len, series))
-        is_long = longest > MOST_LETTERS
-        row = 2 + LETTER * longest if is_long else 2 * (1.5 + LETTER * longest)
-        height = 3.4 * math.ceil(len(widths) / columns) + 1.2 + (LINE * len(series) if is_long else 0)
-        figure = Figure(figsize=(max(3.9 * columns + 0.6, row), height), layout="constrained")
+    longest = max(map(len, series))
+    is_long = longest > MOST_LETTERS
+    row = 2 + LETTER * longest if is_long else 2 * (1.5 + LETTER * longest)
+    height = 3.4 * math.ceil(len(widths) / columns) + 1.2 + (LINE * len(series) if is_long else 0)
+    with page(max(3.9 * columns + 0.6, row), height, "Final loss against learning rate") as figure:
         labels = "peak learning rate", "final validation loss [nat/token]"
         panels = panels_in_grid(figure, len(widths), columns, *labels)
         for panel, width in zip(panels, widths, strict=True):
@@ -58,7 +56,6 @@ def loss_against_rate(results: Results) -> Drawing:
                 panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
             panel.set_title(f"width {width}")
         _rate_legend(figure, series, lost > 0, whose if is_near_initial else None, ncols=1 if is_long else 2)
-        figure.suptitle("Final loss against learning rate")
     seeds = metrics.seed_numbers(table).nunique()
     crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
@@ -98,16 +95,9 @@ def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, initi
         for name, look in looks(series).items()
     ]
     if has_crosses:
-        crosses: dict[str, Any] = {
-            "color": "0.35",
-            "marker": "x",
-            "markersize": 7,
-            "markeredgewidth": 1.8,
-            "linestyle": "none",
-        }
-        handles.append(Line2D([], [], **crosses, label="non-finite trial, drawn at the loss at initialisation"))
+        name = "non-finite trial, drawn at the loss at initialisation"
+        handles.append(Line2D([], [], **CROSS, color="0.35", linestyle="none", label=name))
     if initial is not None:
-        handles.append(
-            Line2D([], [], color="0.4", linestyle=":", linewidth=1.4, label=f"loss at initialisation{initial}")
-        )
+        name = f"loss at initialisation{initial}"
+        handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.4, label=name))
     figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)

@@ -110,16 +110,18 @@ def mitigation_findings(comparison: Comparison) -> list[str]:
     widest = comparison.table[comparison.place == comparison.place.max()]
     place = ", ".join(f"{axis} {short(widest[axis].iloc[0])}" for axis in comparison.axes[1:])
     is_baseline = widest["mitigation"] == BASELINE
-    lines = []
-    if "stable_rate" in comparison.metrics:
-        changes = _moved(comparison, "stable_rate", widest[~is_baseline])
-        lines.append(f"Largest stable learning rate at {place}: {changes}.")
-        if (widest.loc[is_baseline, "stable_rate_bound"] == ">=").any():
-            lines[-1] += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
-    if "deviation" in comparison.metrics:
-        changes = _moved(comparison, "deviation", widest[~is_baseline])
-        lines.append(f"Worst deviation over the faults at {place}: {changes}.")
-    return [*lines, _certainty(comparison)]
+    titles = {"stable_rate": "Largest stable learning rate", "deviation": "Worst deviation over the faults"}
+    lines = [
+        f"{title} at {place}: {_moved(comparison, metric, widest[~is_baseline])}."
+        for metric, title in titles.items()
+        if metric in comparison.metrics
+    ]
+    if "stable_rate" in comparison.metrics and (widest.loc[is_baseline, "stable_rate_bound"] == ">=").any():
+        lines[0] += " The baseline is stable at every swept rate with some seed, which hides what would raise it."
+    told = sum(int(comparison.is_told(name).sum()) for name in comparison.metrics)
+    total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
+    certain = f"{told} of {count(total, 'comparison')} with the baseline have an interval that excludes no change. "
+    return [*lines, (certain if total else "") + coverage(comparison)]
 
 
 def _moved(comparison: Comparison, metric: str, rows: pd.DataFrame) -> str:
@@ -153,24 +155,14 @@ def _named(comparison: Comparison, metric: str, row: pd.Series, has_price: bool)
     return f"{change} ({', '.join(prices)})" if prices else change
 
 
-def _certainty(comparison: Comparison) -> str:
-    told = sum(int(comparison.is_told(name).sum()) for name in comparison.metrics)
-    total = sum(int(comparison.table[f"{name}_change_low"].notna().sum()) for name in comparison.metrics)
-    sentence = f"{told} of {count(total, 'comparison')} with the baseline have an interval that excludes no change. "
-    return (sentence if total else "") + coverage(comparison)
-
-
 def coverage(comparison: Comparison) -> str:
     """What 95% intervals over so few seeds say, and what they do not, and what a † is; "" without a comparison."""
     if comparison.table.empty:
         return ""
     seeds = int(comparison.table["final_loss_seeds"].max())
-    is_marked = any(comparison.table[f"{name}_idle"].any() for name in comparison.metrics)
-    mark = (
-        f" {MARK.strip()} behind a number: the mitigation did not act as named in the trials that it is taken from."
-        if is_marked
-        else ""
-    )
+    mark = f" {MARK.strip()} behind a number: the mitigation did not act as named in the trials that it is taken from."
+    if not any(comparison.table[f"{name}_idle"].any() for name in comparison.metrics):
+        mark = ""
     if seeds < 2:
         return f"One seed, so there are no intervals, and no difference can be told.{mark}"
     often = {2: ", which miss the truth half of the time", 3: ", which miss the truth a quarter of the time"}

@@ -7,10 +7,9 @@ import textwrap
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.figures.drawing import Drawing, style
+from analysis.figures.drawing import Drawing, page
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.judged_faults import COLOURS, fault_table
 from analysis.measures.outcomes import LINGERING, MASKED, OUTCOMES, RECOVERED
@@ -31,10 +30,8 @@ def outcome_shares(results: Results) -> Drawing:
         return Drawing(None, "No figure: no fault is judged, since none is finished together with its golden twin.")
     times, what = _times(table)
     groups = {"site": (table["site"], "site of the fault"), "time": (times, what)}
-    bars = {name: labels.nunique() for name, (labels, _) in groups.items()}
-    with style():
-        heights = [max(number + 0.3, SHORTEST) for number in bars.values()]
-        figure = Figure(figsize=(10, BAR * sum(heights) + 1.8), layout="constrained")
+    heights = [max(labels.nunique() + 0.3, SHORTEST) for labels, _ in groups.values()]
+    with page(10, BAR * sum(heights) + 1.8, "What became of the faults") as figure:
         panels = figure.subplots(2, height_ratios=heights, sharex=True)
         for panel, (labels, title), height in zip(panels, groups.values(), heights, strict=True):
             _draw_shares(panel, table["outcome"], labels)
@@ -43,13 +40,10 @@ def outcome_shares(results: Results) -> Drawing:
         figure.align_ylabels()
         handles = [Patch(color=COLOURS[outcome], label=outcome) for outcome in OUTCOMES]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(OUTCOMES), frameon=False)
-        figure.suptitle("What became of the faults")
-    left_out = studied(results.judged).sizes["trial"] - len(table)
-    unjudged = (
-        f" {count(left_out, 'fault')} unfinished or without a golden twin to judge by not counted." if left_out else ""
-    )
     caption = f"Outcomes of {count(len(table), 'fault')} by {groups['site'][1]} and by {what}; numbers are faults."
-    return Drawing(figure, caption + unjudged)
+    if left_out := studied(results.judged).sizes["trial"] - len(table):
+        caption += f" {count(left_out, 'fault')} unfinished or without a golden twin to judge by not counted."
+    return Drawing(figure, caption)
 
 
 def _times(table: pd.DataFrame) -> tuple[pd.Series, str]:

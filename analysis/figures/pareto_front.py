@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from analysis.figures.drawing import Drawing, style
+from analysis.figures.drawing import Drawing, page
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.search_cells import CROSSES, LINEAR_BELOW, left_out, legend, looks_of, shown_cells
 from analysis.reading.searches import History, front
@@ -25,9 +24,8 @@ def pareto_front(results: Results) -> Drawing:
     shown = shown_cells([history for history in histories if len(history.objectives) == 2])
     if not shown:
         return Drawing(None, "No figure: nothing has been searched here with two objectives.")
-    with style():
-        most = max(map(len, shown.values()))
-        figure = Figure(figsize=(6.4 * len(shown) + 0.6, 5 + 0.25 * most), layout="constrained")
+    most = max(map(len, shown.values()))
+    with page(6.4 * len(shown) + 0.6, 5 + 0.25 * most, "Pareto front") as figure:
         panels = figure.subplots(1, len(shown), squeeze=False)[0]
         numbered: list[str] = []
         for panel, (kind, cells) in zip(panels, shown.items(), strict=True):
@@ -37,7 +35,6 @@ def pareto_front(results: Results) -> Drawing:
                     numbered += _number_front(panel, history)
             panel.set(title=f"search={kind}", xlabel=cells[0].objectives[0], ylabel=cells[0].objectives[1])
         legend(figure, shown)
-        figure.suptitle("Pareto front")
     crosses = f" Crosses: {CROSSES[WORST_FAULT]}." if WORST_FAULT in shown else ""
     names = f" Numbered: {'; '.join(numbered)}." if numbered else ""
     caption = (

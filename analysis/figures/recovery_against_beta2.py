@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, looks, short, style
+from analysis.figures.drawing import Drawing, looks, page, short
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.measures.statistics import median_interval, studied, wilson_interval
@@ -52,8 +52,7 @@ def recovery_against_beta2(results: Results) -> Drawing:
     clips = sorted(table["clip"].unique(), key=lambda clip: (np.isfinite(clip), -clip))
     faults, betas = sorted(table["fault"].unique()), sorted(table["beta2"].unique())
     has_dots = table.groupby(["measure", "clip", "fault", "beta2"]).size().max() <= MOST_DOTS
-    with style():
-        figure = Figure(figsize=(4.6 * len(clips) + 1.6, 5 * len(MEASURES) + 1.2), layout="constrained")
+    with page(4.6 * len(clips) + 1.6, 5 * len(MEASURES) + 1.2, "Recovery time against beta2") as figure:
         ratios = [2, 1] * len(MEASURES)
         panels = figure.subplots(2 * len(MEASURES), len(clips), squeeze=False, sharex=True, height_ratios=ratios)
         top = HEADROOM * table["watched"].max()
@@ -73,7 +72,6 @@ def recovery_against_beta2(results: Results) -> Drawing:
         panels[0, 0].set_xlim(-0.5, len(betas) - 0.5)
         figure.align_ylabels()
         _legend(figure, faults, table, has_dots)
-        figure.suptitle("Recovery time against beta2")
     total = int((table["measure"] == "recovery_steps").sum())
     lost = {measure: int((~table["recovered"] & (table["measure"] == measure)).sum()) for measure in MEASURES}
     caption = (
@@ -124,34 +122,22 @@ def _draw_pair(
             upper.scatter(x[back], trials["recovery"][back], s=12, color=colour, alpha=0.5, linewidth=0)
             beyond = {"marker": "^", "facecolor": "none", "edgecolor": colour, "zorder": 3}
             upper.scatter(x[~back], trials["watched"][~back], s=34, **beyond)
-        _draw_medians(upper, trials, betas, offset, top, look)
-        _draw_shares(lower, trials, betas, offset, look)
+        line, places = {**look, "markersize": 6, "capsize": 3, "linewidth": 1.5}, np.arange(len(betas)) + offset
+        times = [trials.loc[trials["beta2"] == value, "recovery"].to_numpy() for value in betas]
+        median, low, high = np.array([median_interval(steps) for steps in times]).T
+        # NaN, so that the line is not drawn across a median that is beyond the run.
+        known = np.where(np.isfinite(median), median, np.nan)
+        upper.errorbar(places, known, np.nan_to_num([known - low, np.minimum(high, 2 * top) - known]), **line)
+        beyond = places[np.isinf(median)]
+        upper.scatter(beyond, np.full(len(beyond), top), s=60, marker="^", color=look["color"], zorder=3)
+        counts = trials.groupby("beta2")["recovered"].agg(["size", "sum"])
+        lost, total = (counts["size"] - counts["sum"]).to_numpy(), counts["size"].to_numpy()
+        low, high = wilson_interval(lost, total)
+        reach = 100 * np.array([lost / total - low, high - lost / total]).clip(min=0)
+        lower.errorbar(np.array([*map(betas.index, counts.index)]) + offset, 100 * lost / total, reach, **line)
     upper.set_yscale("symlog", linthresh=LINEAR_BELOW)
     upper.set_ylim(-0.4, 1.5 * top)
     lower.set_ylim(-4, 104)
-
-
-def _draw_medians(
-    panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, top: float, look: dict[str, Any]
-) -> None:
-    times = [table.loc[table["beta2"] == value, "recovery"].to_numpy() for value in betas]
-    median, low, high = np.array([median_interval(steps) for steps in times]).T
-    # NaN, so that the line is not drawn across a median that is beyond the run.
-    known, places = np.where(np.isfinite(median), median, np.nan), np.arange(len(betas)) + offset
-    reach = np.nan_to_num([known - low, np.minimum(high, 2 * top) - known])
-    panel.errorbar(places, known, reach, **look, markersize=6, capsize=3, linewidth=1.5)
-    beyond = places[np.isinf(median)]
-    panel.scatter(beyond, np.full(len(beyond), top), s=60, marker="^", color=look["color"], zorder=3)
-
-
-def _draw_shares(panel: Axes, table: pd.DataFrame, betas: Sequence[float], offset: float, look: dict[str, Any]) -> None:
-    counts = table.groupby("beta2")["recovered"].agg(["size", "sum"])
-    counts = counts.reindex([value for value in betas if value in counts.index])
-    lost, total = (counts["size"] - counts["sum"]).to_numpy(), counts["size"].to_numpy()
-    low, high = wilson_interval(lost, total)
-    reach = 100 * np.array([lost / total - low, high - lost / total]).clip(min=0)
-    places = np.array([betas.index(value) for value in counts.index]) + offset
-    panel.errorbar(places, 100 * lost / total, reach, **look, markersize=6, capsize=3, linewidth=1.5)
 
 
 def _legend(figure: Figure, faults: Sequence[str], table: pd.DataFrame, has_dots: bool) -> None:

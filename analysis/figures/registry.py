@@ -22,7 +22,7 @@ from analysis.figures.labels import labelled
 from analysis.measures import metrics
 from analysis.measures.mitigations import Comparison, compare
 from analysis.measures.outcomes import outcomes_and_notes
-from analysis.reading.open_sweep import guard_signals, open_with_events
+from analysis.reading.open_sweep import TAKEN, open_with_events
 from analysis.reading.searches import History, read_searches
 from harness.basics import plugins
 
@@ -63,8 +63,8 @@ class Results:
 
     @property
     def guard_signals(self) -> list[str]:
-        """The variables [trial, step] that guards have added to the harness's own."""
-        return guard_signals(self.sweep)
+        """The variables [trial, step] that guards declared (`harness/guards/base.py`)."""
+        return sorted(str(name) for name in self.sweep.data_vars if name not in TAKEN)
 
     @cached_property
     def searches(self) -> Sequence[History]:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures.drawing import Drawing, style
+from analysis.figures.drawing import Drawing, page
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.search_cells import CROSSES, LINEAR_BELOW, left_out, legend, looks_of, shown_cells
 from analysis.reading.searches import History
@@ -30,15 +29,14 @@ def search_history(results: Results) -> Drawing:
         return Drawing(None, "No figure: nothing has been searched here.")
     shown = shown_cells(histories)
     rows = [(kind, place) for kind, cells in shown.items() for place in range(len(cells[0].objectives))]
-    with style():
-        figure = Figure(figsize=(8, 3.2 * len(rows) + 0.6 + 0.12 * max(map(len, shown.values()))), layout="constrained")
+    height = 3.2 * len(rows) + 0.6 + 0.12 * max(map(len, shown.values()))
+    with page(8, height, "What the search tried") as figure:
         panels = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
         for panel, (kind, place) in zip(panels, rows, strict=True):
             _draw_history(panel, shown[kind], place)
             panel.set_title(f"search={kind}", fontsize="medium")
         panels[-1].set_xlabel("points tried in the cell")
         legend(figure, shown)
-        figure.suptitle("What the search tried")
     points = sum(len(history.points) for history in histories)
     crosses = " and ".join(meaning for kind, meaning in CROSSES.items() if kind in shown)
     tried = f"{count(points, 'point')} in {count(len(histories), 'cell')}, in the order in which they were asked for."

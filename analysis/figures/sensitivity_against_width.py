@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
-from analysis.figures.drawing import Drawing, looks, style
+from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of
 from analysis.measures import metrics
@@ -25,9 +23,7 @@ def sensitivity_against_width(results: Results) -> Drawing:
     series, left_out = chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
     table = table[table["series"].isin(series)]
     widths = sorted(table["width"].unique())
-    with style():
-        longest = max(map(len, series))
-        figure = Figure(figsize=(6.6 + LETTER * max(0, longest - MOST_NAME), 4.6), layout="constrained")
+    with page(6.6 + LETTER * max(0, max(map(len, series)) - MOST_NAME), 4.6) as figure:
         panel = figure.subplots()
         panel.set_xscale("log", base=2)
         for position, (name, look) in enumerate(looks(series).items()):
@@ -40,15 +36,11 @@ def sensitivity_against_width(results: Results) -> Drawing:
         panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
         panel.set_ylabel("LR sensitivity [nat/token]")
         figure.legend(title="mitigation", loc="outside right upper", frameon=False)
-    return Drawing(figure, _caption(table) + left_out)
-
-
-def _caption(table: pd.DataFrame) -> str:
     seeds = int(table["seeds"].max())
-    bars = (
-        f"bars are 95% intervals over {seeds} seeds and the held-out text" if seeds > 1 else "one seed, so no intervals"
-    )
+    bars = f"bars are 95% intervals over {seeds} seeds and the held-out text"
+    bars = bars if seeds > 1 else "one seed, so no intervals"
     ranges = table[["lowest_rate", "highest_rate", "rates"]].drop_duplicates()
     span = f"{table['lowest_rate'].min():g} to {table['highest_rate'].max():g}"
     warning = "" if len(ranges) == 1 else "; groups cover different rates, so their values cannot be compared"
-    return f"How far the loss rises above its best over learning rates {span} (lower is steadier); {bars}{warning}."
+    caption = f"How far the loss rises above its best over learning rates {span} (lower is steadier); {bars}{warning}."
+    return Drawing(figure, caption + left_out)

@@ -36,11 +36,11 @@ def in_order(series: Sequence[str]) -> list[str]:
     return sorted(set(series), key=lambda name: (not is_plain(name), name))
 
 
-def chosen(scores: pd.Series, most: int, what: str = "values") -> tuple[list[str], str]:
+def chosen(scores: pd.Series, most: int, with_what: str = "higher values") -> tuple[list[str], str]:
     """The series to show of those in `scores`, in order: those without a mitigation, and of the others the lowest.
 
     Where a sweep has further axes, many are without a mitigation: then the lowest of them, in half of the places. With
-    what the caption says on how many that leaves out, if it does; `what` the scores are.
+    what the caption says on how many that leaves out, if it does: those `with_what`.
     """
     series = in_order(scores.index)
     if len(series) <= most:
@@ -50,7 +50,7 @@ def chosen(scores: pd.Series, most: int, what: str = "values") -> tuple[list[str
     plain, others = lowest[is_first], lowest[~is_first]
     kept = plain[: max(most // 2, most - len(others))]
     kind = "mitigations" if len(kept) == len(plain) else "combinations"
-    left_out = f" Not shown: {len(series) - most} {kind} with higher {what}."
+    left_out = f" Not shown: {len(series) - most} {kind} with {with_what}."
     return in_order([*kept, *others[: most - len(kept)]]), left_out
 
 

@@ -8,14 +8,12 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, looks, style
+from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, in_order, is_plain, mark_widths, series_of
+from analysis.figures.series import MOST_SERIES, chosen, mark_widths, series_of
 from analysis.measures import metrics
-from harness.basics.printing import count
 from harness.objectives.outcome import TRAINED
 
 APART = 1.05  # the factor between neighbouring lines on the axis of widths
@@ -54,10 +52,10 @@ def stability_edge(results: Results) -> Drawing:
         return Drawing(None, "No figure: no width and mitigation has two learning rates among the finished trials.")
     axes = list(table.columns[1 : table.columns.get_loc("stable")])
     table = table.assign(series=series_of(table, axes))
-    series, shown = table["series"].unique(), _chosen(table)
+    edges = np.log(table["stable"].fillna(table["unstable"] / 2)).groupby(table["series"]).mean()
+    shown, left_out = chosen(-edges, MOST_SERIES, "lower rates")
     widths = sorted(table["width"].unique())
-    with style():
-        figure = Figure(figsize=(max(6.4, 0.9 * len(widths) + 4), 4.6 + 0.13 * len(shown)), layout="constrained")
+    with page(max(6.4, 0.9 * len(widths) + 4), 4.6 + 0.13 * len(shown)) as figure:
         panel = figure.subplots()
         for position, (name, look) in enumerate(looks(shown).items()):
             line = table[table["series"] == name]
@@ -74,8 +72,6 @@ def stability_edge(results: Results) -> Drawing:
         panel.set_title("Edge of stability")
     fewest, most = table["seeds"].min(), table["seeds"].max()
     seeds = fewest if fewest == most else f"{fewest} to {most}"
-    fewer = len(series) - len(shown)
-    left_out = f" Not shown: {count(fewer, 'mitigation')} with lower rates." if fewer else ""
     caption = (
         "Markers are the largest learning rate at which every seed trained to the end, below any at which one did not; "
         f"bars reach up to the smallest rate at which one did not, so the edge lies in them. {seeds} seeds a rate, "
@@ -83,13 +79,6 @@ def stability_edge(results: Results) -> Drawing:
         f"arrow down: none was.{left_out}"
     )
     return Drawing(figure, caption)
-
-
-def _chosen(table: pd.DataFrame) -> list[str]:
-    """The lines to show, in order: without a mitigation first, and of the others those with the largest rates."""
-    edges = np.log(table["stable"].fillna(table["unstable"] / 2)).groupby(table["series"]).mean()
-    ranked = sorted(edges.index, key=lambda name: (not is_plain(name), -edges[name], name))
-    return in_order(ranked[:MOST_SERIES])
 
 
 def _draw(panel: Axes, line: pd.DataFrame, look: dict[str, Any]) -> None:
@@ -100,10 +89,8 @@ def _draw(panel: Axes, line: pd.DataFrame, look: dict[str, Any]) -> None:
     both = known[has_end[known.index]]
     panel.vlines(both["x"], both["stable"], both["unstable"], **colour, alpha=0.7)
     panel.scatter(both["x"], both["unstable"], color=look["color"], marker="_", s=70, zorder=3)
-    for rows, rate, sign in (
-        (known[~has_end[known.index]], "stable", 1),
-        (line[line["stable"].isna()], "unstable", -1),
-    ):
+    open_ends = {"stable": (known[~has_end[known.index]], 1), "unstable": (line[line["stable"].isna()], -1)}
+    for rate, (rows, sign) in open_ends.items():
         for x, y in zip(rows["x"], rows[rate], strict=True):
             arrow = {"arrowstyle": "->", **colour}
             panel.annotate("", (x, y * 1.6**sign), (x, y), arrowprops=arrow, annotation_clip=False)

@@ -16,9 +16,12 @@ def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, in
     """(first, last) step of each stretch of strikes in a row; empty if events are given and the fault never fired.
 
     The store keeps only the first events of a fault that strikes often (`trial["strikes"]` counts them all); the rest
-    is marked where the config has it.
+    is marked where the config has it, as far as the trial got.
     """
-    planned = _planned(trial)
+    # A sweep in which no trial has a value of a field has no such coordinate.
+    start, duration, period = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
+    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, start + duration])  # permanent without a duration
+    planned = np.arange(start, end, 1 if np.isnan(period) else period, dtype=int)
     if events is None:
         steps = planned
     else:
@@ -28,14 +31,6 @@ def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, in
             steps = np.union1d(steps, planned[planned > steps[-1]])
     groups = np.split(steps, np.flatnonzero(np.diff(steps) > 1) + 1) if len(steps) else []
     return [(int(group[0]), int(group[-1])) for group in groups]
-
-
-def _planned(trial: pd.Series) -> np.ndarray:
-    """The steps at which the config has strikes, as far as the trial got. A fault without a duration is permanent."""
-    # A sweep in which no trial has a value of a field has no such coordinate.
-    start, duration, period = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
-    end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, start + duration])
-    return np.arange(start, end, 1 if np.isnan(period) else period, dtype=int)
 
 
 def mark_strikes(panel: Axes, spans: Sequence[tuple[int, int]], colour: str = STRIKE) -> None:

@@ -91,16 +91,14 @@ def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[st
     counts = np.bincount(envelope.number[envelope.twins], minlength=len(envelope.names))
     judged = np.flatnonzero(trials.has_twin & (trials.fault != LAST_BIT))
     needed = np.unique(envelope.number[judged])
-    thin = [f"{envelope.names[recipe]} has {counts[recipe]}" for recipe in needed if counts[recipe] < FEWEST_TWINS]
-    if thin:
+    if thin := [f"{envelope.names[recipe]} has {counts[recipe]}" for recipe in needed if counts[recipe] < FEWEST_TWINS]:
         rest = [f"and {len(thin) - MOST_NAMED} more recipes have too few"] if len(thin) > MOST_NAMED else []
         lines.append(
             f"a recipe wants at least {FEWEST_TWINS} finished trials with fault={LAST_BIT}; "
             f"{'; '.join(thin[:MOST_NAMED] + rest)}"
         )
     longest = envelope.watched[envelope.number[judged]]
-    longer = int(((longest > 0) & ((trials.steps - trials.begin)[judged] > longest)).sum())
-    if longer:
+    if longer := int(((longest > 0) & ((trials.steps - trials.begin)[judged] > longest)).sum()):
         lines.append(
             f"{longer} of {len(judged)} faults struck so early that they were watched for longer than any trial with "
             f"fault={LAST_BIT} of their recipe; their envelope counts as staying as it was"

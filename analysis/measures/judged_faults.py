@@ -28,8 +28,8 @@ def fault_table(sweep: xr.Dataset) -> pd.DataFrame:
     """
     faulty = studied(sweep)
     names = {"struck_tensor": "tensor", "struck_bit": "bit", "fault_outcome": "outcome"}
-    same = ("trial", "steps", "deviation_max")
-    table = pd.DataFrame({names.get(old, old): faulty[old].values for old in (*same, *names)})
+    kept = ("trial", "steps", "deviation_max", *names)
+    table = pd.DataFrame({name: faulty[name].values for name in kept}).rename(columns=names)
     table["format"] = values_of(faulty, "fault_format", "fp32")
     table["start"] = values_of(faulty, "fault_start", 0)
     table["site"] = site_labels(faulty)

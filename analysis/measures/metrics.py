@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -10,7 +12,6 @@ import xarray as xr
 
 from analysis.measures.outcomes import JUDGED
 from analysis.measures.paired import Estimate, mean, paired
-from analysis.measures.rates import RateGrid, segment_losses
 from analysis.reading.finals import final_loss
 from analysis.reading.groups import split, splitting
 from analysis.reading.open_sweep import RESULTS, STRUCK
@@ -20,6 +21,8 @@ from harness.config import NO_FAULT
 SEEDS = ("seed", "model_seed", "data_seed")
 LOSSES = {"validation": "final_validation_loss", "training": "final_loss"}
 """Of which loss LR sensitivity is, and where `trial_table` has it."""
+BEST = ("seed", "mean")
+"""Whose lowest loss LR sensitivity is above: each seed's own, or that at the rate at which their mean is lowest."""
 READ = ["loss", "initial_validation_loss", "final_validation_loss", "final_segment_loss"]
 """The variables that the tables here are made of."""
 
@@ -45,32 +48,23 @@ def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
 
     `capped_loss` is min(final loss, loss at initialisation), and the latter for a finished trial without a final loss,
     which is how LR sensitivity counts a trial that diverged; it is NaN for an unfinished one. `loss` says of which
-    final loss, one of `LOSSES`.
+    final loss, one of `LOSSES`; ValueError for another.
     """
+    if loss not in LOSSES:
+        raise ValueError(f"loss={loss}: expected one of {', '.join(LOSSES)}")
     table = coordinates(ds)
     table["initial_loss"], table["final_loss"] = initial_loss(ds).values, final_loss(ds).values
     table["final_validation_loss"] = ds["final_validation_loss"].values
     initial = table["initial_loss"].fillna(table["initial_loss"].median())
     # A run that froze at its last step was validated after it.
-    final = table[_column(loss)].where(table["nonfinite_step"].isna())
+    final = table[LOSSES[loss]].where(table["nonfinite_step"].isna())
     table["capped_loss"] = np.fmin(final, initial).where(table["complete"])
     return table
-
-
-def _column(loss: str) -> str:
-    if loss not in LOSSES:
-        raise ValueError(f"loss={loss}: expected one of {', '.join(LOSSES)}")
-    return LOSSES[loss]
 
 
 def clean_trials(ds: xr.Dataset) -> xr.Dataset:
     """The trials without a fault: golden twins included."""
     return ds.isel(trial=np.flatnonzero(ds["fault"].values == NO_FAULT.name))
-
-
-def clean_table(ds: xr.Dataset) -> pd.DataFrame:
-    """`trial_table` of the trials without a fault."""
-    return trial_table(clean_trials(ds[READ]))
 
 
 def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
@@ -84,6 +78,86 @@ def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
         number = split(number, table[column])
     others = {column: table[column] for column in table.columns if column not in known and column not in among}
     return [*among, *splitting(number, others)[0]]
+
+
+def segment_losses(ds: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
+    """Final validation losses by segment of the held-out text, [trial, segment]; infinite for a run without one.
+
+    `table` is the `trial_table` of `ds`. A store of an older version has one segment for all.
+    """
+    whole = table["final_validation_loss"].where(table["nonfinite_step"].isna(), np.inf).fillna(np.inf).to_numpy()
+    losses = ds["final_segment_loss"].values.astype(float)
+    losses = losses[:, np.isfinite(losses).any(axis=0)]
+    return np.where(np.isinf(whole)[:, None], np.inf, losses) if losses.shape[1] else whole[:, None]
+
+
+@dataclass(frozen=True)
+class RateGrid:
+    """The losses in nat/token of the seeds that have one at each learning rate."""
+
+    seeds: np.ndarray  # [s], numbers
+    rates: np.ndarray  # [r], rising
+    final: np.ndarray  # [s, r, segment]; infinite for a run that was lost, NaN for a segment that no trial has
+    initial: np.ndarray  # [s, r], before the first step
+
+    @classmethod
+    def of(cls, trials: pd.DataFrame, final: np.ndarray) -> RateGrid:
+        """From rows of `trial_table` with `who` (`seed_numbers`) and `row`, their place in `final` [trial, segment].
+
+        Several trials of one seed at one rate count with their mean, and what is NaN throughout does not count.
+        """
+        seeds, row = np.unique(trials["who"], return_inverse=True)
+        rates, column = np.unique(trials["lr"], return_inverse=True)
+        initial = trials["initial_loss"].fillna(trials["initial_loss"].median())
+        values = np.column_stack([initial, final[trials["row"]]])
+        total = np.zeros((len(seeds), len(rates), values.shape[1]))
+        number = np.zeros((len(seeds), len(rates), 1))
+        np.add.at(total, (row, column), values)
+        np.add.at(number, (row, column), 1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means: np.ndarray = total / number
+        is_missing: np.ndarray = np.isnan(means[:, :, 1:]).all(axis=2)
+        is_whole = ~is_missing.any(axis=1)
+        kept, first = means[is_whole, :, 1:], means[is_whole, :, 0]
+        # A run that was lost is so in every segment, also in those that a short text has not.
+        return cls(seeds[is_whole], rates, np.where(np.isnan(kept).any(axis=(0, 1)), np.nan, kept), first)
+
+    def at(self, rate: float) -> pd.DataFrame:
+        """Final losses at one rate, [seed, segment]; NaN where the rate was not swept."""
+        where = np.flatnonzero(self.rates == rate)
+        values = self.final[:, where[0]] if len(where) else np.full((len(self.seeds), self.final.shape[2]), np.nan)
+        return pd.DataFrame(values, index=self.seeds)
+
+    @property
+    def best_rate(self) -> float:
+        """The rate at which the mean over seeds is lowest, of equal ones the smallest; NaN without seeds."""
+        means = np.nanmean(self.final, axis=2).mean(axis=0) if len(self.seeds) else np.array([])
+        return float(self.rates[np.argmin(means)]) if len(means) else np.nan
+
+    def sensitivity(self, capped: bool = True, best: str = "seed") -> pd.DataFrame:
+        """Each seed's LR sensitivity, [seed, segment], as a difference within each segment.
+
+            mean over rates of min(final loss, loss at initialisation) - the lowest such loss
+
+        Not `capped`: of the final losses as they are, which is infinite where a run was lost and the mitigations' own
+        losses at initialisation play no part in. `best`: one of `BEST`. NaN where no run was finite.
+        """
+        if best not in BEST:
+            raise ValueError(f"best={best}: expected one of {', '.join(BEST)}")
+        if not len(self.seeds):
+            return pd.DataFrame(np.empty((0, self.final.shape[2])))
+        values = self.capped if capped else self.final
+        means = np.nanmean(values, axis=2)
+        lowest = np.argmin(means, axis=1) if best == "seed" else np.full(len(means), np.argmin(means.mean(axis=0)))
+        with np.errstate(invalid="ignore"):
+            above = values.mean(axis=1) - values[np.arange(len(values)), lowest]
+        return pd.DataFrame(above, index=self.seeds)
+
+    @cached_property
+    def capped(self) -> np.ndarray:
+        """What is not below the loss at initialisation, as a whole, is that in every segment: [s, r, segment]."""
+        is_above = ~(np.nanmean(self.final, axis=2) < self.initial)
+        return np.where(is_above[..., None] & ~np.isnan(self.final), self.initial[..., None], self.final)
 
 
 def lr_sensitivity(
@@ -108,11 +182,8 @@ def lr_sensitivity(
     """
     clean = clean_trials(ds[READ])
     table = trial_table(clean, loss)
-    if loss == "validation":
-        values = table["final_validation_loss"].where(table["nonfinite_step"].isna(), np.inf)
-        final = segment_losses(clean, values.fillna(np.inf))
-    else:
-        final = table[_column(loss)].fillna(np.inf).to_numpy()[:, None]
+    training = table["final_loss"].fillna(np.inf).to_numpy()[:, None]
+    final = training if loss == "training" else segment_losses(clean, table)
     axes = list(over) if over is not None else swept_axes(table, ("width", "mitigation"))
     table = table.assign(row=np.arange(len(table)), who=seed_numbers(table))
     table = table[table["complete"]]
@@ -131,20 +202,14 @@ def seed_numbers(table: pd.DataFrame) -> pd.Series:
     return table.groupby([column for column in SEEDS if column in table], dropna=False).ngroup()
 
 
-def rate_grid(group: pd.DataFrame, final: np.ndarray) -> RateGrid:
-    """Of rows of `trial_table` with `who` (`seed_numbers`) and `row`, their place in `final` [trial, segment]."""
-    initial = group["initial_loss"].fillna(group["initial_loss"].median())
-    return RateGrid.of(group["who"], group["lr"], final[group["row"]], initial)
-
-
 def _sensitivity(group: pd.DataFrame, final: np.ndarray, best: str) -> dict[str, float]:
-    grid, rates = rate_grid(group, final), sorted(group["lr"].unique())
-    is_defined = len(grid.seeds) > 0 and len(rates) > 1
+    grid = RateGrid.of(group, final)
+    is_defined = len(grid.seeds) > 0 and len(grid.rates) > 1
     capped, uncapped = (
         paired(grid.sensitivity(is_capped, best), None, mean) if is_defined else Estimate()
         for is_capped in (True, False)
     )
-    losses = grid.capped.mean(axis=0) if len(grid.seeds) else np.array([])
+    losses = np.nanmean(grid.capped, axis=2).mean(axis=0) if len(grid.seeds) else np.array([])
     return {
         "sensitivity": capped.value,
         "low": capped.low,
@@ -153,9 +218,9 @@ def _sensitivity(group: pd.DataFrame, final: np.ndarray, best: str) -> dict[str,
         "uncapped_low": uncapped.low,
         "uncapped_high": uncapped.high,
         "seeds": len(grid.seeds),
-        "rates": len(rates),
-        "lowest_rate": min(rates, default=np.nan),
-        "highest_rate": max(rates, default=np.nan),
+        "rates": len(grid.rates),
+        "lowest_rate": min(grid.rates, default=np.nan),
+        "highest_rate": max(grid.rates, default=np.nan),
         "best_rate": float(grid.rates[np.argmin(losses)]) if is_defined else np.nan,
         "best_loss": float(losses.min()) if is_defined else np.nan,
     }

@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.metrics import rate_grid, seed_numbers, swept_axes, trial_table
+from analysis.measures.metrics import RateGrid, seed_numbers, segment_losses, swept_axes, trial_table
 from analysis.measures.mitigated_faults import felt_faults
 from analysis.measures.paired import Estimate, largest_median, mean, paired
-from analysis.measures.rates import RateGrid, segment_losses
 from analysis.measures.statistics import wilson_interval
 from analysis.measures.step_times import StepTimes, step_times
 from analysis.reading.acted import BASELINE, never_acted
@@ -38,11 +37,6 @@ class Metric:
     is_ratio: bool = False
     is_in_map: bool = True
     band: float = 1.0
-
-    @property
-    def neutral(self) -> tuple[float, float]:
-        """From and to which change there is none that could be told."""
-        return (1 / self.band, self.band) if self.is_ratio else (0.0, 0.0)
 
 
 METRICS = {
@@ -76,7 +70,8 @@ class Comparison:
 
     def is_told(self, metric: str) -> pd.Series:
         """For which rows the interval of the change excludes no change, and every one in the metric's band."""
-        smallest, largest = self.metrics[metric].neutral
+        kind = self.metrics[metric]
+        smallest, largest = (1 / kind.band, kind.band) if kind.is_ratio else (0.0, 0.0)
         return (self.table[f"{metric}_change_low"] > largest) | (self.table[f"{metric}_change_high"] < smallest)
 
     def gain(self, metric: str) -> pd.Series:
@@ -142,13 +137,16 @@ def compare(sweep: xr.Dataset) -> Comparison:
     clean = table[(table["fault"] == NO_FAULT.name) & table["complete"] & (table["lr"] > 0)]
     if reason := _reason(clean["mitigation"].unique()):
         return Comparison(pd.DataFrame(columns=axes), axes, {}, reason)
-    times, final = step_times(sweep, clean), segment_losses(sweep, table["validation"])
+    times, final = step_times(sweep, clean), segment_losses(sweep, table)
     by = ["place", "mitigation"]
-    groups = {key: Group.of(trials, axes, final, times.get(key)) for key, trials in clean.groupby(by)}
-    rates = {place: group.grid.best_rate for (place, name), group in groups.items() if name == BASELINE}
+    grids = {key: RateGrid.of(trials, final) for key, trials in clean.groupby(by)}
+    rates = {place: grid.best_rate for (place, name), grid in grids.items() if name == BASELINE}
     felt = felt_faults(sweep, table.assign(wanted=table["lr"] == table["place"].map(rates)))
-    for key, faults in felt.groupby(by):
-        groups[key] = replace(groups[key], faults=faults)
+    faults = dict(iter(felt.groupby(by)))
+    groups = {
+        key: Group(trials[axes].iloc[0].to_dict(), trials, grids[key], times.get(key), faults.get(key, felt.iloc[:0]))
+        for key, trials in clean.groupby(by)
+    }
     metrics = _measured(sorted(felt["fault"].unique()), clean["lr"].nunique() > 1, bool(times))
     rows = [_row(group, groups.get((place, BASELINE)), metrics) for (place, _), group in groups.items()]
     return _sorted(Comparison(_with_idle(pd.DataFrame(rows), table, axes, metrics), axes, metrics))
@@ -174,14 +172,13 @@ def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
     """`trial_table` with more columns, and the axes of the comparison.
 
     `row` is the trial's number; `place` a number for each width and other axes beside the mitigation; `who` one for
-    each set of seeds; `validation` the final validation loss, infinite for a finished trial that has none.
+    each set of seeds.
     """
     table = trial_table(sweep)
     axes = swept_axes(table[table["fault"] == NO_FAULT.name], ("mitigation", "width"))
     table["row"] = np.arange(len(table))
     table["place"] = table.groupby(axes[1:], dropna=False).ngroup()
     table["who"] = seed_numbers(table)
-    table["validation"] = table["final_validation_loss"].where(table["nonfinite_step"].isna()).fillna(np.inf)
     return table, axes
 
 
@@ -196,10 +193,9 @@ def _reason(mitigations: np.ndarray) -> str:
 
 
 def _measured(faults: list[str], has_rates: bool, has_times: bool) -> dict[str, Metric]:
-    left_out = {"stable_rate", "sensitivity", "uncapped"} if not has_rates else set()
-    left_out |= set(FAULT_METRICS) if not faults else set()
-    left_out |= {"step_time"} if not has_times else set()
-    return {name: metric for name, metric in METRICS.items() if name not in left_out} | {
+    is_there = dict.fromkeys(("stable_rate", "sensitivity", "uncapped"), has_rates) | {"step_time": has_times}
+    is_there |= dict.fromkeys(FAULT_METRICS, bool(faults))
+    return {name: metric for name, metric in METRICS.items() if is_there.get(name, True)} | {
         f"{name}.{fault}": replace(METRICS[name], label=f"{name}, {fault}", is_in_map=False)
         for name in FAULT_METRICS
         for fault in faults
@@ -228,16 +224,16 @@ class Group:
     """The finished trials of one mitigation and place. Frames [seed, rate] hold those without a fault, and no NaN."""
 
     names: dict[str, Any]
+    trials: pd.DataFrame  # those without a fault
     grid: RateGrid
-    stable: pd.DataFrame  # 1 or 0
     times: StepTimes | None
-    faults: pd.DataFrame | None = None  # what `felt_faults` has of them
+    faults: pd.DataFrame  # what `felt_faults` has of them
 
-    @classmethod
-    def of(cls, trials: pd.DataFrame, axes: list[str], final: np.ndarray, times: StepTimes | None) -> Group:
-        values = trials.assign(stable=(trials["outcome"] == TRAINED).astype(float))
-        stable = values.groupby(["who", "lr"])["stable"].mean().unstack("lr").dropna()
-        return cls(trials[axes].iloc[0].to_dict(), rate_grid(trials, final), stable, times)
+    @cached_property
+    def stable(self) -> pd.DataFrame:
+        """1 or 0."""
+        is_stable = (self.trials["outcome"] == TRAINED).astype(float)
+        return is_stable.groupby([self.trials["who"], self.trials["lr"]]).mean().unstack("lr").dropna()
 
     @property
     def has_rates(self) -> bool:
@@ -266,10 +262,7 @@ class Group:
     @cached_property
     def fault_values(self) -> dict[str, pd.DataFrame]:
         """`deviation` and `recovery`: [seed, fault]."""
-        if self.faults is None:
-            return {name: pd.DataFrame() for name in FAULT_METRICS}
-        values = self.faults.pivot(index="who", columns="fault", values=list(FAULT_METRICS))
-        return {name: values[name] for name in FAULT_METRICS}
+        return {name: self.faults.pivot(index="who", columns="fault", values=name) for name in FAULT_METRICS}
 
 
 def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> dict[str, Any]:
@@ -322,9 +315,9 @@ def _fault_estimates(group: Group, base: Group | None) -> dict[str, Estimate]:
 def _recovered(group: Group, faults: list[str]) -> dict[str, Any]:
     """For how many steps faulty trials were watched, and of each fault the share that recovered."""
     felt = group.faults
-    row: dict[str, Any] = {"watched": np.nan if felt is None else felt["watched"].max()} if faults else {}
+    row: dict[str, Any] = {"watched": felt["watched"].max()} if faults else {}
     for fault in faults:
-        recovered, trials = (0, 0) if felt is None else felt.loc[felt["fault"] == fault, ["recovered", "trials"]].sum()
+        recovered, trials = felt.loc[felt["fault"] == fault, ["recovered", "trials"]].sum()
         low, high = wilson_interval(recovered, trials)
         share, name = recovered / trials if trials else np.nan, f"recovered.{fault}"
         row |= {name: share, f"{name}_low": float(low), f"{name}_high": float(high), f"{name}_trials": int(trials)}

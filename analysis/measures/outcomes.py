@@ -11,9 +11,9 @@ import warnings
 import numpy as np
 import pandas as pd
 import xarray as xr
+from scipy.ndimage import maximum_filter1d, minimum_filter1d
 
 from analysis.measures.envelope import Envelope, weaknesses
-from analysis.measures.ranges import leaves_range
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reading.twins import Trials, after_last, blocks, deviations, final_window, twin_curves
 from harness.config import NO_FAULT
@@ -23,21 +23,28 @@ MASKED, RECOVERED, LINGERING = "masked", "recovered", "lingering"
 OUTCOMES = (MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE)
 # A fault is made up for once the loss lies at most so far above golden, averaged over so many steps.
 SETTLED_NAT, SETTLED_WINDOW = 0.1, 10
+# Steps on either side of a step whose golden values tell what is usual there: enough to span the noise of batches, few
+# enough that the loss has hardly fallen meanwhile.
+WINDOW = 10
+# By how much of its own width the range is widened on either side. 21 normal values span 3.8 standard deviations on
+# average, so a value leaves the widened range at about 5.7 of them: where the spike score puts a spike (OLMo: 6).
+MARGIN = 1.0
 UNJUDGED = "unjudged"  # there is no golden run to compare with
 SILENT, VISIBLE = "silent", "visible"
 
 # The coordinates that `outcomes` adds: long name and units.
-JUDGED: dict[str, tuple[str, str | None]] = {
-    "deviation_max": ("largest deviation of the loss from golden", "nat/token"),
-    "deviation_final": ("final deviation of the loss from golden", "nat/token"),
-    "envelope_max": ("largest deviation of a clean run watched as long", "nat/token"),
-    "envelope_final": ("largest final deviation of a clean run watched as long", "nat/token"),
-    "fault_outcome": ("outcome of the fault", None),
-    "recovery_steps": ("steps from the strike until the loss was inside the clean envelope for good", "step"),
-    "settling_steps": ("steps from the strike until the loss was level with golden for good", "step"),
-    "visibility": ("whether loss, gradient norm or finiteness showed the fault", None),
-    "visible_steps": ("steps from the strike until the fault did not show any more", "step"),
-    "idle": ("whether the fault never fired or changed nothing", None),
+IN_NAT, IN_STEPS = {"units": "nat/token"}, {"units": "step"}
+JUDGED: dict[str, tuple[str, dict[str, str]]] = {
+    "deviation_max": ("largest deviation of the loss from golden", IN_NAT),
+    "deviation_final": ("final deviation of the loss from golden", IN_NAT),
+    "envelope_max": ("largest deviation of a clean run watched as long", IN_NAT),
+    "envelope_final": ("largest final deviation of a clean run watched as long", IN_NAT),
+    "fault_outcome": ("outcome of the fault", {}),
+    "recovery_steps": ("steps from the strike until the loss was inside the clean envelope for good", IN_STEPS),
+    "settling_steps": ("steps from the strike until the loss was level with golden for good", IN_STEPS),
+    "visibility": ("whether loss, gradient norm or finiteness showed the fault", {}),
+    "visible_steps": ("steps from the strike until the fault did not show any more", IN_STEPS),
+    "idle": ("whether the fault never fired or changed nothing", {}),
 }
 
 
@@ -75,7 +82,7 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
       never was larger, so that a poisoned batch counts while it is read. NaN if the mean over the last ten steps was
       larger, if the trial or its twin became non-finite, and without a fault or a finished golden twin.
     - `visibility`: "visible" if from the strike on the loss or the gradient norm left the range of the golden values
-      around that step (`analysis.measures.ranges`), or if they or the trial were not finite where the golden one is;
+      around that step (`golden_range`), or if they or the trial were not finite where the golden one is;
       else "silent". "" without a fault or a finished golden twin.
     - `visible_steps`: from the strike to the first step from which on loss and gradient norm stay in those ranges,
       which is the time until somebody who watches the run sees nothing any more; 0 if silent. Else NaN if one of the
@@ -86,10 +93,16 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
     Reads `loss` and `grad_norm` of the faulty trials and their twins, a block of trials at a time, once, and the losses
     of last_bit trials twice. All other variables stay lazy.
     """
+    judged, notes = outcomes_and_notes(sweep)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
+    return judged
+
+
+def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:
+    """What `outcomes` makes of `sweep`, and what there is to say about the clean envelope, a line each, unwarned."""
     trials = Trials.of(sweep)
     envelope = Envelope.of(sweep, trials)
-    for line in weaknesses(sweep, trials, envelope):
-        warnings.warn(line, stacklevel=2)
     envelope_max, envelope_final = envelope.at(trials.steps - trials.begin)
     table = _measure(sweep, trials, limit=np.nan_to_num(envelope_max))
     table = table.assign(envelope_max=envelope_max, envelope_final=envelope_final)
@@ -114,20 +127,10 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
         "visible_steps": (table["hidden"] - trials.begin).where(was_hidden | is_silent).to_numpy(),
         "idle": trials.is_idle,
     }
-    attributes = {
-        name: {"long_name": long_name} | ({"units": units} if units else {})
-        for name, (long_name, units) in JUDGED.items()
+    coordinates = {
+        name: xr.Variable("trial", values[name], {"long_name": text} | units) for name, (text, units) in JUDGED.items()
     }
-    return sweep.assign_coords({name: xr.Variable("trial", values[name], attributes[name]) for name in JUDGED})
-
-
-def outcomes_and_notes(sweep: xr.Dataset) -> tuple[xr.Dataset, list[str]]:
-    """What `outcomes` makes of `sweep`, and what it has to say about the clean envelope, a line each, unwarned."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("always", message="clean envelope")
-        judged = outcomes(sweep)
-    return judged, [str(one.message) for one in caught]
+    return sweep.assign_coords(coordinates), weaknesses(sweep, trials, envelope)
 
 
 def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
@@ -162,8 +165,7 @@ def _measure(sweep: xr.Dataset, trials: Trials, limit: np.ndarray) -> pd.DataFra
     for block in blocks(sweep["loss"], np.flatnonzero(trials.has_twin)):
         curves, golden = twin_curves(sweep["loss"], block, trials.golden[block])
         norms, golden_norms = twin_curves(sweep["grad_norm"], block, trials.golden[block])
-        twins, twin = np.unique(trials.golden[block], return_index=True)
-        twin_of = np.searchsorted(twins, trials.golden[block])
+        _, twin, twin_of = np.unique(trials.golden[block], return_index=True, return_inverse=True)
         begin = trials.begin[block]
         shows = leaves_range(curves, golden[twin], twin_of) | leaves_range(norms, golden_norms[twin], twin_of)
         hidden = after_last(shows & (np.arange(curves.shape[1]) >= begin[:, None]), begin)
@@ -198,3 +200,32 @@ def _sizes(deviation: np.ndarray, window: np.ndarray, begin: np.ndarray, limit: 
     has_any = known.any(axis=1)
     settled = after_last(size > limit[:, None], begin)
     return [np.where(has_any, values, np.nan) for values in (largest, final, settled)]
+
+
+def golden_range(golden: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high), each [n, steps]: what is usual around each step of golden curves [n, steps].
+
+    The smallest and the largest finite value within 10 steps, moved apart by the distance between them on either side.
+    Not finite where there is no finite value.
+    """
+    golden = golden.astype("float64")
+    finite = np.isfinite(golden)
+    size = 2 * WINDOW + 1
+    # Repeating the value at the edge, as "nearest" does, changes neither of the two.
+    low = minimum_filter1d(np.where(finite, golden, np.inf), size, axis=1, mode="nearest")
+    high = maximum_filter1d(np.where(finite, golden, -np.inf), size, axis=1, mode="nearest")
+    reach = MARGIN * (high - low)
+    return low - reach, high + reach
+
+
+def leaves_range(values: np.ndarray, golden: np.ndarray, twin: np.ndarray) -> np.ndarray:
+    """Where each curve of `values` [n, steps] leaves the range of its `golden` one, or is not finite there: [n, steps].
+
+    `golden` is [m, steps], and `twin` [n] the row of it to which a curve belongs. Steps at which the golden value is
+    not finite tell nothing, and neither does a curve without one finite value, which was not measured.
+    """
+    low, high = golden_range(golden)
+    with np.errstate(invalid="ignore"):
+        is_inside = (values >= low[twin]) & (values <= high[twin])
+    is_measured = np.isfinite(values).any(axis=1, keepdims=True)
+    return ~is_inside & np.isfinite(golden)[twin] & is_measured

@@ -55,14 +55,11 @@ def paired(values: pd.DataFrame, base: pd.DataFrame | None, statistic: Statistic
         return alone
     theirs, base_seeds, base_columns = _measured(base)
     row, column = base_seeds.get_indexer(seeds), base_columns.get_indexer(columns)
-    has_both = column >= 0
-    if not has_both.any() or not len(base_seeds):
+    known, theirs = known[np.ix_(row >= 0, column >= 0)], theirs[np.ix_(row[row >= 0], column[column >= 0])]
+    is_whole = ~np.isnan(theirs).any(axis=1)
+    both = np.stack([known[is_whole].T, theirs[is_whole].T])
+    if not both.size:
         return alone
-    theirs = theirs[np.ix_(row, column[has_both])]
-    is_shared = (row >= 0) & ~np.isnan(theirs).any(axis=1)
-    if not is_shared.any():
-        return alone
-    both = np.stack([known[np.ix_(is_shared, has_both)].T, theirs[is_shared].T])
 
     def difference(drawn: np.ndarray) -> np.ndarray:
         first, second = statistic(drawn[0]), statistic(drawn[1])

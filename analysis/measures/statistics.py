@@ -57,20 +57,20 @@ def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
     faulty = studied(sweep if "fault_outcome" in sweep.coords else outcomes(sweep))
     table = pd.DataFrame({name: faulty[name].values for name in by}, index=range(faulty.sizes["trial"]))
     number = table.groupby(list(by), dropna=False, sort=True).ngroup().to_numpy() if by else np.zeros(len(table), int)
-    heads = table.iloc[np.unique(number, return_index=True)[1]].reset_index(drop=True) if by else table.iloc[:0]
-    groups = len(heads) if by else 1
+    one = pd.DataFrame(index=[0])  # group of all, also of a sweep without faults
+    heads = table.iloc[np.unique(number, return_index=True)[1]].reset_index(drop=True) if by else one
     # A word that is none of the five has the number -1, and so counts in the last column.
     code = pd.Index(OUTCOMES).get_indexer(faulty["fault_outcome"].values)
-    counts = np.zeros((groups, len(OUTCOMES) + 1), dtype=int)
+    counts = np.zeros((len(heads), len(OUTCOMES) + 1), dtype=int)
     np.add.at(counts, (number, code), 1)
     count, total = counts[:, :-1].ravel(), np.repeat(counts[:, :-1].sum(axis=1), len(OUTCOMES))
     low, high = wilson_interval(count, total)
     with np.errstate(invalid="ignore"):
         share = count / total
-    columns = {"outcome": list(OUTCOMES) * groups, "count": count, "trials": total}
+    columns = {"outcome": list(OUTCOMES) * len(heads), "count": count, "trials": total}
     columns |= {"left_out": np.repeat(counts[:, -1], len(OUTCOMES)), "share": share, "low": low, "high": high}
     rows = heads.loc[np.repeat(heads.index, len(OUTCOMES))].reset_index(drop=True)
-    return rows.assign(**columns) if by else pd.DataFrame(columns)
+    return rows.assign(**columns)
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:

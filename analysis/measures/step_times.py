@@ -18,26 +18,26 @@ SIGNAL = "step_seconds"
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Median time of a step in each pack of a group, in seconds, and whether a pack holds other mitigations too."""
+    """Median time of a step in each pack of a group, in seconds, and whether a pack holds other mitigations too.
+
+    There is at least one pack.
+    """
 
     packs: np.ndarray
     is_shared: bool
 
     @property
     def seconds(self) -> float:
-        return float(np.median(self.packs)) if len(self.packs) else np.nan
+        return float(np.median(self.packs))
 
-    def relative_to(self, base: StepTimes | None) -> Estimate:
+    def relative_to(self, base: StepTimes) -> Estimate:
         """The ratio to `base`, as value and as change. The interval draws the packs of both: NaN for one pack."""
-        if base is None or not len(self.packs) or not len(base.packs):
-            return Estimate()
-        ratio = self.seconds / base.seconds
 
-        def ratios(packs: np.ndarray, others: np.ndarray) -> np.ndarray:
+        def ratio(packs: np.ndarray, others: np.ndarray) -> np.ndarray:
             return np.median(packs, axis=-1) / np.median(others, axis=-1)
 
-        low, high = bootstrap(self.packs, ratios, base.packs, interpolated=True)
-        return Estimate(ratio, low, high, ratio, low, high)
+        measured = float(ratio(self.packs, base.packs)), *bootstrap(self.packs, ratio, base.packs, interpolated=True)
+        return Estimate(*measured, *measured)
 
 
 def step_times(sweep: xr.Dataset, clean: pd.DataFrame) -> dict[tuple[int, str], StepTimes]:
@@ -47,17 +47,13 @@ def step_times(sweep: xr.Dataset, clean: pd.DataFrame) -> dict[tuple[int, str], 
     """
     if SIGNAL not in sweep:
         return {}
-    clean = clean.sort_values("row")
-    seconds = np.full(len(clean), np.nan)
-    begin = 0
-    for block in blocks(sweep[SIGNAL], clean["row"].to_numpy()):
+    seconds = np.full(sweep.sizes["trial"], np.nan)
+    for block in blocks(sweep[SIGNAL], np.sort(clean["row"])):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a trial of which no step was timed
-            seconds[begin : begin + len(block)] = np.nanmedian(sweep[SIGNAL].isel(trial=block).values, axis=1)
-        begin += len(block)
-    pack = sweep["pack"].values
-    mitigations = pd.Series(sweep["mitigation"].values).groupby(pack).nunique()
-    timed = clean.assign(seconds=seconds).dropna(subset=["seconds"])
+            seconds[block] = np.nanmedian(sweep[SIGNAL].isel(trial=block).values, axis=1)
+    mitigations = pd.Series(sweep["mitigation"].values).groupby(sweep["pack"].values).nunique()
+    timed = clean.assign(seconds=seconds[clean["row"]]).dropna(subset=["seconds"])
     times = {}
     for key, group in timed.groupby(["place", "mitigation"]):
         packs = group.groupby("pack")["seconds"].median()

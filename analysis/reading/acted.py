@@ -38,7 +38,11 @@ def acting(trials: pd.DataFrame, known: Sequence[Acting | None]) -> tuple[np.nda
     no counterpart, no such part. `idle_parts` names the parts that did not act, with commas. `trials` has the config's
     columns; `known` is None for a trial that has nothing stored.
     """
-    number = _counterparts(trials)
+    number = np.zeros(len(trials), dtype=int)
+    # Counterparts have one number: it is for all that tells trials of one mitigation apart, not what follows from it.
+    mitigation = split(number, trials["mitigation"])
+    for axis in splitting(mitigation, {column: trials[column] for column in trials.columns})[0]:
+        number = split(number, trials[axis])
     is_plain = (trials["mitigation"] == BASELINE).to_numpy()
     plain_row = {place: row for row, place in reversed(list(enumerate(number))) if is_plain[row]}
     acted, idle = np.full(len(trials), np.nan), np.full(len(trials), "", dtype=object)
@@ -56,15 +60,6 @@ def acting(trials: pd.DataFrame, known: Sequence[Acting | None]) -> tuple[np.nda
         if not is_plain[row] and (missing or parts or (trial.digest and plain.digest)):
             acted[row] = not missing
     return acted, idle.astype(str)
-
-
-def _counterparts(trials: pd.DataFrame) -> np.ndarray:
-    """A number [trial] for all that tells trials of one mitigation apart: what follows from it does not."""
-    mitigation = split(np.zeros(len(trials), dtype=int), trials["mitigation"])
-    number = np.zeros(len(trials), dtype=int)
-    for axis in splitting(mitigation, {column: trials[column] for column in trials.columns})[0]:
-        number = split(number, trials[axis])
-    return number
 
 
 def never_acted(trials: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -97,9 +92,7 @@ def idle_note(sweep: xr.Dataset) -> str:
     """What the † of `marked` says; "" without any."""
     notes = []
     for name, rows in _by_width(sweep).groupby("mitigation", sort=True):
-        widths = rows.groupby("idle_parts", sort=True)["width"].agg(
-            lambda values: ", ".join(map("{:g}".format, values))
-        )
+        widths = rows.groupby("idle_parts", sort=True)["width"].agg(lambda at: ", ".join(map("{:g}".format, at)))
         parts = "; ".join(f"{idle} at width {at}" for idle, at in widths.items())
         notes.append(f"{str(name).removesuffix(MARK)} ({parts})")
     return f"{MARK.strip()} did not act as named in any trial: {', '.join(notes)}." if notes else ""

@@ -89,11 +89,6 @@ def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
         return _dataset(attributes, known), _events(known)
 
 
-def guard_signals(sweep: xr.Dataset) -> list[str]:
-    """The signals of a sweep [trial, step] that guards declared (`harness/guards/base.py`), by name."""
-    return sorted(str(name) for name in sweep.data_vars if name not in TAKEN)
-
-
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection in the block: JSON makes very many objects, none of which is garbage."""
@@ -213,13 +208,11 @@ def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
     }
     steps = [trial.pack.arrays["loss"]["shape"][1] for trial in trials]
     config = _config_coordinates(results("trials", {}), steps)
-    return coordinates | config | _acted(config, [trial.acting for trial in trials])
-
-
-def _acted(config: Mapping[str, xr.Variable], known: Sequence[Acting | None]) -> dict[str, xr.Variable]:
-    trials = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(known)))
-    acted, idle = acting(trials, known)
+    fields = pd.DataFrame({name: variable.values for name, variable in config.items()}, index=range(len(trials)))
+    acted, idle = acting(fields, [trial.acting for trial in trials])
     return {
+        **coordinates,
+        **config,
         "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
         "idle_parts": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
     }
@@ -270,24 +263,17 @@ def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) 
 def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Path -> the field's value in each trial [trial]. Trials share most sections: each different one is read once."""
     left_out = _left_out()
-    names = dict.fromkeys([*left_out, *(name for trial in trials for name in trial)])
-    which = {name: np.full(len(trials), -1) for name in names}
-    numbers: dict[str, dict[str, int]] = {name: {} for name in names}
-    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    paths = {path: name for name, defaults in left_out.items() for path in defaults}
-    for number, trial in enumerate(trials):
-        for name, value in trial.items():
-            text = repr(value)
-            if text not in numbers[name]:
-                numbers[name][text] = len(parts[name])
-                parts[name].append(_flat(name, value))
-                _check_numbers(parts[name][-1])
-                paths |= dict.fromkeys(parts[name][-1], name)
-            which[name][number] = numbers[name][text]
-    for name, places in which.items():
-        if (places < 0).any():
-            parts[name].append(left_out.get(name, {}))  # number -1 is the last
-    return {path: _column([part.get(path) for part in parts[name]])[which[name]] for path, name in paths.items()}
+    columns: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys([*left_out, *(name for trial in trials for name in trial)]):
+        texts = np.array([repr(trial[name]) if name in trial else "" for trial in trials], dtype=object)
+        which = pd.factorize(texts)[0]
+        rows = np.unique(which, return_index=True)[1]
+        parts = [_flat(name, trials[row][name]) if texts[row] else left_out.get(name, {}) for row in rows]
+        for part in parts:
+            _check_numbers(part)
+        paths = dict.fromkeys(path for part in (left_out.get(name, {}), *parts) for path in part)
+        columns |= {path: _column([part.get(path) for part in parts])[which] for path in paths}
+    return columns
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:

@@ -25,7 +25,16 @@ ABOUT = {"kind", "cell", "objectives"}  # what a study that was made whole says 
 
 
 @dataclass(frozen=True)
-class History:
+class About:
+    """What a study says of itself."""
+
+    kind: str
+    cell: str
+    objectives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class History(About):
     """One study: a cell of a search.
 
     `points` has a row for each point that was trained and judged, in the order in which they were asked for: `number`,
@@ -33,20 +42,8 @@ class History:
     in words), and each parameter as `param KEY`.
     """
 
-    kind: str
-    cell: str
-    objectives: Sequence[str]
     directions: Sequence[str]
     points: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class About:
-    """What a study says of itself."""
-
-    kind: str
-    cell: str
-    objectives: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -120,9 +117,8 @@ def _history(study: optuna.Study, file: Path) -> History:
         for number, (trial, point) in enumerate(zip(told, points, strict=True), start=1)
     ]
     directions = [direction.name.lower() for direction in study.directions]
-    return History(
-        label(about.kind), label(about.cell), [*map(label, about.objectives)], directions, pd.DataFrame(rows)
-    )
+    objectives = tuple(map(label, about.objectives))
+    return History(label(about.kind), label(about.cell), objectives, directions, pd.DataFrame(rows))
 
 
 def _short(value: str | float) -> str:

@@ -74,18 +74,15 @@ class StoredVariable:
         values = np.full((len(trials), *(span.stop - span.start for span in spans)), np.nan, self.dtype)
         owners = np.searchsorted(self.ends, trials, side="right")
         for number in np.unique(owners):
-            is_in_pack = owners == number
-            first = self.ends[number] - len(self.rows[number])
-            part = self._read(self.packs[number], self.rows[number][trials[is_in_pack] - first], spans)
+            pack, pack_rows, is_in_pack = self.packs[number], self.rows[number], owners == number
+            if self.name not in pack.arrays:
+                continue
+            rows = pack_rows[trials[is_in_pack] - (self.ends[number] - len(pack_rows))]
+            # A slice that ends beyond the pack's own steps or layers gives what there is, as in numpy.
+            steps, *layers = spans
+            part = read_signal(pack, self.name, steps.start, steps.stop)[rows][(slice(None), slice(None), *layers)]
             inside = tuple(slice(0, size) for size in part.shape[1:])
             values[(is_in_pack, *inside)] = part
         for axis in range(self.ndim - 1, 0, -1):
             values = np.take(values, wanted[axis] - spans[axis - 1].start, axis)
         return values[0] if np.ndim(wanted[0]) == 0 else values
-
-    def _read(self, pack: PackInfo, rows: np.ndarray, spans: Sequence[slice]) -> np.ndarray:
-        if self.name not in pack.arrays:
-            return np.empty((len(rows), *(0 for _ in spans)), self.dtype)
-        # A slice that ends beyond the pack's own steps or layers gives what there is, as in numpy.
-        steps, *layers = spans
-        return read_signal(pack, self.name, steps.start, steps.stop)[rows][(slice(None), slice(None), *layers)]

@@ -88,20 +88,14 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
     """`site_table` as it is printed: counts, and shares with their intervals in percent."""
     texts = pd.DataFrame({"site": table["site"], "N": table["trials"]})
     for name in (*OUTCOMES, SILENT):
-        totals = table["watched" if name == SILENT else "trials"]
+        counts = table[[name, "watched" if name == SILENT else "trials", f"{name}_low", f"{name}_high"]]
         texts[name] = [
-            _share(*values)
-            for values in zip(table[name], totals, table[f"{name}_low"], table[f"{name}_high"], strict=True)
+            f"{number} = {number / total:.0%} [{100 * low:.0f}, {100 * high:.0f}]" if total else "-"
+            for number, total, low, high in counts.itertuples(index=False)
         ]
-    zeros = [
-        f"{zeros / known:.0%} of {known}" if known else "-"
-        for zeros, known in zip(table["zeros"], table["known_zeros"], strict=True)
-    ]
+    pairs = zip(table["zeros"], table["known_zeros"], strict=True)
+    zeros = [f"{number / known:.0%} of {known}" if known else "-" for number, known in pairs]
     return texts.assign(zeros=zeros, idle=table["idle"])
-
-
-def _share(number: int, total: int, low: float, high: float) -> str:
-    return f"{number} = {number / total:.0%} [{100 * low:.0f}, {100 * high:.0f}]" if total else "-"
 
 
 def _remarks(table: pd.DataFrame) -> list[str]:

@@ -121,9 +121,8 @@ def save_figures(results: Results, out: Path, *needs: Needs) -> list[Picture]:
         else:
             drawn = io.BytesIO()
             drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
-            content = drawn.getvalue()
-            file.write(content)
-            shown = base64.b64encode(content).decode()
+            file.write(drawn.getvalue())
+            shown = base64.b64encode(drawn.getvalue()).decode()
             pictures.append(Picture(name, figure.needs, drawing.caption, out / "figures" / file.name, shown))
     return pictures
 

@@ -312,12 +312,13 @@ def test_of_a_grid_with_further_axes_half_of_the_lines_are_without_a_mitigation(
     ]
     synthetic.write_pack(tmp_path, trials)
     results = Results(open_sweep(tmp_path).load(), fault_events(tmp_path))
-    for name in ("loss_against_rate", "sensitivity_against_width"):
+    others = dict.fromkeys(("loss_against_rate", "sensitivity_against_width"), "higher values")
+    for name, kind in (others | {"stability_edge": "lower rates"}).items():
         drawing = FIGURES[name](results)
         assert synthetic.check_texts(drawing.figure)
         words = [text.removeprefix("mitigation: ") for text in synthetic.legend_words(drawing.figure)][:10]
         assert [text.split(",")[0] for text in words] == ["none"] * 5 + ["qk_norm"] * 5
-        assert drawing.caption.endswith(" Not shown: 26 combinations with higher values."), name
+        assert drawing.caption.endswith(f" Not shown: 26 combinations with {kind}."), name
 
 
 def test_without_what_it_needs_a_figure_is_none_and_says_why(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.measures.ranges import WINDOW, golden_range, leaves_range
+from analysis.measures.outcomes import WINDOW, golden_range, leaves_range
 
 STEPS = 60
 ONE = np.array([0])

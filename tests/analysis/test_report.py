@@ -67,6 +67,7 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
         assert text in page
     for heading in ("LR sensitivity [nat/token]", "never fired", "fired without effect", "worst deviation [nat/token]"):
         assert f"<th>{heading}</th>" in page
+    assert "Intervals are 95%, Student's t over seeds and the held-out text; one seed has none." in page
     assert page.count("<td>5: 0.001 to 0.3</td>") == 6, "a row of LR sensitivity for each width and mitigation"
     assert all(html.escape(line, quote=True).replace("&#x27;", "&#39;") in page for line in made.findings)
 
