@@ -189,10 +189,10 @@ def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
     packs: list[PackPlan] = []
     taken: set[str] = set()
     for folder in (ResultsPath.at(out) / CHECKPOINTS).entries():
-        values = about(folder)
+        values = about(folder) or {}
         with contextlib.suppress(ConfigError, TypeError, KeyError, AttributeError):  # of another version, or damaged
-            trials = tuple(trial_from_dict(config, fault_types()) for config in (values or {}).get("trials", ()))
-            pack = PackPlan(trials, frozenset(values["witnesses"] if values else ()))
+            trials = tuple(trial_from_dict(config, fault_types()) for config in values["trials"])
+            pack = PackPlan(trials, frozenset(values["witnesses"]))
             ids = {trial.id for trial in pack.recorded}
             if ids and ids <= wanted and not ids & taken:
                 packs.append(pack)

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,7 @@ class Started:
 
     rank: int
     process: subprocess.Popen
-    errors: IO[bytes]
+    errors: Path
 
     @property
     def status(self) -> int | None:
@@ -99,20 +99,16 @@ def ranks(
                 raise _reason(others, count, error) from None
         finally:
             for other in others:
-                with other.errors, other.process:  # which closes its pipe, and waits for it
+                with other.process:  # which closes its pipe, and waits for it
                     other.process.kill()
 
 
 def _start(rank: int, folder: Path) -> Started:
-    errors = (folder / f"{rank}.txt").open("w+b")
+    errors = folder / f"{rank}.txt"
+    command = [sys.executable, "-P", "-c", COMMAND, str(rank), str(folder / "work")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, str(rank), str(folder / "work")],
-        stdin=subprocess.PIPE,
-        stdout=errors,
-        stderr=errors,
-        env=environment,
-    )
+    with errors.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)
     return Started(rank, process, errors)
 
 
@@ -170,8 +166,7 @@ def _reason(others: Sequence[Started], count: int, lost: RankLost | None) -> Ran
 
 
 def _failure(other: Started, status: int, count: int) -> RankFailed:
-    other.errors.seek(0)
-    said = other.errors.read().decode(errors="replace").strip()
+    said = other.errors.read_bytes().decode(errors="replace").strip()
     name = f"rank {other.rank} of {count}"
     if status < 0:
         return RankKilled(f"{name} was killed by {signal.Signals(-status).name}\n{said}".strip())

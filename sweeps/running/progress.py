@@ -35,8 +35,7 @@ class Display:
         self.packs = {pack.id: pack for pack in packs}
         self.total = sum(len(pack.recorded) for pack in packs)
         self.total_steps = sum(len(pack.trials) * pack.trials[0].steps for pack in packs)
-        self.done_trials = self.bad_trials = 0
-        self.done_steps, self.skipped_steps = 0, 0
+        self.done_trials = self.bad_trials = self.done_steps = self.skipped_steps = 0
         self.started = time.monotonic()
         self._next_line = self.started + FIRST_SECONDS
         self._resumed: dict[str, int] = {}  # pack -> trial-steps

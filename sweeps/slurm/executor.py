@@ -144,10 +144,12 @@ class SlurmExecutor:
         alike: dict[int, list[Job]] = {}
         for job in jobs:
             alike.setdefault(job.processes, []).append(job)
-        most, seconds = _longest_array(), 60 * self.options["minutes_per_job"]
+        answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
+        size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
+        most = max(1, int(size[1])) if size else 1000  # tasks of one array
         arrays: list[list[list[Job]]] = []  # the packs of each job of each
         for same in alike.values():
-            groups = together(same, self.options["parallel"], seconds)
+            groups = together(same, self.options["parallel"], 60 * self.options["minutes_per_job"])
             arrays += [groups[start : start + most] for start in range(0, len(groups), most)]
         numbers: dict[Job, str] = {}
         for array in arrays:
@@ -246,13 +248,6 @@ def _take_over(folder: Path) -> str:
   if [ -L "$path" ]; then echo "error: $path is a link; allowed: files as a sweep writes them"; exit 1; fi
 done
 mv {before} {after} 2>/dev/null || true"""
-
-
-def _longest_array() -> int:
-    """Tasks that one array may have, by Slurm's configuration."""
-    answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
-    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
-    return max(1, int(size[1])) if size else 1000
 
 
 class Refused(ConfigError):

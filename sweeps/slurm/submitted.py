@@ -28,7 +28,7 @@ from harness.storage.stored import is_complete
 from injectors import fault_types
 from sweeps.compose.settings import Run, check_key
 from sweeps.planning.planner import PackPlan
-from sweeps.running.job import Job
+from sweeps.running.job import PACK_ID, Job
 from sweeps.slurm.squeue import FOLDER, NUMBER, TOKEN, Queued, name_of, queue_of, submitters
 
 PACKS, SUBMITTING = "packs", "submitting"
@@ -36,7 +36,6 @@ KEYS = ("device", "telemetry.block", "checkpoint.every", "checkpoint.minutes", "
 NOTED = {key.rpartition(".")[2]: key for key in KEYS}  # the settings of a run in a record, by their names there
 MOST_BYTES, MOST_OF_ARRAY = 2**26, 2**30  # of one note, and of what is being submitted
 MOST_NAMED = 3  # damaged files, in an error
-_PACK = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +143,7 @@ def submitted(out: Path) -> Submitted:
     if before is not None:
         _settle(folder, users, slurm)
     notes: dict[ResultsPath, Note] = {}
-    for file in _files(folder / FOLDER / PACKS, _PACK, slurm):
+    for file in _files(folder / FOLDER / PACKS, PACK_ID, slurm):
         with _told(file, slurm, is_note=True):
             notes[file] = record_of(parse_json(file.read_bytes(MOST_BYTES), file.path), Note, file.path)
     slurm.numbers = {note.job for note in notes.values()}
@@ -218,10 +217,10 @@ def _job(record: Packed, file: ResultsPath) -> Job:
         raise Unreadable(file.path, f"holds no pack ({type(error).__name__}: {str(error)!r:.100})") from None
 
 
-def _files(place: ResultsPath, stem: re.Pattern[str], slurm: Submitted) -> list[ResultsPath]:
+def _files(place: ResultsPath, stem: str | re.Pattern[str], slurm: Submitted) -> list[ResultsPath]:
     """The files of ours in this folder, as their names say."""
     with _told(place, slurm):
-        return [file for file in place.entries() if file.name.endswith(".json") and stem.fullmatch(file.stem)]
+        return [file for file in place.entries() if file.name.endswith(".json") and re.fullmatch(stem, file.stem)]
     return []
 
 
