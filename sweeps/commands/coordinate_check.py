@@ -272,9 +272,8 @@ def check(arguments: Sequence[str], program: str) -> None:
         raise ConfigError(f"{options.out}: {reason}; allowed: a file in a folder that you may write to") from None
     last = slopes(table, against).xs(options.steps, level="step").unstack("parametrization")
     last = last.reindex(index=list(ACTIVATIONS), columns=list(COMPARED[against]))
-    exponents = last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string()
     print(f"Exponent of the change after {options.steps} steps of {options.optimizer} against the {against}:")
-    print(exponents)
+    print(last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string())
     print(f"Figure: {options.out}")
 
 

@@ -338,7 +338,7 @@ def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
 
 
 def remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:
-    """What a killed sweep has left of packs that do not run any more, or all of whose trials are `complete`.
+    """Remove what a killed sweep has left of packs that do not run any more, or all of whose trials are `complete`.
 
     Only what has a name that a sweep gives: anything else is somebody's own.
     """

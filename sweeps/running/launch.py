@@ -56,9 +56,8 @@ def run_grid(
 ) -> int:
     """Run the sweep, its campaigns drawn; in rounds, if it is to stop by itself. Returns the exit status.
 
-    `notices` are lines that belong to the plan.
-
-    Raises ConfigError before anything is written if something about the run is wrong.
+    `notices` are lines that belong to the plan. Raises ConfigError before anything is written if something about the
+    run is wrong.
     """
     problems, campaigns, single = Problems(), [], []
     for trial in trials:
@@ -118,9 +117,8 @@ def run_sweep(
     """Check, plan and train. Returns the exit status: 0, 1 if a pack failed, 130 after Ctrl-C, 143 after SIGTERM.
 
     `notes` are lines that belong to the plan. `name` is that of one round of many, which is worth one line. A plan says
-    what this machine has no room for, because it may be for another one; one that is a rehearsal refuses it.
-
-    Raises ConfigError before anything is written if something about the run is wrong.
+    what this machine has no room for, because it may be for another one; one that is a rehearsal refuses it. Raises
+    ConfigError before anything is written if something about the run is wrong.
     """
     device, processes = _checked(trials, run)
     has_results = (run.out / STORE / METADATA).exists()
