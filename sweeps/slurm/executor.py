@@ -140,17 +140,7 @@ class SlurmExecutor:
             yield from _follow(folder, numbers)
 
     def _submit(self, folder: ResultsPath, jobs: Sequence[Job]) -> dict[Job, str]:
-        """In arrays, in each of which all packs are trained by the same number of processes."""
-        alike: dict[int, list[Job]] = {}
-        for job in jobs:
-            alike.setdefault(job.processes, []).append(job)
-        answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
-        size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
-        most = max(1, int(size[1])) if size else 1000  # tasks of one array
-        arrays: list[list[list[Job]]] = []  # the packs of each job of each
-        for same in alike.values():
-            groups = together(same, self.options["parallel"], 60 * self.options["minutes_per_job"])
-            arrays += [groups[start : start + most] for start in range(0, len(groups), most)]
+        arrays = self._arrays(jobs)
         numbers: dict[Job, str] = {}
         for array in arrays:
             try:
@@ -160,6 +150,20 @@ class SlurmExecutor:
                 before = f"; {count(len(numbers), 'pack')} submitted before {stay} in the queue" if numbers else ""
                 raise ConfigError(f"{error}{before}") from None
         return numbers
+
+    def _arrays(self, jobs: Sequence[Job]) -> list[list[list[Job]]]:
+        """The packs of each job of each array. All packs of an array are trained by the same number of processes."""
+        alike: dict[int, list[Job]] = {}
+        for job in jobs:
+            alike.setdefault(job.processes, []).append(job)
+        answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
+        size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
+        most = max(1, int(size[1])) if size else 1000  # tasks of one array
+        arrays = []
+        for same in alike.values():
+            groups = together(same, self.options["parallel"], 60 * self.options["minutes_per_job"])
+            arrays += [groups[start : start + most] for start in range(0, len(groups), most)]
+        return arrays
 
     def _submit_array(self, folder: ResultsPath, groups: Sequence[Sequence[Job]], parallel: int) -> dict[Job, str]:
         """One call of sbatch: task i of the array trains group i."""
