@@ -59,7 +59,7 @@ def _split(line: str) -> list[str]:
 
 
 def _candidates(earlier: Sequence[str], word: str, commands: Collection[str]) -> list[str]:
-    """`words` stand between the program and the word that is being typed."""
+    """What may come after `earlier`, the words between the program and the `word` that is being typed."""
     if not earlier:
         return [f"{name} " for name in (*commands, "--help", "--version")]
     name, *rest = earlier

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from harness.basics.errors import PROGRAM, Parser
@@ -63,19 +64,15 @@ def _sweep(arguments: list[str]) -> int | None:
     return command(arguments)
 
 
-def _on_folder(name: str) -> Callable[[list[str]], int | None]:
+def _on_folder(name: str, arguments: list[str]) -> int:
     """A command whose only argument is the folder of a sweep."""
+    parser = _parser(name)
+    parser.add_argument("out", metavar="OUT", help="results folder of a sweep")
+    out = Path(parser.parse_args(arguments).out.removeprefix("out="))
+    from harness.basics.printing import Terminal
+    from sweeps.commands import status
 
-    def run(arguments: list[str]) -> int | None:
-        parser = _parser(name)
-        parser.add_argument("out", metavar="OUT", help="results folder of a sweep")
-        out = Path(parser.parse_args(arguments).out.removeprefix("out="))
-        from harness.basics.printing import Terminal
-        from sweeps.commands import status
-
-        return status.ACTS[name](out, Terminal())
-
-    return run
+    return status.ACTS[name](out, Terminal())
 
 
 def _list(arguments: list[str]) -> None:
@@ -90,13 +87,10 @@ def _list(arguments: list[str]) -> None:
     print_catalogue(folder, Terminal())
 
 
-def _analysis(name: str) -> Callable[[list[str]], int]:
-    def run(arguments: list[str]) -> int:
-        from analysis.__main__ import main
+def _analysis(name: str, arguments: list[str]) -> int:
+    from analysis.__main__ import main
 
-        return main([name, *arguments], PROGRAM)
-
-    return run
+    return main([name, *arguments], PROGRAM)
 
 
 def _coordinate_check(arguments: list[str]) -> None:
@@ -121,13 +115,13 @@ def _completion(arguments: list[str]) -> None:
 
 COMMANDS = {
     "sweep": Command("train a grid, a study or a search: KEY=VALUE[,VALUE...]", _sweep),
-    "status": Command("what is done, runs, waits, has failed or was lost", _on_folder("status")),
-    "cancel": Command("take a sweep's jobs out of Slurm's queue", _on_folder("cancel")),
+    "status": Command("what is done, runs, waits, has failed or was lost", partial(_on_folder, "status")),
+    "cancel": Command("take a sweep's jobs out of Slurm's queue", partial(_on_folder, "cancel")),
     "list": Command("every mitigation and fault with one line and its paper", _list),
-    "verify": Command("whether every file of a store is there as it was written", _on_folder("verify")),
-    "report": Command("write figures and a page of a sweep, and say what was found", _analysis("report")),
-    "campaign": Command("say what the faults of a sweep did, with figures and a page", _analysis("campaign")),
-    "figure": Command("write one figure of a sweep to a file", _analysis("figure")),
+    "verify": Command("whether every file of a store is there as it was written", partial(_on_folder, "verify")),
+    "report": Command("write figures and a page of a sweep, and say what was found", partial(_analysis, "report")),
+    "campaign": Command("say what the faults of a sweep did, with figures and a page", partial(_analysis, "campaign")),
+    "figure": Command("write one figure of a sweep to a file", partial(_analysis, "figure")),
     "coordinate-check": Command("whether every size changes equally in its first steps", _coordinate_check),
     "completion": Command("a script that completes these commands in bash, zsh or fish", _completion),
 }

@@ -16,7 +16,8 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -198,27 +199,18 @@ def _root_mean_square(x: Tensor) -> list[float]:
     return x.flatten(1).double().square().mean(1).sqrt().tolist()
 
 
-def _sizes(allowed: str, is_allowed: Callable[[int], bool]) -> Callable[[str], list[int]]:
-    """A parser of two or more different numbers."""
-
-    def parse(text: str) -> list[int]:
-        sizes = [int(part) if _NUMBER.fullmatch(part) else 0 for part in text.split(",")]
-        if len(set(sizes)) < 2 or not all(map(is_allowed, sizes)):
-            raise argparse.ArgumentTypeError(f"{text}: allowed: two or more {allowed}, separated by commas")
-        return sizes
-
-    return parse
+def _sizes(allowed: range, named: str, text: str) -> list[int]:
+    """Two or more different numbers."""
+    sizes = [int(part) if _NUMBER.fullmatch(part) else 0 for part in text.split(",")]
+    if len(set(sizes)) < 2 or not all(size in allowed for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text}: allowed: two or more {named}, separated by commas")
+    return sizes
 
 
-def _count(most: int) -> Callable[[str], int]:
-    """A parser of a number from 1 to `most`."""
-
-    def parse(text: str) -> int:
-        if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{shown(text)}: allowed: a whole number from 1 to {most}")
-        return int(text)
-
-    return parse
+def _count(most: int, text: str) -> int:
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{shown(text)}: allowed: a whole number from 1 to {most}")
+    return int(text)
 
 
 def _rate(text: str) -> float:
@@ -239,20 +231,18 @@ def _picture(text: str) -> Path:
 
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description=(__doc__ or "").split("\n")[0])
-    widths = _sizes(
-        f"multiples of {HEAD_DIM} up to {WIDEST}", lambda width: HEAD_DIM <= width <= WIDEST and width % HEAD_DIM == 0
-    )
-    depths = _sizes(f"whole numbers from 1 to {DEEPEST}", lambda depth: 1 <= depth <= DEEPEST)
+    widths = partial(_sizes, range(HEAD_DIM, WIDEST + 1, HEAD_DIM), f"multiples of {HEAD_DIM} up to {WIDEST}")
+    depths = partial(_sizes, range(1, DEEPEST + 1), f"whole numbers from 1 to {DEEPEST}")
+    steps, seeds = partial(_count, MOST_STEPS), partial(_count, LARGEST_PACK)
     parser.add_argument("out", type=_picture, help=f"the figure to write ({', '.join(PICTURES)})")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--widths", type=widths, help=f"default {','.join(map(str, WIDTHS))}")
     sizes.add_argument("--depths", type=depths, help=f"depths to compare instead, such as {','.join(map(str, DEPTHS))}")
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adamw", help="default adamw")
-    parser.add_argument("--steps", type=_count(MOST_STEPS), default=STEPS, help=f"training steps, default {STEPS}")
+    parser.add_argument("--steps", type=steps, default=STEPS, help=f"training steps, default {STEPS}")
     parser.add_argument(
         "--rate", type=_rate, help=f"learning rate, the same everywhere, default {RATES['adam']} for adamw"
     )
-    seeds = _count(LARGEST_PACK)
     parser.add_argument("--seeds", type=seeds, default=SEEDS, help=f"trials in each pack, default {SEEDS}")
     return parser
 
@@ -282,9 +272,8 @@ def check(arguments: Sequence[str], program: str) -> None:
         raise ConfigError(f"{options.out}: {reason}; allowed: a file in a folder that you may write to") from None
     last = slopes(table, against).xs(options.steps, level="step").unstack("parametrization")
     last = last.reindex(index=list(ACTIVATIONS), columns=list(COMPARED[against]))
-    exponents = last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string()
     print(f"Exponent of the change after {options.steps} steps of {options.optimizer} against the {against}:")
-    print(exponents)
+    print(last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string())
     print(f"Figure: {options.out}")
 
 

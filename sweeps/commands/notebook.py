@@ -10,9 +10,8 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import optuna
 import torch
@@ -98,19 +97,15 @@ def _arguments(
 @contextlib.contextmanager
 def _left_as_it_was() -> Iterator[None]:
     """A sweep as in a process of its own; what it sets there is afterwards as the rest of a notebook has it."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(_restore, os.environ, dict(os.environ))
-        stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
-        stack.enter_context(resolvers_put_back())
-        stack.enter_context(_hydras_configurations())
-        stack.enter_context(_own_torch())
-        yield
-
-
-def _restore(values: MutableMapping[str, Any], before: Mapping[str, Any]) -> None:
-    for name in set(values) - set(before):
-        del values[name]
-    values.update(before)
+    environment, verbosity = dict(os.environ), optuna.logging.get_verbosity()
+    try:
+        with resolvers_put_back(), _hydras_configurations(), _own_torch():
+            yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
 
 
 @contextlib.contextmanager

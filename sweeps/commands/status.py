@@ -65,16 +65,16 @@ def status_of(out: Path) -> Status:
         how_far = f"step {values.steps} of {values.of}, {count(values.trials, 'trial')}"
         is_running = is_locked(lock_of(ResultsPath.at(out), pack))
         (status.running if is_running else status.stopped if values.is_stopped else status.lost)[pack] = how_far
-    for pack, job in slurm.packs.items():
+    for pack, queued in ((job.pack.id, queued) for job, queued in slurm.jobs.items()):
         if pack not in status.running:
             for left in (status.stopped, status.lost):  # whatever its process has left
                 left.pop(pack, None)
-            if job.state == "RUNNING":
-                status.running[pack] = f"Slurm job {job.number}, starting"
+            if queued.state == "RUNNING":
+                status.running[pack] = f"Slurm job {queued.number}, starting"
             else:
-                status.queued[pack] = f"Slurm job {job.number}, {job.description}"
-    for job in slurm.unnamed:
-        status.queued[f"Slurm job {job.number}"] = f"{job.description}; what it trains cannot be read"
+                status.queued[pack] = f"Slurm job {queued.number}, {queued.description}"
+    for queued in slurm.unnamed:
+        status.queued[f"Slurm job {queued.number}"] = f"{queued.description}; what it trains cannot be read"
     status.lost = {pack: how_far for pack, how_far in status.lost.items() if pack not in status.failed}
     return status
 

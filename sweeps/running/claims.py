@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import Any
 
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import is_complete
@@ -76,15 +75,11 @@ def all_claims(folder: ResultsPath) -> list[Claim]:
     claims = []
     for line in lines:
         with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            claims.append(_claim(json.loads(line)))
+            record = json.loads(line)
+            pack, trials = record["pack"], record["trials"]
+            if isinstance(pack, str) and pack.isalnum() and all(isinstance(trial, str) for trial in trials):
+                claims.append(Claim(pack, frozenset(trials)))
     return claims
-
-
-def _claim(record: Any) -> Claim:
-    pack, trials = record["pack"], record["trials"]
-    if not isinstance(pack, str) or not pack.isalnum() or not all(isinstance(trial, str) for trial in trials):
-        raise ValueError(record)
-    return Claim(pack, frozenset(trials))
 
 
 def _say(folder: ResultsPath, claim: Claim) -> None:

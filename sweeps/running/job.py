@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import json
 import platform
+import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,21 +37,23 @@ from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.last_weights import write_weights
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
-from harness.storage.stored import STORE, PackInfo, read_pack
+from harness.storage.stored import STORE, is_complete, read_pack
 from harness.training.distributed import Group, Unsaved
-from harness.training.loop import Result, train
+from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose.settings import Run
 from sweeps.planning.planner import PackPlan
-from sweeps.running.claims import claimed, claims_on
+from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
+from sweeps.running.locks import is_locked
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
 from sweeps.running.progress_files import ProgressFile
 
 PROGRESS, ERRORS, CHECKPOINTS = "progress", "errors", "checkpoints"
 PLAN = "plan.json"
+PACK_ID = "[0-9a-f]{16}"
 ATTEMPTS = 3  # at a pack whose chunks are found damaged when it is trained
 
 
@@ -126,6 +130,8 @@ class Elsewhere:
     pack: str
 
 
+Ended = Finished | Failed | Elsewhere  # what became of a pack
+
 corpus_of = lru_cache(maxsize=4)(load_corpus)  # read once a process
 
 
@@ -158,30 +164,24 @@ def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | E
 
 def finished(job: Job) -> Finished | None:
     """What the store says of the job's pack, once it is complete, or its trials are in other packs that are."""
-    pack = read_pack(ResultsPath.at(job.out) / STORE / job.pack.id)
-    if pack is not None and pack.complete:
-        return _told(job, [pack])
-    folder, wanted = job.folder, {trial.id for trial in job.pack.recorded}
-    others = dict.fromkeys(claim.pack for claim in claims_on(folder, wanted))
-    packs = [read_pack(folder / STORE / name) for name in others]
-    complete = [pack for pack in packs if pack is not None and pack.complete]
-    has_all = wanted <= {trial for pack in complete for trial in pack.attributes["ids"]}
-    return _told(job, complete) if has_all else None
-
-
-def _told(job: Job, packs: Sequence[PackInfo]) -> Finished:
-    """How the job's trials have ended, by the packs that hold them."""
     wanted = {trial.id for trial in job.pack.recorded}
+    packs = [read_pack(ResultsPath.at(job.out) / STORE / job.pack.id)]
+    if packs[0] is None or not packs[0].complete:
+        folder = job.folder
+        others = dict.fromkeys(claim.pack for claim in claims_on(folder, wanted))
+        packs = [read_pack(folder / STORE / name) for name in others]
     outcome: dict[str, str] = {}
     idle: set[str] = set()
     for pack in packs:
-        names = ("ids", "outcome", "trials", "changes")
-        for trial, ended, config, changes in zip(*(pack.attributes[name] for name in names), strict=True):
+        if pack is None or not pack.complete:
+            continue
+        lists = (pack.attributes[name] for name in ("ids", "outcome", "trials", "changes"))
+        for trial, ended, config, changes in zip(*lists, strict=True):
             if trial in wanted:
                 outcome[trial] = ended
                 if config["fault"]["kind"] != "none" and not changes:
                     idle.add(trial)
-    return Finished(job.pack.id, tuple(outcome.values()), len(idle))
+    return Finished(job.pack.id, tuple(outcome.values()), len(idle)) if wanted <= outcome.keys() else None
 
 
 def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
@@ -189,10 +189,10 @@ def begun_packs(out: Path, wanted: Set[str]) -> list[PackPlan]:
     packs: list[PackPlan] = []
     taken: set[str] = set()
     for folder in (ResultsPath.at(out) / CHECKPOINTS).entries():
-        values = about(folder)
+        values = about(folder) or {}
         with contextlib.suppress(ConfigError, TypeError, KeyError, AttributeError):  # of another version, or damaged
-            trials = tuple(trial_from_dict(config, fault_types()) for config in (values or {}).get("trials", ()))
-            pack = PackPlan(trials, frozenset(values["witnesses"] if values else ()))
+            trials = tuple(trial_from_dict(config, fault_types()) for config in values["trials"])
+            pack = PackPlan(trials, frozenset(values["witnesses"]))
             ids = {trial.id for trial in pack.recorded}
             if ids and ids <= wanted and not ids & taken:
                 packs.append(pack)
@@ -204,24 +204,35 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
     """Train the pack and have it complete, once every chunk of it is on the disk as it was written."""
     damage = ""
     for _ in range(ATTEMPTS):
-        store, result = _attempt(job, checkpoints)
+        store, ended = _attempt(job, checkpoints)
         damaged = store.damage()
         if damaged is None:
-            return _completed(job, checkpoints, store, result)
+            break
         _, damage = damaged
         warnings.warn(f"{damage}; what its pack has trained since is trained again", stacklevel=2)
-    raise OSError(f"{damage}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
+    else:
+        raise OSError(f"{damage}, after {ATTEMPTS} attempts: the disk does not keep what is written to it")
+    events = [[event.to_dict() for event in of_trial] for of_trial in ended.pop("events")]
+    job.error_file.unlink()  # before the pack counts as complete: a kill in between leaves no old trace
+    store.finish(**ended, faults=events)
+    checkpoints.remove()
+    job.progress_file.unlink()
+    idle = sum(
+        isinstance(trial.fault, InjectableFault) and not changes
+        for trial, changes in zip(job.pack.recorded, ended["changes"], strict=True)
+    )
+    return Finished(job.pack.id, tuple(ended["outcome"]), idle)
 
 
-def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
-    """Train from the newest checkpoint to the last step; only the trials that are recorded are left in the result."""
+def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, list[Any]]]:
+    """Train from the newest checkpoint to the last step. Returns what is left to write of the recorded trials."""
     trials, recorded = job.pack.trials, job.pack.recorded
     first = trials[0]
     progress = ProgressFile(job.progress_file, first.steps, len(trials))
     progress.begin(0)
     device = pick_device(job.run.device, first.train.precision)
     pack, agenda, corpus = _prepared(job, device)
-    description = {**corpus.description, "fingerprint": corpus.fingerprint}
+    text = {**corpus.description, "fingerprint": corpus.fingerprint}
     folder, store = job.folder, None
     while (saved := checkpoints.newest()) and (
         store := PackStore.resume(folder, job.pack.id, steps_done(saved))
@@ -229,19 +240,10 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
         checkpoints.drop(saved.step)
     if store is None:
         checkpoints.remove()
+        environment, block = _environment(device, job), job.run.telemetry.block
+        signals = {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in pack.guard_signals.items()}
         store = PackStore.create(
-            folder,
-            job.pack.id,
-            recorded,
-            first.steps,
-            first.model.depth,
-            description,
-            _environment(device, job),
-            job.run.telemetry.block,
-            {
-                name: Signal(("trial", "step"), signal.units, signal.long_name)
-                for name, signal in pack.guard_signals.items()
-            },
+            folder, job.pack.id, recorded, first.steps, first.model.depth, text, environment, block, signals
         )
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
 
@@ -269,23 +271,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, Result]:
             checkpoints.remove()
         raise
     store.write_ends({name: values[kept] for name, values in result.ends.items()})
-    ended = {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
-    return store, Result(**ended, ends={})
-
-
-def _completed(job: Job, checkpoints: Checkpoints, store: PackStore, result: Result) -> Finished:
-    ended = dict(vars(result))
-    events = [[event.to_dict() for event in of_trial] for of_trial in ended.pop("events")]
-    ended.pop("ends")  # written already
-    job.error_file.unlink()  # before the pack counts as complete: a kill in between leaves no old trace
-    store.finish(**ended, faults=events)
-    checkpoints.remove()
-    job.progress_file.unlink()
-    idle = sum(
-        isinstance(trial.fault, InjectableFault) and not changes
-        for trial, changes in zip(job.pack.recorded, result.changes, strict=True)
-    )
-    return Finished(job.pack.id, tuple(result.outcome), idle)
+    return store, {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
 
 
 def _prepared(job: Job, device: torch.device) -> tuple[Pack, Agenda, Corpus]:
@@ -317,7 +303,7 @@ def _follow(group: Group, job: Job, block: int, is_resumed: bool) -> None:
     train(pack, agenda, block, lambda first_step, signals: None, checkpoints=checkpoints, saved=saved)
 
 
-def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Finished | Failed | Elsewhere:
+def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Ended:
     """`train_pack`, with a crash kept as a trace in the results folder."""
     try:
         return train_pack(job, checkpoints)
@@ -331,7 +317,6 @@ def record_failure(job: Job, reason: str, trace: str) -> Failed:
     """Leave the trace of a crashed pack, and the trials that were in it, in the results folder, if that takes it."""
     trials = "\n".join(json.dumps({"id": trial.id, **trial.to_dict()}) for trial in job.pack.trials)
     first = (reason.splitlines() or [""])[0]
-    file = job.out / ERRORS / f"{job.pack.id}.txt"
     try:
         job.error_file.parent.make_folder()
         job.error_file.write(f"{reason}\n\n{trace}\n\ntrials of this pack:\n{trials}\n".encode())
@@ -339,7 +324,7 @@ def record_failure(job: Job, reason: str, trace: str) -> Failed:
     except (OSError, ConfigError, FolderLost) as error:
         why = getattr(error, "strerror", None) or error
         return Failed(job.pack.id, f"{first} (its trace could not be written: {why})", None)
-    return Failed(job.pack.id, first, file)
+    return Failed(job.pack.id, first, job.out / ERRORS / f"{job.pack.id}.txt")
 
 
 def without_order(data: Data) -> Data:
@@ -350,6 +335,30 @@ def without_order(data: Data) -> Data:
 def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
     """Keep what was asked for, for those who ask how far it is."""
     (folder / PLAN).write(json.dumps({"trials": sorted(trials)}).encode())
+
+
+def remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:
+    """Remove what a killed sweep has left of packs that do not run any more, or all of whose trials are `complete`.
+
+    Only what has a name that a sweep gives: anything else is somebody's own.
+    """
+    for entry, pack in _of_packs(folder / PROGRESS, rf"({PACK_ID})\.json|\.({PACK_ID})\.json\.[0-9a-f]{{32}}"):
+        if pack not in running and not is_locked(lock_of(folder, pack)):
+            entry.unlink()
+    for entry, _ in _of_packs(folder / ERRORS, rf"\.({PACK_ID})\.txt\.[0-9a-f]{{32}}"):  # was being written
+        entry.unlink()
+    ended = [*_of_packs(folder / CHECKPOINTS, f"({PACK_ID})"), *_of_packs(folder / LOCKS, rf"({PACK_ID})\.lock")]
+    settled = {claim.pack for claim in all_claims(folder) if claim.trials <= complete} if ended else set()
+    for entry, pack in ended:
+        if (pack in settled or is_complete(folder.root, pack)) and not is_locked(lock_of(folder, pack)):
+            entry.remove_tree()
+            entry.unlink()
+
+
+def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]]:
+    """What is in a folder with names of this pattern, and the pack, which is the one group that has matched."""
+    matches = ((entry, re.fullmatch(pattern, entry.name)) for entry in folder.entries())
+    return [(entry, match[match.lastindex or 0]) for entry, match in matches if match]
 
 
 def _environment(device: torch.device, job: Job) -> dict[str, object]:

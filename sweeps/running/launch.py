@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import signal
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -24,9 +23,8 @@ from harness.model.precision import pick_device
 from harness.model.scaling import tensor_table
 from harness.model.start import check_start, start_digests
 from harness.storage.last_weights import has_weights
-from harness.storage.results_folder import ResultsPath
 from harness.storage.store import check_store, open_store
-from harness.storage.stored import STORE, complete_trials, is_complete, read_packs
+from harness.storage.stored import STORE, complete_trials, read_packs
 from harness.storage.zarr_files import METADATA
 from injectors import InjectableFault
 from injectors.value import Value
@@ -35,26 +33,9 @@ from sweeps.planning.campaign import campaign_of, check_samples, envelope, wides
 from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.plan_table import print_plan, say_counts
 from sweeps.planning.planner import PackPlan, Plan, make_plan
-from sweeps.running.claims import LOCKS, all_claims, lock_of
-from sweeps.running.job import (
-    CHECKPOINTS,
-    ERRORS,
-    PROGRESS,
-    Elsewhere,
-    Failed,
-    Finished,
-    Job,
-    begun_packs,
-    corpus_of,
-    without_order,
-    write_plan,
-)
+from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, remove_leftovers, without_order, write_plan
 from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
-from sweeps.running.locks import is_locked
-from sweeps.running.progress import Display
-from sweeps.running.summary import summarize
-
-PACK_ID = "[0-9a-f]{16}"
+from sweeps.running.progress import Display, summarize
 
 
 class Terminated(KeyboardInterrupt):
@@ -75,9 +56,8 @@ def run_grid(
 ) -> int:
     """Run the sweep, its campaigns drawn; in rounds, if it is to stop by itself. Returns the exit status.
 
-    `notices` are lines that belong to the plan.
-
-    Raises ConfigError before anything is written if something about the run is wrong.
+    `notices` are lines that belong to the plan. Raises ConfigError before anything is written if something about the
+    run is wrong.
     """
     problems, campaigns, single = Problems(), [], []
     for trial in trials:
@@ -137,9 +117,8 @@ def run_sweep(
     """Check, plan and train. Returns the exit status: 0, 1 if a pack failed, 130 after Ctrl-C, 143 after SIGTERM.
 
     `notes` are lines that belong to the plan. `name` is that of one round of many, which is worth one line. A plan says
-    what this machine has no room for, because it may be for another one; one that is a rehearsal refuses it.
-
-    Raises ConfigError before anything is written if something about the run is wrong.
+    what this machine has no room for, because it may be for another one; one that is a rehearsal refuses it. Raises
+    ConfigError before anything is written if something about the run is wrong.
     """
     device, processes = _checked(trials, run)
     has_results = (run.out / STORE / METADATA).exists()
@@ -163,7 +142,7 @@ def run_sweep(
         notes = [*notes, f"keep=weights: {line}"]
     if plan.packs:
         write_plan(folder, asked)
-    _remove_leftovers(folder, {job.pack.id for job in running}, complete)
+    remove_leftovers(folder, {job.pack.id for job in running}, complete)
     _say([*(() if name else (f"study {run.study} -> {run.out}",)), *notes], console)
     if not name:
         say_counts(plan, console)
@@ -197,8 +176,16 @@ def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int]:
     for precision in {trial.train.precision for trial in trials}:
         with problems.collect():
             device = "cuda" if is_for_another else pick_device(run.device, precision).type
-    with problems.collect():
-        processes = _processes(trials, run)
+    processes = 1
+    if run.ranks == "processes":
+        with problems.collect():
+            processes = max((trial.train.ranks for trial in trials), default=1)
+            if not dist.is_available() or not dist.is_gloo_available():
+                lacking = "this build of torch lacks torch.distributed with gloo"
+                raise ConfigError(f"ranks=processes: {lacking}; allowed: simulated")
+            if processes == 1:
+                allowed = "simulated, or train.ranks >= 2"
+                raise ConfigError(f"ranks=processes: every trial has train.ranks=1; allowed: {allowed}")
     for data, context in _corpora(trials):
         with problems.collect():
             check_data(data, context)
@@ -211,10 +198,10 @@ def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int]:
 
 
 def _followed(
-    jobs: Sequence[Job], running: Sequence[Job], out: Path, executor: Executor, console: Console
-) -> tuple[list[Finished | Failed | Elsewhere], KeyboardInterrupt | None]:
+    jobs: Sequence[Job], running: Mapping[Job, str], out: Path, executor: Executor, console: Console
+) -> tuple[list[Ended], KeyboardInterrupt | None]:
     """What came of each pack that is trained now, or runs already; and what has stopped that, if anything has."""
-    results: list[Finished | Failed | Elsewhere] = []
+    results: list[Ended] = []
     with (
         heard_by(_terminate, signal.SIGTERM),
         Display([job.pack for job in (*jobs, *running)], out, console) as display,
@@ -230,18 +217,6 @@ def _followed(
         except KeyboardInterrupt as interrupt:
             return results, interrupt
     return results, None
-
-
-def _processes(trials: Sequence[Trial], run: Run) -> int:
-    """The most that train one pack at the same time. Raises ConfigError where there are no ranks to train in them."""
-    if run.ranks == "simulated":
-        return 1
-    if not dist.is_available() or not dist.is_gloo_available():
-        raise ConfigError("ranks=processes: this build of torch lacks torch.distributed with gloo; allowed: simulated")
-    most = max((trial.train.ranks for trial in trials), default=1)
-    if most == 1:
-        raise ConfigError("ranks=processes: every trial has train.ranks=1; allowed: simulated, or train.ranks >= 2")
-    return most
 
 
 def _planned(
@@ -282,31 +257,6 @@ def _memory(run: Run, executor: Executor, device: str, processes: int) -> float:
         return math.inf
     shared_by = math.ceil(processes / torch.cuda.device_count()) if device == "cuda" else processes
     return executor.memory(device) / shared_by
-
-
-def _remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:
-    """What a killed sweep has left of packs that do not run any more, or all of whose trials are `complete`.
-
-    Only what has a name that a sweep gives: anything else is somebody's own.
-    """
-    for entry, pack in _of_packs(folder / PROGRESS, r"(?P<pack>)\.json|\.(?P<half>)\.json\.[0-9a-f]{32}"):
-        if pack not in running and not is_locked(lock_of(folder, pack)):
-            entry.unlink()
-    for entry, _ in _of_packs(folder / ERRORS, r"\.(?P<half>)\.txt\.[0-9a-f]{32}"):  # was being written
-        entry.unlink()
-    ended = [*_of_packs(folder / CHECKPOINTS, "(?P<pack>)"), *_of_packs(folder / LOCKS, r"(?P<pack>)\.lock")]
-    settled = {claim.pack for claim in all_claims(folder) if claim.trials <= complete} if ended else set()
-    for entry, pack in ended:
-        if (pack in settled or is_complete(folder.root, pack)) and not is_locked(lock_of(folder, pack)):
-            entry.remove_tree()
-            entry.unlink()
-
-
-def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]]:
-    """What is in a folder with names of this pattern, and the pack that `(?P<pack>)` or `(?P<half>)` stands for."""
-    whole = re.compile(pattern.replace(">)", ">" + PACK_ID + ")"))
-    matches = ((entry, whole.fullmatch(entry.name)) for entry in folder.entries())
-    return [(entry, next(filter(None, match.groups()))) for entry, match in matches if match]
 
 
 def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:

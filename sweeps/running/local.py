@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -29,11 +29,11 @@ from harness.config import ConfigError
 from harness.storage.checkpoint import Stopped
 from harness.storage.results_folder import FolderLost
 from sweeps.planning.planner import PackPlan, pack_bytes
-from sweeps.running.job import Elsewhere, Failed, Finished, Job, record_failure, train_pack_safely
+from sweeps.running.job import Ended, Job, record_failure, train_pack_safely
 
 POLL_SECONDS = 0.5
 SHARE_OF_MEMORY = 0.8  # of a machine or a job, for packs; the rest is for Python, the corpus and others
-Results = Generator[Finished | Failed | Elsewhere | None]
+Results = Generator[Ended | None]
 
 
 class Executor(Protocol):
@@ -53,10 +53,10 @@ class Executor(Protocol):
     def fitting(self, packs: Sequence[PackPlan]) -> Executor:
         """This one, or one with so few workers that the memory of its machine is enough for these packs."""
 
-    def running(self, out: Path) -> list[Job]:
-        """The packs that an earlier call has started and that still go on."""
+    def running(self, out: Path) -> Mapping[Job, str]:
+        """The packs that an earlier call has started and that still go on, and where."""
 
-    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
+    def __call__(self, jobs: Sequence[Job], running: Mapping[Job, str]) -> Results:
         """Train `jobs`. Yield what became of each of them and of `running`, and None while there is nothing to tell."""
 
 
@@ -106,10 +106,10 @@ class LocalExecutor:
     def splits_over(self) -> int:
         return self.workers
 
-    def running(self, out: Path) -> list[Job]:
-        return []
+    def running(self, out: Path) -> Mapping[Job, str]:
+        return {}
 
-    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
+    def __call__(self, jobs: Sequence[Job], running: Mapping[Job, str]) -> Results:
         workers = min(self.workers, len(jobs))
         threads = max(1, available_cores() // max(1, workers))
         if workers <= 1:
@@ -141,7 +141,7 @@ class LocalExecutor:
             pool.join()
 
 
-def _result(future: Future, job: Job) -> Finished | Failed | Elsewhere | None:
+def _result(future: Future, job: Job) -> Ended | None:
     """What became of a job in a worker; None if it was stopped. Raises FolderLost."""
     try:
         return future.result()
@@ -157,7 +157,7 @@ class Flag(Protocol):
     value: int
 
 
-def train_until_asked(job: Job, asked: Flag) -> Finished | Failed | Elsewhere | None:
+def train_until_asked(job: Job, asked: Flag) -> Ended | None:
     """Train a pack; None if it is `asked` to stop, at once or once a checkpoint is saved. Raises FolderLost."""
     if asked.value:
         return None
@@ -272,7 +272,7 @@ def first_signal_asks(flag: Flag) -> Generator[None]:
 _asked: Any = None  # of this worker: not 0 once it is to stop
 
 
-def _train_in_worker(job: Job) -> Finished | Failed | Elsewhere | None:
+def _train_in_worker(job: Job) -> Ended | None:
     return train_until_asked(job, _asked)
 
 

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,7 @@ class Started:
 
     rank: int
     process: subprocess.Popen
-    errors: IO[bytes]
+    errors: Path
 
     @property
     def status(self) -> int | None:
@@ -99,23 +99,16 @@ def ranks(
                 raise _reason(others, count, error) from None
         finally:
             for other in others:
-                other.process.kill()
-                other.process.wait()
-                if other.process.stdin:
-                    other.process.stdin.close()
-                other.errors.close()
+                with other.process:  # which closes its pipe, and waits for it
+                    other.process.kill()
 
 
 def _start(rank: int, folder: Path) -> Started:
-    errors = (folder / f"{rank}.txt").open("w+b")
+    errors = folder / f"{rank}.txt"
+    command = [sys.executable, "-P", "-c", COMMAND, str(rank), str(folder / "work")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", COMMAND, str(rank), str(folder / "work")],
-        stdin=subprocess.PIPE,
-        stdout=errors,
-        stderr=errors,
-        env=environment,
-    )
+    with errors.open("wb") as file:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment)
     return Started(rank, process, errors)
 
 
@@ -162,8 +155,9 @@ def _reason(others: Sequence[Started], count: int, lost: RankLost | None) -> Ran
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
         for other in others:
-            if other.status not in (None, 0, LOST):
-                return _failure(other, count)
+            status = other.status
+            if status not in (None, 0, LOST):
+                return _failure(other, status, count)
         if all(other.status is not None for other in others):
             break
         time.sleep(POLL_SECONDS)
@@ -171,11 +165,8 @@ def _reason(others: Sequence[Started], count: int, lost: RankLost | None) -> Ran
     return RankFailed(f"{lost or 'a rank has ended early'} ({', '.join(ended)})")
 
 
-def _failure(other: Started, count: int) -> RankFailed:
-    status = other.status
-    assert status is not None
-    other.errors.seek(0)
-    said = other.errors.read().decode(errors="replace").strip()
+def _failure(other: Started, status: int, count: int) -> RankFailed:
+    said = other.errors.read_bytes().decode(errors="replace").strip()
     name = f"rank {other.rank} of {count}"
     if status < 0:
         return RankKilled(f"{name} was killed by {signal.Signals(-status).name}\n{said}".strip())
@@ -196,20 +187,13 @@ def _main() -> None:
         store = dist.FileStore(place, count)
         store.set(f"ready {rank}", "")
         target(Group(rank, count, store, device), *arguments)
-    except RankLost:
+        status = 0
+    except BaseException as error:
         traceback.print_exc()
-        _end(LOST)
-    except BaseException:
-        traceback.print_exc()
-        _end(1)
-    _end(0)
-
-
-def _end(status: int) -> None:
-    """At once: a group takes its time to close where others have ended."""
+        status = LOST if isinstance(error, RankLost) else 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
+    os._exit(status)  # at once: a group takes its time to close where others have ended
 
 
 def _die_with_rank_0() -> None:

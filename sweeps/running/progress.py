@@ -1,4 +1,4 @@
-"""What is going on, for a person: a live bar on a terminal, plain lines elsewhere.
+"""What is going on, for a person: a live bar on a terminal, plain lines elsewhere; and what came of it, in words.
 
 One worker trains in the process of the command itself, so a thread looks at the progress files and redraws.
 """
@@ -8,17 +8,18 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from harness.basics.printing import duration
+from harness.basics.printing import count, duration
 from harness.objectives.outcome import TRAINED
-from sweeps.planning.planner import PackPlan
-from sweeps.running.job import PROGRESS, Elsewhere, Failed, Finished
+from sweeps.compose.settings import Run
+from sweeps.planning.planner import PackPlan, Plan
+from sweeps.running.job import PROGRESS, Elsewhere, Ended, Failed, Finished
 from sweeps.running.progress_files import PackProgress, read_progress
 
 FIRST_SECONDS = 2.0  # before the first line where there is no terminal: short sweeps need none
@@ -34,8 +35,7 @@ class Display:
         self.packs = {pack.id: pack for pack in packs}
         self.total = sum(len(pack.recorded) for pack in packs)
         self.total_steps = sum(len(pack.trials) * pack.trials[0].steps for pack in packs)
-        self.done_trials = self.bad_trials = 0
-        self.done_steps, self.skipped_steps = 0, 0
+        self.done_trials = self.bad_trials = self.done_steps = self.skipped_steps = 0
         self.started = time.monotonic()
         self._next_line = self.started + FIRST_SECONDS
         self._resumed: dict[str, int] = {}  # pack -> trial-steps
@@ -59,7 +59,7 @@ class Display:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -74,10 +74,11 @@ class Display:
             except (OSError, ValueError):
                 return
 
-    def finished(self, result: Finished | Failed | Elsewhere) -> None:
+    def finished(self, result: Ended) -> None:
         """A pack has ended, well or badly, or is left to another process."""
         with self._lock:
             pack = self.packs.pop(result.pack)
+            self._seen.pop(result.pack, None)
             steps = len(pack.trials) * pack.trials[0].steps
             if isinstance(result, Finished):
                 self.done_trials += len(result.outcome)
@@ -96,10 +97,9 @@ class Display:
             for pack in (damaged.keys() & self.packs.keys()) - self._damaged:
                 self._damaged.add(pack)
                 self.console.print(f"left out: {damaged[pack]}", soft_wrap=True)
+            # A pack whose file is gone is done, and will be told in a moment: it stays seen until then.
             self._seen |= {pack: values for pack, values in seen.items() if pack in self.packs}
-            # A pack whose file is gone is done, and will be told in a moment.
-            running = {pack: values for pack, values in self._seen.items() if pack in self.packs}
-            steps, text, left = self._how_far(running)
+            steps, text, left = self._how_far()
             if self._bar:
                 done = steps + self.skipped_steps
                 self._bar.update(self._task, completed=done, description=text, left=left, refresh=True)
@@ -107,11 +107,12 @@ class Display:
                 self._next_line = time.monotonic() + PLAIN_SECONDS
                 self.console.print(f"{text}, {left}", soft_wrap=True)
 
-    def _how_far(self, running: dict[str, PackProgress]) -> tuple[int, str, str]:
+    def _how_far(self) -> tuple[int, str, str]:
         """The trial-steps that are done, how far the sweep is, and how long it is going to take."""
-        steps = self.done_steps + sum(progress.steps * progress.trials for progress in running.values())
-        self._resumed |= {pack: progress.begun * progress.trials for pack, progress in running.items()}
-        bad = self.bad_trials + sum(progress.frozen for progress in running.values())
+        running = self._seen.values()
+        steps = self.done_steps + sum(progress.steps * progress.trials for progress in running)
+        self._resumed |= {pack: progress.begun * progress.trials for pack, progress in self._seen.items()}
+        bad = self.bad_trials + sum(progress.frozen for progress in running)
         # What earlier commands trained, up to the checkpoints from which packs go on, was not trained in this time.
         trained = steps - sum(self._resumed.values())
         text = f"{self.done_trials}/{self.total} trials, {bad} diverged"
@@ -120,3 +121,28 @@ class Display:
         rate = trained / max(time.monotonic() - self.started, 1e-9)
         left = (self.total_steps - self.skipped_steps - steps) / rate
         return steps, f"{text}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"
+
+
+def summarize(plan: Plan, run: Run, results: Sequence[Ended], console: Console, is_idle: bool, name: str = "") -> None:
+    """What came of it; each failed pack with the place of its trace.
+
+    `is_idle`: there was nothing to train or to wait for. `name` is that of one round of many: the folder is left out.
+    """
+    failed = [result for result in results if isinstance(result, Failed)]
+    finished = [result for result in results if isinstance(result, Finished)]
+    outcomes = Counter(outcome for result in finished for outcome in result.outcome)
+    endings = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+    line = f"trained {outcomes.total()} of {count(plan.trials, 'trial')}" + (f": {endings}" if endings else "")
+    if is_idle:
+        all_of_it = f"all {plan.complete} trials are" if plan.complete > 1 else "the trial is"
+        line = f"nothing to train: {all_of_it} complete already"
+    console.print(f"{name}: {line}" if name else line, soft_wrap=True)
+    if idle := sum(result.idle_faults for result in finished):
+        console.print(f"{count(idle, 'fault')} never fired, or wrote the value that was there", soft_wrap=True)
+    if others := sum(isinstance(result, Elsewhere) for result in results):
+        line = f"{count(others, 'pack')} left to another process, which trains them; the same command looks again"
+        console.print(line, soft_wrap=True)
+    for failure in failed:
+        console.print(f"pack {failure.pack} failed: {failure.message}", soft_wrap=True)
+    if not name:
+        console.print(f"results in {run.out}", soft_wrap=True)

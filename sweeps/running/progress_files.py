@@ -48,20 +48,20 @@ class ProgressFile:
         self._begun = step
         with contextlib.suppress(OSError, ConfigError):
             self._file.parent.make_folder()
-        self._write(step, 0)
+        self._write(step)
 
     def __call__(self, steps: int, frozen: int) -> None:
         """So many steps are done, and so many trials have frozen. May be called as often as there are steps."""
         self._frozen = frozen
         if time.monotonic() >= self._next:
-            self._write(steps, frozen)
+            self._write(steps)
 
     def stopped(self, step: int) -> None:
         """The user has stopped it; it goes on with this step."""
-        self._write(step, self._frozen, is_stopped=True)
+        self._write(step, is_stopped=True)
 
-    def _write(self, steps: int, frozen: int, is_stopped: bool = False) -> None:
-        values = PackProgress(self._begun, steps, self._of, self._trials, frozen, is_stopped)
+    def _write(self, steps: int, is_stopped: bool = False) -> None:
+        values = PackProgress(self._begun, steps, self._of, self._trials, self._frozen, is_stopped)
         with contextlib.suppress(OSError, ConfigError):
             self._file.write(json.dumps(dataclasses.asdict(values)).encode())
         self._next = time.monotonic() + WRITE_SECONDS

@@ -35,7 +35,7 @@ from sweeps.running.job import ERRORS, Failed, Finished, Job, finished, record_f
 from sweeps.running.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.slurm.on_node import OnNode
 from sweeps.slurm.squeue import FOLDER, SCRIPT, TOKEN, Queued, name_of, queue_of, submitters
-from sweeps.slurm.submitted import forget, numbers_of, running_jobs, submitting, write_down_all
+from sweeps.slurm.submitted import forget, running_jobs, submitting, write_down_all
 
 POLL_SECONDS = 2.0
 EARLIER_SECONDS = 45  # by as much a warning may come earlier (Slurm looks every 30 s), and a job takes so long to start
@@ -122,18 +122,18 @@ class SlurmExecutor:
             subprocess.run(["scancel", f"--name={PROBE}", number], capture_output=True)
         _warn(f"hydra/launcher=slurm: Slurm takes these options, but its jobs may not start ({_said(test)})")
 
-    def running(self, out: Path) -> list[Job]:
-        """Packs that stand in Slurm's queue for this store. Raises ConfigError as `running_jobs` does."""
+    def running(self, out: Path) -> dict[Job, str]:
+        """Packs that stand in Slurm's queue for this store, by number. Raises ConfigError as `running_jobs` does."""
         jobs, warnings = running_jobs(out)
         for line in warnings:
             _warn(line)
         return jobs
 
-    def __call__(self, jobs: Sequence[Job], running: Sequence[Job]) -> Results:
+    def __call__(self, jobs: Sequence[Job], running: Mapping[Job, str]) -> Results:
         if not jobs and not running:
             return
         folder = ResultsPath.open([*jobs, *running][0].out)
-        numbers = numbers_of(folder, running)
+        numbers = dict(running)
         if jobs:
             numbers |= self._submit(folder, jobs)
         if self.wait:
@@ -153,13 +153,15 @@ class SlurmExecutor:
 
     def _arrays(self, jobs: Sequence[Job]) -> list[list[list[Job]]]:
         """The packs of each job of each array. All packs of an array are trained by the same number of processes."""
-        most, seconds = _longest_array(), 60 * self.options["minutes_per_job"]
         alike: dict[int, list[Job]] = {}
         for job in jobs:
             alike.setdefault(job.processes, []).append(job)
+        answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
+        size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
+        most = max(1, int(size[1])) if size else 1000  # tasks of one array
         arrays = []
         for same in alike.values():
-            groups = together(same, self.options["parallel"], seconds)
+            groups = together(same, self.options["parallel"], 60 * self.options["minutes_per_job"])
             arrays += [groups[start : start + most] for start in range(0, len(groups), most)]
         return arrays
 
@@ -252,13 +254,6 @@ done
 mv {before} {after} 2>/dev/null || true"""
 
 
-def _longest_array() -> int:
-    """Tasks that one array may have, by Slurm's configuration."""
-    answer = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True).stdout
-    size = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer, flags=re.MULTILINE)
-    return max(1, int(size[1])) if size else 1000
-
-
 class Refused(ConfigError):
     """Slurm has said no, and does not have the array."""
 
@@ -284,49 +279,38 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
 
 
-def _last_state(number: str) -> str:
-    """Slurm's last word on a job that has left the queue."""
-    command = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}"]
-    state = subprocess.run(command, capture_output=True, text=True).stdout.split("\n")[0].strip()
-    return state or "no longer known to Slurm"
-
-
 def _warn(line: str) -> None:
     """What a sweep finds goes elsewhere."""
     say(f"warning: {line}", file=sys.stderr)
 
 
-class Obstacles:
-    """Tells once of each reason for which jobs that are waited for cannot start."""
-
-    def __init__(self, out: Path):
-        self.out, self._since = out, dict[str, float]()
-
-    def look(self, jobs: Iterable[Queued]) -> None:
-        """At the jobs as they are now."""
-        numbers: dict[str, list[str]] = {}
-        for job in jobs:
-            if job.obstacle:
-                numbers.setdefault(f"{job.obstacle} ({job.reason})", []).append(job.number)
-        for obstacle, waiting in numbers.items():
-            if time.monotonic() - self._since.setdefault(obstacle, time.monotonic()) > OBSTACLE_SECONDS:
-                self._since[obstacle] = math.inf
-                others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-                way_out = f"stability-harness cancel {self.out} takes out what waits"
-                _warn(f"Slurm job {waiting[0]}{others} cannot start: {obstacle}; {way_out}")
+def _tell_obstacles(jobs: Iterable[Queued], since: dict[str, float], out: Path) -> None:
+    """Tell once of each reason for which these jobs cannot start; `since` is when each was first seen."""
+    numbers: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.obstacle:
+            numbers.setdefault(f"{job.obstacle} ({job.reason})", []).append(job.number)
+    for obstacle, waiting in numbers.items():
+        if time.monotonic() - since.setdefault(obstacle, time.monotonic()) > OBSTACLE_SECONDS:
+            since[obstacle] = math.inf
+            others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+            way_out = f"stability-harness cancel {out} takes out what waits"
+            _warn(f"Slurm job {waiting[0]}{others} cannot start: {obstacle}; {way_out}")
 
 
 def _follow(folder: ResultsPath, running: dict[Job, str]) -> Results:
     """Yield each pack as it ends, and None in between. Raises FolderLost."""
     left_at: dict[Job, float] = {}
     read_at: dict[Job, int | None] = {}  # thousands of packs may wait: each is read again where it was written again
-    users, obstacles = submitters(folder), Obstacles(folder.root)
+    obstacles: dict[str, float] = {}
+    users = submitters(folder)
     while running:
         time.sleep(POLL_SECONDS)
         yield None
         with folder.opened():  # it is still there
             queued = queue_of(folder, users)
-        obstacles.look((queued or {})[number] for number in set(running.values()) & (queued or {}).keys())
+        waited_for = ((queued or {})[number] for number in set(running.values()) & (queued or {}).keys())
+        _tell_obstacles(waited_for, obstacles, folder.root)
         for job, number in list(running.items()):
             has_left, written = queued is not None and number not in queued, written_at(job.out, job.pack.id)
             ended: Finished | Failed | None = None
@@ -350,7 +334,10 @@ def _lost(folder: ResultsPath, job: Job, number: str) -> Failed:
     lines = _tail(log) if log else ["(no log)"]
     last = next((line for line in reversed(lines) if line.strip()), "")
     tail = "\n".join(lines)
-    return record_failure(job, f"Slurm job {number} ended ({_last_state(number)}): {last}", f"{log}\n{tail}")
+    sacct = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=State", f"--jobs={number}"]
+    answer = subprocess.run(sacct, capture_output=True, text=True).stdout
+    state = answer.split("\n")[0].strip() or "no longer known to Slurm"
+    return record_failure(job, f"Slurm job {number} ended ({state}): {last}", f"{log}\n{tail}")
 
 
 def _tail(file: ResultsPath, of_start: bool = False) -> list[str]:

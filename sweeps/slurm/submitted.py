@@ -28,7 +28,7 @@ from harness.storage.stored import is_complete
 from injectors import fault_types
 from sweeps.compose.settings import Run, check_key
 from sweeps.planning.planner import PackPlan
-from sweeps.running.job import Job
+from sweeps.running.job import PACK_ID, Job
 from sweeps.slurm.squeue import FOLDER, NUMBER, TOKEN, Queued, name_of, queue_of, submitters
 
 PACKS, SUBMITTING = "packs", "submitting"
@@ -36,7 +36,6 @@ KEYS = ("device", "telemetry.block", "checkpoint.every", "checkpoint.minutes", "
 NOTED = {key.rpartition(".")[2]: key for key in KEYS}  # the settings of a run in a record, by their names there
 MOST_BYTES, MOST_OF_ARRAY = 2**26, 2**30  # of one note, and of what is being submitted
 MOST_NAMED = 3  # damaged files, in an error
-_PACK = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +67,7 @@ class Note(Packed):
 class Submitted:
     """What was submitted for a results folder and has not left Slurm's queue."""
 
-    packs: dict[str, Queued] = field(default_factory=dict)  # by id
-    jobs: list[Job] = field(default_factory=list)  # the same
+    jobs: dict[Job, Queued] = field(default_factory=dict)
     unnamed: list[Queued] = field(default_factory=list)  # this folder's jobs of which no note says what they train
     damaged: list[Unreadable] = field(default_factory=list)
     numbers: set[str] = field(default_factory=set)  # of all notes, whose ever they are
@@ -144,94 +142,66 @@ def submitted(out: Path) -> Submitted:
     before = queue_of(folder, users)
     if before is not None:
         _settle(folder, users, slurm)
-    notes = _notes(folder, slurm)
+    notes: dict[ResultsPath, Note] = {}
+    for file in _files(folder / FOLDER / PACKS, PACK_ID, slurm):
+        with _told(file, slurm, is_note=True):
+            notes[file] = record_of(parse_json(file.read_bytes(MOST_BYTES), file.path), Note, file.path)
+    slurm.numbers = {note.job for note in notes.values()}
     now = queue_of(folder, users)
     if before is None or now is None:
-        _check_done(folder, notes, slurm)
+        is_open = _files(folder / FOLDER / SUBMITTING, TOKEN, slurm) or slurm.doubtful
+        if is_open or not all(is_complete(folder.root, file.stem) for file in notes):
+            raise ConfigError(
+                f"out={folder.root}: its packs were submitted, and squeue does not answer; allowed: a running Slurm"
+            )
         return slurm
-    _look_up(folder, notes, now, slurm)
+    for file, note in notes.items():
+        if note.job in now:
+            with _told(file, slurm, is_note=True):
+                job = _job(note, file)
+                if job.pack.id != file.stem:
+                    raise Unreadable(file.path, f"is of another pack, {job.pack.id}")
+                slurm.jobs[job] = now[note.job]
     # What came into the queue meanwhile may just be written down.
     slurm.unnamed = [job for number, job in now.items() if number in before and number not in slurm.numbers]
     return slurm
 
 
-def running_jobs(out: Path) -> tuple[list[Job], list[str]]:
-    """The packs in Slurm's queue that this sweep has not to train, and what is damaged but in nobody's way, in words.
+def running_jobs(out: Path) -> tuple[dict[Job, str], list[str]]:
+    """The packs in Slurm's queue, which this sweep has not to train, with the numbers of their jobs; and what is
+    damaged but in nobody's way, in words.
 
     Raises ConfigError if Slurm is needed and does not answer, or if it has jobs of which nobody knows what they train.
     """
     slurm = submitted(out)
-    queue = sorted({job.number for job in (*slurm.unnamed, *slurm.packs.values())})
+    queue = sorted({job.number for job in (*slurm.unnamed, *slurm.jobs.values())})
     if slurm.unnamed or (slurm.doubtful and queue):
+        numbers = ", ".join(queue[:MOST_NAMED]) + (f" and {len(queue) - MOST_NAMED} more" if queue[MOST_NAMED:] else "")
         files = ", ".join(map(str, slurm.damaged[:MOST_NAMED])) or "their notes are gone"
         raise ConfigError(
-            f"out={out}: Slurm has jobs of this sweep ({_some(queue)}), and what they train cannot be read ({files}); "
+            f"out={out}: Slurm has jobs of this sweep ({numbers}), and what they train cannot be read ({files}); "
             f"allowed: the same command once they have ended, or after: stability-harness cancel {out}"
         )
-    return slurm.jobs, [f"left out: {error}" for error in slurm.damaged]
-
-
-def numbers_of(folder: ResultsPath, jobs: Sequence[Job]) -> dict[Job, str]:
-    """The Slurm job of each of these, which were in the queue. Raises ConfigError if a note was damaged since."""
-    slurm = Submitted()
-    notes = _notes(folder, slurm, {job.pack.id for job in jobs})
-    for error in slurm.damaged:
-        raise ConfigError(f"{error}; allowed: a note as a sweep writes it")
-    return {job: notes[job.pack.id].job for job in jobs if job.pack.id in notes}
+    numbers_of_jobs = {job: queued.number for job, queued in slurm.jobs.items()}
+    return numbers_of_jobs, [f"left out: {error}" for error in slurm.damaged]
 
 
 def _settle(folder: ResultsPath, users: set[int], slurm: Submitted) -> None:
     """Write down the jobs of processes that were killed before they could, if Slurm has them."""
     for file in _files(folder / FOLDER / SUBMITTING, TOKEN, slurm):
-        try:
-            with os.fdopen(file.descriptor(os.O_RDWR), "r+") as handle:
-                _lock(handle)  # until whoever submits it has done so
-                groups = _groups(file)  # is gone if that one has written it down, too
-                queue = queue_of(folder, users)
-                if queue is None:
-                    return  # the file stays, for a time when Slurm answers
-                for array in {n.split("_")[0] for n, j in queue.items() if j.name == name_of(folder, file.stem)}:
-                    write_down_all(folder, groups, array)
-                file.unlink()
-        except FileNotFoundError:
-            pass
-        except Unreadable as error:
-            slurm.damaged.append(error)
-        except (OSError, LinkRefused) as error:
-            slurm.damaged.append(_unreadable(file, error))
-
-
-def _groups(file: ResultsPath) -> list[list[Job]]:
-    """What is being submitted, by array task. Raises Unreadable, and FileNotFoundError."""
-    values = _parsed(file, MOST_OF_ARRAY)
-    if not isinstance(values, list) or not values or not all(isinstance(group, list) and group for group in values):
-        raise Unreadable(file.path, "is no list of lists of packs")
-    return [[_job(record_of(record, Packed, file.path), file) for record in group] for group in values]
-
-
-def _notes(folder: ResultsPath, slurm: Submitted, wanted: set[str] | None = None) -> dict[str, Note]:
-    """By pack. What is damaged is told in `found`."""
-    notes: dict[str, Note] = {}
-    for file in _files(folder / FOLDER / PACKS, _PACK, slurm):
-        if wanted is None or file.stem in wanted:
-            with contextlib.suppress(FileNotFoundError), _doubted(file, slurm):
-                note = record_of(_parsed(file, MOST_BYTES), Note, file.path)
-                notes[file.stem] = note
-                slurm.numbers.add(note.job)
-    return notes
-
-
-def _look_up(folder: ResultsPath, notes: Mapping[str, Note], queue: Mapping[str, Queued], slurm: Submitted) -> None:
-    """Which noted packs have a job in the queue."""
-    for pack, note in notes.items():
-        if note.job in queue:
-            file = folder / FOLDER / PACKS / f"{pack}.json"
-            with _doubted(file, slurm):
-                job = _job(note, file)
-                if job.pack.id != pack:
-                    raise Unreadable(file.path, f"is of another pack, {job.pack.id}")
-                slurm.jobs.append(job)
-                slurm.packs[pack] = queue[note.job]
+        with _told(file, slurm), os.fdopen(file.descriptor(os.O_RDWR), "r+") as handle:
+            _lock(handle)  # until whoever submits it has done so
+            # Is gone if that one has written it down, too.
+            values = parse_json(file.read_bytes(MOST_OF_ARRAY), file.path)
+            if not isinstance(values, list) or not values or not all(isinstance(of, list) and of for of in values):
+                raise Unreadable(file.path, "is no list of lists of packs")
+            groups = [[_job(record_of(record, Packed, file.path), file) for record in group] for group in values]
+            queue = queue_of(folder, users)
+            if queue is None:
+                return  # the file stays, for a time when Slurm answers
+            for array in {n.split("_")[0] for n, j in queue.items() if j.name == name_of(folder, file.stem)}:
+                write_down_all(folder, groups, array)
+            file.unlink()
 
 
 def _job(record: Packed, file: ResultsPath) -> Job:
@@ -247,50 +217,27 @@ def _job(record: Packed, file: ResultsPath) -> Job:
         raise Unreadable(file.path, f"holds no pack ({type(error).__name__}: {str(error)!r:.100})") from None
 
 
-def _parsed(file: ResultsPath, most_bytes: int) -> Any:
-    """The JSON in it. Raises Unreadable, and FileNotFoundError."""
-    try:
-        return parse_json(file.read_bytes(most_bytes), file.path)
-    except FileNotFoundError:
-        raise
-    except (OSError, LinkRefused) as error:
-        raise _unreadable(file, error) from None
-
-
-def _unreadable(file: ResultsPath, error: OSError | LinkRefused) -> Unreadable:
-    if isinstance(error, LinkRefused):
-        return Unreadable(file.path, "is a link, or not what belongs there")
-    return Unreadable(file.path, f"cannot be read ({error.strerror or error})")
-
-
-def _files(place: ResultsPath, stem: re.Pattern[str], slurm: Submitted) -> list[ResultsPath]:
+def _files(place: ResultsPath, stem: str | re.Pattern[str], slurm: Submitted) -> list[ResultsPath]:
     """The files of ours in this folder, as their names say."""
-    try:
-        return [file for file in place.entries() if file.name.endswith(".json") and stem.fullmatch(file.stem)]
-    except (OSError, LinkRefused) as error:
-        slurm.damaged.append(_unreadable(place, error))
-        return []
+    with _told(place, slurm):
+        return [file for file in place.entries() if file.name.endswith(".json") and re.fullmatch(stem, file.stem)]
+    return []
 
 
 @contextlib.contextmanager
-def _doubted(file: ResultsPath, slurm: Submitted) -> Iterator[None]:
-    """Tell what is damaged, and whether its pack has still to be trained."""
+def _told(file: ResultsPath, slurm: Submitted, is_note: bool = False) -> Iterator[None]:
+    """Tell what is damaged; of a note also whether its pack has still to be trained. What is gone says nothing."""
     try:
         yield
+        return
+    except FileNotFoundError:
+        return
+    except LinkRefused:
+        damage = Unreadable(file.path, "is a link, or not what belongs there")
+    except OSError as error:
+        damage = Unreadable(file.path, f"cannot be read ({error.strerror or error})")
     except Unreadable as error:
-        slurm.damaged.append(error)
-        if not is_complete(file.root, file.stem):
-            slurm.doubtful.add(file.stem)
-
-
-def _check_done(folder: ResultsPath, notes: Mapping[str, Note], slurm: Submitted) -> None:
-    """Slurm does not answer. Raises ConfigError unless the store says that nothing can be in its queue."""
-    is_open = _files(folder / FOLDER / SUBMITTING, TOKEN, slurm) or slurm.doubtful
-    if is_open or not all(is_complete(folder.root, pack) for pack in notes):
-        raise ConfigError(
-            f"out={folder.root}: its packs were submitted, and squeue does not answer; allowed: a running Slurm"
-        )
-
-
-def _some(numbers: Sequence[str]) -> str:
-    return ", ".join(numbers[:3]) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+        damage = error
+    slurm.damaged.append(damage)
+    if is_note and not is_complete(file.root, file.stem):
+        slurm.doubtful.add(file.stem)

@@ -167,14 +167,14 @@ def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import os, signal
-from sweeps.slurm import submitted
+from sweeps.slurm import executor
 from sweeps.commands.sweep import main
 
-write_down = submitted._write_down
-def interrupted(folder, job, number):
-    write_down(folder, job, number)
+write_down_all = executor.write_down_all
+def interrupted(folder, groups, number):
     os.kill(os.getpid(), signal.SIGINT)
-submitted._write_down = interrupted
+    return write_down_all(folder, groups, number)
+executor.write_down_all = interrupted
 main()
 """
 

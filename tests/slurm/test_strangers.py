@@ -14,7 +14,7 @@ import pytest
 
 from harness.storage.results_folder import ResultsPath
 from sweeps.slurm import executor as sweeps_slurm
-from sweeps.slurm.submitted import submitted
+from sweeps.slurm.submitted import running_jobs
 from tests.slurm.conftest import GRID, LAUNCH, arrays, eventually, slurm, sweep
 from tests.slurm.test_submitting import put_on_path
 from tests.sweeps.command import call, tree
@@ -121,10 +121,9 @@ def test_a_job_that_cannot_start_says_why(
     eventually(lambda: call("status", str(tmp_path)).out.count(f", pending, {words}") == 2)
     monkeypatch.setattr(sweeps_slurm, "OBSTACLE_SECONDS", 0)
     monkeypatch.setattr(sweeps_slurm, "POLL_SECONDS", 0.01)
-    found = submitted(tmp_path)
     capsys.readouterr()
     folder = ResultsPath.open(tmp_path)
-    stream = sweeps_slurm._follow(folder, {job: found.packs[job.pack.id].number for job in found.jobs})
+    stream = sweeps_slurm._follow(folder, running_jobs(tmp_path)[0])
     for _ in range(5):
         assert next(stream) is None
     said = capsys.readouterr().err

@@ -179,7 +179,7 @@ def test_a_folder_that_is_a_link_is_not_looked_into(done: Path, slurm_says: Says
 
 def test_packs_whose_jobs_slurm_has_are_not_trained_again(done: Path, slurm_says: Says, noted: list[Job]) -> None:
     slurm_says(line("17_0", done), line("17_1", done, "RUNNING", "None"))
-    assert sorted(running_jobs(done)[0], key=lambda job: job.pack.id) == sorted(noted, key=lambda job: job.pack.id)
+    assert running_jobs(done)[0] == {noted[0]: "17_0", noted[1]: "17_1"}
     out = command.call("status", "out").out
     assert f"  {noted[0].pack.id}  Slurm job 17_0, pending (Priority)\n" in out
     assert f"  {noted[1].pack.id}  Slurm job 17_1, starting\n" in out
@@ -202,7 +202,7 @@ def test_a_job_with_the_number_of_a_note_is_not_the_folders_for_that(
     done: Path, slurm_says: Says, noted: list[Job], what: str
 ) -> None:
     slurm_says(line("17_0", done, **STRANGERS[what]))
-    assert not submitted(done).packs and not running_jobs(done)[0]
+    assert not submitted(done).jobs and not running_jobs(done)[0]
     assert "queued: 0 packs" in command.call("status", "out").out
     ended = command.call("cancel", "out")
     assert "cancelled 0 Slurm jobs" in ended.out and not cancelled(done.parent)
@@ -240,7 +240,7 @@ def test_what_a_job_trains_that_nobody_can_read_is_not_trained_beside_it(
     with pytest.raises(ConfigError, match=rf"\(17_0\).*{noted[1].pack.id}.json: is not JSON.*{allowed}"):
         running_jobs(done)
     slurm_says()
-    assert running_jobs(done)[0] == []
+    assert running_jobs(done)[0] == {}
     slurm_says(line("17_0", done))
     text = (done / "slurm" / "packs" / f"{noted[0].pack.id}.json").read_text()
     (done / "slurm" / "packs" / f"{noted[1].pack.id}.json").write_text(text)  # whole, but of another pack
@@ -252,19 +252,19 @@ def test_a_note_of_the_wrong_types_is_a_damaged_one(done: Path, slurm_says: Says
     file = done / "slurm" / "packs" / f"{noted[0].pack.id}.json"
     record = json.loads(file.read_text())
     slurm_says(line("17_0", done))
-    assert list(submitted(done).packs) == [noted[0].pack.id]
+    assert list(submitted(done).jobs) == [noted[0]]
     keys = ("trials", "witnesses", "device", "block", "every", "minutes", "ranks")
     for key, value in itertools.product(keys, (None, -1, "x", [1], {"a": {}}, [{}], 1e400)):
         if key in ("every", "minutes") and value is None:
             continue  # allowed
         file.write_text(json.dumps({**record, key: value}))
         found = submitted(done)
-        assert [error.path for error in found.damaged] == [file.absolute()] and not found.packs, (key, value)
+        assert [error.path for error in found.damaged] == [file.absolute()] and not found.jobs, (key, value)
     for key, value in itertools.product(record["trials"][0], (None, -1, "x", [1], {"a": {}})):
         trials = [{**record["trials"][0], key: value}, *record["trials"][1:]]
         file.write_text(json.dumps({**record, "trials": trials}))
         found = submitted(done)
-        assert [error.path for error in found.damaged] == [file.absolute()] and not found.packs, (key, value)
+        assert [error.path for error in found.damaged] == [file.absolute()] and not found.jobs, (key, value)
 
 
 def test_without_slurm_it_is_asked_for_only_where_something_may_be_in_the_queue(
