@@ -102,7 +102,7 @@ def _shortened(name: str) -> tuple[str, float]:
 
 
 def _thinned(comparison: Comparison) -> tuple[Comparison, str]:
-    """What has room in a map, and the left_out for the caption on what that leaves out."""
+    """What has room in a map, and a note for the caption on what that leaves out."""
     table, left_out = comparison.table, []
     names, number = table["mitigation"].unique(), comparison.place
     total = int(number.max()) + 1

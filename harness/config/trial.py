@@ -47,7 +47,8 @@ class Fault:
 NO_FAULT = Fault()
 IDENTITY = ("kind", "name")  # of a fault: not for the command line, which chooses them with `fault=name`
 WITH_OPTIONS = ("branches", "optimizers", "clippers", "guards", "objectives")  # kinds of parts that may have a section
-CORE: dict[str, type] = {cls.__name__.lower(): cls for cls in (Model, Optim, Schedule, Train, Screen, Data)}
+CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
+CORE |= {"train": Train, "screen": Screen, "data": Data}
 YOUNGER = (("model", "start"),)  # than trials that are stored, whose ids stay what they are
 
 

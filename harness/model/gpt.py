@@ -7,7 +7,8 @@ the configuration gives to the model is applied, and x passes as it is by one wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -106,12 +107,12 @@ class GPT:
 
     def _checkpointed_block(self, tools: Tools, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
         """The block, whose taps are read and struck in the forward pass alone, and not when it is computed again."""
-        return checkpoint(
-            *(self._block, tools, i, x_RxNxD, context),
-            context_fn=lambda: (nullcontext(), self.taps.muted()),
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
+
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self.taps.muted()
+
+        block = partial(self._block, tools, i, context=context)
+        return checkpoint(block, x_RxNxD, context_fn=contexts, use_reentrant=False, preserve_rng_state=False)
 
     def _block(self, tools: Tools, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
         x = x_RxNxD

@@ -29,7 +29,8 @@ def model_tensors(model: Model, vocabulary: int, branches: Branches = ()) -> Ite
     if not model.tied_head:
         yield ModelTensor("head", (vocabulary, d), Kind.HEAD)
     yield from (tensor for block in gains for tensor in block)
-    outer = ["embedding_norm"] * model.embedding_norm + ["final_norm"] * has_final_norm(model)
+    is_there = {"embedding_norm": model.embedding_norm, "final_norm": has_final_norm(model)}
+    outer = [name for name in is_there if is_there[name]]
     yield from (ModelTensor(name, (d,), Kind.FINAL_GAIN) for name in outer)
     if model.biases:  # as in GPT-2 (Radford et al. 2019), whose head has none
         norms_too = model.norm == "layer"

@@ -131,8 +131,17 @@ def gpt2(model: Model, matrix: ModelTensor) -> float:
     return normal(model, matrix) * _branch_share(model, matrix)
 
 
-_INITS = (standard, small, xavier, scaled_residual, small_scaled, zero_residual, fixup, normal, gpt2)
-INITS: Mapping[str, Init] = {init.__name__: init for init in _INITS}
+INITS: Mapping[str, Init] = {
+    "standard": standard,
+    "small": small,
+    "xavier": xavier,
+    "scaled_residual": scaled_residual,
+    "small_scaled": small_scaled,
+    "zero_residual": zero_residual,
+    "fixup": fixup,
+    "normal": normal,
+    "gpt2": gpt2,
+}
 UNCUT_INITS = ("normal", "gpt2")
 ZERO_INITS = ("zero_residual", "fixup")  # with matrices of no size, to which nothing can be relative
 SIZED_INITS = ", ".join(name for name in INITS if name not in ZERO_INITS)  # the others

@@ -57,7 +57,7 @@ class Communicator:
         """Leave the mean over all ranks in `gradients`."""
         while len(self._sums) > 1:
             self._merge()
-        while self._sums:
+        if self._sums:  # one rank alone adds nothing
             gradients.copy_(self._sums.pop()[1].div_(self.count))
 
     def mean(self, losses: Sequence[Tensor]) -> Tensor:

@@ -28,9 +28,6 @@ def short(value: Any) -> str:
     return shown(value)
 
 
-# --- what a file says to Hydra -----------------------------------------------------------------------------------
-
-
 def has_control(text: str) -> bool:
     """Whether there are control characters, or bytes that are no UTF-8."""
     return any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text)

@@ -63,6 +63,7 @@ class AdamW(Adam):
             return super()._step(learning_rate, active)
         self._rates = {s.learning_rate: (learning_rate * s.learning_rate).unbind() for s in self.layout.segments}
         self._counts, self._skip = self.updates.unbind(), (~active).float().unbind()
+        # Nothing for the equations one by one: `_move` reads what stands above.
         return Step({}, {}, None, None)
 
     def _move(self, piece: Piece, step: Step, measure: bool) -> Tensor | None:
@@ -73,8 +74,9 @@ class AdamW(Adam):
         arrays = (weights, piece.gradients, piece.slots["moment_1"], piece.slots["moment_2"])
         for row, w, g, m, v in zip(piece.rows, *arrays, strict=True):
             optim = self.trials[row].optim
+            lists: tuple[list[Tensor], ...] = [w], [g], [m], [v], [], [self._counts[row]]  # as torch takes them
             torch._fused_adamw_(
-                *([w], [g], [m], [v], [], [self._counts[row]]),
+                *lists,
                 lr=self._rates[segment.learning_rate][row],
                 beta1=optim.beta1,
                 beta2=optim.beta2,
