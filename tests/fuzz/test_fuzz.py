@@ -12,7 +12,7 @@ from tests.fuzz.command_lines import furnish
 from tests.fuzz.commands import Ended, Failure, check, check_same, seen
 from tests.fuzz.kinds import KINDS
 
-EXAMPLES = {"command_lines": 15, "yaml_files": 12, "stores": 5}
+EXAMPLES = {"command_lines": 25, "yaml_files": 20, "stores": 8}
 
 
 @pytest.mark.parametrize("kind", KINDS)

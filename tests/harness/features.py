@@ -159,7 +159,7 @@ NEUTRAL: dict[str, tuple[Fields, Fields]] = {  # settings of no strength, and wh
             "clip": 1e30,
             "clip_value": 1e30,
             "clip_tensor": 1e30,
-            "zclip": {"threshold": 1e30},
+            "zclip": {"threshold": 1e30, "warmup": 1},
             "adagc": {"threshold": 1e30, "warmup_clip": 1e30},
         }.items()
     },

@@ -33,10 +33,9 @@ def trials(kind, count, **others):
 
 
 @cache
-def clean(kind, **options):
-    """Seven trials with their own limits; no limits at all if `kind` is None."""
-    many = trials_of([{}] * COUNT, **LENGTH, **GAPS) if kind is None else trials(kind, COUNT, **GAPS)
-    return engine.run(many, **options)
+def clean(kind):
+    """Seven trials with their own limits."""
+    return engine.run(trials(kind, COUNT, **GAPS))
 
 
 @cache
@@ -59,16 +58,12 @@ def times(factor):
     return Change(Site.REDUCED_GRADIENT, range(STRUCK, STRUCK + 1), change)
 
 
-# Trial 2 of "clip" has no limit of its own, which saves it no more than one would.
 SPOILT = {2: math.inf, 3: math.nan, 4: 1e30, 5: -math.inf}
-SPIKED, SPARED = 1, (0, 6)
+SPIKED = 1
 
 
 def memory_of(pack, kind, row):
     return {name: values[row].clone() for name, values in pack.rows_state if name.startswith(kind)}
-
-
-# --- bits -------------------------------------------------------------------------------------------------------------
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

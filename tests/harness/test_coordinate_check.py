@@ -1,6 +1,6 @@
 """Coordinate checks: what the first steps change does not depend on the width in muP, nor on the depth in CompleteP.
 
-In the standard parametrisation it does on both, and in muP on the depth. Every optimizer is checked over the width.
+In the standard parametrisation it does on both, and in muP on the depth. Every optimizer is checked.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ STEADY = ("embedding", "feedforward.down", "residual", "logits")
 """Attention's part hangs on few heads of one block: over few seeds and small models it is noise."""
 
 
-@pytest.mark.parametrize("optimizer", OF_A_RULE.values(), ids=OF_A_RULE)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_completep_is_flat_over_the_depth(optimizer):
     """Over 8 times the depth a factor of 1.5 at most; what a wrong exponent of the depth leaves is off by 1/2 or 1."""
     found = exponents("depth", (2, 16), optimizer, "completep", seeds=4)

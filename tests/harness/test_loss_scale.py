@@ -320,6 +320,47 @@ def test_another_scale_is_another_state(value, more_clean, masked):
     assert run.result.masked_step == [masked, None]
 
 
+def mixed(**fields):
+    """Five trials, each scaling in its own way."""
+    ways = [
+        {**DYNAMIC, "loss_scale": 2.0**26, "loss_scale_growth": 2},
+        {**DYNAMIC, "loss_scale": 1024.0, "loss_scale_growth": 3},
+        {"loss_scaling": "static", "loss_scale": 3.0},
+        {"loss_scaling": "static"},
+        NOTHING,
+    ]
+    return [engine.trial(seed=r, **way, **fields) for r, way in enumerate(ways)]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_rows_that_pass_in_parts_keep_their_scales(precision):
+    trials = mixed(precision=precision, steps=8)
+    order, together = [0, 1, 2, 3, 4] * 3 + [4, 3, 2, 1, 0], engine.run(trials)
+    in_parts = engine.run([trials[i] for i in order])
+    assert len(in_parts.pack.parts) > 1, "rows pass through the model in parts"
+    assert [engine.same_bits(in_parts[row], together[i]) for row, i in enumerate(order)] == [[]] * 20
+    assert (scales(together)[0] > scales(together)[-1]) == (precision == "fp16")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_fork_takes_the_scale_along(precision):
+    golden = mixed(precision=precision, steps=12)
+    infinite = Value(start=5, site="reduced_gradient", model="infinity", tensor="head", seed=1)
+    faulty = [dataclasses.replace(trial, fault=infinite) for trial in golden]
+    faulty.append(dataclasses.replace(golden[1], fault=fault_at_scale(start=7, value=2.0)))
+    forked = engine.assert_fork_equals_full_run([*golden, *faulty], block=4)
+    assert forked.result.nonfinite_step[5:] == [None, None, 5, 5, 5, None]
+
+
+def test_a_pack_that_shrinks_keeps_the_scales():
+    trials = mixed(steps=12)
+    doomed = [dataclasses.replace(t, optim=dataclasses.replace(t.optim, lr=1e30)) for t in trials[:2]]
+    run, reference = engine.run([doomed[0], *trials[1:4], doomed[1], trials[4]]), engine.run(trials)
+    assert len(run.pack) == 4 and run.pack.loss_scale.scale.tolist() == [2.0**14, 3.0, 2.0**16, 1.0]
+    for row, i in ((1, 1), (2, 2), (3, 3), (5, 4)):
+        assert engine.same_bits(run[row], reference[i]) == []
+
+
 def test_a_pack_without_scaling_does_nothing_for_it():
     pack = engine.pack_of([engine.trial(**NOTHING)] * 2)
     assert not pack.loss_scale.is_on and not pack.loss_scale.is_dynamic

@@ -197,9 +197,9 @@ STEADY, BETA1, BETA2 = 0.5, 0.9, 0.99
 class Script:
     """SPAM on gradients of 0.5 throughout, but for one element of the tensor `square`."""
 
-    def __init__(self, weight_decay=0.0, **options):
-        own = {"lr": 1e-2, "beta1": BETA1, "beta2": BETA2, "eps": 1e-30, "weight_decay": weight_decay}
-        self.rig = Rig([trial("spam", options={**SPAM, **options}, **own)] * 2)
+    def __init__(self):
+        fields = {"lr": 1e-2, "beta1": BETA1, "beta2": BETA2, "eps": 1e-30, "weight_decay": 0.0}
+        self.rig = Rig([trial("spam", options=SPAM, **fields)] * 2)
 
     def step(self, value=STEADY):
         """One step; returns what the struck element and another one lost, over the rate."""

@@ -34,7 +34,7 @@ SHAPES = {
     "head": (256, 64),
 }
 LARGE = Population(SHAPES, tuple(range(32)), range(100, 350))
-DRAWS = 30_000
+DRAWS = 100_000
 
 SMALL = [
     Population({"blocks.0.a": (2, 3), "head": (), "blocks.1.b": (5,)}, (0, 7, 31), range(4)),
@@ -195,7 +195,7 @@ def test_a_tensor_of_which_all_is_drawn_leaves_its_chance_to_the_others():
 def test_the_order_of_a_small_population_is_uniform():
     """Each of the 24 orders of four addresses, over many seeds."""
     population = Population({"a": (4,)}, None, range(1))
-    orders = ["".join(str(address.element) for address in sample(population, 4, seed)) for seed in range(6_000)]
+    orders = ["".join(str(address.element) for address in sample(population, 4, seed)) for seed in range(24_000)]
     every = {"".join(order): 1 / 24 for order in product("0123", repeat=4) if len(set(order)) == 4}
     assert_shares(orders, every)
 
@@ -216,7 +216,7 @@ def test_strata_get_the_same_number_to_within_one(weight, stratify):
 
 def test_the_remainder_goes_to_any_stratum():
     """One draw among eight strata: the first of every seed."""
-    drawn = [sample(LARGE, 9, seed, stratify="tensor") for seed in range(2000)]
+    drawn = [sample(LARGE, 9, seed, stratify="tensor") for seed in range(4000)]
     assert_shares([nine[0].tensor for nine in drawn], dict.fromkeys(SHAPES, 1 / 8))
     assert_shares([nine[8].tensor for nine in drawn], dict.fromkeys(SHAPES, 1 / 8))
     same = sum(nine[0].tensor == nine[8].tensor for nine in drawn)  # rounds are ordered independently of each other

@@ -99,6 +99,15 @@ def test_any_bits_of_any_value(name, stored, operation):
     assert_same_words(found, expected_words(words, masks, operation, name, stored))
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("name", "narrow"), list(product(FORMATS, ("bf16", "fp16"))))
+def test_any_bits_of_values_of_16_bits(name, narrow, operation):
+    words = oracle.every_word(narrow)
+    masks = random_words(name, len(words))
+    found = change_bits(tensor_of(words, narrow), masks_of(masks), operation, name)
+    assert_same_words(found, expected_words(words, masks, operation, name, narrow))
+
+
 @pytest.mark.parametrize("stored", ["fp64", "fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_where_no_bit_changes_the_value_stays_unrounded(name, stored):
@@ -117,9 +126,6 @@ def test_a_bit_stuck_at_what_it_was_does_not_round():
     sign = torch.full((2,), 1 << 7)
     assert change_bits(x, sign, "stuck_at_1", "fp8_e4m3").tolist() == [-1.0, x[1].item()]
     assert change_bits(x, sign, "stuck_at_0", "fp8_e4m3").tolist() == [x[0].item(), 1.0]
-
-
-# --- NaN ---------------------------------------------------------------------------------------------------------
 
 
 # --- shapes ------------------------------------------------------------------------------------------------------
