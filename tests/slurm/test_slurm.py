@@ -127,9 +127,13 @@ def test_the_same_or_a_wider_grid_submits_only_what_is_neither_stored_nor_queued
     submitted = ",".join(arrays(tmp_path))
     eventually(lambda: not slurm("squeue", "--noheader", f"--jobs={submitted}", "--states=PD,R,CG"))
     before = tree(tmp_path)
-    refused = sweep(tmp_path, *GRID, "seed=3", *ONE_JOB, "hydra.launcher.partition=nowhere")
-    assert refused.status == 2 and "invalid partition" in refused.err
+    for out in (tmp_path, tmp_path / "fresh"):
+        refused = sweep(out, *GRID, "seed=3", *ONE_JOB, "hydra.launcher.partition=nowhere")
+        (line,) = refused.err.splitlines()
+        assert refused.status == 2 and line.startswith("error: hydra/launcher=slurm: sbatch: "), line
+        assert "invalid partition" in line
     assert tree(tmp_path) == before and len(arrays(tmp_path)) == 2, "what sbatch refuses leaves nothing"
+    assert not (tmp_path / "fresh").exists()
 
 
 def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
@@ -167,14 +171,16 @@ def test_the_launchers_options_reach_slurm(tmp_path: Path) -> None:
 
 INTERRUPTED = """
 import os, signal
-from sweeps.slurm import executor
+from harness.storage.results_folder import ResultsPath
 from sweeps.commands.sweep import main
 
-write_down_all = executor.write_down_all
-def interrupted(folder, groups, number):
-    os.kill(os.getpid(), signal.SIGINT)
-    return write_down_all(folder, groups, number)
-executor.write_down_all = interrupted
+write = ResultsPath.write
+def interrupted(path, content):
+    write(path, content)
+    if path.names[-2:-1] == ("packs",):  # the first of two notes
+        ResultsPath.write = write
+        os.kill(os.getpid(), signal.SIGINT)
+ResultsPath.write = interrupted
 main()
 """
 

@@ -16,7 +16,18 @@ from sweeps.compose.settings import SlurmOptions
 from sweeps.planning.planner import make_plan, pack_seconds
 from sweeps.slurm.executor import SlurmExecutor, together
 from tests.jobs import job_of
-from tests.slurm.conftest import GRID, LAUNCH, ONE_JOB, SMALL, arrays, eventually, slurm, started, sweep
+from tests.slurm.conftest import (
+    GRID,
+    LAUNCH,
+    ONE_JOB,
+    SMALL,
+    arrays,
+    assert_equal_stores,
+    eventually,
+    slurm,
+    started,
+    sweep,
+)
 from tests.sweeps.command import call, trials
 
 pytestmark = pytest.mark.slurm
@@ -44,8 +55,16 @@ KILLS = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a sweep that nothing happened to."""
+    out = tmp_path_factory.mktemp("whole")
+    assert sweep(out, *GRID).status == 0
+    return out
+
+
 @pytest.mark.parametrize("when", KILLS)
-def test_a_sweep_that_is_killed_around_sbatch_submits_each_pack_once(tmp_path: Path, when: str) -> None:
+def test_a_sweep_that_is_killed_around_sbatch_submits_each_pack_once(tmp_path: Path, whole: Path, when: str) -> None:
     jobs = 2 if when == "sbatch has answered" else 1
     out, line = tmp_path / "out", [*GRID, *LAUNCH, f"hydra.launcher.parallel={jobs}"]
     killed = started(out, *line, PATH=put_on_path(tmp_path / "bin", "sbatch", KILLS[when]))
@@ -64,7 +83,7 @@ def test_a_sweep_that_is_killed_around_sbatch_submits_each_pack_once(tmp_path: P
     assert arrays(out) == [array]
     rows = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", array]
     eventually(lambda: sorted(slurm(*rows).split()) == [f"{array}_{job}|COMPLETED" for job in range(jobs)])
-    assert bool(analysis.open_sweep(out).complete.all())
+    assert_equal_stores(out, whole)
 
 
 def test_jobs_of_a_killed_sweep_run_without_it(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ from tests.sweeps import command
 
 # file: (content, how the line begins, what it holds)
 FILES = {
-    "study/odd.yaml": ("model: {widht: 32}", "study=odd: model.widht=32: unknown key; did you mean", "allowed"),
+    "study/odd.yaml": (
+        "model: {widht: 32}",
+        "study=odd: model.widht=32: unknown key; did you mean model.width",
+        "allowed",
+    ),
     "study/typed.yaml": ("model: {context: abc}", "study=typed: model.context=abc: wrong type (str)", "an integer"),
     "study/range.yaml": ("optim: {beta2: 1.5}", "study=range: optim.beta2=1.5: out of range", "allowed: >= 0 and < 1"),
     "study/flat.yaml": ("optim: 3", "study=flat: optim=3: unknown key", "allowed: "),
@@ -26,7 +30,11 @@ FILES = {
     "mitigation/odd.yaml": ("optim: {beta3: 1}", "mitigation=odd: optim.beta3=1: unknown key; did you", "optim.beta2"),
     "mitigation/typed.yaml": ("optim: {beta2: high}", "mitigation=typed: optim.beta2=high: wrong type", "a number"),
     "mitigation/range.yaml": ("optim: {beta2: 2}", "mitigation=range: optim.beta2=2.0: out of range", "allowed: >= 0"),
-    "mitigation/device.yaml": ("device: cpu", "mitigation=device: device=cpu: unknown key", "allowed: adafactor,"),
+    "mitigation/device.yaml": (
+        "device: cpu",
+        "mitigation=device: device=cpu: unknown key",
+        "allowed: adafactor, adagc, block, data, lars, model",
+    ),
     "mitigation/typo.yaml": (
         "about: {txet: What it is}\noptim: {clip: 3}",
         "mitigation=typo: about.txet=What it is: unknown key; did you mean about.text",
@@ -56,7 +64,11 @@ FILES = {
         "fault=typo: about.not_neutral=false: unknown key",
         "allowed: about.text, about.paper, about.section, about.note, about.example",
     ),
-    "fault/kind.yaml": ("kind: gremlin", "fault=kind: kind=gremlin: unknown kind of", "rare_tokens, realistic_sdc,"),
+    "fault/kind.yaml": (
+        "kind: gremlin",
+        "fault=kind: kind=gremlin: unknown kind of fault",
+        "rare_tokens, realistic_sdc, reduction",
+    ),
     "fault/typed.yaml": ("{kind: value, start: 1, bit: high}", "fault.bit=high: wrong type (str)", "an integer"),
 }
 

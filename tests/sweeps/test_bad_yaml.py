@@ -35,12 +35,24 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
     "a number": ("12", "{file}: a int, not a mapping; allowed: lines of key: value"),
     "a list": ("- model\n- width\n", "{file}: a list, not a mapping; allowed: lines of key: value"),
     "a set": ("!!set {model, width}", "{file}: line 1 has a tag (tag:yaml.org,2002:set); allowed: no tags"),
-    "a call": ("model: !!python/object/apply:os.mkdir [called]", "{file}: line 1 has a tag"),
-    "a name of Python's": ("model: !!python/name:os.system ''", "{file}: line 1 has a tag"),
-    "a path": ("out: !!python/object/apply:pathlib.Path [x]", "{file}: line 1 has a tag"),
+    "a call": (
+        "model: !!python/object/apply:os.mkdir [called]",
+        "{file}: line 1 has a tag (tag:yaml.org,2002:python/object/apply:os.mkdir); allowed: no tags",
+    ),
+    "a name of Python's": (
+        "model: !!python/name:os.system ''",
+        "{file}: line 1 has a tag (tag:yaml.org,2002:python/name",
+    ),
+    "a path": (
+        "out: !!python/object/apply:pathlib.Path [x]",
+        "{file}: line 1 has a tag (tag:yaml.org,2002:python/object",
+    ),
     "bytes": ("out: !!binary aGVsbG8=", "{file}: line 1 has a tag (tag:yaml.org,2002:binary); allowed: no tags"),
     "a tag of nobody's": ("model: !mine {width: 3}", "{file}: line 1 has a tag (!mine); allowed: no tags"),
-    "a key twice": ("model: {width: 16}\nmodel: {width: 32}\n", "{file}: line 2 is not YAML (found duplicate key"),
+    "a key twice": (
+        "model: {width: 16}\nmodel: {width: 32}\n",
+        "{file}: line 2 is not YAML (found duplicate key model); allowed: YAML",
+    ),
     "a tab": ("model:\n\twidth: 3\n", "{file}: line 2 is not YAML (found character '\\t' that cannot start any token)"),
     "two documents": ("model: {}\n---\nmodel: {}\n", "{file}: line 2 is not YAML (but found another document)"),
     "a zero byte": (NUL, "{file}: not YAML (unacceptable character #x0000: special characters are not allowed"),
@@ -49,8 +61,14 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
     "a picture": (b"\x89PNG\r\n\x1a\n", "{file}: byte 0 is no UTF-8; allowed: YAML in UTF-8"),
     "too large": ("# \n" * 100_000, "{file}: larger than 262,144 bytes; allowed: a YAML file up to that size"),
     "many digits": (f"optim: {{lr: {'9' * 10_000}}}", "{file}: not YAML (Exceeds the limit (4300 digits)"),
-    "a large integer": ("train: {steps: 99999999999999999999}", "{name}: train.steps=0x56bc75e2d630fffff: beyond 64"),
-    "a huge integer": (f"train: {{steps: 0x{'f' * 9999}}}", "{name}: train.steps=(an integer of 39996 bits): beyond"),
+    "a large integer": (
+        "train: {steps: 99999999999999999999}",
+        "{name}: train.steps=0x56bc75e2d630fffff: beyond 64 bits; allowed: -9223372036854775807 to",
+    ),
+    "a huge integer": (
+        f"train: {{steps: 0x{'f' * 9999}}}",
+        "{name}: train.steps=(an integer of 39996 bits): beyond 64",
+    ),
     "a key of another type": ("model: {1: 3}", "{name}: model.1: the key is a int; allowed: words"),
     "a key that YAML takes for true": ("on: 3", "{name}: True: the key is a bool; allowed: words"),
     "a key of keys": ("? [a, b]\n: 3\n", "{file}: "),
@@ -66,7 +84,10 @@ CONTENTS: dict[str, tuple[str | bytes, str]] = {
     "an escape": ('data: {path: "a\\e[2Jb"}', "{name}: data.path=a\\x1b[2Jb: control characters; allowed: printable"),
     "a target": ("model: {_target_: os.mkdir}", "{name}: model._target_=os.mkdir: would be imported and called"),
     "a header of nothing": ("# @package\nmodel: {}", "{name}: @package: a {group} has its own place; allowed"),
-    "a header of another": ("# @package optim\nlr: 1", "{name}: @package optim: a {group} has its own"),
+    "a header of another": (
+        "# @package optim\nlr: 1",
+        "{name}: @package optim: a {group} has its own place; allowed: ",
+    ),
 }
 
 

@@ -15,7 +15,7 @@ from analysis.reading.open_sweep import open_sweep
 from harness.storage.stored import read_packs
 from tests.sweeps import command
 from tests.sweeps.test_campaign import FLIPS, by_site, drawn, stored, sweep
-from tests.sweeps.traps import is_spotless, recorded
+from tests.sweeps.traps import STOPPING, is_spotless, recorded
 
 # --- a campaign that stops by itself -----------------------------------------------------------------------------
 
@@ -73,6 +73,8 @@ def test_it_goes_on_from_any_state(tmp_path: Path) -> None:
     assert rounds(again) == found and again.count("nothing to train: ") == len(found)
     assert again.count("study ") == again.count(" asked for, ") == again.count("results in ") == 1, "a line a round"
     assert command.tree(tmp_path) == before
+    sweep(tmp_path / "begun", *line, "fault.samples=20", "campaign.width=null")
+    assert found[0][0] == f"{width_now(tmp_path / 'begun', 'tensor'):.3f}"
     sweep(tmp_path / "begun", *line, "fault.samples=23", "campaign.width=null")
     assert rounds(sweep(tmp_path / "begun", *line)) == found
     assert not command.differing(command.results(tmp_path / "whole"), command.results(tmp_path / "begun"))
@@ -113,14 +115,25 @@ def test_one_that_does_not_wait_goes_on_where_nothing_is_left_to_wait_for(tmp_pa
 TRAPPED = ("seed=0,1", "fault=rigged,bit_flip", "fault.switch=switch", "fault.samples=6", "fault.start=3", "out=out")
 
 
-def test_a_killed_campaign_goes_on(rigged: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(rigged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ended = command.end(command.fork(*command.tiny(*TRAPPED), cwd=folder, path=[rigged]))
+    assert (ended.status, ended.err) == (0, "")
+    return folder / "out"
+
+
+@pytest.mark.parametrize(("word", "status"), [("kill", -signal.SIGKILL), ("wait", 130)], ids=["SIGKILL", "Ctrl-C"])
+def test_a_stopped_campaign_goes_on(rigged: Path, undisturbed: Path, tmp_path: Path, word: str, status: int) -> None:
     """Every trial is recorded once, in a complete pack, with the bits of a campaign that was never stopped."""
-    whole = command.end(command.fork(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged]))
-    assert (whole.status, whole.err) == (0, "")
-    undisturbed = (tmp_path / "out").rename(tmp_path / "undisturbed")
-    (tmp_path / "switch").write_text("kill 1")
+    (tmp_path / "switch").write_text(f"{word} 1")
     process = command.fork(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged])
-    assert command.end(process).status == -signal.SIGKILL
+    command.until((tmp_path / "switch.reached").exists, "the trap is reached")
+    if word == "wait":
+        process.send_signal(signal.SIGINT)
+        command.until(lambda: process.said == STOPPING, "it says that a second signal ends it at once")
+        process.send_signal(signal.SIGINT)
+    assert command.end(process).status == status
     assert 0 < len(recorded(tmp_path / "out")) < len(recorded(undisturbed)) == 24
     (tmp_path / "switch").unlink()
     again = command.end(command.fork(*command.tiny(*TRAPPED), cwd=tmp_path, path=[rigged]))

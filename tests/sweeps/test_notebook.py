@@ -218,9 +218,10 @@ def test_a_folder_that_is_moved_meanwhile(empty: Path, monkeypatch: pytest.Monke
 
 
 def test_importing_it_loads_nothing(empty: Path) -> None:
-    code = "import sys, sweeps; print('torch' in sys.modules, 'hydra' in sys.modules)"
+    code = "import sys, sweeps; print('torch' in sys.modules, 'hydra' in sys.modules)\n"
+    code += "from sweeps.running.job import Job; print(sweeps.run.__name__, callable(sweeps.run))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=empty)
-    assert (done.stdout, done.stderr) == ("False False\n", "")
+    assert (done.stdout, done.stderr) == ("False False\nrun True\n", "")
     with pytest.raises(AttributeError, match="'sweeps' has no attribute 'nonsense'"):
         sweeps.nonsense  # noqa: B018
 

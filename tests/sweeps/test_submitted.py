@@ -25,7 +25,6 @@ from tests.jobs import job_of
 from tests.sweeps import command
 
 TOKEN = "0123456789ab"
-OTHER = "f" * 16  # a pack that the store does not have
 
 Says = Callable[..., None]
 
