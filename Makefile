@@ -23,6 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: install
 	$(BIN)/stability-harness sweep study=quickstart
 	$(BIN)/stability-harness report results/quickstart
+	$(BIN)/stability-harness sweep study=incident
+	$(BIN)/stability-harness report results/incident --postmortems 1
 
 # The README's picture, from the quickstart's results.
 picture: quickstart
@@ -30,7 +32,7 @@ picture: quickstart
 
 # The tables of the documentation, from what the files of mitigations and faults say of themselves.
 tables: install
-	$(BIN)/python -m sweeps.commands.tables docs/mitigations.md docs/faults.md
+	$(BIN)/python -m sweeps.commands.tables docs/mitigations.md docs/faults.md docs/detection.md docs/recovery.md
 
 # Three files of tests at a time, some of which wait for processes, and beside them the tests that wait for Slurm.
 # Hundreds of processes load the project: what is compiled is kept.
@@ -58,12 +60,14 @@ lint: install
 benchmark: install
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.telemetry
+	$(BIN)/python -m tests.benchmarks.signals
 	$(BIN)/python -m tests.benchmarks.pack_size
 	$(BIN)/python -m tests.benchmarks.planning
 	$(BIN)/python -m tests.benchmarks.scale
 	$(BIN)/python -m tests.benchmarks.faults
 	$(BIN)/python -m tests.benchmarks.mitigations
 	$(BIN)/python -m tests.benchmarks.checkpoint
+	$(BIN)/python -m tests.benchmarks.provenance
 
 # A real two-node Slurm on this machine, from Debian's packages; needs root.
 slurm:

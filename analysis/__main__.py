@@ -1,17 +1,29 @@
-"""`python -m analysis`: `report OUT` and `campaign OUT` write figures and a page, `figure NAME OUT FILE` one figure."""
+"""`python -m analysis`: `report OUT` and `campaign OUT` write figures and a page, `figure NAME OUT FILE` one figure,
+`postmortem OUT TRIAL` what was wrong with one trial; the others print what they find.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import pandas as pd
+import yaml
 
 from analysis.figures.drawing import PICTURES
 from analysis.figures.registry import Needs, Results, figures
+from analysis.incident_commands import RUN, add_commands
+from analysis.measures.detectors import measured, options_of, scored
+from analysis.measures.provenance import named, provenance
 from analysis.reading.acted import idle_note
+from analysis.reading.open_sweep import open_sweep
 from analysis.reports.campaign import write_campaign
+from analysis.reports.leaderboard import told_board, told_lead
+from analysis.reports.playbooks import told_playbooks
+from analysis.reports.postmortem import write_worst
 from analysis.reports.report import write_report
 from harness.basics.errors import Parser
 from harness.basics.printing import say, warn_in_one_line
@@ -34,9 +46,24 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     )
     figure = commands.add_parser("figure", help="write one figure to FILE (.svg, .pdf, .png)")
     figure.add_argument("name", metavar="NAME", choices=figure_names(), help=", ".join(figure_names()))
-    for command in (report, campaign, figure):
+    detectors = commands.add_parser("detectors", help="say how well detectors do on stored runs, with any constants")
+    board = commands.add_parser("leaderboard", help="put detectors on the same incidents and clean runs of a sweep")
+    lead = commands.add_parser("lead", help="say by how many steps signals and detectors lead the spikes of a sweep")
+    books = commands.add_parser(
+        "playbooks", help="say what each playbook saves of the same incidents, and what it costs"
+    )
+    provenances = commands.add_parser("provenance", help="say where first non-finite values came from")
+    add_commands(commands)
+    pages = "also write the post-mortems of the N trials with the worst incidents"
+    report.add_argument("--postmortems", metavar="N", type=int, default=0, help=pages)
+    for command in (report, campaign, figure, detectors, provenances, board, lead, books):
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     figure.add_argument("file", metavar="FILE", type=Path)
+    books.add_argument("--per-hour", metavar="MONEY", type=float, help="what an hour of one trial costs")
+    named = "detectors, all without any; and constants, detect.NAME.FIELD=VALUE"
+    for command in (detectors, board):
+        command.add_argument("chosen", metavar="NAME or KEY=VALUE", nargs="*", help=named)
+    provenances.add_argument("trial", metavar="TRIAL", nargs="?", help="the id of one trial, or how it begins")
     try:
         options = parser.parse_args(arguments)
     except ConfigError as error:
@@ -45,9 +72,21 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     warn_in_one_line()
     try:
         if options.command == "report":
-            _report(options.out)
+            _report(options.out, options.postmortems)
+        elif options.command in RUN:
+            RUN[options.command](options)
         elif options.command == "campaign":
             _campaign(options.out)
+        elif options.command == "detectors":
+            _detectors(options.out, options.chosen)
+        elif options.command == "leaderboard":
+            say(*told_board(options.out, *_chosen(options.chosen)))
+        elif options.command == "playbooks":
+            say(*told_playbooks(options.out, options.per_hour))
+        elif options.command == "lead":
+            say(*told_lead(options.out))
+        elif options.command == "provenance":
+            _provenance(options.out, options.trial)
         else:
             _figure(options.name, options.out, options.file)
     except (ConfigError, FolderLost) as error:
@@ -61,9 +100,13 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     return 0
 
 
-def _report(out: Path) -> None:
+def _report(out: Path, postmortems: int) -> None:
+    if postmortems < 0:
+        raise ConfigError(f"--postmortems={postmortems}: not a number of trials; allowed: 0 or more")
+    pages = write_worst(out, postmortems) if postmortems else []
     written = write_report(out)
     pictures = ", ".join(str(path) for path in written.figures) or "none; the report says why"
+    say(*(line for page in pages for line in page.words[:1]))
     say(*written.findings, f"Report: {written.html}", f"Figures: {pictures}")
 
 
@@ -74,6 +117,52 @@ def _campaign(out: Path) -> None:
     say(*(f"Note: {note}" for note in written.notes))
     say(*(f"{picture.name}: {picture.path or picture.caption}" for picture in written.pictures))
     say(f"Page: {written.html}")
+
+
+def _chosen(chosen: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """The detectors of a command line, none for all, and the constants given to each. Raises ConfigError."""
+    names = [text for text in chosen if "=" not in text]
+    constants: dict[str, dict[str, Any]] = {}
+    for text in chosen:
+        key, is_given, value = text.partition("=")
+        group, _, field = key.rpartition(".")
+        if is_given and not group.startswith("detect."):
+            raise ConfigError(f"{text}: unknown key; allowed: detect.NAME.FIELD=VALUE")
+        if is_given:
+            constants.setdefault(group.removeprefix("detect."), {})[field] = yaml.safe_load(value)
+    for name, fields in constants.items():
+        options_of(name, fields)
+        names = names if name in names or not names else [*names, name]
+    return names, constants
+
+
+def _detectors(out: Path, chosen: Sequence[str]) -> None:
+    names, constants = _chosen(chosen)
+    sweep = open_sweep(out)
+    table = scored(sweep, names or measured(sweep), constants)
+    say(*table.to_string(index=False, float_format="{:.3g}".format).split("\n"))
+    say("Recall in shares of incidents, latency in steps, false alarms per 1,000 clean steps; 95% Wilson intervals.")
+
+
+def _provenance(out: Path, trial: str | None) -> None:
+    sweep = open_sweep(out)
+    table = provenance(sweep)
+    if trial is not None:
+        found = table[table["trial"].str.startswith(trial)]
+        if len(found) != 1:
+            why = f"begins the ids of {len(found)} trials" if len(found) else "no trial that was not finite"
+            allowed = ", ".join(table["trial"]) or "none, because all were finite"
+            raise ConfigError(f"TRIAL={trial}: {why} in out={out}; allowed: {allowed}")
+        say(*(f"{name:<16}{value}" for name, value in found.iloc[0].items() if not pd.isna(value) and value != ""))
+        return
+    if table.empty:
+        say("Every trial was finite.")
+        return
+    shown = ["trial", "fault", "step", "direction", "site", "tensor", "head", "index", "value", "cause", "format"]
+    words = table[[*shown, "blamed", "blamed_index", "evidence"]].astype(object)
+    say(*words.where(words.notna(), "").to_string(index=False).split("\n"))
+    say("How often the blamed tensor is the struck one, in shares with 95% Wilson intervals:")
+    say(*named(sweep).to_string(index=False, float_format="{:.3g}".format).split("\n"))
 
 
 def _figure(name: str, out: Path, file: Path) -> None:

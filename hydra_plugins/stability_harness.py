@@ -113,8 +113,9 @@ class CheckedFolder(ConfigSource):
 class GridSweeper(Sweeper):
     """Expands the grid of a study and the command line, without composing any job, or searches instead."""
 
-    def __init__(self, params: DictConfig | None = None):
+    def __init__(self, params: DictConfig | None = None, grids: DictConfig | None = None):
         self.params: dict[str, Any] = {str(key): value for key, value in (params or {}).items()}
+        self.grids: dict[str, Any] = {str(name): grid for name, grid in (grids or {}).items()}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader, self.kind = hydra_context.config_loader, config.search.kind
@@ -124,13 +125,17 @@ class GridSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Ends the process with the sweep's exit status, of which Hydra knows nothing, if that is not 0."""
+        from harness.config import ConfigError
         from sweeps.compose.arguments import axes_of, expand
 
         assert isinstance(self.launcher, PackLauncher)
+        if self.kind != "none" and self.grids:
+            reason = "the study has several grids; allowed: search=none, or another study"
+            raise ConfigError(f"search={self.kind}: {reason}")
         if self.kind != "none":
             status = self.launcher.search(axes_of(self.params, arguments, self.loader))
         else:
-            status = self.launcher.train(expand(self.params, arguments, self.loader))
+            status = self.launcher.train(expand(self.params, arguments, self.loader, self.grids))
         if status:
             raise SystemExit(status)
 

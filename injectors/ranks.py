@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -135,18 +135,25 @@ class Reduction(InjectableFault):
 
     def arm(self, facts: Facts) -> OtherSum:
         adder = Communicator(facts.ranks, self.order, self.format)
-        return self.armed(OtherSum, Site.REDUCED_GRADIENT, facts, Site.GRADIENT, adder=adder)
+        made = self.armed(OtherSum, Site.REDUCED_GRADIENT, facts, Site.GRADIENT, adder=adder)
+        if not facts.has_loss_scale:
+            return made
+        return replace(made, looks=(*made.looks, *((Site.LOSS_SCALE, step) for step in made.steps)))
 
 
 @dataclass(kw_only=True)
 class OtherSum(Strike):
-    """Keeps the gradients of all ranks for the length of a step."""
+    """Keeps the gradients of all ranks for the length of a step, and the scale of the loss that is still in them."""
 
     adder: Communicator
+    _scale: float = 1.0
     _parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # of this step
 
     def look(self, visit: Visit) -> None:
-        self._parts[visit.rank] = _copy(visit.tensors)
+        if visit.site == Site.LOSS_SCALE:
+            self._scale = visit.tensors["loss_scale"].item()
+        else:
+            self._parts[visit.rank] = _copy(visit.tensors)
 
     def strike(self, visit: Visit) -> list[Event]:
         means = {name: torch.empty_like(tensor) for name, tensor in visit.tensors.items()}
@@ -154,6 +161,7 @@ class OtherSum(Strike):
             for rank in self.adder.sequence():
                 self.adder.add(self._parts[rank][name])
             self.adder.finish(mean)
+            mean /= self._scale
         self._parts.clear()
         return replaced(visit, visit.tensors, means)
 

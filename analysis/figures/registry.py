@@ -37,6 +37,7 @@ class Needs(StrEnum):
     SEARCHES = "searches"
     COMPARISON = "comparison"
     OUTCOMES = "outcomes"
+    INCIDENTS = "incidents"  # on no page: they replay every detector
 
 
 @dataclass(frozen=True)

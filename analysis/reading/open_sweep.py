@@ -8,7 +8,8 @@ import functools
 import gc
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ import xarray as xr
 
 from analysis.reading.acted import Acting, acting
 from analysis.reading.finals import FINALS
+from analysis.reading.provenances import NAMES as PROVENANCES
+from analysis.reading.provenances import provenance_variables
 from analysis.reading.stored_variables import stored_variables
 from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
+from harness.readings.table import SHOWN
 from harness.storage.store import ENDS, SIGNALS
 from harness.storage.stored import PackInfo, read_packs, read_store
 
@@ -29,8 +33,9 @@ ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps",
 RESULTS: tuple[str, ...] = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes")
 RESULTS += ("changes", "pack", "acted", "idle_parts")
 STRUCK = ("struck_site", "struck_tensor", "struck_bit", "struck_zero")
-TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "fault", *SIGNALS, *ENDS, *FINALS}
-NAMES = {"fault.name": "fault", "optim.name": "optimizer"}
+TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "rank", "fault", *SIGNALS, *SHOWN, *ENDS, *FINALS}
+TAKEN |= {*PROVENANCES}
+NAMES = {"fault.name": "fault", "optim.name": "optimizer", "detect.name": "detect", "playbook.name": "playbook"}
 IN_STEPS = {"steps", "fault_start", "fault_duration", "fault_period", "warmup", "validate_every"}
 IN_STEPS |= {"nonfinite_step", "masked_step"}
 BEGUN = {"ids", "golden", "trials"}  # what a pack says of its trials before it is finished
@@ -61,7 +66,8 @@ def open_sweep(out: Path | str) -> xr.Dataset:
     or NaN if they differ, "" or NaN if it never fired), `struck_zero` (the share of the struck elements that were zero
     in the fault's number format before), `acted` and `idle_parts` (whether the mitigation acted in the trial,
     and which parts of it did not: `analysis/reading/acted.py`), and `pack`. A trial in several packs is taken from the
-    complete one, else from the newest.
+    complete one, else from the newest. The coordinates `provenance_step`, `provenance_site`, ..., `provenance_blamed`
+    [trial] say where its first non-finite value came from (`analysis/reading/provenances.py`).
 
     Raises harness.config.trial.ConfigError, a ValueError, if `out` holds no store or one of another format.
     """
@@ -107,7 +113,7 @@ def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Datase
     coordinates = _coordinates(trials)
     variables = stored_variables(packs, [(trial.number, trial.row) for trial in trials])
     sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
-    for dim in ("step", "layer", "segment"):
+    for dim in ("step", "layer", "segment", *(["rank"] if "rank" in sizes else [])):
         coordinates[dim] = xr.Variable(dim, np.arange(sizes[dim]), {"long_name": dim, "units": dim})
     provenance = {name: _distinct(pack.attributes[name] for pack in packs) for name in ("corpus", "environment")}
     return _with_finals(xr.Dataset(variables, coordinates, {**attributes, **provenance}))
@@ -159,8 +165,9 @@ class Stored:
     row: int
 
     def of(self, name: str, missing: Any = None) -> Any:
-        """What an attribute of the pack says of the trial; `missing` where the pack is not finished."""
-        return self.pack.attributes[name][self.row] if self.pack.complete or name in BEGUN else missing
+        """What an attribute of the pack says of the trial; `missing` where the pack is not finished, or is older."""
+        is_there = name in self.pack.attributes and (self.pack.complete or name in BEGUN)
+        return self.pack.attributes[name][self.row] if is_there else missing
 
     @property
     def acting(self) -> Acting | None:
@@ -182,7 +189,7 @@ def _kept_trials(packs: Sequence[PackInfo]) -> list[Stored]:
 
 
 def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
-    events = [trial.of("faults", []) for trial in trials]
+    events, logs = ([trial.of(name, []) for trial in trials] for name in ("faults", "incidents"))
 
     def results(name: str, missing: Any) -> list[Any]:
         return [trial.of(name, missing) for trial in trials]
@@ -196,6 +203,10 @@ def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
         "masked_step": (results("masked_step", None), float, "step after which it was its twin again"),
         "strikes": (results("strikes", 0), int, "number of the fault's strikes"),
         "changes": (results("changes", 0), int, "number of strikes that changed something"),
+        "incidents": (list(map(len, logs)), int, "incidents that its playbook has answered"),
+        "incidents_open": ([_sum(log, _is_open) for log in logs], int, "incidents that were not over at the end"),
+        "acts": ([_sum(log, _answers) for log in logs], int, "answers to alarms"),
+        "steps_lost": ([_sum(log, itemgetter("steps_lost")) for log in logs], int, "steps trained in vain or skipped"),
         "struck_site": ([_common(e, "site", "", SEVERAL) for e in events], str, "site that the fault struck"),
         "struck_tensor": ([_common(e, "tensor", "", SEVERAL) for e in events], str, "tensor that the fault struck"),
         "struck_bit": ([_common(e, "bit", None, None) for e in events], float, "bit that the fault struck"),
@@ -213,6 +224,7 @@ def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
     return {
         **coordinates,
         **config,
+        **provenance_variables([trial.of("provenance", {}) for trial in trials]),
         "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
         "idle_parts": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
     }
@@ -237,6 +249,19 @@ def _common(events: Sequence[Mapping[str, Any]], field: str, none: Any, several:
     """The one value that all events have in a field, or a word for there being none or several."""
     values = {event.get(field) for event in events}
     return none if not values else values.pop() if len(values) == 1 else several
+
+
+def _sum(log: Sequence[Mapping[str, Any]], count: Callable[[Mapping[str, Any]], int]) -> int:
+    """Over the incidents of a trial."""
+    return sum(int(count(incident)) for incident in log)
+
+
+def _answers(incident: Mapping[str, Any]) -> int:
+    return len(incident["acts"])
+
+
+def _is_open(incident: Mapping[str, Any]) -> int:
+    return int(incident["closed"] is None)
 
 
 def _share_of_zeros(events: Sequence[Mapping[str, Any]]) -> float:
@@ -283,7 +308,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
     names = {path: name for path, name in NAMES.items() if path in paths or path == "fault.name"}
     for path in paths:
         part, _, last = path.rpartition(".")
-        is_taken = part == "fault" or last in TAKEN or last in names.values()
+        is_taken = part in ("fault", "signals") or last in TAKEN or last in names.values()
         names.setdefault(path, path.replace(".", "_") if is_taken else last)
     return names
 

@@ -33,7 +33,7 @@ def stored_variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]])
         for name, array in pack.arrays.items():
             descriptions.setdefault(name, (tuple(array["dimension_names"]), array["attributes"]))
             for dim, size in zip(array["dimension_names"], array["shape"], strict=True):
-                sizes[dim] = sizes[dim] if dim == "trial" else max(sizes[dim], size)
+                sizes[dim] = sizes[dim] if dim == "trial" else max(sizes.get(dim, 0), size)
     variables = {}
     for name, (dims, attributes) in descriptions.items():
         shape = tuple(sizes[dim] for dim in dims)

@@ -20,12 +20,14 @@ from analysis.measures import metrics
 from analysis.measures.mitigations import UNLIKE_PACKS
 from analysis.reading.acted import BASELINE, idle_note
 from analysis.reading.open_sweep import UNFINISHED
+from analysis.reports.words import html_lines, markdown_block, markdown_text
 from harness.basics.printing import printable
 from harness.config import NO_FAULT
 from harness.storage.results_folder import ResultsPath
 
 DOTS_PER_INCH = 110
 MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
+POSTMORTEMS = "postmortems"  # the folder of pages on single trials
 KEPT_IN_MEMORY = 2**28  # bytes of losses
 
 
@@ -43,7 +45,7 @@ class Picture:
     """One figure as a file and as text for the page; both None where the caption says why there is none."""
 
     name: str
-    needs: Needs
+    needs: Needs | None
     caption: str
     path: Path | None = None
     base64: str | None = None
@@ -80,8 +82,16 @@ def write_report(out: Path | str) -> Report:
         unlike_packs=UNLIKE_PACKS,
         sensitivity=_sensitivity_rows(results.sensitivity),
         faults=_fault_rows(faults),
+        postmortems=_postmortems(folder, ds),
     )
     return Report(out / html, [picture.path for picture in pictures if picture.path], sentences)
+
+
+def _postmortems(folder: ResultsPath, sweep: xr.Dataset) -> list[str]:
+    """The trials of which a post-mortem stands beside the report."""
+    known = set(sweep["trial"].values)
+    files = [entry for entry in (folder / POSTMORTEMS).entries() if entry.name.endswith(".html")]
+    return sorted(entry.stem for entry in files if entry.stem in known)
 
 
 def with_losses(sweep: xr.Dataset) -> xr.Dataset:
@@ -92,19 +102,25 @@ def with_losses(sweep: xr.Dataset) -> xr.Dataset:
 
 def write_page(name: str, folder: ResultsPath, sweep: xr.Dataset, **content: Any) -> str:
     """Write the page `name` on a sweep, into which text is put as text, whatever it holds. Gives the file's name."""
+    known = {key: json.loads(sweep.attrs[key]) for key in ("corpus", "environment")}
+    (folder / f"{name}.html").write(rendered(f"{name}.html", sweep, **known, **content).encode())
+    return f"{name}.html"
+
+
+def rendered(page: str, sweep: xr.Dataset, **content: Any) -> str:
+    """The text of a page, HTML or Markdown, by the name of its template."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     environment = jinja2.Environment(
         loader=loader,
-        autoescape=True,
+        autoescape=page.endswith(".html"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,
+        finalize=(lambda value: printable(value) if type(value) is str else value) if page.endswith(".html") else None,
     )
-    known = {key: json.loads(sweep.attrs[key]) for key in ("corpus", "environment")}
-    page = environment.get_template(f"{name}.html.j2").render(study=sweep.attrs["study"], **known, **content)
-    (folder / f"{name}.html").write(page.encode())
-    return f"{name}.html"
+    environment.filters["plain"] = markdown_text
+    words = {"plain": markdown_text, "quoted": markdown_block, "lines_of": html_lines}
+    return environment.get_template(f"{page}.j2").render(study=sweep.attrs["study"], **words, **content)
 
 
 def save_figures(results: Results, out: Path, *needs: Needs) -> list[Picture]:

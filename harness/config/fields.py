@@ -33,9 +33,10 @@ def _setting(
     check: Callable[[Any], bool],
     choices: Sequence[str] = (),
     is_bounded: bool = False,
+    convert: Callable[[Any, str], Any] | None = None,
 ) -> Any:
     facts = {"scope": scope, "help": help, "allowed": allowed, "check": check}
-    return field(default=default, metadata={**facts, "choices": choices, "is_bounded": is_bounded})
+    return field(default=default, metadata={**facts, "choices": choices, "is_bounded": is_bounded, "convert": convert})
 
 
 def number(
@@ -77,9 +78,25 @@ def choice(scope: str, default: str, help: str, *choices: str, table: str | None
     return _setting(scope, default, help, "", lambda x: x in options, options)
 
 
+def names(scope: str, default: str, help: str, table: str) -> Any:
+    """Keys of a `table`, given as `module:NAME`, joined by `+` in order; or `none`."""
+    options = TableKeys(table)
+
+    def check(x: Any) -> bool:
+        parts = x.split("+")
+        return x == "none" or (parts == sorted(set(parts)) and set(parts) <= set(options))
+
+    return _setting(scope, default, help, "none, or different names in order, joined by +", check)
+
+
 def anything(scope: str, default: Any, help: str) -> Any:
     """A value that its type alone constrains."""
     return _setting(scope, default, help, "any value of its type", lambda x: True)
+
+
+def text(scope: str, default: str, help: str, convert: Callable[[Any, str], str]) -> Any:
+    """A text that `convert(value, key)` makes of what is given; it raises ConfigError for what it cannot."""
+    return _setting(scope, default, help, "any text", lambda x: True, convert=convert)
 
 
 def seed(help: str) -> Any:
@@ -106,6 +123,11 @@ def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
 @cache
 def _with_scope(cls: type, scope: str) -> tuple[str, ...]:
     return tuple(name for name, metadata in _metadata(cls).items() if metadata["scope"] == scope)
+
+
+def scope_of(cls: type, name: str) -> str:
+    """Whether a field is per-trial, structural, or per-trial where it is not null."""
+    return _metadata(cls)[name]["scope"]
 
 
 def structure(values: Any) -> tuple:
@@ -146,6 +168,8 @@ def checked(key: str, cls: type, name: str, value: Any) -> Any:
     metadata = _metadata(cls)[name]
     if str(value) in metadata["choices"]:
         value = str(value)  # Hydra takes the word nan for a number
+    if metadata["convert"]:
+        return metadata["convert"](value, key)
     null = " or null" if optional else ""
     if value is None and optional:
         return None

@@ -15,8 +15,10 @@ from functools import cache, cached_property
 from typing import Any
 
 from harness.basics import plugins
+from harness.config.cadences import signals
 from harness.config.curriculum import Curriculum, curriculum
-from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number, seed, structure
+from harness.config.fields import PER_TRIAL, STRUCTURAL, anything, choice, names, number, seed, structure, text
+from harness.config.ladder import canonical
 from harness.config.limits import LARGEST_SEED
 from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
 
@@ -28,6 +30,21 @@ class Objective:
     name: str = choice(
         STRUCTURAL, "next_token", "what a batch and a loss are", table="harness.objectives.table:OBJECTIVES"
     )
+
+
+@dataclass(frozen=True)
+class Detect:
+    """What watches the run; each detector's constants are in a section of their own, `detect.NAME`."""
+
+    name: str = names(STRUCTURAL, "none", "detectors that watch", table="harness.detectors.table:DETECTORS")
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """What is done at an alarm; what an action needs to know is in a section of its own, `playbook.ACTION`."""
+
+    name: str = anything(PER_TRIAL, "none", "the option `playbook=name` that was chosen")
+    ladder: str = text(PER_TRIAL, "[]", "what is done at which alarm, and what next", convert=canonical)
 
 
 @dataclass(frozen=True)
@@ -56,10 +73,15 @@ YOUNGER = (("model", "start"),)  # than trials that are stored, whose ids stay w
 def sections() -> Mapping[str, type]:
     """Every section of a trial but its fault: those above, and those that optimizers, clippers, ... bring along.
 
-    A module of a part (harness/basics/plugins.py) that defines a dataclass `Options` adds a section of its name.
+    A module of a part (harness/basics/plugins.py) that defines a dataclass `Options` adds a section of its name, one of
+    a detector `detect.NAME`, one of an action `playbook.NAME`.
     """
-    modules = [module for kind in WITH_OPTIONS for module in plugins.modules(kind).items()]
-    return {**CORE, "objective": Objective} | {name: m.Options for name, m in modules if hasattr(m, "Options")}
+    modules = {name: module for kind in WITH_OPTIONS for name, module in plugins.modules(kind).items()}
+    modules |= {f"detect.{name}": module for name, module in plugins.modules("detectors").items()}
+    modules |= {f"playbook.{name}": module for name, module in plugins.modules("actions").items()}
+    brought = {name: module.Options for name, module in modules.items() if hasattr(module, "Options")}
+    ours = {"objective": Objective, "detect": Detect, "playbook": Playbook, "signals": signals()}
+    return {**CORE, **ours, **brought}
 
 
 @cache
@@ -141,6 +163,11 @@ class Trial:
     def objective(self) -> Objective:
         """What it is trained for: a section that is left out of the id where it is the usual one."""
         return self.section("objective")
+
+    @property
+    def playbook(self) -> Playbook:
+        """What is done at an alarm: a section that is left out of the id where that is nothing."""
+        return self.section("playbook")
 
     @property
     def seeds(self) -> dict[str, int]:

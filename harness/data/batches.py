@@ -6,6 +6,7 @@ a rollback, or to keep in step with other trials.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -109,8 +110,21 @@ class Batches:
             self._starts[number] = _shift(hashes, 1) % len(self._train)
 
 
+_KNOWN: list[tuple[weakref.ref, tuple, weakref.ref]] = []  # tokens, how they were cut, and the windows
+
+
 def _windows(tokens: Tokens, vocabulary: int, context: int, device: torch.device) -> Tensor:
-    """All windows, [tokens - T, T+1], as a view of the tokens: row i starts at token i."""
+    """All windows, [tokens - T, T+1], as a view of the tokens: row i starts at token i. Those in use are shared."""
+    how = (vocabulary, context, device)
+    _KNOWN[:] = [entry for entry in _KNOWN if entry[0]() is not None and entry[2]() is not None]
+    windows = next((made() for of, cut, made in _KNOWN if of() is tokens and cut == how), None)
+    if windows is None:
+        windows = _cut(tokens, vocabulary, context, device)
+        _KNOWN.append((weakref.ref(tokens), how, weakref.ref(windows)))
+    return windows
+
+
+def _cut(tokens: Tokens, vocabulary: int, context: int, device: torch.device) -> Tensor:
     # torch cannot gather uint16; int16 has the same bits, and _gather takes the sign off again.
     narrow = tokens.astype(np.uint8) if vocabulary <= 256 else tokens.astype(np.uint16).view(np.int16)
     return torch.from_numpy(narrow).to(device).unfold(0, context + 1, 1)

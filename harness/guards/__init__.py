@@ -5,7 +5,7 @@ is done by harness/training; it sees numbers of rows alone, and neither the pack
 """
 
 from harness.basics import plugins
-from harness.guards.base import FREEZE, GO, ROLL_BACK, SKIP, Guard, GuardSignal, Parts, Seen
+from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, SKIP, Guard, GuardSignal, Parts, Seen
 
 GUARDS = sorted(plugins.subclasses("guards", Guard).values(), key=lambda cls: (cls.order, cls.__name__))
 """Every guard, in the order in which they are asked."""

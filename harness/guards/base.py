@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -14,11 +14,12 @@ from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.loss_scale import LossScale
 
-GO, SKIP, FREEZE, ROLL_BACK = range(4)
+GO, GO_AND_ASK, SKIP, FREEZE, ROLL_BACK, ASK = range(6)
 """What a guard answers for a row; of several answers the largest is done.
 
 GO: the step is taken. SKIP: it is not, and weights and what the optimizer keeps stay as they are. FREEZE: nor is any
-later one. ROLL_BACK: the row goes back to a snapshot and trains on from there; where there is none, it freezes.
+later one. ROLL_BACK: the row goes back to a snapshot and trains on from there; where there is none, it freezes. ASK:
+the step is not taken, and the row waits until its playbook has answered on the host; GO_AND_ASK: it is, and it waits.
 """
 
 
@@ -32,13 +33,18 @@ class GuardSignal:
 
 @dataclass(frozen=True)
 class Parts:
-    """Of what a guard may be made: the model's tensors, the pack's state, its loss scale, and where it stands."""
+    """Of what a guard may be made: the model's tensors, the pack's state, its loss scale, and where it stands.
+
+    `alarms` are what detectors have said of the step that is judged, by name: alarm, score, and
+    whether it is of the step before, [R] each.
+    """
 
     layout: Layout
     state: State
     loss_scale: LossScale
     rows: int
     device: torch.device
+    alarms: dict[str, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,13 @@ class Guard:
     """
 
     order: ClassVar[int] = 0  # which of several is asked first
-    signals: ClassVar[Mapping[str, GuardSignal]] = {}  # what `shown` gives: stored and read like the harness's own
-    asks: ClassVar[Sequence[str]] = ()  # names of the harness's signals that it wants in `Seen.signals`
-    every: ClassVar[int | None] = None  # steps between the snapshots that it needs to roll back; None: it never does
-    back: ClassVar[int] = 0  # steps by which a snapshot has to lie before the step that is answered so
-    kept: ClassVar[int] = 2  # how many of them
-    most: ClassVar[int] = 3  # rollbacks of one trial, after which it freezes
+    signals: Mapping[str, GuardSignal] = {}  # what `shown` gives: stored and read like the harness's own
+    asks: Sequence[str] = ()  # names of the harness's signals that it wants in `Seen.signals`
+    every: int | None = None  # steps between the snapshots that it needs to roll back; None: it never does
+    back: int = 0  # steps by which a snapshot has to lie before the step that is answered so
+    kept: int = 2  # how many of them
+    most: int = 3  # rollbacks of one trial, after which it freezes
+    on_host: bool = False  # where snapshots are kept
 
     def __init__(self, parts: Parts):
         self.parts, self.device = parts, parts.device
@@ -94,6 +101,12 @@ class Guard:
     def judge(self, seen: Seen) -> Tensor:
         """GO, SKIP, FREEZE or ROLL_BACK for each row, [R], int8; of rows that do not train, GO."""
         raise NotImplementedError
+
+    def measured(self, values: Mapping[str, Tensor], trained: Tensor) -> None:
+        """The signals of the step that it judged last, [R] each, by name; the rows that `trained` have taken it."""
+
+    def restart(self, where_R: Tensor) -> None:
+        """These rows begin anew with other data or settings: what was before is no measure of what comes."""
 
     def shown(self) -> Mapping[str, Tensor]:
         """What it has to show of the step that it judged last: [R] for each of `signals`."""

@@ -27,7 +27,7 @@ from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
 from harness.storage.sealed import Damaged, read_sealed, values_of, write_sealed
 
-VERSION = 3  # 1 had the JSON in a file of its own, 2 other names
+VERSION = 4  # 1 had the JSON in a file of its own, 2 other names, 3 no readings
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 _NAME = re.compile(r"([0-9]{1,12})\.safetensors")
 _STRAY = re.compile(r"\.[0-9]+\.safetensors\.[0-9a-f]{32}")

@@ -44,6 +44,7 @@ from harness.storage.stored import (
     chunk_shape,
     damage,
     packed,
+    ranks_of,
     read_pack,
     read_root,
 )
@@ -59,7 +60,7 @@ class Signal:
     long_name: str
 
 
-_STEP, _LAYER, _SEGMENT = DIMS
+_STEP, _LAYER, _SEGMENT, _ = DIMS
 SIGNALS: dict[str, Signal] = {
     "loss": Signal(_STEP, "nat/token", "training loss"),
     "validation_loss": Signal(_STEP, "nat/token", "validation loss"),
@@ -83,7 +84,7 @@ ENDS: dict[str, Signal] = {
     "final_segment_loss": Signal(_SEGMENT, "nat/token", "validation loss after the last step, by segment"),
 }
 """What is measured once, before and after all steps, and written before the pack is complete."""
-EMPTY: Mapping[str, Any] = {"dropped": [], "acts": {}, "idle": {}, "digest": ""}
+EMPTY: dict[str, Any] = {"dropped": [], "incidents": [], "acts": {}, "idle": {}, "digest": "", "provenance": {}}
 """What a complete pack says of a trial where nobody tells it."""
 
 # --- the store of a sweep ----------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def check_store(out: Path, study: str) -> None:
 class PackStore:
     """The writer of one pack's group. Only one process writes a pack.
 
-    `guarded` are the signals that its guards show, beside `SIGNALS`.
+    `guarded` are the signals that its guards show and its readings give, beside `SIGNALS`.
     """
 
     def __init__(
@@ -147,8 +148,9 @@ class PackStore:
         self._has_ends = False
 
     def shape(self, signal: str) -> tuple[int, ...]:
-        """[R, steps], [R, steps, layers] or [R, segments]."""
+        """[R, steps], [R, steps, layers], [R, steps, layers, ranks] or [R, segments]."""
         sizes = {"trial": self.trials, "step": self.steps, "layer": self.layers, "segment": SEGMENTS}
+        sizes["rank"] = ranks_of(self.attributes)
         return tuple(sizes[dim] for dim in self._measured[signal].dims)
 
     @classmethod
@@ -231,7 +233,7 @@ class PackStore:
         aside.rename(self.place.name)
 
     def write(self, first_step: int, signals: Mapping[str, np.ndarray]) -> None:
-        """Store the values of steps `first_step`, `first_step` + 1, ...: each signal is [R, n] or [R, n, layers].
+        """Store the values of steps `first_step`, `first_step` + 1, ...: each signal is [R, n], [R, n, layers], ...
 
         Blocks are written whole, so `first_step` is a multiple of `block`. A last block that is not full is padded
         with NaN; it may be written again, longer. Raises ValueError if a signal or a shape is not the store's.
@@ -275,6 +277,7 @@ class PackStore:
         if values is not None:
             with np.errstate(over="ignore"):
                 chunk[:, : values.shape[1]] = values
+            chunk[np.isnan(chunk)] = np.nan  # one NaN: which of them it was is a matter of how ranks were joined
         inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
             write_at(inner, chunk_key(number, len(whole)), packed(chunk))
@@ -288,8 +291,9 @@ class PackStore:
         `masked_step` the step after which the whole state of a faulty trial was again bitwise that of its golden twin;
         both steps are None where there is none. `faults` lists the fault's events, perhaps not all of them; `strikes`
         counts its strikes, and `changes` those of them that changed something. `dropped` lists the first sequences that
-        were dropped from its batches, by default none. `acts`, `idle` and `digest` are those of
-        `harness.training.loop.Result`; by default nothing acts now and then, nothing is idle, and losses are not known.
+        were dropped from its batches, and `incidents` what its playbook has answered, both by default none. `acts`,
+        `idle`, `digest` and `provenance` are those of `harness.training.loop.Result`; by default nothing acts now and
+        then, nothing is idle, and the rest is unknown.
         Raises ValueError for a wrong number of values, TypeError for another name, and KeyError for one that lacks.
         """
         names = OF_COMPLETE | SINCE_6

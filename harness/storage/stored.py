@@ -31,7 +31,7 @@ READABLE = (4, 5, 6)  # 4: muP, DeepNorm and SwiGLU had other sizes; to 5: valid
 STORE = "store.zarr"
 CHECKSUM = "sha256"  # of a complete pack's other attributes
 CRC_BYTES = 4
-DIMS = (("trial", "step"), ("trial", "step", "layer"), ("trial", "segment"))
+DIMS = (("trial", "step"), ("trial", "step", "layer"), ("trial", "segment"), ("trial", "step", "layer", "rank"))
 _LONG = re.compile(rb"[0-9]{19}")
 MOST_STEPS = 10**8  # of a pack; more are no results, but a damaged number
 
@@ -67,6 +67,10 @@ class PackInfo:
     @property
     def layers(self) -> int:
         return self.arrays["activation_rms"]["shape"][2]
+
+    @property
+    def ranks(self) -> int:
+        return ranks_of(self.attributes)
 
     @property
     def block(self) -> int:
@@ -204,6 +208,36 @@ def _is_trial(value: Any) -> bool:
     return has_parts and all(_is_text(value["fault"].get(key)) for key in ("name", "kind"))
 
 
+def _is_index(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_count, value)))
+
+
+PROVENANCE: Checks = {
+    "step": _is_count,
+    "direction": _is_text,
+    "site": _is_text,
+    "tensor": _is_text,
+    "layer": _is_count_or_none,
+    "head": _is_count_or_none,
+    "index": _is_index,
+    "rank": _is_count,
+    "value": _is_text,
+    "operation": _is_text,
+    "cause": _is_text,
+    "format": _is_text,
+    "blamed": _is_text,
+    "blamed_site": _is_text,
+    "blamed_index": _is_index,
+    "evidence": _is_text,
+}
+"""Of a trial's first non-finite value, as harness/training/provenance.py has it."""
+
+
+def _is_provenance(value: Any) -> bool:
+    is_whole = _is_facts(value) and value.keys() == PROVENANCE.keys()
+    return value == {} or (is_whole and all(is_right(value[name]) for name, is_right in PROVENANCE.items()))
+
+
 ABOUT: Checks = {
     "corpus": _is_facts,
     "environment": _is_facts,
@@ -225,6 +259,8 @@ SINCE_6: Checks = {
     "acts": lambda value: _is_facts(value) and all(map(_is_count, value.values())),
     "idle": lambda value: _is_facts(value) and all(map(_is_text, value.values())),
     "digest": _is_text,
+    "incidents": _is_records,
+    "provenance": _is_provenance,
 }
 """Of a complete pack as well, which one of an older format lacks."""
 
@@ -242,7 +278,7 @@ def _check(pack: PackInfo) -> None:
         values = attributes[name]
         if not isinstance(values, list) or len(values) != count or not all(map(is_right, values)):
             raise ValueError(f"{name} is not one value for each of {count} trials")
-    sizes = {"trial": count, "step": pack.steps, "layer": pack.layers, "segment": SEGMENTS}
+    sizes = {"trial": count, "step": pack.steps, "layer": pack.layers, "segment": SEGMENTS, "rank": pack.ranks}
     if not count or any(not _is_count(size) or not size for size in sizes.values()) or pack.steps > MOST_STEPS:
         raise ValueError(f"sizes are {sizes!r:.100}")
     for name, array in pack.arrays.items():
@@ -255,6 +291,11 @@ def _check(pack: PackInfo) -> None:
             raise ValueError(f"array {name} is not of shape {shape}, in chunks of {pack.block} steps")
     if attributes["steps_done"] > pack.steps or not 0 < pack.block <= pack.steps:
         raise ValueError(f"steps_done is {attributes['steps_done']} of {pack.steps}, in chunks of {pack.block}")
+
+
+def ranks_of(attributes: Mapping[str, Any]) -> int:
+    """The data-parallel ranks of the trials in a pack, which have one structure."""
+    return attributes["trials"][0]["train"].get("ranks", 1)
 
 
 def chunk_shape(shape: tuple[int, ...], dims: tuple[str, ...], block: int) -> tuple[int, ...]:

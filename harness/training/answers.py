@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.guards import FREEZE, GO, ROLL_BACK, Seen
-from harness.training.blocks import PER_LAYER
+from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, Seen
+from harness.guards.playbook import Playbook
 from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.provenance import Provenances
+from harness.training.recovery import Recovery
 from harness.training.signals import Recorder
 from harness.training.sites import Agenda
 from harness.training.snapshots import Snapshots
@@ -22,70 +24,139 @@ from harness.training.snapshots import Snapshots
 class Answers:
     """What guards say is done on the device: a healthy step waits for nothing.
 
-    A row that is to go back takes no step until the host has looked, which it does at every step on a CPU, and once a
-    block of signals elsewhere. After the last of its rollbacks, and where there is no snapshot, it freezes.
+    A row that is to go back, or whose playbook is asked, takes no step until the host has looked, which it does at
+    every step on a CPU, and once a block of signals elsewhere. Where no playbook answers, a row freezes after the last
+    of its rollbacks, and where there is no snapshot.
     """
 
-    def __init__(self, pack: Pack, agenda: Agenda, recorder: Recorder, detects: bool):
-        self._pack, self._agenda, self._recorder, self._detects = pack, agenda, recorder, detects
+    def __init__(self, pack: Pack, agenda: Agenda, recorder: Recorder, detects: bool, provenance: bool):
+        self.pack, self.agenda, self._recorder, self._detects = pack, agenda, recorder, detects
+        self.provenances = Provenances(pack, agenda, recorder, provenance)
         self._snapshots: Snapshots | None = None
-        every = [guard.every for guard in pack.guards if guard.every is not None] if detects else []
-        if every:
-            goes_back = [guard for guard in pack.guards if guard.every is not None]
+        guards = pack.guards if detects else []
+        if goes_back := [guard for guard in guards if guard.every is not None]:
             self._back, self._most = max(guard.back for guard in goes_back), max(guard.most for guard in goes_back)
-            self._snapshots = Snapshots(pack, min(every), max(guard.kept for guard in goes_back))
+            every, kept = min(guard.every for guard in goes_back if guard.every), max(guard.kept for guard in goes_back)
+            self._snapshots = Snapshots(pack, every, kept, any(guard.on_host for guard in goes_back))
+        playbooks = [guard for guard in guards if isinstance(guard, Playbook)]
+        self.recovery = Recovery(self, playbooks[0]) if playbooks else None
+        self._holds = bool(goes_back or playbooks)
+        rows = torch.ones(len(pack), dtype=torch.bool, device=pack.device)
+        self._quiet = pack.rows_state.add("quiet", rows, scratch=True) if self._holds else None
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
 
+    def forked(self, leaders: Mapping[int, int]) -> None:
+        """These planned trials have a row of their own now, a copy of that of their twins."""
+        if self.recovery:
+            for trial, leader in leaders.items():
+                self.recovery.fork(trial, leader)
+
     def begin(self, tick: Tick) -> None:
         """Keep what a row may have to go back to."""
-        if self._snapshots:
-            self._snapshots.take(tick)
-            self._recorder.keeps = self._snapshots.oldest
+        if self.recovery:
+            self.recovery.begin()
+        if self._snapshots and self._quiet:
+            self._snapshots.take(tick, self._quiet.used)
 
     def judge(self, loss: Tensor, norm: Tensor | None, trains: Tensor) -> Tensor:
         """Which of the rows that train take the step, [R]; `norm` is None where nothing has to be judged."""
-        pack = self._pack
+        pack = self.pack
+        self._recorder.learned()
         if norm is None:
             return trains
         # Of the signals that guards have asked for, what the forward pass of this step has shown.
-        layers = self._recorder.layers() if self._asked else None
-        pairs = [] if layers is None else zip(PER_LAYER, layers.transpose(1, 2), strict=True)
-        signals = {name: values for name, values in pairs if name in self._asked}
+        signals = self._recorder.shown(self._asked)
         seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), trains, self._detects, signals)
         answer = reduce(torch.maximum, [guard.judge(seen) for guard in pack.guards])
-        if self._snapshots:
-            pack.clock.hold(answer == ROLL_BACK)
+        if self._quiet:
+            self._quiet.used.copy_(torch.where(trains, answer == GO, self._quiet.used))
+            for alarm, *_ in pack.alarms.values():
+                self._quiet.used.logical_and_(~alarm)
+            pack.clock.hold((answer == ROLL_BACK) | (answer == ASK) | (answer == GO_AND_ASK))
         pack.active = pack.active & (answer != FREEZE)
-        return trains & (answer == GO)
+        return trains & (answer <= GO_AND_ASK)
 
-    def settle(self, is_due: bool) -> None:
-        """Let the rows go back that have to."""
-        pack = self._pack
-        if not self._snapshots or not (is_due or pack.device.type == "cpu"):
+    def settle(self, tick: Tick, loss: Tensor, is_due: bool, saves: bool) -> None:
+        """Find what is masked, and let the rows go on that wait for an answer, where a block ends (`is_due`).
+
+        On a CPU at every step; answers also before a checkpoint (`saves`), which has none that is waited for.
+        """
+        pack = self.pack
+        looks = is_due or pack.device.type == "cpu"
+        if looks:
+            pack.find_masked(tick, self.agenda.last, loss)
+        if not self._holds or not (looks or saves or self.agenda.is_news):
             return
+        if self._snapshots and is_due:
+            self._recorder.keeps = self._snapshots.oldest
         for row, struck in pack.clock.held():
-            trial = pack.rows[row]
-            step = self._snapshots.put_back(row, struck - self._back) if self.rollbacks[trial] < self._most else None
+            if self.recovery and self.recovery.settle(row, struck):
+                continue
+            trial, step = pack.rows[row], None
+            if self._snapshots and self.rollbacks[trial] < self._most:
+                step = self.go_back(row, struck, struck - self._back)
             if step is None:
-                pack.active[row] = False
-                pack.clock.release(row)
-                self._recorder.freeze(trial, struck)
+                self.freeze(row, struck)
                 continue
             self.rollbacks[trial] += 1
-            self._agenda.roll_back(trial, struck + 1)
-            for follower in pack.twins.leave(trial, step):
-                self._recorder.share_history(trial, follower, step)
-            self._recorder.roll_back(trial, step)
-            pack.objective.forget(trial, step)
+            self.go_on(row, step)
+        if self.recovery and self.agenda.is_news:
+            self.recovery.undo()
+            self.agenda.is_news = False
+
+    def go_back(self, row: int, struck: int, latest: int) -> int | None:
+        """To the newest sound snapshot of a step up to `latest`, whose step is returned, without what has struck."""
+        trial = self.pack.rows[row]
+        step = self._snapshots.put_back(row, latest) if self._snapshots else None
+        if step is not None:
+            self.agenda.roll_back(trial, struck + 1)
+            self._forget(trial, step)
+        return step
+
+    def go_on(self, row: int, step: int) -> None:
+        """The row trains on from this step."""
+        if self.pack.clock.put(row, step):
+            self._forget(self.pack.rows[row], step)
+
+    def _forget(self, trial: int, step: int) -> None:
+        """What a trial has done from this step on is none of its history."""
+        twins = self.pack.twins
+        for follower in twins.leave(trial, step):
+            self._recorder.share_history(trial, follower, step)
+        twins.begins[trial] = min(twins.begins[trial], step)
+        self._recorder.roll_back(trial, step)
+        self.pack.objective.forget(trial, step)
+
+    def freeze(self, row: int, step: int) -> None:
+        """The row trains no more, since this step."""
+        self.pack.active[row] = False
+        self.pack.clock.release(row)
+        self._recorder.freeze(self.pack.rows[row], step)
+
+    def earliest(self, row: int) -> Mapping[str, Tensor] | None:
+        """The oldest sound state that is kept of a row, by name."""
+        return self._snapshots.earliest(row) if self._snapshots else None
+
+    def incidents(self) -> list[list[dict[str, Any]]]:
+        """Of each planned trial, the first of its own row's incidents, as JSON has them."""
+        return self.recovery.incidents() if self.recovery else [[] for _ in self.pack.planned]
 
     def state(self) -> dict[str, Any]:
         """What has happened so far, to `restore`."""
-        kept = self._snapshots.state() if self._snapshots else []
-        return {"kept": kept, "rollbacks": list(self.rollbacks.items())}
+        return {
+            "kept": self._snapshots.state() if self._snapshots else {},
+            "rollbacks": list(self.rollbacks.items()),
+            "remedies": self.pack.remedies.state(),
+            "books": self.recovery.state() if self.recovery else [],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
         self.rollbacks = Counter(dict(state["rollbacks"]))
+        self.pack.remedies.restore(state["remedies"])
+        self.pack.refresh()
         if self._snapshots:
             self._snapshots.restore(state["kept"])
+        if self.recovery:
+            self.recovery.restore(state["books"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 import torch
@@ -19,13 +20,20 @@ PER_STEP = tuple(name for name, signal in SIGNALS.items() if "layer" not in sign
 class Block:
     """The signals of up to `length` steps of all planned trials, on the device; NaN where a trial has no row.
 
-    `names` are those of each step: `PER_STEP`, and what guards show.
+    `names` are those of each step: `PER_STEP`, and what guards show; `read` those of readings, and what each has for a
+    row beside the step.
     """
 
-    def __init__(self, pack: Pack, first_step: int, length: int, names: Sequence[str]):
+    def __init__(
+        self, pack: Pack, first_step: int, length: int, names: Sequence[str], read: Mapping[str, tuple[int, ...]]
+    ):
         self.pack, self.first_step, self.length, self.names, self.filled = pack, first_step, length, names, 0
         trials, device, rows = len(pack.planned), pack.device, len(names) + len(PER_LAYER) * pack.planned[0].model.depth
-        # The signals of each step, and after them those of each layer.
+        # The signals of each step, and after them those of each layer, and those of readings.
+        self._shapes, self._places = read, {}
+        for name, shape in read.items():
+            self._places[name] = slice(rows, rows + prod(shape))
+            rows += prod(shape)
         self._values = torch.full((length, rows, trials), torch.nan, dtype=torch.float64, device=device)
         self._froze = torch.zeros((length, trials), dtype=torch.bool, device=device)
 
@@ -34,11 +42,13 @@ class Block:
         step: int,
         values: Mapping[str, Tensor],
         layers: Tensor | None,
+        read: Mapping[str, Tensor],
         measured: Tensor,
         active: Tensor,
         rows: Tensor | None,
     ) -> None:
-        """A step: [R] per signal and [signals, layers, R], of the trials that were active before it (`measured`).
+        """A step: [R] per signal, [signals, layers, R] and [R, ...] of each reading that was due, of the trials that
+        were active before it (`measured`).
 
         `active` are those that still are, now that its loss and gradients are known; `rows` stand at this step, [k];
         None: all do.
@@ -48,19 +58,30 @@ class Block:
         stacked = torch.stack([values[name].double() if name in values else nan for name in self.names])
         stacked = stacked if layers is None else torch.cat([stacked, layers.flatten(0, 1)])
         stacked, froze = torch.where(measured, stacked, nan), measured & ~active
+        of_readings = {
+            name: torch.where(measured, value.double().flatten(1).mT if value.dim() > 1 else value.double()[None], nan)
+            for name, value in read.items()
+        }
         if rows is not None:
             index, stacked, froze = index[rows], stacked[:, rows], froze[rows]
+            of_readings = {name: value[:, rows] for name, value in of_readings.items()}
         self._values[i, : len(stacked)].index_copy_(1, index, stacked)
+        for name, value in of_readings.items():
+            self._values[i, self._places[name]].index_copy_(1, index, value)
         self._froze[i].index_copy_(0, index, froze)
         self.filled = max(self.filled, i + 1)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """[R, n] and [R, n, layers] of all planned trials."""
+        """[R, n], [R, n, layers], ... of all planned trials."""
         values = self._values[: self.filled].permute(2, 0, 1).cpu().numpy()
-        steps, layers = np.split(values, [len(self.names)], axis=2)
+        end = len(self.names) + len(PER_LAYER) * self.pack.planned[0].model.depth
+        steps, layers, _ = np.split(values, [len(self.names), end], axis=2)
         of_signals = np.split(layers, len(PER_LAYER), axis=2)
         arrays = {name: steps[..., i].copy() for i, name in enumerate(self.names)}
-        return arrays | {name: layers.copy() for name, layers in zip(PER_LAYER, of_signals, strict=True)}
+        arrays |= {name: layers.copy() for name, layers in zip(PER_LAYER, of_signals, strict=True)}
+        for name, shape in self._shapes.items():
+            arrays[name] = values[..., self._places[name]].reshape(*values.shape[:2], *shape)
+        return arrays
 
     def state(self) -> dict[str, Tensor]:
         """What has been recorded so far."""

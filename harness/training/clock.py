@@ -106,6 +106,17 @@ class Clock:
         """The rows that are held, and since which step; here the host waits for the device."""
         return [(row, step) for row, step in enumerate(self._held.used.tolist()) if step >= 0] if self._holds else []
 
+    def is_held(self, row: int) -> bool:
+        """Whether the row waits; here the host waits for the device."""
+        return self._holds and bool(self._held.used[row] >= 0)
+
+    def put(self, row: int, step: int) -> bool:
+        """The row may go on, at this step; whether that is another one than it would have taken."""
+        self.release(row)
+        is_other = self.steps[row] != step
+        self._steps.used[row] = self.steps[row] = step
+        return is_other
+
     def release(self, row: int) -> None:
         """The row may go on."""
         self._held.used[row] = -1

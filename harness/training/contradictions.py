@@ -9,13 +9,15 @@ from collections.abc import Iterator
 
 from harness.config import LARGEST_SEED, NO_FAULT, ConfigError, Trial
 from harness.data import corpus, curriculum
+from harness.guards import playbook
 from harness.model import branches, placements, scaling
 from harness.model.scaling import SIZED_INITS, ZERO_INITS
 from harness.optim import loss_scale, schedules
 from harness.optim.optimizers import OPTIMIZERS
+from harness.training import readings
 from harness.training.sites import AT_TAPS
 
-PARTS = (branches, schedules, loss_scale, corpus, curriculum, scaling, placements)
+PARTS = (branches, schedules, loss_scale, corpus, curriculum, scaling, placements, playbook, readings)
 
 
 def check_trial(trial: Trial) -> None:

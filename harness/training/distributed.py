@@ -119,6 +119,7 @@ class ProcessCommunicator(Communicator):
         self.group, self.processes = group, group.count
 
     def parts(self, batch_RxBxT1: Tensor) -> Iterator[tuple[int, Tensor]]:
+        self.current = self.group.rank
         yield self.group.rank, self.part(batch_RxBxT1, self.group.rank)
 
     def add(self, gradients: Tensor) -> None:
@@ -141,6 +142,9 @@ class ProcessCommunicator(Communicator):
 
     def largest(self, values: Tensor) -> Tensor:
         return self.group.gather(values).amax(0)
+
+    def of_all(self, mine: Tensor) -> Tensor:
+        return self.group.gather(mine[0])
 
     def at_gradient(
         self, rank: int, gradients_RxP: Tensor, rows: Sequence[int]

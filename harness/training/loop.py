@@ -39,8 +39,10 @@ class Result:
     strikes: list[int]
     changes: list[int]
     dropped: list[list[dict[str, Any]]]
+    incidents: list[list[dict[str, Any]]]  # what playbooks have answered
     acts: list[dict[str, int]]  # by part of the recipe, at how many steps it acted
     idle: list[dict[str, str]]  # by part that could not act, why
+    provenance: list[dict[str, Any]]  # of the first non-finite value; empty without one
     digest: list[str]  # of all losses: that of another trial is equal where those are, bit for bit
     # As `harness.storage.store.ENDS` has them; arrays have no one equality.
     ends: dict[str, np.ndarray] = field(compare=False)
@@ -58,6 +60,7 @@ def train(
     checkpoints: Checkpoints | None = None,
     saved: Saved | None = None,
     leave: Leave | None = None,
+    provenance: bool = True,
 ) -> Result:
     """Train every trial of the pack from where it stands to its last step (or `until` one), or while it is finite.
 
@@ -69,30 +72,32 @@ def train(
     With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/optim/loss_scale.py).
     One whose batch is dropped as a whole misses that step and nothing else (harness/data/screening.py).
     `leave` is given each trial's last weights, when its row goes or at the end (harness/storage/last_weights.py).
+    With `provenance` the step at which a trial froze is run once more, to find out why.
     The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
     two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
     trial.
     """
     recorder, strike = Recorder(pack, block, write, telemetry), Strikes(pack, agenda)
-    answers = Answers(pack, agenda, recorder, detection)
+    answers = Answers(pack, agenda, recorder, detection, provenance)
     state = partial(state_of, pack, agenda, recorder, answers)
     if saved:
         restore(saved, pack, agenda, recorder, answers)
     pack.ranks.verify(state)
     while (tick := pack.clock.tick(until)) is not None:
-        if pack.fork(tick):
+        if forked := pack.fork(tick):
+            answers.forked(forked)
             tick = pack.clock.tick(until) or tick
         answers.begin(tick)
         rate = pack.learning_rate(tick.steps)
         strike(Site.LEARNING_RATE, tick, one("learning_rate", rate))
-        batch = pack.objective.batch(tick.steps)
+        batch = pack.batch(tick.steps)
         strike(Site.BATCH, tick, one("batch", batch))
         batch, weights = pack.what_trains(batch, tick.steps, tick.size)
         strike(Site.WEIGHT, tick, partial(pack.tensors, pack.weights))
         strike(Site.LOSS_SCALE, tick, pack.loss_scale.shown)
 
         pack.begin(tick.steps)
-        recorder.begin(tick)
+        recorder.begin(tick, batch)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
             of_part = None if weights is None else pack.ranks.part(weights, rank)
@@ -100,7 +105,7 @@ def train(
             strike.at_gradient(tick, rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
-        pack.loss_scale.unscale(pack.gradients)
+        pack.unscale()
         loss = pack.ranks.mean(losses).where(pack.objective.trains, torch.nan)
         strike(Site.REDUCED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
 
@@ -121,26 +126,26 @@ def train(
         recorder.record(tick, values if norm is None else values | {"grad_norm": norm}, norms, trained)
         pack.clock.done(tick)
         is_due = recorder.is_due(tick)
-        if pack.device.type == "cpu" or is_due:
-            pack.find_masked(tick, agenda.last, loss)
-        answers.settle(is_due)
-        if is_due and not _look(pack, recorder, state, leave):
+        saves = checkpoints is not None and pack.ranks.agreed(checkpoints.is_due(pack.clock.number))
+        answers.settle(tick, loss, is_due, saves)
+        if is_due and not _look(pack, recorder, answers, state, leave):
             break
         progress(tick.front + 1, len(recorder.nonfinite))
-        if checkpoints and not pack.clock.is_over and pack.ranks.agreed(checkpoints.is_due(pack.clock.number)):
+        if checkpoints and saves and not pack.clock.is_over:
             pack.ranks.verify(state)
             checkpoints.save(pack.clock.number, *state())
     if leave:
         hand_over(pack, range(len(pack)), leave)
-    return _result(pack, agenda, recorder)
+    return _result(pack, agenda, recorder, answers)
 
 
-def _look(pack: Pack, recorder: Recorder, state: Replica, leave: Leave | None) -> bool:
-    """Write what is full, and drop the rows of frozen and masked trials when they are many, but keep the smallest pack
-    that rounds alike. Whether any is left to train.
+def _look(pack: Pack, recorder: Recorder, answers: Answers, state: Replica, leave: Leave | None) -> bool:
+    """Write what is full, look why rows froze, and drop the rows of frozen and masked trials when they are many, but
+    keep the smallest pack that rounds alike. Whether any is left to train.
     """
     pack.ranks.verify(state)
     recorder.flush()
+    answers.provenances.look()
     active, clock, rows = pack.active.tolist(), pack.clock, range(len(pack))
     finished = set() if clock.is_over else {row for row in rows if clock.steps[row] >= clock.last}
     done = [row for row in rows if not active[row] or row in finished or pack.rows[row] in pack.twins.masked]
@@ -153,8 +158,9 @@ def _look(pack: Pack, recorder: Recorder, state: Replica, leave: Leave | None) -
     return bool(pack.active.any())
 
 
-def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
+def _result(pack: Pack, agenda: Agenda, recorder: Recorder, answers: Answers) -> Result:
     recorder.close()
+    answers.provenances.look()
     numbers = range(len(pack.planned))
     losses, ends = recorder.losses(), recorder.ends()
     nonfinite = [recorder.nonfinite_step(number) for number in numbers]
@@ -166,8 +172,10 @@ def _result(pack: Pack, agenda: Agenda, recorder: Recorder) -> Result:
         strikes=agenda.strikes,
         changes=agenda.changes,
         dropped=pack.twins.records(pack.objective.records),
+        incidents=pack.twins.records(answers.incidents()),
         acts=pack.acts.totals(pack.twins, pack.steps - 1),
         idle=[idle_parts(trial) for trial in pack.planned],
+        provenance=[recorder.provenance_of(number) for number in numbers],
         digest=[
             hashlib.sha256(b"".join(row.tobytes() for row in rows)).hexdigest()[:16]
             for rows in zip(losses, *ends.values(), strict=True)

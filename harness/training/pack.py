@@ -33,6 +33,7 @@ from harness.training.clock import Clock, Tick
 from harness.training.distributed import Group, ProcessCommunicator
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
+from harness.training.remedies import Remedies
 from harness.training.twins import Twins
 
 NOTHING = nullcontext()
@@ -52,7 +53,7 @@ class Pack:
         if (count := len({trial.structure for trial in trials})) != 1:
             raise ValueError(f"a pack needs trials of one structure, got {count}")
         first = trials[0]
-        self.planned, self.device = tuple(trials), device
+        self.planned, self.corpus, self.device = tuple(trials), corpus, device
         self.curriculum, self.steps = first.curriculum, first.steps
         self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
         self.rows = self.twins.beginning(0)
@@ -65,6 +66,7 @@ class Pack:
         self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays, branches)))
         weights = new_weights(self.layout, here, self.dtype, device)
         self.rows_state = State(len(trials))
+        self.beside: list[State] = []  # what else has the pack's rows, and comes and goes with them
         self._weights = self.rows_state.add("weights", weights)
         self._gradients = self.rows_state.add("gradients", torch.zeros_like(weights), scratch=True)
         self._active = self.rows_state.add("active", torch.ones(len(here), dtype=torch.bool, device=device))
@@ -78,6 +80,7 @@ class Pack:
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
+        self.alarms, self.remedies = parts.alarms, Remedies(device)
         self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
         self.objective = OBJECTIVES[first.objective.name](trials, corpus, self.dtype, device)
         self.clock = Clock(len(here), self.rows_state, self.curriculum, device)
@@ -99,7 +102,7 @@ class Pack:
         self._row_of = {planned: row for row, planned in enumerate(self.rows)}
         self.index = torch.tensor(self.rows, device=self.device)
         self.parts = self._cut()
-        trials = [self.planned[number] for number in self.rows]
+        trials = [self.remedies.acting(number, self.planned[number]) for number in self.rows]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
         parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]
         for part in filter(None, parts):
@@ -162,16 +165,46 @@ class Pack:
         here = here if tick.trains is None else here & tick.trains
         return here if free is None else here & free
 
+    def place_of(self, planned: int) -> int | None:
+        """The row of a trial, frozen or not, or None if it has none."""
+        return self._row_of.get(planned)
+
     def row_of(self, planned: int) -> int | None:
-        """Where the trial stands now, or None if it has no row or is frozen."""
+        """Where the trial stands now, or None if it has no row, is frozen, or waits for an answer."""
         row = self._row_of.get(planned)
-        return row if row is not None and bool(self.active[row]) else None
+        return row if row is not None and bool(self.active[row]) and not self.clock.is_held(row) else None
 
     def learning_rate(self, steps: Steps) -> Tensor:
-        """The scheduled rate of each row, [R]; the caller's own copy."""
-        if isinstance(steps, int):
-            return self._learning_rates[steps][self.index]
-        return self._learning_rates[torch.tensor(steps, device=self.device), self.index]
+        """The scheduled rate of each row, [R], less what a playbook has taken off; the caller's own copy."""
+        where = steps if isinstance(steps, int) else torch.tensor(steps, device=self.device)
+        rate = (
+            self._learning_rates[where][self.index]
+            if isinstance(steps, int)
+            else self._learning_rates[where, self.index]
+        )
+        factors = self.remedies.rates(self.rows, steps)
+        return rate if factors is None else (rate * factors).to(rate.dtype)
+
+    def batch(self, steps: Steps) -> Tensor:
+        """What the data loader hands out to each row at these steps, [R, B, ...]."""
+        return self.objective.batch(self.remedies.positions(self.rows, steps))
+
+    def unscale(self) -> None:
+        """Gradients are those of the loss itself; that of the embedding is smaller where a playbook has said so."""
+        self.loss_scale.unscale(self.gradients)
+        for row, factor in self.remedies.embeddings(self.rows).items():
+            self.tensors(self.gradients, row)["embedding"].mul_(factor)
+
+    def refresh(self) -> None:
+        """Let every part know what has become of the trials' settings."""
+        self._bind()
+
+    def forget_signals(self, row: int) -> None:
+        """The detectors of a row begin anew."""
+        where = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        where[row] = True
+        for guard in self.guards:
+            guard.restart(where)
 
     def tensors(self, flat: Tensor, row: int) -> Mapping[str, Tensor]:
         """Views of one trial's tensors in a flat array, by name."""
@@ -286,19 +319,21 @@ class Pack:
 
     # --- rows that come and go ---------------------------------------------------------------------------------------
 
-    def fork(self, tick: Tick) -> bool:
-        """Give a row to each trial whose fault begins now: a copy of its twin's. Whether there were any."""
+    def fork(self, tick: Tick) -> dict[int, int]:
+        """Give a row to each trial whose fault begins now: a copy of its twin's. Those trials, and their twins."""
         new: dict[int, int] = {}  # planned number -> its twin's row
+        leaders: dict[int, int] = {}
         for step, rows in tick.groups.items():
             for planned in self.twins.beginning(step):
                 leader = self.twins.leader[planned]
                 if leader is not None and (row := self.row_of(leader)) is not None and row in rows:
-                    new[planned] = row
+                    new[planned], leaders[planned] = row, leader
                     self.acts.take(planned, leader, self.acts.state())
+                    self.remedies.take(planned, leader)
         if new:
             self.twins.forked.update(new)
             self._arrange([*self.rows, *new], [*range(len(self)), *new.values()])
-        return bool(new)
+        return leaders
 
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, given in their order."""
@@ -307,7 +342,8 @@ class Pack:
     def _arrange(self, planned: Sequence[int], sources: Sequence[int]) -> None:
         """Rows are now these trials, each with the state of one of the rows as they were."""
         self.rows = list(planned)
-        self.rows_state.arrange(sources)
+        for state in (self.rows_state, *self.beside):
+            state.arrange(sources)
         self._bind()
 
     def find_masked(self, tick: Tick, over: Sequence[int | None], loss_R: Tensor) -> None:
@@ -328,7 +364,8 @@ class Pack:
             return
         equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
         for is_equal, (row, leader, step) in zip(equal.tolist(), pairs, strict=True):
-            if is_equal and self.active[[row, leader]].all() and self.rows_state.equal(row, leader):
+            is_alike = is_equal and self.remedies.same(self.rows[row], self.rows[leader])
+            if is_alike and self.active[[row, leader]].all() and self.rows_state.equal(row, leader):
                 self.twins.masked[self.rows[row]] = step
 
     def whole_state(self) -> dict[str, Any]:

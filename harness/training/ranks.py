@@ -29,11 +29,13 @@ class Communicator:
 
     def __init__(self, count: int, order: str, format: str):
         self.count, self.order, self.format, self.processes = count, order, format, 1
+        self.current = 0  # the rank of which `parts` has given the part
         self._sums: list[tuple[int, Tensor]] = []  # (how many ranks are in it, their sum)
 
     def parts(self, batch_RxBxT1: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The ranks in the order in which they are added, each with its sequences of the batch."""
         for rank in self.sequence():
+            self.current = rank
             yield rank, self.part(batch_RxBxT1, rank)
 
     def part(self, values_RxB: Tensor, rank: int) -> Tensor:
@@ -67,6 +69,10 @@ class Communicator:
     def largest(self, values: Tensor) -> Tensor:
         """The largest of all ranks, element by element, of what is the largest of those in this process; NaN wins."""
         return values
+
+    def of_all(self, mine: Tensor) -> Tensor:
+        """What every rank has measured, [ranks, ...], from that of the ranks in this process, in their order."""
+        return mine
 
     def at_gradient(
         self, rank: int, gradients_RxP: Tensor, rows: Sequence[int]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -17,10 +16,10 @@ from harness.optim.optimizers import Norms
 from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block
 from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.readings import Readings, shapes_of
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
 INITIAL, FINAL = "initial_segment_loss", "final_segment_loss"
-SCORES_EVERY = 10  # steps, where attention is fused
 
 
 class Recorder:
@@ -33,8 +32,10 @@ class Recorder:
     def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool):
         self.pack, self.length, self.write = pack, length, write
         self.nonfinite: dict[int, int] = {}  # planned trial -> step
+        self.provenance: dict[int, dict[str, Any]] = {}  # planned trial -> that of its first non-finite value
         self.keeps: int | None = None
-        self._readings = LayerReadings(pack) if telemetry else None
+        self._readings = Readings(pack) if telemetry else None
+        self._read = shapes_of(pack.planned[0])
         self._names = (*PER_STEP, *pack.guard_signals)
         self._blocks: dict[int, Block] = {}  # by their first step: those that some row may have to fill
         self._pending: set[int] = set()  # those of them that have to be written, perhaps again
@@ -46,19 +47,31 @@ class Recorder:
         self._layers: Tensor | None = None
         self._started = time.perf_counter()
 
-    def begin(self, tick: Tick) -> None:
-        """Be ready for the forward pass of these steps; the first one is validated before."""
+    def begin(self, tick: Tick, batch_RxBxx: Tensor) -> None:
+        """Be ready for the forward pass of these steps, with this batch; the first one is validated before."""
         if 0 in tick.groups:
             measured = self.pack.active & self._rows_at(tick, 0)
             self._validate(self.pack.planned[0].train.validate_between, INITIAL, measured)
         self._layers = None
         if self._readings:
-            self._readings.listen(tick)
+            self._readings.begin(tick, batch_RxBxx)
+
+    def learned(self) -> None:
+        """Gradients are as they are before clipping."""
+        if self._readings:
+            self._readings.learned()
+
+    def shown(self, names: Collection[str]) -> Mapping[str, Tensor]:
+        """What the passes of this step have shown of these signals, [R, ...]; nothing without telemetry."""
+        if not self._readings or not names or (layers := self.layers()) is None:
+            return {}
+        pairs = zip(PER_LAYER, layers.transpose(1, 2), strict=True)
+        return {name: x for name, x in pairs if name in names} | self._readings.shown(names)
 
     def layers(self) -> Tensor | None:
         """What was read on the way forward, [signals, layers, R]; None without telemetry."""
         if self._layers is None and self._readings:
-            self._layers = self._readings.take()
+            self._layers = self._readings.layers()
         return self._layers
 
     def record(self, tick: Tick, values: dict[str, Tensor], norms: Norms | None, trained: Tensor) -> None:
@@ -72,12 +85,17 @@ class Recorder:
             values |= {"param_norm": norms.weights, "update_rms": rms}
             if norms.second_moment is not None:
                 values["second_moment_norm"] = norms.second_moment
+        read: Mapping[str, Tensor] = {}
+        if self._readings:
+            self._readings.stepped()
+            read = self._readings.values
         for guard in self.pack.guards:
+            guard.measured({**values, **read}, trained)
             values |= guard.shown()
         for step in tick.groups:
             validated = self._validation(tick, step, trained)
             rows = None if tick.trains is None else torch.tensor(tick.groups[step], device=self.pack.device)
-            self._block_of(step).record(step, values | validated, self.layers(), trained, self.pack.active, rows)
+            self._block_of(step).record(step, values | validated, self.layers(), read, trained, self.pack.active, rows)
 
     def _tokens(self, tick: Tick) -> Tensor:
         """Tokens trained on so far, [R], float64."""
@@ -89,7 +107,7 @@ class Recorder:
     def _block_of(self, step: int) -> Block:
         first = next((first for first in self._blocks if first <= step < first + self.length), step)
         if first not in self._blocks:
-            self._blocks[first] = Block(self.pack, first, self.length, self._names)
+            self._blocks[first] = Block(self.pack, first, self.length, self._names, self._read)
         self._pending.add(first)
         return self._blocks[first]
 
@@ -199,6 +217,7 @@ class Recorder:
         """What has been recorded so far, to `restore`."""
         return {
             "nonfinite": list(self.nonfinite.items()),
+            "provenance": list(self.provenance.items()),
             "ends": self._ends,
             "blocks": [(first, block.state()) for first, block in self._blocks.items()],
             "pending": sorted(self._pending),
@@ -210,22 +229,38 @@ class Recorder:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
         self.nonfinite, self._speeds = dict(state["nonfinite"]), dict(state["speeds"])
+        self.provenance = dict(state["provenance"])
         self._pending = set(state["pending"])
         self._losses = {first: losses.numpy() for first, losses in state["losses"]}
         for name, losses in self._ends.items():
             losses.copy_(state["ends"][name])
         for first, tensors in state["blocks"]:
-            self._blocks[first] = Block(self.pack, first, self.length, self._names)
+            self._blocks[first] = Block(self.pack, first, self.length, self._names, self._read)
             self._blocks[first].restore(tensors)
         self._started = time.perf_counter() - state["seconds"]
 
     def nonfinite_step(self, trial: int) -> int | None:
         """The step at which a planned trial froze, in its own row or in that of its twin which it shared."""
+        return self.nonfinite.get(self._froze_in(trial))
+
+    def provenance_of(self, trial: int) -> dict[str, Any]:
+        """That of its first non-finite value, in the same row; empty without one."""
+        return self.provenance.get(self._froze_in(trial), {})
+
+    def _froze_in(self, trial: int) -> int:
+        """The planned trial in whose row it froze, if it did: itself, or its twin."""
         twins, leader = self.pack.twins, self.pack.twins.leader[trial]
         if trial in self.nonfinite or leader is None:
-            return self.nonfinite.get(trial)
+            return trial
         step = self.nonfinite.get(leader)
-        return None if step is None or twins.shares(trial, step) is None else step
+        return trial if step is None or twins.shares(trial, step) is None else leader
+
+    def frozen(self) -> dict[int, int]:
+        """planned trial -> the step at which it froze, also where its block is not written yet; the host waits."""
+        steps = dict(self.nonfinite)
+        for block in self._blocks.values():
+            steps |= block.first_nonfinite()
+        return steps
 
     def losses(self) -> np.ndarray:
         """[R, steps done] of all planned trials."""
@@ -245,62 +280,3 @@ def _mean(losses_RxS: Tensor) -> dict[str, Tensor]:
     segments = losses_RxS.shape[1]
     error = losses_RxS.std(1) / segments**0.5 if segments > 1 else torch.full_like(losses_RxS[:, 0], torch.nan)
     return {"validation_loss": losses_RxS.mean(1), "validation_loss_error": error}
-
-
-# --- signals of each block of the model ---------------------------------------------------------------------------
-
-
-class LayerReadings:
-    """Reads each block's output and attention scores through taps; [R] per layer and signal.
-
-    Where attention is fused, scores cost a matrix product of their own: they are read every `SCORES_EVERY` steps.
-    """
-
-    def __init__(self, pack: Pack):
-        self._pack, self._taps, self._explicit = pack, pack.model.taps, pack.model.explicit_attention
-        self._layers = pack.planned[0].model.depth
-        self._has_scores = "blocks.0.attention.scores" in self._taps.names
-        self._values: dict[tuple[str, int], dict[int, Tensor]] = {}  # (signal, layer) -> first row of a part -> [r]
-        self._detach = self._attach("residual", "activation_rms", _rms)
-        self._detach_scores: list[Callable[[], None]] = []
-
-    def _attach(self, tap: str, signal: str, measure: Callable[[Tensor], Tensor]) -> list[Callable[[], None]]:
-        def read(layer: int, _: str, x: Tensor, rows: slice) -> None:
-            parts, first, value = self._values.setdefault((signal, layer), {}), rows.start, measure(x.detach())
-            parts[first] = torch.maximum(parts[first], value) if first in parts else value
-
-        return [self._taps.attach_to_rows(f"blocks.{i}.{tap}", partial(read, i)) for i in range(self._layers)]
-
-    def listen(self, tick: Tick) -> None:
-        """Be ready for the forward pass of these steps."""
-        self._values.clear()
-        wanted = self._has_scores and (self._explicit or any(step % SCORES_EVERY == 0 for step in tick.groups))
-        if wanted and not self._detach_scores:
-            self._detach_scores = self._attach("attention.scores", "attention_logit_max", _largest)
-        elif not wanted:
-            self._stop_reading_scores()
-
-    def _stop_reading_scores(self) -> None:
-        while self._detach_scores:
-            self._detach_scores.pop()()
-
-    def take(self) -> Tensor:
-        """[signals, layers, R] of the last forward pass; NaN where nothing was read."""
-        values = {key: torch.cat(list(parts.values())) for key, parts in self._values.items()}
-        missing = torch.full_like(values["activation_rms", 0], float("nan"))
-        rows = [[values.get((signal, i), missing) for i in range(self._layers)] for signal in PER_LAYER]
-        return self._pack.ranks.largest(torch.stack([torch.stack(row) for row in rows]))
-
-    def detach(self) -> None:
-        self._stop_reading_scores()
-        while self._detach:  # what detaches refers to its reader, which keeps the pack alive
-            self._detach.pop()()
-
-
-def _rms(x: Tensor) -> Tensor:
-    flat = x.reshape(x.shape[0], -1)
-    return torch.linalg.vector_norm(flat, dim=1).double() / flat.shape[1] ** 0.5
-
-
-def _largest(x: Tensor) -> Tensor:
-    return x.reshape(x.shape[0], -1).amax(1).double()

@@ -101,6 +101,9 @@ class Agenda:
         self.last: list[int | None] = [None for _ in injectors]
         self._due: dict[tuple[Site, int], list[int]] = {}
         self._reached = [0 for _ in injectors]
+        self._first_change: list[int | None] = [None for _ in injectors]
+        self.is_news = False  # whether anything was changed since somebody asked
+        self._calls = {trial: frozenset(injector.calls) for trial, injector in self.armed.items()}
         for trial, injector in self.armed.items():
             for site, step in injector.calls:
                 self._due.setdefault((site, step), []).append(trial)
@@ -112,6 +115,14 @@ class Agenda:
         trials = self._due.get((site, step))
         return [trial for trial in trials if step >= self._reached[trial]] if trials else ()
 
+    def is_due(self, trial: int, site: Site, step: int) -> bool:
+        """Whether a trial's injector is called there at all, however often it has gone back."""
+        return (site, step) in self._calls.get(trial, ())
+
+    def first_change(self, trial: int) -> int | None:
+        """The step of the first strike of a trial's injector that changed something."""
+        return self._first_change[trial]
+
     def visit(self, trial: int, visit: Visit) -> None:
         """Let one trial's injector strike, and keep its events."""
         self.note(trial, self.armed[trial].visit(visit))
@@ -119,24 +130,36 @@ class Agenda:
     def note(self, trial: int, events: Sequence[Event]) -> None:
         """Keep what one trial's injector has done."""
         self.strikes[trial] += len(events)
-        self.changes[trial] += sum(event.changed for event in events)
+        changed = [event.step for event in events if event.changed]
+        self.changes[trial] += len(changed)
+        if changed and self._first_change[trial] is None:
+            self._first_change[trial], self.is_news = changed[0], True
         self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
 
     def state(self) -> dict[str, Any]:
         """What has happened so far, to `restore`."""
         events = [[event.to_dict() for event in of_trial] for of_trial in self.events]
         memories = [(trial, dict(injector.memory)) for trial, injector in self.armed.items()]
-        counts = {"strikes": self.strikes, "changes": self.changes, "reached": self._reached}
+        counts: dict[str, Any] = {"strikes": self.strikes, "changes": self.changes, "reached": self._reached}
+        counts |= {"first_change": self._first_change}
         return {"events": events, "memories": memories, **counts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` has given."""
         self.events = [[Event.from_dict(event) for event in of_trial] for of_trial in state["events"]]
         self.strikes, self.changes, self._reached = (list(state[name]) for name in ("strikes", "changes", "reached"))
+        self._first_change = list(state["first_change"])
         for trial, memory in state["memories"]:
             self.armed[trial].recall(memory)
 
     def roll_back(self, trial: int, reached: int) -> None:
-        """The trial goes back after having done the steps before `reached`: a transient fault does not strike again."""
-        if trial in self.armed and not self.armed[trial].permanent:
+        """The trial goes back after having done the steps before `reached`: a transient fault does not strike again.
+
+        A permanent one does, and one of the data wherever the same batch is read.
+        """
+        if trial in self.armed and not self.armed[trial].permanent and not self.is_of_data(trial):
             self._reached[trial] = max(self._reached[trial], reached)
+
+    def is_of_data(self, trial: int) -> bool:
+        """Whether a trial's fault is in the batches that it reads."""
+        return bool(self._calls.get(trial)) and all(site == Site.BATCH for site, _ in self._calls[trial])

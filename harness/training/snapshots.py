@@ -1,77 +1,114 @@
-"""Snapshots of a pack in memory, to which single rows go back."""
+"""Snapshots of each row in memory, to which it goes back alone."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
+from harness.model.state import State
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 
-
-@dataclass(frozen=True)
-class Kept:
-    """All that training changes, before a step: which planned trials the rows were, and at which steps they stood."""
-
-    rows: list[int]
-    steps: list[int]
-    values: Mapping[str, Tensor]  # [R, ...] by name
-    acts: Mapping[str, Tensor]
-    left: set[int]  # planned trials that went back to before it
+NONE = -1  # in the place of a step: nothing is kept there
 
 
 class Snapshots:
-    """The newest `kept` snapshots, one every `every` steps of the rows that are farthest."""
+    """The newest `kept` sound states of each row, one every `every` steps of its own; in main memory if `on_host`.
 
-    def __init__(self, pack: Pack, every: int, kept: int):
-        self._pack, self._every = pack, every
-        self._kept: deque[Kept] = deque(maxlen=kept)
+    A row is sound if its weights and what its optimizer keeps are finite and nothing was wrong with its last step
+    (`quiet`): of one that is not, nothing is kept, and nothing that was kept goes. A row that forks has what its twin
+    has, and what a row has kept of steps to before which it goes back is forgotten.
+    """
 
-    def take(self, tick: Tick) -> None:
-        """Keep the pack as it is, if that is due."""
-        if tick.front % self._every == 0:
-            pack, steps = self._pack, tick.steps
-            of_rows = [steps] * len(pack) if isinstance(steps, int) else list(steps)
-            values = {name: values.clone() for name, values in pack.rows_state}
-            acts = {name: counts.clone() for name, counts in pack.acts.state().items()}
-            self._kept.append(Kept(list(pack.rows), of_rows, values, acts, set()))
+    def __init__(self, pack: Pack, every: int, kept: int, on_host: bool = False):
+        self._pack, self._every, self._on_host = pack, every, on_host
+        rows = len(pack)
+        self._kept = State(pack.rows_state.capacity)  # [R, kept, ...] by name
+        for name, now in [*pack.rows_state, *self._acts().items()]:
+            room = torch.zeros((rows, kept, *now.shape[1:]), dtype=now.dtype, device=self._device(now))
+            self._kept.add(name, room)
+        steps = torch.full((rows, kept), NONE, dtype=torch.int64, device=pack.device)
+        self._steps = self._kept.add("kept_steps", steps)
+        pack.beside.append(self._kept)
+
+    def _device(self, now: Tensor) -> torch.device:
+        return torch.device("cpu") if self._on_host else now.device
+
+    def _acts(self) -> dict[str, Tensor]:
+        """Counts of acts of the rows, [R] each."""
+        return {f"acts.{part}": counts[self._pack.index] for part, counts in self._pack.acts.state().items()}
+
+    def take(self, tick: Tick, quiet_R: Tensor) -> None:
+        """Keep the rows for which that is due, in the place of the oldest that each has; no look at the device."""
+        pack, steps = self._pack, tick.steps
+        due = [row for step, rows in tick.groups.items() if step % self._every == 0 for row in rows]
+        if not due:
+            return
+        at = torch.tensor([steps] * len(pack) if isinstance(steps, int) else list(steps), device=pack.device)
+        is_due = torch.zeros(len(pack), dtype=torch.bool)
+        is_due[due] = True
+        newest, place = self._steps.used.max(1).values, self._steps.used.argmin(1)
+        takes = is_due.to(pack.device) & quiet_R & pack.active & self._is_finite() & (at > newest)
+        self._steps.used.scatter_(
+            1, place[:, None], torch.where(takes, at, self._steps.used.gather(1, place[:, None])[:, 0])[:, None]
+        )
+        now = dict(pack.rows_state) | self._acts()
+        if pack.device.type == "cpu":
+            # A row after the other: what is copied is all that it costs.
+            for row, slot in zip(*(x.tolist() for x in (takes.nonzero()[:, 0], place[takes])), strict=True):
+                for name, kept in self._kept:
+                    if name in now:
+                        kept[row, slot].copy_(now[name][row])
+            return
+        rows = torch.arange(len(pack), device=pack.device)
+        for name, kept in self._kept:
+            if name in now:
+                index = (rows.to(kept.device), place.to(kept.device))
+                mask = takes.to(kept.device).view(-1, *(1,) * (now[name].dim() - 1))
+                kept[index] = torch.where(mask, now[name].to(kept.device), kept[index])
+
+    def _is_finite(self) -> Tensor:
+        """Of each row, whether its weights and what its optimizer keeps are finite, [R]."""
+        pack, optimizer = self._pack, self._pack.optimizer
+        arrays = [pack.weights, *(optimizer.slot(name) for name in (*optimizer.slots, *optimizer.tensor_slots))]
+        return torch.stack([values.sum(1) for values in arrays]).isfinite().all(0)
 
     @property
     def oldest(self) -> int | None:
-        """The first step to which a row could go back; None: there is none."""
-        return min((step for kept in self._kept for step in kept.steps), default=None)
+        """The first step to which a row could go back, None: there is none; here the host waits for the device."""
+        return min((step for steps in self._steps.used.tolist() for step in steps if step != NONE), default=None)
 
     def put_back(self, row: int, latest: int) -> int | None:
-        """The row is as it was in the newest snapshot that has its trial, or had its twin before the two were two.
+        """The row is as it was in the newest of its snapshots of a step up to `latest`, which is returned.
 
-        Returns the step at which it stands then, `latest` at most; None, and nothing is done, without such a snapshot.
+        None, and nothing is done, without such a snapshot. Here the host waits for the device.
         """
-        pack, trial = self._pack, self._pack.rows[row]
-        leader, begin = pack.twins.leader[trial], pack.twins.begins[trial]
-        for kept in reversed(self._kept):
-            source = trial if trial in kept.rows or leader is None else leader
-            place = kept.rows.index(source) if source in kept.rows and trial not in kept.left else None
-            if place is not None and kept.steps[place] <= min(latest, begin if source != trial else latest):
-                for name, values in pack.rows_state:
-                    values[row].copy_(kept.values[name][place])
-                pack.acts.take(trial, source, kept.acts)
-                pack.clock.bind()
-                return kept.steps[place]
-            kept.left.add(trial)
-        return None
+        steps = self._steps.used[row]
+        fitting = [(step, slot) for slot, step in enumerate(steps.tolist()) if step != NONE and step <= latest]
+        if not fitting:
+            return None
+        step, slot = max(fitting)
+        kept = {name: values[row, slot] for name, values in self._kept}
+        for name, values in self._pack.rows_state:
+            values[row].copy_(kept[name])
+        for part, counts in self._pack.acts.state().items():
+            counts[self._pack.rows[row]] = kept[f"acts.{part}"]
+        steps.masked_fill_(steps > step, NONE)
+        self._pack.clock.bind()
+        return step
 
-    def state(self) -> list[dict[str, Any]]:
+    def earliest(self, row: int) -> Mapping[str, Tensor] | None:
+        """The oldest sound state of a row, by name; None: there is none."""
+        fitting = [(step, slot) for slot, step in enumerate(self._steps.used[row].tolist()) if step != NONE]
+        return {name: values[row, min(fitting)[1]] for name, values in self._kept} if fitting else None
+
+    def state(self) -> dict[str, Tensor]:
         """What is kept, to `restore`."""
-        return [vars(kept) | {"left": sorted(kept.left)} for kept in self._kept]
+        return dict(self._kept)
 
-    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `state` has given."""
-        self._kept.clear()
-        device = self._pack.device
-        for kept in state:
-            values, acts = ({name: x.to(device) for name, x in kept[part].items()} for part in ("values", "acts"))
-            self._kept.append(Kept(kept["rows"], kept["steps"], values, acts, set(kept["left"])))
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` has given, with the rows as they were then."""
+        for name, values in self._kept:
+            values.copy_(state[name])

@@ -33,10 +33,27 @@ class Strikes:
             self.agenda.visit(planned, Visit(site, step, tensors(row)))
 
     def _due(self, site: Site, tick: Tick) -> list[tuple[int, int, int]]:
-        """The trials that are visited here and now, their rows, and the steps at which these stand."""
-        due = ((planned, step) for step in tick.groups for planned in self.agenda.due(site, step))
-        here = ((planned, self.pack.row_of(planned), step) for planned, step in due)
-        return [(planned, row, step) for planned, row, step in here if row is not None and row in tick.groups[step]]
+        """The trials that are visited here and now, their rows, and the steps that their injectors are told.
+
+        These are the steps at which the rows stand, and of a batch the step for which it was planned.
+        """
+        pack, remedies = self.pack, self.pack.remedies
+        due = [(planned, step, step) for step in tick.groups for planned in self.agenda.due(site, step)]
+        if remedies:
+            if site == Site.BATCH:
+                due = [each for each in due if not remedies.batches(each[0])]
+                ahead = [(n, step, step + remedies.batches(n)) for n, step in self._read_ahead(tick)]
+                due += [each for each in ahead if self.agenda.is_due(each[0], site, each[2])]
+            due = [each for each in due if remedies.strikes(each[0], self.agenda.armed[each[0]].permanent)]
+        here = ((planned, pack.row_of(planned), step, told) for planned, step, told in due)
+        return [
+            (planned, row, told) for planned, row, step, told in here if row is not None and row in tick.groups[step]
+        ]
+
+    def _read_ahead(self, tick: Tick) -> list[tuple[int, int]]:
+        """The trials with faults that read other batches than the planned ones, and where they stand."""
+        rows = ((self.pack.rows[row], step) for step, rows in tick.groups.items() for row in rows)
+        return [(n, step) for n, step in rows if n in self.agenda.armed and self.pack.remedies.batches(n)]
 
     def at_gradient(self, tick: Tick, rank: int) -> None:
         """The same for a rank's gradients, right after its backward pass."""

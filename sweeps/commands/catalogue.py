@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.basics.printing import printable
-from harness.config import ConfigError
+from harness.config import ConfigError, sections
+from harness.detectors.table import DETECTORS
 from injectors import fault_types
 from sweeps.compose.about import About
 from sweeps.compose.folders import read
@@ -26,6 +27,8 @@ HEADINGS = {
     "recipe": "Recipes: recipe=NAME, which studies and mitigations change",
     "mitigation": "Mitigations: mitigation=NAME, or several at once: mitigation=NAME+NAME",
     "fault": "Faults: fault=NAME",
+    "detect": "Detectors: detect=NAME, or several at once: detect=NAME+NAME",
+    "playbook": "Playbooks, what is done at an alarm: playbook=NAME",
 }
 _REFERENCE = re.compile(
     r"(?:[Cc]f\. )?(?:"
@@ -62,7 +65,7 @@ def entries(group: str, folder: Path | None = None) -> list[Entry]:
     listed = []
     for name in options(group, folder):
         place = place_of(group, name, folder)
-        listed.append(Entry(group, name, _said_of_kind(name), None) if place is None else _entry(place, group, name))
+        listed.append(_entry_of_class(group, name) if place is None else _entry(place, group, name))
     return listed
 
 
@@ -88,11 +91,21 @@ def said_in(file: Path) -> str:
     return printable(" ".join(filter(None, comment))) or f"(no comment at the head of {file})"
 
 
-def _said_of_kind(kind: str) -> str:
+def _entry_of_class(group: str, name: str) -> Entry:
+    """Of what is no file: a kind of fault, or a detector with its constants."""
+    options = sections().get(f"{group}.{name}")
+    fields = {group: {name: vars(options())}} if options else {}
+    return Entry(group, name, _said_of_class(group, name), None, About(section="detectors"), fields)
+
+
+def _said_of_class(group: str, name: str) -> str:
     """The first line of what its class says, and the references of the rest."""
-    if kind == NONE:
-        return "No fault: the golden run."
-    first, *rest = (inspect.getdoc(fault_types()[kind]) or f"(no words on the kind {kind})").splitlines()
+    if name == NONE:
+        return "No fault: the golden run." if group == "fault" else "Nothing watches."
+    cls = fault_types()[name] if group == "fault" else DETECTORS[name]
+    first, *rest = (inspect.getdoc(cls) or f"(no words on {name})").splitlines()
+    if group == "detect":
+        return f"{first.removesuffix('.')} ({DETECTORS[name].source})."
     if _REFERENCE.search(first) or not (sources := _REFERENCE.findall("\n".join(rest))):
         return first
     return f"{first.removesuffix('.')} ({', '.join(sources).replace('Cf.', 'cf.')})."

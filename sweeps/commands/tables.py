@@ -1,4 +1,4 @@
-"""The tables of docs/mitigations.md and docs/faults.md, from what each file says: python -m sweeps.commands.tables ...
+"""The tables of docs/, from what each mitigation, fault and detector says: python -m sweeps.commands.tables PAGE ...
 
 A part of a page is between `<!-- mitigation: SECTION -->` and `<!-- end -->`: the files whose `about.section` is that.
 """
@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.basics.errors import PROGRAM
 from harness.config import Problems, shown
+from harness.config.ladder import canonical, rungs
+from harness.detectors.table import DETECTORS
 from sweeps.commands.catalogue import Entry, entries
 from sweeps.commands.ending import ended
 from sweeps.compose.folders import leaves
 from sweeps.compose.hydra_calls import FOLDER
 
-_PART = re.compile(r"^<!-- (mitigation|fault): ([^\n]*) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_PART = re.compile(
+    r"^<!-- (mitigation|fault|detect|playbook): ([^\n]*) -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL
+)
 
 
 def with_tables(page: str) -> str:
     """The page with its marked parts as our files are now. Raises ConfigError for a file of which it has no part."""
     sections = [(part[1], part[2]) for part in _PART.finditer(page)]
     all_entries = [entry for group in dict(sections) for entry in entries(group) if entry.name != "none"]
-    ours = [entry for entry in all_entries if entry.file is not None and entry.file.is_relative_to(FOLDER)]
+    ours = [entry for entry in all_entries if _is_ours(entry)]
     problems = Problems()
     for entry in ours:
         if (entry.group, entry.about.section) not in sections:
@@ -41,13 +46,31 @@ def with_tables(page: str) -> str:
     return _PART.sub(made, page)
 
 
+def _is_ours(entry: Entry) -> bool:
+    """Whether it is none of an installed package's, and no kind of fault, which has no row of its own."""
+    if entry.file is None:
+        return entry.group == "detect" and DETECTORS[entry.name].__module__.startswith("harness.")
+    return entry.file.is_relative_to(FOLDER)
+
+
 def _table(group: str, listed: Sequence[Entry]) -> list[str]:
-    lines = [f"| {group} | what it is | what it sets |", "|---|---|---|"]
+    sets = "its constants" if group == "detect" else "what it sets"
+    lines = [f"| {group} | what it is | {sets} |", "|---|---|---|"]
     for entry in listed:
         said = f"{entry.text} {entry.about.note}." if entry.about.note else entry.text
-        fields = ", ".join(f"`{'.'.join(path)}: {shown(value)}`" for path, value in leaves(entry.fields, "") if path)
+        fields = ", ".join(f"`{key}: {shown(value)}`" for key, value in _fields(entry))
         lines.append(f"| `{entry.name}` | {said} | {fields} |")
     return lines
+
+
+def _fields(entry: Entry) -> Iterator[tuple[str, Any]]:
+    """What a file sets, by key; a ladder as a rung after the other."""
+    for path, value in leaves(entry.fields, ""):
+        if path[:2] != ("playbook", "ladder"):
+            yield from [(".".join(path), value)] if path else ()
+    for rung in rungs(canonical(entry.fields["playbook"]["ladder"])) if entry.group == "playbook" else ():
+        often = "" if rung.limit is None else f" x {rung.limit}"
+        yield rung.detector, f"{rung.action}{often} ({rung.cool_down})"
 
 
 def _examples(listed: Sequence[Entry]) -> list[str]:

@@ -44,6 +44,7 @@ KEYS = {
     "study": ("text", "paper"),
     "recipe": ("text", "paper"),
     "fault": ("text", "paper", "section", "note", "example"),
+    "playbook": ("text", "paper", "section", "note"),
     "mitigation": tuple(name for name in field_types(About) if name != "example"),
 }
 """What a file of each group may say of itself."""

@@ -101,15 +101,26 @@ def axes_of(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigL
     return list(axes.values())
 
 
-def expand(params: Mapping[str, Any], arguments: Sequence[str], loader: ConfigLoader) -> list[list[str]]:
-    """Every combination of the values of `axes_of`, as overrides, the last axis running fastest. Raises ConfigError."""
-    axes, problems = axes_of(params, arguments, loader), Problems()
-    with problems.collect():
-        check_jobs(axes)
-    reason = "an interval has no grid; allowed: values with commas, range(), or a search=NAME"
-    problems.reasons |= {f"{axis.text}: {reason}": None for axis in axes if axis.interval}
-    problems.check()
-    return [list(job) for job in itertools.product(*(axis.overrides for axis in axes))]
+def expand(
+    params: Mapping[str, Any],
+    arguments: Sequence[str],
+    loader: ConfigLoader,
+    grids: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[list[str]]:
+    """Every combination of the values of `axes_of`, as overrides, the last axis running fastest. Raises ConfigError.
+
+    With `grids`, by name, those of each in turn, with its axes in place of those of `params` that have its keys.
+    """
+    jobs: list[list[str]] = []
+    for grid in (grids or {"": {}}).values():
+        axes, problems = axes_of({**params, **(grid or {})}, arguments, loader), Problems()
+        with problems.collect():
+            check_jobs(axes, len(jobs))
+        reason = "an interval has no grid; allowed: values with commas, range(), or a search=NAME"
+        problems.reasons |= {f"{axis.text}: {reason}": None for axis in axes if axis.interval}
+        problems.check()
+        jobs += (list(job) for job in itertools.product(*(axis.overrides for axis in axes)))
+    return jobs
 
 
 # --- the whole command line --------------------------------------------------------------------------------------

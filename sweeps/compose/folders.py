@@ -19,14 +19,20 @@ from sweeps.compose.places import place_of
 from sweeps.compose.settings import LAUNCHERS, PARTS
 from sweeps.compose.yaml_files import LARGEST, has_control, short, text_of, told_of, tree_of
 
-PACKAGES = {"study": "_global_", "recipe": "_global_", "mitigation": "_global_", "fault": None}  # None: the group's own
+PACKAGES: dict[str, str | None] = {
+    "study": "_global_",
+    "recipe": "_global_",
+    "mitigation": "_global_",
+    "playbook": "_global_",
+}
+PACKAGES |= {"fault": None}  # the group's own
 RUN_CODE = ("setup", "extra")  # shell lines of a job, and any option of sbatch, some of which are commands
 OPTIONS = {
     launcher: tuple(name for name in vars(cls()) if name not in (*RUN_CODE, "_target_"))
     for launcher, cls in LAUNCHERS.items()
 }
 OF_HYDRA = (
-    "may not come from a file; allowed of hydra.* in a study: sweeper.params, and of launcher: "
+    "may not come from a file; allowed of hydra.* in a study: sweeper.params, sweeper.grids, and of launcher: "
     f"{', '.join(name for names in OPTIONS.values() for name in names)}"
 )
 BESIDE = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
@@ -135,7 +141,7 @@ def _check_leaf(where: str, path: tuple[str, ...], value: Any) -> None:
 
 def _with_defaults(content: Content, where: str, group: str, defaults: Any) -> Content:
     """The content, with what its defaults list says. Raises ConfigError."""
-    if group in ("recipe", "mitigation") and defaults:
+    if group in ("recipe", "mitigation", "playbook") and defaults:
         raise ConfigError(f"{where}: defaults: a {group} stands alone; allowed: fields of the trial")
     if not isinstance(defaults, list):
         raise ConfigError(f"{where}: defaults: a {type(defaults).__name__}; allowed: a list")
@@ -160,7 +166,7 @@ def _launcher(where: str, key: str, name: Any) -> str:
     """The launcher that an entry of a study's defaults chooses. Raises ConfigError for any other entry."""
     group = key.removeprefix("override").strip().removeprefix("/")
     given = f"{where}: {group}={short(name)}"
-    if group in ("recipe", "mitigation", "fault"):
+    if group in ("recipe", "mitigation", "fault", "playbook"):
         raise ConfigError(f"{given}: {BESIDE}")
     if key != "override /hydra/launcher":
         allowed = "override /hydra/launcher: NAME, _self_, and the name of one other study"
@@ -174,6 +180,7 @@ def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content
     """The content, with the axes and the launcher's options of a study. Raises ConfigError for the rest of `hydra`."""
     problems = Problems()
     params: dict[str, Any] = {}
+    grids: dict[str, dict[str, Any]] = {}
     options: dict[str, Any] = {}
     for path, value in leaves(hydra, where, ("hydra",)):
         with problems.collect():
@@ -181,18 +188,25 @@ def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content
                 case ("sweeper", "params", name) if group == "study":
                     _check_leaf(f"{where}: hydra.sweeper.params", (name,), value)
                     params[name] = value
+                case ("sweeper", "grids", grid, name) if group == "study":
+                    _check_leaf(f"{where}: hydra.sweeper.grids", (grid, name), value)
+                    grids.setdefault(grid, {})[name] = value
                 case ("launcher", name, *_) if group == "study":
                     options[name] = _option(where, name, hydra["launcher"][name])
-                case () | ("sweeper",) | ("sweeper", "params") | ("launcher",) if value is None or value == {}:
+                case () | ("sweeper",) | ("sweeper", "params" | "grids") | ("launcher",) if value in (None, {}):
                     pass
-                case ("sweeper", "params", name, *_) if group == "study":
+                case ("sweeper", "grids", grid) if group == "study" and value in (None, {}):
+                    _check_leaf(f"{where}: hydra.sweeper.grids", (grid,), None)
+                    grids.setdefault(grid, {})  # the axes of all grids, and no others
+                case ("sweeper", "params", *_, _, _) | ("sweeper", "grids", _, _, *_) if group == "study":
                     reason = "several values in brackets; allowed: one word, with commas between the values"
-                    raise ConfigError(f"{where}: hydra.sweeper.params.{name}: {reason}")
+                    raise ConfigError(f"{where}: {'.'.join(path[: 4 + (path[2] == 'grids')])}: {reason}")
                 case _:
                     given = f"{path[0]}={short(value)}" if len(path) == 1 else ".".join(path[:2])
                     raise ConfigError(f"{where}: {given}: {OF_HYDRA}")
     problems.check()
-    fields = {**content.fields, "hydra": {"sweeper": {"params": params}}} if params else content.fields
+    axes = {name: found for name, found in (("params", params), ("grids", grids)) if found}
+    fields = {**content.fields, "hydra": {"sweeper": axes}} if axes else content.fields
     return replace(content, fields=fields, options=options)
 
 

@@ -16,11 +16,13 @@ from omegaconf import OmegaConf
 
 from harness.basics.printing import count
 from harness.config import IDENTITY, NO_FAULT, ConfigError, Fault, Problems, Trial, checked, field_types, sections
+from harness.config.ladder import rungs
 from harness.config.names import LAST_BIT
 from harness.model.branches import BRANCHES
 from harness.model.branches.block import Options as Block
 from harness.objectives.table import OBJECTIVES
 from harness.optim.optimizers import OPTIMIZERS
+from harness.recovery.table import ACTIONS
 from harness.training.acts import idle_parts
 from harness.training.contradictions import check_trial
 from injectors import InjectableFault, facts_of, fault_types
@@ -28,7 +30,7 @@ from sweeps.compose.folders import BESIDE, chain
 from sweeps.compose.hydra_calls import CONFIG_NAME, own_folder
 from sweeps.compose.mitigations import Mitigation, Mitigations, flat
 from sweeps.compose.overrides import GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
-from sweeps.compose.places import NONE, PLAIN, fault_schemas, options, schema, unknown_option
+from sweeps.compose.places import NONE, PLAIN, fault_schemas, options, parts_of, schema, unknown_option
 from sweeps.compose.yaml_files import told_of
 
 CHOSEN: dict[str, tuple[Container[str], Sequence[str]]] = {
@@ -38,14 +40,27 @@ CHOSEN: dict[str, tuple[Container[str], Sequence[str]]] = {
 }
 """Parts that a trial chooses by name, each with a section of that name if it has options; and the keys that choose."""
 
+OWN = "own"  # the name of a playbook whose ladder is given by itself
+
 
 def _why_idle(section: str, values: Mapping[str, Any]) -> str:
     """Why the fields of a section reach nothing: it is that of a part which is not chosen. Empty if they do."""
+    outer, _, part = section.partition(".")
+    if outer == "detect" and part and part not in values["detect.name"].split("+"):
+        return f"detect={values['detect.name']} has no such field"
+    if outer == "playbook" and part and not _acts(part, values["playbook.ladder"]):
+        return f"playbook={values['playbook.name']} has no such field"
     for parts, keys in CHOSEN.values():
         if section in parts and section not in [values[key] for key in keys]:
             names = " and ".join(f"{key}={values[key]}" for key in keys)
             return f"{names} {'has' if len(keys) == 1 else 'have'} no such field"
     return ""
+
+
+def _acts(name: str, ladder: str) -> bool:
+    """Whether an action stands on a ladder, or, of snapshots, one that goes back to them."""
+    actions = [action for rung in rungs(ladder) for action in rung.actions]
+    return name in actions or (name == "snapshot" and any(ACTIONS[a].goes_back for a in actions if a in ACTIONS))
 
 
 @dataclass
@@ -79,7 +94,13 @@ class Composer:
         overrides = [f"study={self.study}", f"recipe={name}"]
         config = self.loader.load_configuration(CONFIG_NAME, overrides, run_mode=RunMode.MULTIRUN)
         recipe, problems = {}, Problems()
-        for group, usual in (("recipe", name), ("mitigation", NONE), ("fault", NONE)):
+        for group, usual in (
+            ("recipe", name),
+            ("mitigation", NONE),
+            ("fault", NONE),
+            ("detect", NONE),
+            ("playbook", NONE),
+        ):
             if (chosen := config.hydra.runtime.choices.get(group)) != usual:
                 problems.reasons[f"study={self.study}: {group}={chosen}: {BESIDE}"] = None
         for key, value in flat(OmegaConf.to_container(config)).items():  # type: ignore[arg-type]
@@ -143,7 +164,17 @@ class Composer:
                 key, value = assignment(text)
                 given[key] = value
         chosen, fault_name = given.pop("mitigation", NONE), given.pop("fault", NONE)
-        recipe, mitigation = given.pop("recipe", PLAIN), Mitigation(NONE, {})
+        if "detect" in given:
+            with problems.collect():
+                parts = parts_of("detect", given.pop("detect"), options("detect"))
+                given["detect.name"] = "+".join(parts)
+        recipe, mitigation, playbook = given.pop("recipe", PLAIN), Mitigation(NONE, {}), given.pop("playbook", NONE)
+        if playbook != NONE:
+            with problems.collect():
+                book = {**self._mitigations.difference("playbook", playbook), "playbook.name": playbook}
+                given = {key: value for key, value in book.items() if key not in given} | given
+        if "playbook.ladder" in given and playbook == NONE:
+            given["playbook.name"] = OWN
         with problems.collect():
             mitigation = self._mitigations.choose(chosen)
         fault = NO_FAULT
@@ -156,7 +187,7 @@ class Composer:
             if key in mitigation.fields:
                 self._note(key, value, f"mitigation={mitigation.name} sets it")
             elif key in values:
-                self._note(key, value, _why_idle(key.partition(".")[0], mitigated))
+                self._note(key, value, _why_idle(key.rpartition(".")[0], mitigated))
         problems.check()
         trial = self._made(mitigated, fault, recipe, mitigation.name)
         if reasons := self._reasons(trial):
@@ -217,8 +248,9 @@ class Composer:
         if not why_idle:
             self._reached.add(key)
         elif key in self.required:
-            section = key.partition(".")[0]
-            usual = "fault" if section == "fault" else "mitigation"
+            section = key.rpartition(".")[0]
+            outer = section.partition(".")[0]
+            usual = outer if outer in ("fault", "detect", "playbook") else "mitigation"
             other = next((kind for kind, (parts, _) in CHOSEN.items() if section in parts), usual)
             reason = f"reaches no trial, because {why_idle}"
             self._overruled[key] = f"{key}={value}: {reason}; allowed: leave it out, or another {other}"

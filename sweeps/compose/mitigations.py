@@ -48,7 +48,7 @@ class Mitigations:
         Raises ConfigError with everything that is wrong with the name, the files, or the parts with each other.
         """
         if name not in self._chosen:
-            parts = parts_of(name, self._options)
+            parts = parts_of("mitigation", name, self._options)
             differences: dict[str, Mapping[str, Any]] = {}
             problems = Problems()
             for part in parts:
@@ -83,10 +83,15 @@ def in_parts(overrides: Sequence[str], folder: Path | None) -> list[str]:
     """
     composed = list(overrides)
     for place, text in enumerate(overrides):
-        if combination(text) is not None:
-            chosen = Mitigations(config_loader(folder)).choose(assignment(text)[1])
-            names = ",".join(f"'{part}'" for part in chosen.name.split("+"))
+        if combination(text) is None:
+            continue
+        group, chosen = assignment(text)
+        if group == "mitigation":
+            parts = Mitigations(config_loader(folder)).choose(chosen).name.split("+")
+            names = ",".join(f"'{part}'" for part in parts)
             composed[place] = f"mitigation=[{names}]"
+        else:
+            composed[place] = f"{group}.name='{'+'.join(parts_of(group, chosen, options(group, folder)))}'"
     return composed
 
 

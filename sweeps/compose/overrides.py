@@ -31,10 +31,10 @@ from harness.config import IDENTITY, ConfigError, Problems, Trial, checked, fiel
 from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.hydra_calls import own_folder
-from sweeps.compose.places import listed, options, parts_of, unknown_option
+from sweeps.compose.places import JOINED, listed, options, parts_of, unknown_option
 from sweeps.compose.yaml_files import LARGEST, has_control
 
-GROUPS = ("study", "search", "recipe", "mitigation", "fault")
+GROUPS = ("study", "search", "recipe", "mitigation", "fault", "detect", "playbook")
 RUN_KEYS = frozenset(settings.keys())
 MOST_JOBS = 100_000  # of a grid, and values of a key; a plan of so many takes a minute
 MOST_LETTERS = 20_000  # of an override
@@ -228,7 +228,7 @@ def _texts(override: Override, loader: ConfigLoader) -> list[str]:
     key = override.get_key_element()
     if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
         if key not in GROUPS:
-            allowed = "values, or glob() for recipe, mitigation, fault"
+            allowed = "values, or glob() for recipe, mitigation, fault, detect, playbook"
             raise ConfigError(f"{text}: a glob needs names to match; allowed: {allowed}")
         (matched,) = OverridesParser.create(config_loader=loader).parse_overrides([text])
         names = list(matched.sweep_string_iterator())
@@ -282,32 +282,33 @@ def axis_of(text: str, loader: ConfigLoader) -> Axis:
     for word in texts:
         with problems.collect():
             named = assignment(f"{key}={word}")[1]
-            if key == "mitigation":
-                parts_of(named, allowed)
+            if key in JOINED:
+                parts_of(key, named, allowed)
             elif key in GROUPS and named not in allowed:
                 raise unknown_option(key, word, allowed)
     problems.check()
     return Axis(key, tuple(texts), interval, override.is_range_sweep(), text)
 
 
-def check_jobs(axes: Iterable[Axis]) -> None:
-    """Raises ConfigError if there are too many combinations of the values of these axes."""
+def check_jobs(axes: Iterable[Axis], others: int = 0) -> None:
+    """Raises ConfigError if there are too many combinations of the values of these axes, beside so many `others`."""
     wide = [axis for axis in axes if len(axis.values) > 1 and not axis.interval]
-    jobs = math.prod(len(axis.values) for axis in wide)
+    jobs = others + math.prod(len(axis.values) for axis in wide)
     if jobs > MOST_JOBS:
         names = " x ".join(f"{axis.key} ({len(axis.values):,})" for axis in wide)
+        names += f" and {others:,} of other grids" if others else ""
         raise ConfigError(f"{names}: {jobs:,} combinations; allowed: at most {MOST_JOBS:,}")
 
 
 def combination(text: str) -> str | None:
-    """The value of an override that chooses one combination of mitigations, as it is written; else None."""
-    if not text.startswith("mitigation=") or "+" not in text:
+    """The value of an override that chooses one combination of a `JOINED` group, as it is written; else None."""
+    if text.partition("=")[0] not in JOINED or "+" not in text:
         return None
     override = parse(text)
     return None if override.is_sweep_override() else override.get_value_element_as_str()
 
 
 def as_sweep(text: str) -> str:
-    """A combination of mitigations as a sweep of one value, which Hydra leaves alone; else it looks for such a file."""
+    """A combination of names as a sweep of one value, which Hydra leaves alone; else it looks for such a file."""
     name = combination(text)
-    return text if name is None else f"mitigation=choice({name})"
+    return text if name is None else f"{text.partition('=')[0]}=choice({name})"

@@ -1,4 +1,4 @@
-"""What a choice of a study, recipe, mitigation or fault may be, and where that stands.
+"""What a choice of a study, recipe, mitigation, fault, detector or playbook may be, and where that stands.
 
 It is a file of our folder, an installed package's or a user's own; several mitigations joined by `+`; or, beside files,
 a kind of fault with its defaults.
@@ -16,17 +16,22 @@ from typing import Any
 
 from harness.basics import plugins
 from harness.config import ConfigError, Problems, Trial, sections, shown
+from harness.detectors.table import DETECTORS
 from injectors import fault_types
 from sweeps.compose import settings
 from sweeps.compose.hydra_calls import FOLDER
 from sweeps.compose.yaml_files import has_control, short
 
-GROUPS = ("study", "recipe", "mitigation", "fault")
+GROUPS = ("study", "recipe", "mitigation", "fault", "playbook")  # whose options are files
+JOINED = ("mitigation", "detect")  # groups of which several options may be chosen at once, joined by +
 TAKEN = ("config.yaml", "schema.yaml", "hydra", "hydra_plugins", "search")  # what a user's folder has none of
 NONE = "none"
 PLAIN = "plain"  # the recipe of harness/config/recipe.py as it is
 MOST_NAMES = 50  # that an error lists; beyond it a line would be a page
-WANTED = "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/ or faults in fault/"
+WANTED = (
+    "a folder with studies in study/, recipes in recipe/, mitigations in mitigation/, faults in fault/ or playbooks in "
+    "playbook/"
+)
 
 
 def named(folder: str | None) -> Path | None:
@@ -103,7 +108,7 @@ def place_of(group: str, name: str, folder: Path | None) -> Path | None:
 
 def options(group: str, folder: Path | None = None) -> list[str]:
     """The names that a choice of a group has, as Hydra would list them. Raises ConfigError."""
-    kinds = fault_schemas() if group == "fault" else {}
+    kinds = {path.partition("/")[2] for path in nodes() if path.startswith(f"{group}/")}
     return sorted({*kinds, *(name for place in places(folder) for name in stems(place / group))})
 
 
@@ -136,20 +141,20 @@ def unknown_option(group: str, name: Any, options: Sequence[str], part: str = ""
     return ConfigError(f"{group}={name}: unknown {f'{group} {part}'.rstrip()}; {hint}allowed: {listed(options)}")
 
 
-def parts_of(name: Any, options: Sequence[str]) -> tuple[str, ...]:
-    """The mitigations that a choice of `mitigation` joins by `+`, sorted; one alone is its own only part.
+def parts_of(group: str, name: Any, options: Sequence[str]) -> tuple[str, ...]:
+    """The names that a choice of a `JOINED` group joins by `+`, sorted; one alone is its own only part.
 
     Joined again by `+` they are the combination's canonical name. `options` are the names of the files. Raises
     ConfigError with everything that is wrong with the name: a part that is unknown, empty or given twice, or `none`.
     """
-    chosen, files = f"mitigation={shown(name)}", [option for option in options if "+" not in option]
+    chosen, files = f"{group}={shown(name)}", [option for option in options if "+" not in option]
     if name in options:
         if "+" in name:
             reason = "a file whose name is that of a combination; allowed: a file name without +"
             raise ConfigError(f"{chosen}: {reason}")
         return (name,)
     if not isinstance(name, str) or "+" not in name:
-        raise unknown_option("mitigation", shown(name), files)
+        raise unknown_option(group, shown(name), files)
     problems = Problems()
     parts, allowed = [part.strip() for part in name.split("+")], [option for option in files if option != NONE]
     for part in dict.fromkeys(parts):
@@ -159,9 +164,10 @@ def parts_of(name: Any, options: Sequence[str]) -> tuple[str, ...]:
             if parts.count(part) > 1:
                 raise ConfigError(f"{chosen}: {part} is given {parts.count(part)} times; allowed: each name once")
             if part == NONE:
-                raise ConfigError(f"{chosen}: none is the recipe as it is; allowed beside others: {listed(allowed)}")
+                said = "is the recipe as it is" if group == "mitigation" else "stands alone"
+                raise ConfigError(f"{chosen}: none {said}; allowed beside others: {listed(allowed)}")
             if part not in allowed:
-                raise unknown_option("mitigation", shown(name), allowed, part)
+                raise unknown_option(group, shown(name), allowed, part)
     problems.check()
     return tuple(sorted(parts))
 
@@ -174,7 +180,10 @@ def schema() -> dict[str, Any]:
 
     The fields of all faults are among them, without a value: they may stand beside any choice of `fault`.
     """
-    trial = {name: vars(cls()) for name, cls in sections().items()}
+    trial: dict[str, Any] = {}
+    for name, cls in sections().items():
+        outer, _, inner = name.partition(".")
+        trial[outer] = trial.get(outer, {}) | ({inner: vars(cls())} if inner else vars(cls()))
     fault = {name: None for cls in fault_types().values() for name in vars(cls())}
     return {**trial, "seed": Trial().seed, "fault": {**fault, "kind": "none", "name": "none"}, **settings.schema()}
 
@@ -192,5 +201,6 @@ def nodes() -> dict[str, Any]:
     that took 40 ms, several times a command. Nor are those of a process's other applications touched.
     """
     faults = {f"fault/{kind}": node for kind, node in fault_schemas().items()}
+    detectors = {f"detect/{name}": {"name": name} for name in (NONE, *DETECTORS)}
     plugins = {f"hydra/launcher/{name}": options for name, options in settings.LAUNCHERS.items()}
-    return {"schema": schema(), **faults, **plugins, "hydra/sweeper/grid": settings.GridOptions}
+    return {"schema": schema(), **faults, **detectors, **plugins, "hydra/sweeper/grid": settings.GridOptions}

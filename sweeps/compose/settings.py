@@ -65,6 +65,9 @@ class TelemetrySettings:
     """`telemetry.*`: what is measured and how often it is written."""
 
     block: int = _number(50, "steps between writes to the store", low=1, high=MOST_STEPS)
+    provenance: bool = _anything(
+        True, "find out where the first non-finite value of a trial came from; costs some ten steps of such a trial"
+    )
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class GridOptions:
 
     _target_: str = f"{PLUGINS}.GridSweeper"
     params: dict[str, Any] = field(default_factory=dict)
+    grids: dict[str, Any] = field(default_factory=dict)  # several, by name: each has axes beside those of all
 
 
 @dataclass

@@ -9,6 +9,7 @@ from harness.basics.memory import in_units, main_memory
 from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.store import SIGNALS
+from harness.training.readings import numbers_read
 from sweeps.planning.planner import PackPlan, Plan, weight_bytes
 
 STORED_BYTES, HELD_BYTES = 4, 8  # of one number: float32 in the store, float64 while its block fills
@@ -28,8 +29,9 @@ def check_processes(processes: int) -> None:
 
 def numbers_a_step(pack: PackPlan) -> int:
     """What is measured of a pack at each step, of all the trials that it records."""
-    depth = pack.trials[0].model.depth
-    return len(pack.recorded) * sum(depth if "layer" in signal.dims else 1 for signal in SIGNALS.values())
+    first = pack.trials[0]
+    of_signals = sum(first.model.depth if "layer" in signal.dims else 1 for signal in SIGNALS.values())
+    return len(pack.recorded) * (of_signals + numbers_read(first))
 
 
 def check_disk(plan: Plan, out: Path, keep: str = "nothing") -> None:

@@ -36,7 +36,7 @@ def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
 
 def _varying(trials: Sequence[Trial]) -> list[str]:
     """A line for each field that varies between the trials, the names of recipes, mitigations and faults first."""
-    keys = {"recipe": "recipe", "mitigation": "mitigation", "fault": "fault.name"}
+    keys = {"recipe": "recipe", "mitigation": "mitigation", "fault": "fault.name", "playbook": "playbook.name"}
     lines = [line for key, path in keys.items() for line in _names(key, set(map(attrgetter(path), trials)))]
     fields = [f"  {key}: {_values(values)}" for key, values in _varying_fields(trials).items()]
     more = [f"  and {count(len(fields) - MOST_FIELDS, 'field')} more"] if len(fields) > MOST_FIELDS else []
@@ -72,7 +72,7 @@ def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
     seen: set[tuple[tuple[str, ...], int]] = set()  # sections that were looked at: trials share them
     extras = dict.fromkeys(name for trial in trials for name, _ in trial.extras)  # some lack one, at its defaults
     for trial in trials:
-        group = (trial.recipe, trial.mitigation, trial.fault.name)
+        group = (trial.recipe, trial.mitigation, trial.fault.name, trial.playbook.name)
         by_key = groups.setdefault(group, {})
         by_key.setdefault("seed", {})[trial.seed] = None
         for name in (*CORE, "fault", *extras):

@@ -14,6 +14,7 @@ import torch
 
 from harness.basics.memory import in_units
 from harness.config import NO_FAULT, Model, Problems, Trial
+from harness.guards.playbook import goes_back
 from harness.model.branches import Branches, branches_of
 from harness.model.layers import kept_by_norms
 from harness.model.outline import placement_norms
@@ -99,7 +100,7 @@ def make_plan(
     leave alone: stored, or in training elsewhere. Packs that are `begun` stay as they are: none of theirs is complete.
     """
     if device == "cuda":
-        check_weights(trials, memory)
+        check_weights(trials, memory, device)
     complete = set(complete)
     wanted = {trial.id: trial for trial in trials}
     twins = {trial.golden.id: trial.golden for trial in trials if trial.golden.id not in wanted}
@@ -254,6 +255,13 @@ def state_bytes(trial: Trial) -> int:
     return copies * weight_bytes(trial)
 
 
+def snapshot_bytes(trial: Trial, device: str) -> int:
+    """Memory of one trial's snapshots, of weights and two moments each, where the pack's is."""
+    snapshot = trial.section("playbook.snapshot")
+    is_here = device == "cpu" or snapshot.on == "device"
+    return 3 * snapshot.kept * weight_bytes(trial) if is_here and goes_back(trial) else 0
+
+
 def weight_bytes(trial: Trial) -> int:
     """Memory of one trial's weights alone."""
     state, _ = FORMATS[trial.train.precision]
@@ -274,11 +282,12 @@ def pack_bytes(pack: PackPlan, device: str = "cpu") -> int:
     Measured, it was 0.94 to 1.2 times as much.
     """
     trial, rows = pack.trials[0], len(pack.trials)
-    return int(rows * (state_bytes(trial) + STEP_BYTES * trial.steps) + activation_bytes(trial, rows, device))
+    of_a_row = state_bytes(trial) + snapshot_bytes(trial, device) + STEP_BYTES * trial.steps
+    return int(rows * of_a_row + activation_bytes(trial, rows, device))
 
 
-def check_weights(trials: Iterable[Trial], memory: float) -> None:
-    """Raise ConfigError for a model whose weights and gradients alone, of one trial, are more than `memory` bytes."""
+def check_weights(trials: Iterable[Trial], memory: float, device: str = "cpu") -> None:
+    """Raise ConfigError for a model whose weights and gradients, or snapshots, of one trial exceed `memory` bytes."""
     problems = Problems()
     for trial in {trial.structure: trial for trial in trials}.values():
         if (needed := 2 * weight_bytes(trial)) > memory:
@@ -286,6 +295,12 @@ def check_weights(trials: Iterable[Trial], memory: float) -> None:
             takes = f"weights and gradients of one trial take {in_units(needed)}"
             allowed = f"at most the {in_units(memory)} of a worker: a smaller model, or workers with more"
             problems.reasons[f"{sizes}: {takes}; allowed: {allowed}"] = None
+        elif needed + (kept := snapshot_bytes(trial, device)) > memory:
+            snapshots = (
+                f"playbook.snapshot.kept={trial.section('playbook.snapshot').kept}: so many snapshots of one trial"
+            )
+            allowed = f"at most the {in_units(memory)} of a worker: fewer of them, a smaller model, or more memory"
+            problems.reasons[f"{snapshots} take {in_units(kept)}; allowed: {allowed}"] = None
     problems.check()
 
 
@@ -293,8 +308,9 @@ def trials_that_fit(trial: Trial, memory: float, device: str) -> int:
     """How many trials like this one a pack can have in `memory` bytes; at least two, the smallest pack."""
     if memory == math.inf:
         return 2**31
-    whole = int((memory - activation_bytes(trial, 2**31, device)) // state_bytes(trial))
-    few = int(memory // (state_bytes(trial) + activation_bytes(trial, 1, device)))
+    state = state_bytes(trial) + snapshot_bytes(trial, device)
+    whole = int((memory - activation_bytes(trial, 2**31, device)) // state)
+    few = int(memory // (state + activation_bytes(trial, 1, device)))
     return max(2, whole, min(few, rows_at_once(trial.model, trial.train.sequences, torch.device(device))))
 
 

@@ -41,6 +41,7 @@ from harness.storage.stored import STORE, is_complete, read_pack
 from harness.training.distributed import Group, Unsaved
 from harness.training.loop import train
 from harness.training.pack import Pack
+from harness.training.readings import stored_signals
 from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
@@ -242,6 +243,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         checkpoints.remove()
         environment, block = _environment(device, job), job.run.telemetry.block
         signals = {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in pack.guard_signals.items()}
+        signals |= stored_signals(first)
         store = PackStore.create(
             folder, job.pack.id, recorded, first.steps, first.model.depth, text, environment, block, signals
         )
@@ -259,7 +261,15 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         with _all_ranks(job, pack, store.block, saved is not None):
             asked = leave if job.run.keep == "weights" else None
             result = train(
-                pack, agenda, store.block, write, progress, checkpoints=checkpoints, saved=saved, leave=asked
+                pack,
+                agenda,
+                store.block,
+                write,
+                progress,
+                checkpoints=checkpoints,
+                saved=saved,
+                leave=asked,
+                provenance=job.run.telemetry.provenance,
             )
     except Stopped as stop:
         progress.stopped(stop.step)
@@ -300,7 +310,10 @@ def _follow(group: Group, job: Job, block: int, is_resumed: bool) -> None:
     pack.spread_over(group)
     saved = job.checkpoints.newest() if is_resumed else None
     checkpoints = Unsaved(job.checkpoints.folder)
-    train(pack, agenda, block, lambda first_step, signals: None, checkpoints=checkpoints, saved=saved)
+    wanted = job.run.telemetry.provenance
+    train(
+        pack, agenda, block, lambda first_step, signals: None, checkpoints=checkpoints, saved=saved, provenance=wanted
+    )
 
 
 def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Ended:

@@ -28,7 +28,7 @@ from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.checkpoint import Stopped
 from harness.storage.results_folder import FolderLost
-from sweeps.planning.planner import PackPlan, pack_bytes
+from sweeps.planning.planner import PackPlan, pack_bytes, snapshot_bytes
 from sweeps.running.job import Ended, Job, record_failure, train_pack_safely
 
 POLL_SECONDS = 0.5
@@ -98,8 +98,12 @@ class LocalExecutor:
         memory, needed = main_memory(), pack_bytes(largest) * self.processes
         if needed > memory:
             pack = f"a pack of {count(len(largest.trials), 'trial')} needs about {in_units(needed)}"
-            allowed = f"at most the {in_units(memory)} of this machine: a smaller pack.size, model or batch"
-            raise ConfigError(f"model.width={largest.trials[0].model.width}: {pack}; allowed: {allowed}")
+            first = largest.trials[0]
+            key, smaller = f"model.width={first.model.width}", "a smaller pack.size, model or batch"
+            if len(largest.trials) * snapshot_bytes(first, "cpu") > needed / 2:
+                key = f"playbook.snapshot.kept={first.section('playbook.snapshot').kept}"
+                smaller = f"fewer snapshots, or {smaller}"
+            raise ConfigError(f"{key}: {pack}; allowed: at most the {in_units(memory)} of this machine: {smaller}")
         return LocalExecutor(max(1, min(self.workers, memory // needed)), self.processes)
 
     @property

@@ -77,6 +77,8 @@ def test_the_page_holds_the_table_the_figures_and_the_notes(written) -> None:
         assert f"<td>{cell}</td>" in page
     assert re.fullmatch(r"\d+ faults idle: never fired, or wrote what was there.", made.notes[0])
     assert f"<li>{made.notes[0]}</li>" in page and len(made.notes) == 1
+    words = " ".join(page.split("<h2>Figures")[0].split())
+    assert "golden range for good" in words and "back inside the clean envelope" in words, "two measures of recovery"
 
 
 def test_the_command_prints_the_table_and_where_things_are(commanded) -> None:
@@ -109,12 +111,15 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for trials in (synthetic.with_golden([done, idle]), [orphan]):
         synthetic.write_pack(tmp_path, trials, faults=lambda trial: events.get(trial.id, []))
     synthetic.write_pack(tmp_path, [running.golden, running], steps_done=10, finish=False)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "vulnerability_map.png").write_bytes(b"old")
     assert main(["campaign", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "Note: 1 fault unfinished, and not counted." in text
     assert "Note: 1 fault without a golden run to judge by, and not counted." in text
     assert "Note: 1 fault idle" in text and "Note: clean envelope: a recipe wants at least 8" in text
     assert "vulnerability_map: No figure: no judged fault struck a single bit of a number." in text
+    assert not (tmp_path / "figures" / "vulnerability_map.png").exists(), "it would be out of date"
     assert "deviation_curves: No figure: no judged fault moved the loss of its trial." in text
     assert f"outcome_shares: {tmp_path / 'figures' / 'outcome_shares.png'}" in text
     rows = {line.split()[0]: line for line in text.splitlines()}
@@ -161,6 +166,14 @@ def test_wrong_input_is_one_line_and_status_2(
         captured.err.startswith(f"error: out={tmp_path}: ") and reason in captured.err and "; allowed: " in captured.err
     )
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trial = synthetic.make_trial(fault=synthetic.WeightBit(start=20))
+    synthetic.write_pack(tmp_path, [trial.golden, trial])
+    (tmp_path / "campaign.html").mkdir()
+    assert main(["campaign", str(tmp_path)]) == 2
+    assert f"error: out={tmp_path}: its campaign.html is not what" in capsys.readouterr().err
 
 
 def test_what_there_is_to_say_of_the_envelope_is_one_line_beside_the_figure(

@@ -126,6 +126,19 @@ def test_what_was_not_measured_is_a_dash_on_grey(tmp_path: Path) -> None:
     assert len(set(grey)) == 1 and grey[0] < 1
 
 
+def test_one_seed_has_numbers_and_no_bold_but_the_baseline(tmp_path: Path) -> None:
+    own = Study(tmp_path)
+    drawing = mitigation_map(given(comparison=own.write(lambda t: Ending(loss=len(t.mitigation)), seeds=[0]).compare()))
+    assert looks_at(drawing.figure, "qk_norm", 0)[1] == "normal"
+    assert "One seed, so there are no intervals" in drawing.caption
+
+
+def test_the_caption_says_what_the_signs_mean(known: Comparison) -> None:
+    caption = mitigation_map(given(comparison=known)).caption
+    for words in ("blue is better, red worse", "3 seeds", "a quarter of the time", "≥", "∞", ">", "3 mitigations"):
+        assert words in caption
+
+
 # --- its size ----------------------------------------------------------------------------------------------------
 
 
@@ -221,10 +234,17 @@ def test_the_table_has_every_value_change_and_interval(known: Comparison) -> Non
 
 def test_findings_name_what_can_be_told_at_the_largest_width(known: Comparison) -> None:
     stable, deviation, certainty = mitigation_findings(known)
-    price = "(final loss -0.500 [-0.500, -0.500], step time x0.75)"
-    assert f"width 64: raised by better x10 [10, 10] {price}; noise x10 [10, 10] (" in stable
-    assert "width 64: lowered by better -0.50 [-0.50, -0.50]. Raised by worse +∞ [∞, ∞]. " in deviation
-    assert stable.endswith("1 other.") and deviation.endswith("1 other.") and "3 seeds" in certainty
+    assert stable == (
+        "Largest stable learning rate at width 64: raised by better x10 [10, 10] (final loss -0.500 [-0.500, -0.500], "
+        "step time x0.75); noise x10 [10, 10] (final loss 0.000 [-0.621, 0.621], step time x1.00). "
+        "No difference can be told for 1 other."
+    )
+    assert deviation == (
+        "Worst deviation over the faults at width 64: lowered by better -0.50 [-0.50, -0.50]. "
+        "Raised by worse +∞ [∞, ∞]. No difference can be told for 1 other."
+    )
+    assert "comparisons with the baseline have an interval that excludes no change." in certainty
+    assert "3 seeds" in certainty
 
 
 def test_findings_are_short_however_many_mitigations_there_are(many_rows: Comparison) -> None:
@@ -235,7 +255,7 @@ def test_findings_are_short_however_many_mitigations_there_are(many_rows: Compar
 @pytest.mark.parametrize(
     ("ended", "seeds", "expected"),
     [
-        ("trained", (0, 1), "no difference to the baseline"),
+        ("trained", (0, 1), "no difference to the baseline can be told for any of 1 mitigation"),
         ("divergent", (0,), "nothing can be told from one seed"),
         ("divergent", (0, 1), "lowered by qk_norm x0.001 [0.001, 0.001]"),
     ],
@@ -246,4 +266,5 @@ def test_findings_say_what_cannot_be_told(tmp_path: Path, ended: str, seeds: tup
     outcomes = {"none": "trained", "qk_norm": ended}
     comparison = Study(tmp_path).write(lambda t: Ending(outcome=outcomes[t.mitigation]), seeds=seeds).compare()
     first = mitigation_findings(comparison)[0]
-    assert f"at width 32: {expected}" in first and "baseline is stable at every" in first
+    start = f"Largest stable learning rate at width 32: {expected}. The baseline is stable at every"
+    assert first.startswith(start)

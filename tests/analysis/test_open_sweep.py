@@ -157,6 +157,12 @@ def test_what_the_fault_did_lies_along_trial(tmp_path: Path) -> None:
     assert len(fault_events(tmp_path)) == 1 + 64 + 2
 
 
+def test_a_permanent_fault_has_no_duration(tmp_path: Path) -> None:
+    faults = [synthetic.WeightBit(start=3, duration=duration) for duration in (None, 4)]
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(fault=fault) for fault in faults])
+    np.testing.assert_array_equal(open_sweep(tmp_path)["fault_duration"].values, [np.nan, 4])
+
+
 def test_fields_of_one_name_are_told_apart(tmp_path: Path) -> None:
     faults = [synthetic.RareTokens(seed=seed) for seed in (5, 6)]
     trials = [

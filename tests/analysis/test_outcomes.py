@@ -163,6 +163,16 @@ def test_a_golden_twin_that_became_nonfinite_is_no_ending_to_compare_with(campai
     }
 
 
+def test_a_state_that_was_golden_again_is_masked_whatever_the_loss_did_meanwhile(campaign: Campaign) -> None:
+    campaign.envelope()
+    campaign.fault("back", {20: 5, 21: 5})
+    campaign.write(masked_step=campaign.by_name({"back": 21}))
+    judged = campaign.judge()
+    assert (judged("fault_outcome", "back"), judged("recovery_steps", "back")) == ("masked", 0)
+    assert judged("deviation_max", "back") == 5 and judged("masked_step", "back") == 21
+    assert judged("visibility", "back") == "visible"
+
+
 def test_idle_faults(campaign: Campaign) -> None:
     campaign.envelope()
     campaign.fault("never fired", {}, bit=NEVER_FIRES)

@@ -90,6 +90,21 @@ def test_findings_compare_with_and_without(written) -> None:
     assert lines[7].startswith("Largest stable learning rate at width 128: ") and "2 seeds" in lines[9]
 
 
+@pytest.mark.usefixtures("unrendered")
+def test_hostile_text_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "CORPUS", {HOSTILE: HOSTILE})
+    monkeypatch.setattr(synthetic, "ENVIRONMENT", {"device": HOSTILE})
+    trials = [
+        synthetic.make_trial(lr=lr, fault=fault, mitigation=HOSTILE)
+        for lr in (1e-3, 1e-2)
+        for fault in (None, synthetic.WeightBit(name=HOSTILE, start=1))
+    ]
+    synthetic.write_pack(tmp_path, trials, study=HOSTILE, outcome=lambda trial: HOSTILE)
+    page = report.write_report(tmp_path).html.read_text(encoding="utf-8")
+    assert "<script" not in page and "alert('x')" not in page and "49" not in page.split("<h2>Figures")[0]
+    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&#34;&amp;{{ 7 * 7 }}") >= 8
+
+
 def test_the_same_results_give_the_same_page(written, again) -> None:
     assert again[1] == written[1]
 
@@ -155,9 +170,11 @@ def test_faults_are_counted_by_what_they_did(tmp_path: Path) -> None:
         "worst_deviation": 3.5,
         "worst_trial": faulty["moved"].id,
     }
-    line = findings_of(ds)[-1]
-    for part in ("2 of 5 trials moved", f"+3.50 nat/token (trial {faulty['moved'].id})", "1 became non-finite"):
-        assert part in line and "1 never fired" in line and "1 fired without effect" in line
+    assert findings_of(ds)[-1] == (
+        f"Fault weight_bit, mitigation none: 2 of 5 trials moved away from their golden twin; the worst by +3.50 "
+        f"nat/token (trial {faulty['moved'].id}); 1 became non-finite, unlike the twin; 1 never fired; "
+        "1 fired without effect."
+    )
 
 
 def write_sensitivities(out: Path, final: dict[str, list[float]], rates=(1e-3, 1e-2)) -> None:
@@ -194,7 +211,9 @@ def test_findings_say_how_sure_they_are(tmp_path: Path, final: dict, expected: s
 def test_different_rates_are_not_compared(tmp_path: Path) -> None:
     write_sensitivities(tmp_path, {"none": [4]})
     write_sensitivities(tmp_path, {"qk_norm": [3]}, rates=(1e-3, 1e-1))
-    assert "cannot be compared" in findings_of(open_sweep(tmp_path))[1]
+    assert findings_of(open_sweep(tmp_path))[1].endswith(
+        "without; their learning rates differ, so the two cannot be compared."
+    )
 
 
 # --- mitigations -------------------------------------------------------------------------------------------------
@@ -220,7 +239,10 @@ def test_mitigations_have_a_figure_and_a_table_with_intervals(tmp_path: Path) ->
 @pytest.mark.usefixtures("unrendered")
 def test_without_other_mitigations_there_is_no_section(tmp_path: Path) -> None:
     Study(tmp_path).write(mitigations=["none"])
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "mitigation_map.png").write_bytes(b"old")
     assert "<h2>Mitigations" not in report.write_report(tmp_path).html.read_text(encoding="utf-8")
+    assert not (tmp_path / "figures" / "mitigation_map.png").exists()
 
 
 def test_without_a_baseline_the_section_says_so(tmp_path: Path) -> None:

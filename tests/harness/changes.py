@@ -24,6 +24,13 @@ class Change:
     def calls(self) -> list[tuple[Site, int]]:
         return [(self.site, step) for step in self.steps]
 
+    @property
+    def memory(self) -> Mapping[str, object]:
+        return {}
+
+    def recall(self, memory: Mapping[str, object]) -> None:
+        """It remembers nothing."""
+
     def visit(self, visit: Visit) -> list[Event]:
         self.change(visit.tensors)
         return [Event(self.site, "", None, None, visit.step, "", "", None, None, True)]

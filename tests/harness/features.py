@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.detectors.table import DETECTORS
 from harness.optim.optimizers import OPTIMIZERS
+from harness.readings.table import READINGS
 from tests.harness.variants import VARIANTS
 
 # Fields as `engine.different` takes them: a tuple holds a value for each trial, in turn.
@@ -130,8 +132,38 @@ def named(kind: str, settings: dict[str, Fields], **common: Any) -> dict[str, Fi
 
 
 LOADED = {"vocabulary": 64, "context": 8}  # what growth and thresholds are made for
+READ: Fields = {"signals": dict.fromkeys(READINGS, 1)}  # all that can be, at every step
+NOW_AND_THEN: Fields = {"signals": {name: 2 + number % 2 for number, name in enumerate(READINGS)}}
+READS: dict[str, Fields] = {
+    "all": READ,
+    "now and then, ranks": {**NOW_AND_THEN, "batch": 6, "ranks": 3},
+    "micro-batches, fused": {**READ, "batch": 4, "micro_batches": 2, "attention": "fused"},
+    "fp16": {**NOW_AND_THEN, "precision": "fp16", "qk_norm": True},
+    "none": {"signals": dict.fromkeys(READINGS, 0)},
+}
+WATCHED: Fields = {  # by every detector that has what it watches, with windows that are filled in these runs
+    **READ,
+    "batch": 6,
+    "ranks": 3,
+    "detect": {"name": "+".join(sorted(set(DETECTORS) - {"expert_share"}))},
+    "detect.kurtosis": {"window": 4, "persist": 1, "sigma": 1.0},
+    "detect.gain_peers": {"window": 4, "alpha": 1.0},
+    "detect.entropy_collapse": {"window": 4, "fall": 1.001},
+    "detect.qk_rank": {"window": 4, "fall": 1.01},
+    "detect.moment_bound": {"limit": 0.01},
+    "detect.skip_step": {"window": 4, "sigma": 1.0},
+    "detect.spike_score": {"window": 4, "least": 3, "sigma": 1.0},
+    "detect.spiky_loss": {"samples": 2, "factor": 1.0},
+    "detect.running_mean": {"window": 3, "rise": 0.01},
+    "detect.median_mad": {"window": 4, "sigma": 1.0, "persist": 2},
+    "detect.cusum": {"window": 5, "least": 3, "limit": 2.0},
+    "detect.update_norm": {"window": 4, "sigma": 1.0},
+    "detect.attention_growth": {"window": 4, "growth": 1.1},
+}
 FEATURES: dict[str, Fields] = {
     **OTHERS,
+    "detectors": WATCHED,
+    **named("readings", READS),
     **named("model", VARIANTS),
     **named("logits", LOGITS),
     **named("loss", LOSSES),

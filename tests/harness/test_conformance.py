@@ -118,6 +118,7 @@ def test_ruined_trials_and_ways_of_training_change_no_bit_of_the_others(
         assert not np.array_equal(*losses, equal_nan=True), f"ruin {number} has ruined nothing"
     assert ruined.result.nonfinite_step[1] == (4 if detection else None)
     assert not detection or ruined.result.outcome[1] == ruined.result.outcome[3] == NON_FINITE
+    assert not detection or ruined.result.provenance[1]["blamed"] == "blocks.0.feedforward.up"
 
 
 @every

@@ -16,6 +16,7 @@ import torch
 
 from harness.config import Trial
 from harness.objectives.outcome import NON_FINITE
+from harness.readings.table import READINGS
 from harness.training.sites import Site
 from injectors.value import Value
 from sweeps.running.processes import ranks
@@ -117,6 +118,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "a clamp": {"activation": "swiglu", "swiglu_clamp": 0.4, "batch": 4},
     "micro-batches": {"micro_batches": 2, "batch": 8},
     "without clipping": {"clip": None, "batch": 2},
+    "every reading": {"signals": {name: 1 + number % 2 for number, name in enumerate(READINGS)}, "batch": 4},
+    "readings in reverse": {"signals": dict.fromkeys(READINGS, 1), "batch": 4, "reduction": "reversed"},
 }
 
 

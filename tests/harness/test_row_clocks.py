@@ -15,6 +15,7 @@ from harness.config.curriculum import curriculum
 from harness.guards import FREEZE, GO, ROLL_BACK, SKIP, Guard, Parts, Seen
 from harness.guards.base import GuardSignal, answers
 from harness.model.state import State
+from harness.readings.table import READINGS
 from harness.training import pack as packs
 from harness.training.clock import Clock
 from harness.training.loop import train
@@ -24,6 +25,7 @@ from tests.harness.engine import Run, assert_resumes, injector_of, pack_of, run,
 
 STEPS, START, EVERY = 24, 9, 4
 OWN = {"steps": STEPS, "lr": 1e-2, "depth": 1}
+READ = {"signals": {name: 1 + number % 3 for number, name in enumerate(READINGS)}}
 
 
 class Alarm(Guard):
@@ -77,10 +79,10 @@ def last_weights(trials, **options) -> tuple[Run, dict[int, dict[str, Tensor]]]:
 
 
 @pytest.mark.parametrize("forks", [False, True])
-@pytest.mark.parametrize("block", [1, 5, STEPS])
-def test_a_row_that_goes_back_ends_as_if_it_had_never_been_struck(forks: bool, block: int) -> None:
-    golden = [trial(seed=seed, **OWN) for seed in range(3)]
-    struck = [trial(seed=1, fault=flip(), **OWN), trial(seed=2, fault=flip(START + 3, site="gradient"), **OWN)]
+@pytest.mark.parametrize(("block", "own"), [(1, OWN), (5, OWN | READ), (STEPS, OWN | READ)])
+def test_a_row_that_goes_back_ends_as_if_it_had_never_been_struck(forks: bool, block: int, own: Mapping) -> None:
+    golden = [trial(seed=seed, **own) for seed in range(3)]
+    struck = [trial(seed=1, fault=flip(), **own), trial(seed=2, fault=flip(START + 3, site="gradient"), **own)]
     found, all_left = last_weights([*golden, *struck], forks=forks, block=block)
     _, plain = last_weights(golden, block=block)
     for number, twin in enumerate((0, 1, 2, 1, 2)):

@@ -311,11 +311,11 @@ def rolled_back(duration):
 
 @every_fault
 @pytest.mark.parametrize("permanent", [False, True])
-def test_after_a_rollback_only_a_permanent_fault_strikes_again(case, permanent):
+def test_after_a_rollback_a_fault_that_is_permanent_or_in_the_data_strikes_again(case, permanent):
     losses, agenda, before = rolled_back(None if permanent else 2)
     own, first = NUMBER[case], before[NUMBER[case]]
     struck, again, golden = losses[1][own], losses[2][own], losses[2][-1]
-    if permanent:
+    if permanent or agenda.is_of_data(own):
         assert agenda.strikes[own] == 2 * len(first) or len(first) == 64
         assert np.array_equal(struck, again, equal_nan=True)
     else:

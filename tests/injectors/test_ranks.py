@@ -15,6 +15,7 @@ import torch
 
 from harness.objectives.outcome import NON_FINITE
 from harness.training.sites import Site, Visit
+from injectors import Armed, Facts
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.value import Value
 from tests.harness import engine
@@ -300,3 +301,17 @@ def test_slices_share_out_all_elements(shards):
         assert all((kept[name][where] == -1).all() for name, where in moved.items()), "none twice"
         sizes.append(sum(int(moved[name].sum()) for name in shapes))
     assert all((x != -1).all() for x in owners.values()) and sum(sizes) == 26 and max(sizes) - min(sizes) <= 1
+
+
+def test_another_sum_leaves_the_scale_of_the_loss_out():
+    """Ranks hand in scaled gradients, and their mean is without the scale by the time it is replaced."""
+    scale, parts = 1024.0, [torch.tensor([1.0, -2.0, 3.0]), torch.tensor([0.5, 4.0, 1.0])]
+    facts = Facts(steps=10, tensors={"w": (3,)}, ranks=2, has_loss_scale=True)
+    armed = Armed(Reduction(start=2, format="fp32"), facts)
+    armed.strike("loss_scale", 2, {"loss_scale": torch.tensor(scale)})
+    for rank, part in enumerate(parts):
+        armed.strike("gradient", 2, {"w": scale * part}, rank)
+    mean = (parts[0] + parts[1]) / 2
+    reduced = {"w": mean.clone()}
+    (event,) = armed.strike("reduced_gradient", 2, reduced)
+    assert torch.equal(reduced["w"], mean) and not event.changed

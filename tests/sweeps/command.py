@@ -254,9 +254,10 @@ def trials(*overrides: str, study: str = "grid", folder: Path | None = None) -> 
     """The trials that these overrides describe, as the command makes them."""
     its_loader = loader(folder)
     config = its_loader.load_configuration("config", [f"study={study}"], run_mode=RunMode.MULTIRUN)
-    params = {str(key): value for key, value in OmegaConf.to_container(config.hydra.sweeper.params).items()}
+    sweeper = OmegaConf.to_container(config.hydra.sweeper)
+    params = {str(key): value for key, value in sweeper["params"].items()}
     keys = frozenset(text.partition("=")[0] for text in overrides)
-    return Composer(its_loader, study, keys).trials(expand(params, overrides, its_loader))
+    return Composer(its_loader, study, keys).trials(expand(params, overrides, its_loader, sweeper["grids"]))
 
 
 def tiny_trials(*overrides: str) -> list[Trial]:

@@ -33,7 +33,7 @@ FILES = {
     "mitigation/device.yaml": (
         "device: cpu",
         "mitigation=device: device=cpu: unknown key",
-        "allowed: adafactor, adagc, block, data, lars, model",
+        "allowed: adafactor, adagc, block, data, detect, lars, model",
     ),
     "mitigation/typo.yaml": (
         "about: {txet: What it is}\noptim: {clip: 3}",

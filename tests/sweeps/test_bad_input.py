@@ -39,7 +39,11 @@ CASES = {
         "spam.threshold=10.0: reaches no trial, because optim.name=",
         "allowed: leave it out, or another optimizer",
     ),
-    "unknown study": (["study=nope"], "study=nope: unknown study", "allowed: campaign, depth, grid"),
+    "unknown study": (
+        ["study=nope"],
+        "study=nope: unknown study",
+        "allowed: campaign, depth, detectors, grid, incident, ",
+    ),
     "studies": (["study=grid,quickstart"], "study=grid,quickstart: belongs to the run", "allowed: one value"),
     "unknown fault, swept": (["fault=none,bit"], "fault=bit: unknown fault", FAULTS),
     "fault as a list": (["fault=[none]"], "fault=[none]: unknown fault", FAULTS),

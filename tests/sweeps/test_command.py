@@ -136,7 +136,7 @@ def test_version_is_our_own(capsys: pytest.CaptureFixture[str]) -> None:
         ("sweep hydra/launcher=slurm hydra.launcher.part", ["hydra.launcher.partition="]),
         ("sweep nonsense= fault=nonsense optim.weight_d", []),
         ("sweep --config-d", ["--config-dir="]),
-        ("figure loss_", ["loss_against_rate "]),
+        ("figure loss_a", ["loss_against_rate "]),
         ("report --", ["--help "]),
         ("report ", []),
     ],

@@ -87,7 +87,7 @@ def test_a_full_disk_at_the_start_is_one_line(tiny_disk: Path) -> None:
     ended = command.call(*command.tiny(f"out={tiny_disk}/out"))
     assert (ended.status, ended.out) == (2, "")
     assert ended.err == (
-        f"error: out={tiny_disk}/out: the results of 1 trial take more than 0.2 KiB; allowed: at most the 0.0 KiB free "
+        f"error: out={tiny_disk}/out: the results of 1 trial take more than 0.4 KiB; allowed: at most the 0.0 KiB free "
         "there, so fewer trials or steps, or another disk\n"
     )
 

@@ -131,6 +131,10 @@ class Optimizer:
         """One array of the state by its name, [R, P] for one of `slots`."""
         return self._slots[name].used
 
+    def hyperparameter(self, name: str) -> Tensor:
+        """One of `hyperparameters`, [R, 1], float64."""
+        return self._exact[name]
+
     def bind(self, trials: Sequence[Trial]) -> None:
         """Work on the rows in use from now on, which are these trials."""
         self.trials, self.weights, self._on_cpu = list(trials), self._weights.used, self._weights.used.is_cpu

@@ -1,0 +1,247 @@
+"""The batches that a stored trial has read, made again: they follow from its configuration, its corpus and the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+
+from harness.config import NO_FAULT, ConfigError, Data, Fault, Trial, trial_from_dict
+from harness.data.corpus import Corpus, load_corpus
+from harness.objectives.base import Objective
+from harness.objectives.table import OBJECTIVES
+from harness.storage.stored import read_packs
+from harness.training.sites import Injector, Site, Visit
+from injectors import Facts, InjectableFault, facts_of, fault_types
+
+OWN_SOURCES = ("stdlib", "zipf")  # of text, for which no file is opened that a results folder names
+_corpus_of = lru_cache(maxsize=4)(load_corpus)
+CPU = torch.device("cpu")
+MOST_STEPS = 10**7  # of a run whose rates are kept in memory
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an operator knows of a recipe beside its signals."""
+
+    beta2: float
+    clip: float | None
+    weights: int
+    precision: str
+    is_adam: bool
+    rates: tuple[float, ...]  # of the schedule, by step
+
+    @classmethod
+    def of(cls, trial: Trial) -> Setup:
+        facts, optim = facts_of(trial), trial.optim
+        rates = tuple(facts.rate(step) for step in range(trial.steps))
+        weights = sum(math.prod(shape) for shape in facts.tensors.values())
+        return cls(optim.beta2, optim.clip, weights, trial.train.precision, optim.name == "adamw", rates)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a stored trial has read: its configuration, the corpus, and with these every batch."""
+
+    trial: Trial
+    corpus: Corpus
+
+    @cached_property
+    def _objective(self) -> Objective:
+        made = OBJECTIVES[self.trial.objective.name]([self.trial], self.corpus, torch.float32, CPU)
+        made.bind([self.trial], [0])
+        return made
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What a fault may know of the trial."""
+        return facts_of(self.trial, self.corpus.train, self.corpus.counts)
+
+    @property
+    def clean(self) -> Reading:
+        """The same without the fault."""
+        return Reading(self.trial.golden, self.corpus)
+
+    @cached_property
+    def _injector(self) -> Injector | None:
+        fault = self.trial.fault
+        return fault.arm(self.facts) if isinstance(fault, InjectableFault) else None
+
+    @cached_property
+    def _calls(self) -> list[int]:
+        """The steps at which the fault looks at the batch, or strikes it, that are still to come."""
+        calls = self._injector.calls if self._injector else ()
+        return sorted({step for site, step in calls if site is Site.BATCH})
+
+    @cached_property
+    def _struck(self) -> dict[int, torch.Tensor]:
+        """What the fault has left of the batches that it was shown so far, by step."""
+        return {}
+
+    def batch(self, step: int) -> np.ndarray:
+        """The token ids of a step as it has trained on them, poison included: int64 [sequences, T + 1].
+
+        Sequences that were dropped by screening are left out. Raises ConfigError for an objective whose batches are no
+        tokens.
+        """
+        try:
+            return self._made(step)
+        except (RuntimeError, MemoryError, ValueError, IndexError, AssertionError, TypeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            reason = f"its batches cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
+            raise ConfigError(f"TRIAL={self.trial.id}: {reason}; allowed: one of this version's") from None
+
+    def _made(self, step: int) -> np.ndarray:
+        while self._calls and self._calls[0] <= step:  # in order, since a fault may hand out what it has seen before
+            due = self._calls.pop(0)
+            self._struck[due] = self._objective.batch(due).clone()
+            assert self._injector is not None
+            self._injector.visit(Visit(Site.BATCH, due, {"batch": self._struck[due][0]}))
+        batch = self._struck[step] if step in self._struck else self._objective.batch(step)
+        tokens, weights = self._objective.what_trains(batch, step, step, torch.ones(1, dtype=torch.bool))
+        if tokens.ndim != 3 or tokens.is_floating_point():
+            given = f"objective.name={self.trial.objective.name}"
+            raise ConfigError(f"{given}: its batches are no sequences of tokens; allowed: next_token")
+        kept = slice(None) if weights is None else weights[0] > 0
+        return tokens[0][kept].numpy()
+
+    @cached_property
+    def surprise(self) -> np.ndarray:
+        """-log p of each token, nat [vocabulary]: p is its share of the training text, one added to each count."""
+        smoothed = self.corpus.counts + 1.0
+        return np.log(smoothed.sum()) - np.log(smoothed)
+
+    def rarity(self, tokens: np.ndarray) -> float:
+        """Mean surprise of a batch of tokens, nat/token."""
+        return float(self.surprise[tokens].mean()) if tokens.size else float("nan")
+
+    def repetition(self, tokens: np.ndarray) -> float:
+        """Share of the token pairs of a batch that have stood in their sequence before."""
+        if not tokens.size:
+            return float("nan")
+        pairs = np.sort(tokens[:, :-1] * len(self.corpus.counts) + tokens[:, 1:], axis=1)
+        return float((pairs[:, 1:] == pairs[:, :-1]).sum() / pairs.size)
+
+    def text(self, tokens: np.ndarray) -> str:
+        """Tokens as text: bytes and byte pairs decoded, what is no text as ids."""
+        if self.corpus.tokenizer is not None:
+            return tokenizers.Tokenizer.from_str(self.corpus.tokenizer).decode(
+                tokens.tolist(), skip_special_tokens=False
+            )
+        if self.trial.data.source in ("stdlib", "text"):
+            return bytes(int(token) & 0xFF for token in tokens).decode(errors="backslashreplace")
+        return " ".join(map(str, tokens.tolist()))
+
+    def token_text(self, token: int) -> str:
+        """One token, as a table can show it: text in quotes, what is no text as it is."""
+        text = self.text(np.array([token]))
+        is_text = self.trial.data.source in ("stdlib", "text") and not text.startswith("\\x")
+        return repr(text) if is_text else text
+
+
+def reading_of(out: Path, trial: str, data: Path | None = None) -> Reading:
+    """What the trial with that id has read, of the results in `out`.
+
+    `data` is where its text lies, if that is not built in: what a results folder names is not opened. Raises
+    ConfigError for a trial that there is not, for a text that is not there or another one than it was trained on, and
+    for a configuration that this version cannot make.
+    """
+    values, corpus = stored_trial(out, trial)
+    return Reading(*_made(out, trial, values, corpus, data))
+
+
+def setups_of(out: Path) -> dict[str, Setup]:
+    """Trial -> what is known of its recipe, of all in the results in `out` that this version can make."""
+    found: dict[str, Setup] = {}
+    known: dict[str, Setup | None] = {}
+    for pack in read_packs(out):
+        for name, values in zip(pack.attributes["ids"], pack.attributes["trials"], strict=True):
+            # Trials differ in fault and seed alone, more often than not: each recipe is made once.
+            key = json.dumps({k: v for k, v in values.items() if k not in ("fault", "seed")}, sort_keys=True)
+            if key not in known:
+                known[key] = _setup(values)
+            if (setup := known[key]) is not None:
+                found[name] = setup
+    return found
+
+
+def _setup(values: dict[str, Any]) -> Setup | None:
+    try:
+        trial = trial_from_dict({**values, "fault": vars(NO_FAULT)}, {"none": Fault})
+        return Setup.of(trial) if trial.steps <= MOST_STEPS else None
+    except (ConfigError, KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
+        return None
+
+
+def readings_of(out: Path, data: Path | None = None) -> Callable[[str], Reading]:
+    """`reading_of` for many trials of the results in `out`, whose files are read once."""
+    stored: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    for pack in sorted(read_packs(out), key=lambda pack: pack.complete):
+        attributes = pack.attributes
+        pairs = zip(attributes["ids"], attributes["trials"], strict=True)
+        stored |= {name: (values, attributes["corpus"]) for name, values in pairs}
+
+    def reading(trial: str) -> Reading:
+        values, corpus = stored[trial]
+        return Reading(*_made(out, trial, values, corpus, data))
+
+    return reading
+
+
+def stored_trial(out: Path, trial: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration of a trial and what its pack says of the corpus. Raises ConfigError."""
+    packs = sorted(read_packs(out), key=lambda pack: (not pack.complete, pack.attributes["created"]))
+    for pack in packs:
+        if trial in pack.attributes["ids"]:
+            return pack.attributes["trials"][pack.attributes["ids"].index(trial)], pack.attributes["corpus"]
+    raise unknown_trial(out, trial, (name for pack in packs for name in pack.attributes["ids"]))
+
+
+def unknown_trial(out: Path, trial: str, known: Iterator[str]) -> ConfigError:
+    """What is said of a trial that a results folder does not have."""
+    some = ", ".join(name for name, _ in zip(known, range(3), strict=False))
+    return ConfigError(
+        f"TRIAL={trial!r:.40}: no such trial in {out}; allowed: an id, such as {some or 'there is none'}"
+    )
+
+
+def _made(
+    out: Path, name: str, values: dict[str, Any], known: dict[str, Any], data: Path | None
+) -> tuple[Trial, Corpus]:
+    try:
+        trial = trial_from_dict(values, fault_types())
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"its configuration cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
+        raise ConfigError(f"TRIAL={name}: {reason}; allowed: one of this version's") from None
+    source = trial.data
+    if source.source not in OWN_SOURCES:
+        if data is None:
+            why = f"trained on text from data.path={source.path!r:.80}, which is not opened unasked"
+            raise ConfigError(f"TRIAL={name}: {why}; allowed: with --data PATH")
+        source = dataclasses.replace(source, path=str(data))
+    try:
+        corpus = _corpus_of(_without_order(source), trial.model.context)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, TypeError, MemoryError, OverflowError) as error:
+        reason = f"its corpus cannot be made again ({type(error).__name__}: {str(error)!r:.80})"
+        raise ConfigError(f"TRIAL={name}: {reason}; allowed: one of this version's") from None
+    if corpus.fingerprint != (stored := known.get("fingerprint")):
+        why = f"trained on another text (fingerprint {stored!s:.20}, here {corpus.fingerprint:.20})"
+        raise ConfigError(f"TRIAL={name}: {why}; allowed: the text of that training, with --data PATH if it is a file")
+    return trial, corpus
+
+
+def _without_order(data: Data) -> Data:
+    """The same corpus, whatever the order of batches."""
+    return dataclasses.replace(data, seed=None)

@@ -1,0 +1,141 @@
+"""The commands on incidents: `incidents`, `postmortem`, `causes` and `cross`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from analysis.again.batches import reading_of, setups_of, unknown_trial
+from analysis.again.crossing import OWN, crossed
+from analysis.figures.confusion_matrix import confusion_matrix
+from analysis.measures.confusion import confusion
+from analysis.measures.evidence import evidence_of
+from analysis.measures.incidents import incidents, of_one, runs, worst
+from analysis.reading.incident_log import incident_log
+from analysis.reading.open_sweep import open_sweep
+from analysis.reports.postmortem import write_postmortem
+from analysis.reports.report import DOTS_PER_INCH
+from harness.basics.printing import say
+from harness.config import ConfigError
+from harness.storage.results_folder import ResultsPath
+
+COST = "cost.per_hour=NUMBER, cost.currency=NAME"
+PICTURE = "causes.png"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an hour of training costs."""
+
+    per_hour: float = 0.0
+    currency: str = ""
+
+
+def add_commands(commands: argparse._SubParsersAction) -> None:
+    """Add the parsers of these commands."""
+    listed = commands.add_parser("incidents", help="every incident of a sweep: symptoms, alarms, outcome and cost")
+    post = commands.add_parser("postmortem", help="write a trial's post-mortem: OUT/postmortems/TRIAL.html and .md")
+    causes = commands.add_parser("causes", help="how often the inferred cause of incidents is the true one")
+    cross = commands.add_parser("cross", help="feed the batches of an incident to another trial: data, or state?")
+    for command in (listed, post, causes, cross):
+        command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+    for command in (post, cross):
+        command.add_argument("trial", metavar="TRIAL", help="id of the trial, as the dataset has it")
+    cross.add_argument("--from", dest="other", metavar="OTHER", required=True, help="id of the one that reads them")
+    for command in (post, causes, cross):
+        command.add_argument("--data", metavar="PATH", type=Path, help="where the text lies, if it is not built in")
+    for command in (listed, post):
+        command.add_argument("settings", metavar="KEY=VALUE", nargs="*", help=COST)
+
+
+def cost_of(settings: Sequence[str]) -> Cost:
+    """From `cost.per_hour=2.5 cost.currency=EUR`. Raises ConfigError."""
+    given = {}
+    for text in settings:
+        key, _, value = text.partition("=")
+        if key not in ("cost.per_hour", "cost.currency"):
+            raise ConfigError(f"{text:.60}: unknown key; allowed: {COST}")
+        given[key] = value
+    text = given.get("cost.per_hour", "0")
+    try:
+        per_hour = float(text)
+    except ValueError:
+        per_hour = math.nan
+    if not (per_hour >= 0 and math.isfinite(per_hour)):
+        raise ConfigError(f"cost.per_hour={text:.40}: not a price; allowed: a number, 0 or more")
+    return Cost(per_hour, given.get("cost.currency", ""))
+
+
+def _incidents(options: argparse.Namespace) -> None:
+    cost = cost_of(options.settings)
+    table = incidents(options.out, cost.per_hour)
+    if table.empty:
+        say("No incident: no symptom, no alarm, and no law of the arithmetic was broken.")
+        return
+    shown = table.drop(columns=["loss_before", "loss_after", "tokens"])
+    say(*shown.to_string(index=False, float_format="{:.3g}".format).split("\n"))
+    say(f"{len(table)} incidents of {table['trial'].nunique()} trials; cost: {table['steps'].sum()} steps, "
+        f"{table['seconds'].sum():.3g} s, {table['money'].sum():.4g} {cost.currency}".rstrip() + ".")  # fmt: skip
+
+
+def _postmortem(options: argparse.Namespace) -> None:
+    cost = cost_of(options.settings)
+    written = write_postmortem(options.out, options.trial, cost.per_hour, cost.currency, options.data)
+    say(*written.words, f"Page: {written.html}", f"Markdown: {written.markdown}")
+
+
+def _causes(options: argparse.Namespace) -> None:
+    found = confusion(options.out, options.data)
+    say(*found.matrix.to_string().split("\n"))
+    right, total, low, high = found.right
+    say(f"Right: {right} of {total} = {right / total:.1%} [{low:.1%}, {high:.1%}], 95% Wilson interval.")
+    for row in found.types.itertuples():
+        interval = f"[{row.low:.1%}, {row.high:.1%}]"
+        say(f"Type {row.type}: {row.count} of {row.incidents} = {row.share:.1%} {interval}")
+    say("Counted: finished faults that loss, gradient norm or a non-finite value shows, against golden twins.")
+    drawing = confusion_matrix(found)
+    folder = ResultsPath.open(options.out) / "figures"
+    folder.make_folder()
+    drawn = io.BytesIO()
+    assert drawing.figure is not None
+    drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
+    (folder / PICTURE).write(drawn.getvalue())
+    say(f"Figure: {options.out / 'figures' / PICTURE}")
+
+
+def _cross(options: argparse.Namespace) -> None:
+    out, trial, other = options.out, options.trial, options.other
+    sweep = open_sweep(out)
+    known = list(map(str, sweep["trial"].values))
+    for name in (trial, other):
+        if name not in known:
+            raise unknown_trial(out, name, iter(known))
+    (run,) = runs(sweep, setups_of(out), [trial])
+    incident = worst(of_one(run, incident_log(out).get(trial)))
+    if incident is None:
+        raise ConfigError(f"TRIAL={trial}: has no incident; allowed: a trial that `incidents OUT` lists")
+    reading = reading_of(out, trial, options.data)
+    evidence = evidence_of(run, incident, reading)
+    steps = [step for step in evidence.bad_batches if step <= incident.last + 1] or [evidence.begin]
+    found = crossed(reading, steps, reading_of(out, other, options.data), evidence.begin)
+    say(f"Batches of steps {steps[0]} to {steps[-1]} of {trial}, read by {other} as it stands at step {found.step}:")
+    for step, loss, norm in zip(found.steps, found.losses, found.norms, strict=True):
+        say(f"  step {step}: loss {loss:.3f} nat/token, gradient norm {norm:.3g}")
+    own, norms = np.median(found.own_losses), np.median(found.own_norms)
+    span = f"{found.own_losses.min():.3f} to {found.own_losses.max():.3f}"
+    say(f"Its own next {OWN} batches: loss {own:.3f} ({span}), gradient norm {norms:.3g}")
+    say(f"Verdict: {found.words}")
+
+
+RUN: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "incidents": _incidents,
+    "postmortem": _postmortem,
+    "causes": _causes,
+    "cross": _cross,
+}

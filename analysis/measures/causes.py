@@ -1,0 +1,240 @@
+"""The root cause of an incident, told from its evidence alone by written rules, the first that holds.
+
+Each rule is a function that says why, in a sentence with the numbers, or nothing. They stand in the order in which they
+are asked: what breaks a law of the arithmetic comes before what is merely unusual, and what is in the data before what
+is in a gradient, since a gradient follows from its data. The fault of a trial is looked at nowhere.
+
+| cause | rule |
+|---|---|
+| corrupted gradient, or weight | a step that a playbook ran again has another gradient norm alone, or another loss |
+| rate too high | the rate in force is above the one of the schedule |
+| stale second moment | it left the bounds that its gradients set; or gradients grew and stayed, and updates too |
+| corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
+| rare tokens | tokens of the batch are far rarer than those of the batches before |
+| repetition | it repeats itself far more than those, or is an earlier batch again |
+| number format | in half precision: the loss scale left its course, activations or gradients are not finite |
+| corrupted gradient | it is not finite; or it jumps for a few steps, on an ordinary batch; or updates grow without it |
+| rate too high | everything grows together, over many steps, while each update moves much of the weights |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.measures.evidence import REPAIRED, Evidence
+from analysis.measures.oddities import RATE_RATIO, SCALE_RATIO, SLACK
+
+RARE, REPETITION, STALE, RATE = "rare tokens", "repetition", "stale second moment", "rate too high"
+FORMAT, GRADIENT, WEIGHT, UNKNOWN = "number format", "corrupted gradient", "corrupted weight", "unknown"
+CAUSES = (RARE, REPETITION, STALE, RATE, FORMAT, GRADIENT, WEIGHT, UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What rules compare with."""
+
+    rarity: float = 7.0  # deviations of a batch's mean surprise above those before it
+    rarity_nat: float = 0.3  # and at least so much more, nat/token
+    repetition: float = 7.0  # deviations of its share of repeated pairs
+    repetition_share: float = 0.1
+    update: float = 1.6  # times the usual update at this rate
+    ordinary_norm: float = 1.5  # times the usual gradient norm, up to which gradients have not grown
+    jump: float = 2.0  # times the usual gradient norm, or one over it
+    stays: int = 8  # of the next 20 steps at which the loss is high: it stays
+    brief: int = 6  # of these that a corrupted gradient may take
+    loss_jump: float = 0.5  # nat/token
+    pace: float = 0.02  # of their norm by which weights move in a step, when the rate is high
+
+
+HALF = ("fp16", "bf16", "fp8")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause, and why."""
+
+    cause: str
+    reason: str
+
+
+Rule = Callable[[Evidence, Thresholds], str | None]
+
+
+def cause_of(evidence: Evidence, thresholds: Thresholds = Thresholds()) -> Finding:
+    """The first cause whose rule holds; `UNKNOWN` if none does."""
+    for cause, rule in RULES:
+        if reason := rule(evidence, thresholds):
+            return Finding(cause, reason)
+    return Finding(UNKNOWN, "no rule holds: no law is broken, batch and rate are usual, and no jump stands alone.")
+
+
+def _other_gradient(e: Evidence, t: Thresholds) -> str | None:
+    if e.verdict not in REPAIRED or not e.is_loss_again:
+        return None
+    return f"run again, the step had the same loss and another gradient norm: the fault was {e.verdict}."
+
+
+def _other_loss(e: Evidence, t: Thresholds) -> str | None:
+    if e.verdict not in REPAIRED:
+        return None
+    return f"run again, the step had another loss, of the same weights and batch: the fault was {e.verdict}."
+
+
+def _wrong_rate(e: Evidence, t: Thresholds) -> str | None:
+    if not e.rate_ratio > RATE_RATIO:
+        return None
+    return f"the learning rate in force is {e.rate_ratio:.3g} times the one of the schedule, until step {e.rate_until}."
+
+
+def _moment_law(e: Evidence, t: Thresholds) -> str | None:
+    if abs(e.moment_law) <= SLACK:
+        return None
+    much = f"{abs(e.moment_law):.3g} times"
+    what = f"{much} the most that its last value and this gradient allow" if e.moment_law > 0 else f"1/{much} the least"
+    return f"the norm of Adam's second moment is {what}, so it is not the mean of the squares that were seen."
+
+
+def _weight_law(e: Evidence, t: Thresholds) -> str | None:
+    if not e.weight_law > SLACK:
+        return None
+    much = "to infinity" if np.isinf(e.weight_law) else f"by {e.weight_law:.3g} times the norm of their update"
+    return f"the norm of the weights moved {much}, which no update of that step explains: something else wrote to them."
+
+
+def _rare(e: Evidence, t: Thresholds) -> str | None:
+    if e.rarity is None or e.rarity_sigma is None or e.usual_rarity is None:
+        return None
+    if not (e.rarity_sigma > t.rarity and e.rarity - e.usual_rarity > t.rarity_nat):
+        return None
+    numbers = f"{e.rarity:.2f} nat a token against {e.usual_rarity:.2f} before, {e.rarity_sigma:.0f} deviations"
+    return f"the tokens of the batch are rare: a mean surprise of {numbers}."
+
+
+def _repeated(e: Evidence, t: Thresholds) -> str | None:
+    if e.same_as is not None and ("loss" in e.odd or "grad_norm" in e.odd):
+        return f"the batch is that of step {e.same_as} again, token for token."
+    if e.repetition is None or e.repetition_sigma is None or e.usual_repetition is None:
+        return None
+    if not (e.repetition_sigma > t.repetition and e.repetition - e.usual_repetition > t.repetition_share):
+        return None
+    shares = (
+        f"{e.repetition:.0%} of its token pairs stood in the same sequence before, against {e.usual_repetition:.0%}"
+    )
+    return f"the batch repeats itself: {shares}."
+
+
+def _overflowed(e: Evidence, t: Thresholds) -> str | None:
+    told = e.provenance
+    if told.get("cause") != "overflow" or not told.get("format", "").startswith(HALF):
+        return None
+    where = f"{told.get('operation', 'an operation')} at {told.get('tensor', 'an unknown place')}"
+    return f"the first value that is not finite is the result of {where}, beyond what {told['format']} can hold."
+
+
+def _blamed_weight(e: Evidence, t: Thresholds) -> str | None:
+    if e.provenance.get("blamed_site") not in ("weight", "update"):
+        return None
+    return (
+        f"run again, the step became non-finite by the values of the weight {e.provenance.get('blamed', 'of no name')}."
+    )
+
+
+def _format(e: Evidence, t: Thresholds) -> str | None:
+    if not e.precision.startswith(HALF):
+        return None
+    if e.scale_ratio > SCALE_RATIO:
+        return f"the loss scale rose by {e.scale_ratio:.3g} times in one step, to {e.scale:.3g}: gradients overflow."
+    if not e.is_activation_finite and e.weight_law <= SLACK:
+        where = f"block {e.activation_layer}"
+        return f"activations of {where} are not finite in {e.precision}, while weights and batch are ordinary."
+    if not (e.is_loss_finite and e.is_norm_finite) and e.weight_law <= SLACK and not e.is_loss_finite:
+        return f"the loss is not finite in {e.precision}, while weights and batch are ordinary."
+    return None
+
+
+def _broken_gradient(e: Evidence, t: Thresholds) -> str | None:
+    if e.is_loss_finite and not e.is_norm_finite:
+        return "the gradient is not finite, while the loss of the same step is."
+    if not e.is_loss_finite:
+        return "the forward pass of one step is not finite in a format that does not overflow, and the weights are."
+    return None
+
+
+def _loss_stays(e: Evidence, t: Thresholds) -> str | None:
+    if not (e.loss_rise > t.loss_jump and "loss" in e.odd and e.last_steps >= t.stays):
+        return None
+    return (
+        f"the loss jumped by {e.loss_rise:.2f} nat at once on an ordinary batch and was high at {e.last_steps} of "
+        "the next 20 steps: the weights that gave it are not those that were learned."
+    )
+
+
+def _grown_update(e: Evidence, t: Thresholds) -> str | None:
+    if not (e.update_ratio > t.update and e.norm_ratio < t.ordinary_norm and e.is_norm_finite):
+        return None
+    numbers = f"{_times(e.update_ratio)} the usual at this rate, the gradient {e.norm_ratio:.2g} times its own"
+    return (
+        f"the update is {numbers}, and the second moment is sound: the mean of gradients is not that of what was seen."
+    )
+
+
+def _lagging_moment(e: Evidence, t: Thresholds) -> str | None:
+    if not (e.update_ratio > t.update and e.norm_ratio > t.jump and e.odd_steps > t.brief and e.is_loss_finite):
+        return None
+    numbers = (
+        f"gradients grew to {_times(e.norm_ratio)} their usual and stayed, and updates to {_times(e.update_ratio)}"
+    )
+    return f"{numbers}: the second moment, by which they are divided, was still that of small gradients."
+
+
+def _jumped_gradient(e: Evidence, t: Thresholds) -> str | None:
+    is_odd = e.norm_ratio > t.jump or e.norm_ratio < 1 / t.jump
+    if not (is_odd and "grad_norm" in e.odd and e.odd_steps <= t.brief):
+        return None
+    beside = f"while the loss was {e.loss_rise:+.2f} nat from its usual and the batch was ordinary"
+    return f"the gradient norm is {_times(e.norm_ratio)} its usual at {e.odd_steps} of 20 steps, {beside}."
+
+
+def _jumped_forward(e: Evidence, t: Thresholds) -> str | None:
+    is_jump = {"loss", "activation_rms", "attention_logit_max"} & set(e.odd)
+    if not (is_jump and e.odd_steps <= t.brief):
+        return None
+    return f"{', '.join(sorted(is_jump))} jumped at one step, on an ordinary batch, and came back with the next ones."
+
+
+def _unstable(e: Evidence, t: Thresholds) -> str | None:
+    if not (e.pace > t.pace and e.odd_steps > 1):
+        return None
+    numbers = f"{e.pace:.1%} of their own norm at each step, and {e.odd_steps} of 20 steps are odd"
+    return (
+        f"no step stands out, nothing is broken, and the weights moved by {numbers}: the run is beyond its stable rate."
+    )
+
+
+def _times(ratio: float) -> str:
+    return "without bound" if np.isinf(ratio) else f"{ratio:.3g} times"
+
+
+RULES: tuple[tuple[str, Rule], ...] = (
+    (GRADIENT, _other_gradient),
+    (WEIGHT, _other_loss),
+    (RATE, _wrong_rate),
+    (WEIGHT, _weight_law),
+    (STALE, _moment_law),
+    (RARE, _rare),
+    (REPETITION, _repeated),
+    (WEIGHT, _blamed_weight),
+    (FORMAT, _overflowed),
+    (FORMAT, _format),
+    (GRADIENT, _broken_gradient),
+    (WEIGHT, _loss_stays),
+    (STALE, _lagging_moment),
+    (GRADIENT, _grown_update),
+    (GRADIENT, _jumped_gradient),
+    (GRADIENT, _jumped_forward),
+    (RATE, _unstable),
+)
+"""In the order in which they are asked."""

@@ -1,0 +1,211 @@
+"""What stands in the signals and the batches of a run around an incident: numbers, on which `causes` decides.
+
+Nothing here knows of faults. The onset of an incident is told from its worst step: from there back over odd steps
+(`analysis.measures.oddities`) of some size, with at most `GAP` steps from one to the next, to `BACK` steps before the
+first alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from analysis.again.batches import Reading
+from analysis.measures.incidents import Incident
+from analysis.measures.oddities import ODD, RATE_RATIO, Run, rate_ratio, usual
+from analysis.reading.incident_log import number
+
+BACK, GAP = 12, 4
+LEADS = 1.0  # nat, or e-folds of a norm: what is less odd and comes before is noise, and no cause of what follows
+SHORTLY = 20  # steps from the onset on over which is counted how often loss and gradient norm are odd
+BATCHES = 24  # before the onset, with which its batch is compared
+AHEAD = 6  # batches from the onset on that are looked at
+RECENT = 64  # steps back over which a batch may come again
+LEAST_SPREAD = 0.01  # of scores of batches
+PROVENANCE = "provenance_"
+REPAIRED = ("transient", "persistent")  # verdicts of a step that came out otherwise when it was run again
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Around the onset `begin`; NaN where a signal was not measured, None where batches are not known."""
+
+    begin: int
+    odd: tuple[str, ...]  # the signals that are odd at the onset
+    loss_rise: float  # nat/token, over the median before
+    loss_sigma: float
+    is_loss_finite: bool
+    is_norm_finite: bool
+    norm_ratio: float  # of the gradient norm to its median before
+    norm_sigma: float  # of its logarithm
+    rate_ratio: float  # of the learning rate to that of the schedule
+    rate_until: int  # the step from which it is that again
+    pace: float  # share of their own norm by which the weights moved at a step shortly before
+    update_ratio: float  # of the update's root mean square, over the rate, to its median before
+    moment_law: float  # of the second moment: times its upper bound, or minus its lower bound over it
+    weight_law: float  # by how many norms of its update the weights' norm has moved
+    activation_ratio: float  # of the layer in which it is largest
+    activation_layer: int
+    is_activation_finite: bool
+    logit_ratio: float
+    scale_ratio: float  # of the loss scale to that of the step before
+    scale: float
+    precision: str
+    next_loss_rise: float  # one step later
+    odd_steps: int  # of the next 20 at which loss or gradient norm is odd
+    last_steps: int  # of these at which the loss is
+    rarity: float | None = None  # mean surprise of the onset's batch, nat/token
+    rarity_sigma: float | None = None
+    usual_rarity: float | None = None
+    repetition: float | None = None  # share of its token pairs that have stood in the sequence before
+    repetition_sigma: float | None = None
+    usual_repetition: float | None = None
+    same_as: int | None = None  # an earlier step with the same batch
+    bad_batches: tuple[int, ...] = ()  # steps from the onset on whose batches are as unusual
+    verdict: str = ""  # of the steps that were run again, where a playbook has had that done
+    is_loss_again: bool = False  # the loss came out the same then, and the gradient norm another
+    provenance: Mapping[str, str] = field(default_factory=dict)  # where the first non-finite value arose, if stored
+
+
+def provenance_of(sweep: xr.Dataset, trial: str) -> dict[str, str]:
+    """Where a trial's first non-finite value arose, by field: what coordinates `provenance_*` say, if there are any.
+
+    They are found by running the step once more, from values alone; one that is empty is left out.
+    """
+    names = [str(name) for name in sweep.coords if str(name).startswith(PROVENANCE)]
+    if not names:
+        return {}
+    here = sweep[names].sel(trial=trial)
+    texts = {name.removeprefix(PROVENANCE): str(here[name].values) for name in names}
+    return {name: text for name, text in texts.items() if text not in ("", "nan")}
+
+
+def as_alarmed(run: Run, incident: Incident) -> Run:
+    """The run with what the log has seen at its alarms, which a rollback has taken out of the signals."""
+    signals = dict(run.signals)
+    for name in ("loss", "grad_norm"):
+        seen = {act.step: getattr(act, name) for act in reversed(incident.acts) if getattr(act, name) is not None}
+        if seen:
+            signals[name] = signals[name].copy()
+            for step, value in seen.items():
+                if step < len(signals[name]):
+                    signals[name][step] = number(value)
+    return replace(run, signals=signals) if incident.acts else run
+
+
+def onset(run: Run, incident: Incident) -> int:
+    """The first of the odd steps that lead to the worst one; without any, the first alarm."""
+    first, stop = max(0, incident.first - BACK), incident.last + 1
+    is_odd = np.any([of[first:stop] for of in run.oddities.values()], axis=0)
+    if not is_odd.any():
+        return incident.first
+    size = np.where(is_odd, run.sizes[first:stop], -1.0)
+    at = int(size.argmax())
+    is_odd = size >= min(LEADS, size[at] / 2)
+    while len(before := np.flatnonzero(is_odd[max(0, at - GAP) : at])):
+        at = max(0, at - GAP) + int(before[0])
+    return first + at
+
+
+def evidence_of(
+    run: Run, incident: Incident, reading: Reading | None, known: Mapping[str, str] | None = None
+) -> Evidence:
+    """The evidence of an incident.
+
+    `reading` gives the trial's batches and nothing else; None where they cannot be made again. `known` is what
+    `provenance_of` has found. Raises ConfigError as `Reading.batch` does.
+    """
+    run = as_alarmed(run, incident)
+    begin = onset(run, incident)
+    odd = tuple(name for name, is_odd in run.oddities.items() if is_odd[begin])
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        numbers = _numbers(run, begin)
+    batches = {} if reading is None else _batches(reading, begin)
+    verdict, is_loss_again = _verdict(incident)
+    if verdict in REPAIRED:  # the signals are those of the steps as they were run again
+        numbers |= {"moment_law": 0.0, "weight_law": 0.0}
+    return Evidence(
+        begin, odd, **numbers, **batches, verdict=verdict, is_loss_again=is_loss_again, provenance=known or {}
+    )
+
+
+def _verdict(incident: Incident) -> tuple[str, bool]:
+    """What came of the first step that was run again, and whether its loss came out as it was."""
+    first = next((act for act in incident.acts if act.detectors), None)
+    ruled = next((act for act in incident.acts if "verdict" in act.detail), None)
+    if first is None or ruled is None:
+        return "", False
+    return str(ruled.detail["verdict"]), first.step == ruled.step and number(first.loss) == number(ruled.loss)
+
+
+def _numbers(run: Run, begin: int) -> dict[str, Any]:
+    loss, norm, rate, scale = (run[name] for name in ("loss", "grad_norm", "learning_rate", "loss_scale"))
+    ratio, pace = rate_ratio(run), run.setup.weights**0.5 if run.setup else np.nan
+    levels, spreads = usual(loss)
+    log_levels, log_spreads = usual(np.log(norm))
+    level, spread, log_level = levels[begin], spreads[begin], log_levels[begin]
+    speed = run["update_rms"] / rate
+    activation, layer = _largest_layer(run["activation_rms"], begin)
+    logit, _ = _largest_layer(np.abs(run["attention_logit_max"]), begin)
+    here = slice(begin, begin + SHORTLY)
+    is_high = ~(loss[here] - level <= max(1.0, ODD * np.nan_to_num(spread)))
+    is_steep = ~(np.abs(np.log(norm[here]) - log_level) <= max(np.log(2), ODD * np.nan_to_num(log_spreads[begin])))
+    before = max(begin - 1, 0)
+    return {
+        "loss_rise": float(loss[begin] - level),
+        "loss_sigma": float((loss[begin] - level) / spread),
+        "is_loss_finite": bool(np.isfinite(loss[begin])),
+        "is_norm_finite": bool(np.isfinite(norm[begin])),
+        "norm_ratio": float(norm[begin] / np.exp(log_level)),
+        "norm_sigma": float((np.log(norm[begin]) - log_level) / log_spreads[begin]),
+        "rate_ratio": float(ratio[begin]),
+        "rate_until": int(begin + np.flatnonzero(np.append(~(ratio[begin:] > RATE_RATIO), True))[0]),
+        "update_ratio": float(speed[begin] / usual(speed)[0][begin]),
+        "moment_law": float(run.moment_law[begin]),
+        "weight_law": float(run.weight_law[begin]),
+        "activation_ratio": activation,
+        "activation_layer": layer,
+        "is_activation_finite": bool(np.isfinite(run["activation_rms"][begin]).all()),
+        "logit_ratio": logit,
+        "scale_ratio": float(scale[begin] / scale[before]),
+        "scale": float(scale[begin]),
+        "precision": run.setup.precision if run.setup else "",
+        "next_loss_rise": float(loss[begin + 1] - level) if begin + 1 < run.steps else np.nan,
+        "pace": float(np.nanmedian((run["update_rms"] * pace / run["param_norm"])[max(0, begin - 10) : begin + 1])),
+        "odd_steps": int((is_high | is_steep).sum()),
+        "last_steps": int(is_high.sum()),
+    }
+
+
+def _largest_layer(layers: np.ndarray, step: int) -> tuple[float, int]:
+    """The largest ratio of a layer [steps, layers] at a step to its median before, and the layer."""
+    ratios = [layers[step, each] / usual(layers[:, each])[0][step] for each in range(layers.shape[1])]
+    values = np.where(np.isfinite(layers[step]), ratios, np.inf)
+    at = int(values.argmax())
+    return float(values[at]), at
+
+
+def _batches(reading: Reading, begin: int) -> dict[str, Any]:
+    """Of the onset's batch and those after it, against those before."""
+    first = max(0, begin - BATCHES)
+    steps = range(max(0, begin - RECENT), min(begin + AHEAD, reading.trial.steps))
+    batches = {step: reading.batch(step) for step in steps}
+    near = [step for step in steps if step >= first]
+    rarity = np.array([reading.rarity(batches[step]) for step in near])
+    repetition = np.array([reading.repetition(batches[step]) for step in near])
+    at = begin - first
+    found: dict[str, Any] = {}
+    is_bad = np.zeros(len(near) - at, bool)
+    for name, values in (("rarity", rarity), ("repetition", repetition)):
+        level = float(np.nanmedian(values[:at])) if at else np.nan
+        spread = max(float(1.4826 * np.nanmedian(np.abs(values[:at] - level))) if at else 0.0, LEAST_SPREAD)
+        sigma = (values[at:] - level) / spread
+        found |= {name: float(values[at]), f"{name}_sigma": float(sigma[0]), f"usual_{name}": level}
+        is_bad |= sigma > ODD
+    same = [step for step in steps if step < begin and np.array_equal(batches[step], batches[begin])]
+    bad = tuple(int(step) for step in begin + np.flatnonzero(is_bad))
+    return {**found, "same_as": same[-1] if same else None, "bad_batches": bad}

@@ -1,0 +1,268 @@
+"""Incidents: what was wrong with a run, from the first alarm to its end, with its outcome and what it has cost.
+
+A run with a playbook has its incidents in the store (`analysis.reading.incident_log`). Of any other they are made of
+its symptoms (`analysis.measures.symptoms`) and of what `WATCHING` detectors say, replayed where they did not watch:
+steps that are at most `APART` from each other are one incident.
+
+| outcome | rule |
+|---|---|
+| 3 divergent | the run ended in NaN, or the loss had not come down by half at the end |
+| 2 lingering | it did, and more than `LEFT` nat are left of it, and two standard errors |
+| 1 recoverable | neither |
+
+What is left is the mean of the last `BEFORE` steps up to `AFTER` steps from the first alarm, less that of the `BEFORE`
+steps before; of the loss over that of the undisturbed run, where the sweep has its golden twin, else of the loss
+itself. A spike of 0.06 nat that came back to +0.015 was a real loss (Marin, issue 1390).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.again.batches import Setup, setups_of
+from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, measured, taken
+from analysis.measures.oddities import Run
+from analysis.measures.symptoms import Symptom, of_run
+from analysis.reading.incident_log import Act, Logged, incident_log, number
+from analysis.reading.open_sweep import open_sweep
+
+WATCHING = ("finite", "skip_step", "loss_ratio", "spiky_loss")
+APART, BEFORE, AFTER, LEFT = 30, 50, 500, 0.015
+LEAST = 10  # steps that there have to be before the first of an incident
+NOTHING: Mapping[str, Setup] = {}
+TYPES = {1: "recoverable", 2: "lingering", 3: "divergent"}
+IGNORED = ("plateau", "vanishing gradients")  # of symptoms: no incident by themselves
+COLUMNS: tuple[str, ...] = (
+    "trial",
+    "first",
+    "last",
+    "symptoms",
+    "detectors",
+    "action",
+    "outcome",
+    "is_logged",
+    "loss_before",
+    "loss_peak",
+)
+COLUMNS += ("loss_after", "grad_norm_peak", "steps", "tokens", "seconds", "money")
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What one detector said of an incident: its first alarm, and the largest score."""
+
+    detector: str
+    step: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One of a trial. Losses in nat/token; `steps` were trained in vain or skipped; `outcome` is a key of `TYPES`."""
+
+    trial: str
+    first: int
+    last: int
+    symptoms: tuple[Symptom, ...]
+    alarms: tuple[Alarm, ...]
+    acts: tuple[Act, ...]
+    is_logged: bool
+    outcome: int
+    loss_before: float
+    loss_peak: float
+    peak_step: int
+    loss_after: float
+    after_step: int
+    left: float  # nat/token of loss that are left after it, over the undisturbed run's or over what was before
+    grad_norm_peak: float
+    steps: int
+    tokens: float
+    seconds: float
+    money: float
+    size: float = field(repr=False)  # by which incidents of a trial are told apart
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """As `incidents` has it."""
+        texts = {
+            "symptoms": ", ".join(dict.fromkeys(one.symptom for one in self.symptoms)),
+            "detectors": ", ".join(f"{one.detector} at {one.step} ({one.score:.3g})" for one in self.alarms),
+            "action": ", ".join(dict.fromkeys(act.action for act in self.acts)) or "none",
+            "outcome": TYPES[self.outcome],
+        }
+        return {name: texts[name] if name in texts else getattr(self, name) for name in COLUMNS}
+
+
+def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> pd.DataFrame:
+    """One row an incident of each trial of the results in a folder, or of a sweep as `analysis.open_sweep` gives it.
+
+    Columns: `trial`, its `first` and `last` step, `symptoms`, `detectors` with their first alarm and largest score, the
+    `action` taken, `outcome` (recoverable, lingering, divergent), `is_logged` (by a playbook; else it was found
+    afterwards), `loss_before`, `loss_peak` and `loss_after` (nat/token), `grad_norm_peak` (before clipping), and the
+    cost in `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs `cost_per_hour`. A log of
+    playbooks is read from a folder alone. Raises ConfigError as `open_sweep` does.
+    """
+    found = all_incidents(results, cost_per_hour)
+    return pd.DataFrame([one.row for one in found], columns=list(COLUMNS))
+
+
+def all_incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> list[Incident]:
+    """The same, as they are."""
+    if isinstance(results, xr.Dataset):
+        sweep, logs, setups = results, {}, {}
+    else:
+        sweep, logs, setups = open_sweep(results), incident_log(Path(results)), setups_of(Path(results))
+    found: list[Incident] = []
+    for run in runs(sweep, setups):
+        found += of_one(run, logs.get(run.trial), cost_per_hour)
+    return found
+
+
+def runs(
+    sweep: xr.Dataset, setups: Mapping[str, Setup] = NOTHING, chosen: Sequence[str] | None = None
+) -> Iterator[Run]:
+    """The `chosen` trials of a sweep, or all, with what is known of their recipes; some are in memory at a time."""
+    names = list(map(str, sweep["trial"].values)) if chosen is None else list(chosen)
+    for begin in range(0, len(names), TRIALS_AT_ONCE):
+        yield from _block(sweep, setups, names[begin : begin + TRIALS_AT_ONCE])
+
+
+def _block(sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str]) -> Sequence[Run]:
+    part = sweep.sel(trial=list(chosen))
+    said = {name: _said(part, name) for name in measured(part)}
+    names = [str(name) for name in part.data_vars if "step" in part[name].dims]
+    names = [name for name in names if not name.startswith(("alarm_", "score_"))]
+    values = {name: part[name].transpose("trial", "step", ...).values.astype(float) for name in names}
+    of_all, outcome, twins = taken(part), part["outcome"].values, part["golden"].values
+    has_twin = np.isin(twins, sweep["trial"].values) & (twins != part["trial"].values)
+    known = np.unique(twins[has_twin])
+    losses = sweep["loss"].sel(trial=known).transpose("trial", "step").values.astype(float)
+    golden = dict(zip(known, losses, strict=True))
+    return [
+        Run(
+            str(trial),
+            {name: of_trials[row] for name, of_trials in values.items()},
+            of_all[row],
+            {name: (alarm[row], score[row]) for name, (alarm, score) in said.items()},
+            str(outcome[row]),
+            setups.get(str(trial)),
+            golden.get(twins[row]) if has_twin[row] else None,
+        )
+        for row, trial in enumerate(part["trial"].values)
+    ]
+
+
+def _said(sweep: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """What a detector has said, or would have."""
+    if f"alarm_{name}" in sweep:
+        is_alarm, score = (sweep[f"{what}_{name}"].transpose("trial", "step").values for what in ("alarm", "score"))
+        if not np.isnan(is_alarm).all():
+            return is_alarm == 1, score
+    again = alarms(sweep, name)
+    return again["alarm"].values, again["score"].values
+
+
+def of_one(run: Run, log: Sequence[Logged] | None, cost_per_hour: float = 0.0) -> list[Incident]:
+    """The incidents of one trial, by their first steps: those of its log, if it has one."""
+    if not run.steps:
+        return []
+    told = of_run(run["loss"], run["grad_norm"])
+    if log:
+        return [_incident(run, told, one.step, max(one.last, one.closed or 0), one, cost_per_hour) for one in log]
+    marks = np.zeros(run.steps, bool)
+    for symptom in told:
+        if symptom.symptom not in IGNORED:
+            marks[symptom.begin : symptom.end + 1] = True
+    for name in WATCHING:
+        if name in run.said:
+            marks |= run.said[name][0][: run.steps]
+    for is_odd in run.oddities.values():
+        marks |= is_odd
+    steps = np.flatnonzero(marks)
+    steps = steps[steps >= LEAST] if run.outcome != "non-finite" else steps
+    groups = np.split(steps, np.flatnonzero(np.diff(steps) > APART) + 1) if len(steps) else []
+    return [_incident(run, told, int(group[0]), int(group[-1]), None, cost_per_hour) for group in groups]
+
+
+def worst(found: Sequence[Incident]) -> Incident | None:
+    """The divergent one, else the one that breaks a law, else the largest; the first of equals."""
+    return max(found, key=lambda one: (one.outcome == 3, one.size), default=None)
+
+
+def _incident(
+    run: Run, told: Sequence[Symptom], first: int, last: int, log: Logged | None, cost_per_hour: float
+) -> Incident:
+    last = min(max(first, last), run.steps - 1)
+    loss, norm = run["loss"], run["grad_norm"]
+    here = slice(first, last + 1)
+    acts = log.acts if log else ()
+    heard = []
+    for name, (is_alarm, score) in run.said.items():
+        at = np.flatnonzero(is_alarm[here])
+        if len(at):
+            scores = _finite(score[here][at])
+            heard.append(Alarm(name, first + int(at[0]), float(scores.max()) if len(scores) else np.nan))
+    for act in acts:  # of an act whose alarm is not in the signals any more, since the row went back
+        known = {one.detector for one in heard}
+        heard += [Alarm(name, act.step, number(value)) for name, value in act.detectors.items() if name not in known]
+    earlier = slice(max(0, first - BEFORE), first)
+    before = _finite(loss[earlier])
+    end = min(run.steps, first + AFTER)
+    after = loss[max(first, end - BEFORE) : end]
+    peak, place = _peak(loss[here])
+    logged = [value for act in acts if not np.isnan(value := number(act.loss))]
+    peak = max([peak, *logged]) if logged else peak
+    shown = (one for one in told if one.begin <= last and one.end >= first)
+    symptoms = tuple(one for one in shown if one.symptom != "plateau")
+    outcome, left = _outcome(run, symptoms, earlier, slice(max(first, end - BEFORE), end), last)
+    norms = [_peak(norm[here])[0], *(value for act in acts if not np.isnan(value := number(act.grad_norm)))]
+    steps = log.steps_lost if log else (run.steps - first if outcome == 3 else last - first + 1)
+    seconds = run["step_seconds"]
+    usual = float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else np.nan
+    tokens = np.diff(run["tokens"], prepend=0)
+    spent = steps * usual
+    return Incident(
+        run.trial, first, last, symptoms, tuple(sorted(heard, key=lambda one: one.step)), tuple(acts), log is not None,
+        outcome, _mean(before), peak, first + place, _mean(_finite(after)), end - 1, left, float(np.max(norms)),
+        steps, steps * float(np.nanmedian(tokens)), spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
+    )  # fmt: skip
+
+
+def _outcome(run: Run, symptoms: Sequence[Symptom], before: slice, after: slice, last: int) -> tuple[int, float]:
+    """By the rules above; and the loss that is left."""
+    if run.golden is None:
+        kept, others = _finite(run["loss"][after]), _finite(run["loss"][before])
+    else:
+        apart = run["loss"] - run.golden[: run.steps]
+        kept, others = _finite(apart[after]), _finite(apart[before])
+    left = _mean(kept) - _mean(others)
+    ends_in_nan = run.outcome == "non-finite" and last >= run.steps - 2
+    if ends_in_nan or any(one.symptom == "divergence" for one in symptoms) or not len(kept):
+        return 3, left
+    if len(kept) < LEAST or not len(others):
+        return 1, left
+    error = np.hypot(others.std() / len(others) ** 0.5, kept.std() / len(kept) ** 0.5)
+    return (2 if left > max(LEFT, 2 * error) else 1), left
+
+
+def _peak(values: np.ndarray) -> tuple[float, int]:
+    """The largest value and where it is; a NaN, if there is one, as an infinity is."""
+    if not len(values):
+        return np.nan, 0
+    at = int(np.where(np.isnan(values), np.inf, values).argmax())
+    return float(values[at]), at
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return values[np.isfinite(values)]
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else np.nan

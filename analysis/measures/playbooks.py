@@ -1,0 +1,123 @@
+"""What each playbook saves of the same incidents, and what it costs: against no answer, and against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.measures.statistics import bootstrap, wilson_interval
+from harness.config import NO_FAULT, Trial
+from harness.config.names import LAST_BIT
+
+NOTHING = Trial().playbook.name
+ORACLE = "oracle"
+LIMIT = 2.0  # standard deviations of golden runs beyond which a run's final loss is lost
+PER = 1000
+
+
+def cases(sweep: xr.Dataset) -> pd.DataFrame:
+    """Every finished trial of a sweep with playbooks, a row each.
+
+    Columns: `trial`, number along it; `case`, what it shares with the same incident under other playbooks; `playbook`,
+    `fault`, `deviation`: validation loss after the last step less that of the golden run without a playbook, nat/token,
+    NaN where there is none; `spread`, the standard deviation of that loss over the seeds of golden runs; `is_lost`: not
+    finite, or worse than the golden run by more than `LIMIT` of these, which is more than another seed would do;
+    `acts`, `steps_lost`, `steps` and `step_seconds`.
+    """
+    fields = {str(name): str(coordinate.attrs.get("path", "")) for name, coordinate in sweep.coords.items()}
+    kept = [name for name, path in fields.items() if path and path.split(".")[0] not in ("playbook", "detect")]
+    table = pd.DataFrame({name: sweep[name].values for name in (*kept, "playbook") if name in sweep.coords})
+    names = [name for name in kept if name in table and fields[name].split(".")[0] != "fault"]
+    table["place"] = table.groupby(names, dropna=False, sort=False).ngroup()
+    recipe = [name for name in names if fields[name].split(".")[-1] != "seed"]
+    table["recipe"] = table.groupby(recipe, dropna=False, sort=False).ngroup() if recipe else 0
+    table["case"] = table.groupby([*kept], dropna=False, sort=False).ngroup()
+    table["playbook"] = table["playbook"].astype(str) if "playbook" in table else NOTHING
+    of_trials = ("incidents", "acts", "steps_lost", "steps", "changes", "outcome", "complete", "incidents_open")
+    table = table.assign(**{name: sweep[name].values for name in of_trials}, trial=np.arange(len(table)))
+    table["step_seconds"] = sweep["step_seconds"].median("step").values
+    loss = sweep["final_validation_loss"].values
+    golden = table[(table["fault"] == NO_FAULT.name) & (table["playbook"] == NOTHING) & table["complete"]]
+    of_place = dict(zip(golden["place"], loss[golden["trial"]], strict=True))
+    table["deviation"] = loss - table["place"].map(of_place).to_numpy(dtype=float)
+    spread = golden.assign(loss=loss[golden["trial"]]).groupby("recipe")["loss"].std()
+    table["spread"] = table["recipe"].map(spread).to_numpy(dtype=float)
+    table["is_lost"] = (table["outcome"] == "non-finite") | ~(table["deviation"] <= LIMIT * table["spread"].fillna(0))
+    return table[table["complete"] & (table["fault"] != LAST_BIT)].reset_index(drop=True)
+
+
+def playbooks(sweep: xr.Dataset, per_hour: float | None = None) -> pd.DataFrame:
+    """How well each playbook does, a row each, of the incidents that all of them had and whose fault changed something.
+
+    - `incidents`, and `lost` of them; `kept`: of those that are lost without an answer, the share that is not lost with
+      it, and its 95% Wilson interval; `harmed`: those that are lost with it alone.
+    - `deviation`: median size of the final deviation of what is not lost, nat/token.
+    - `steps_lost`: mean of the steps that an incident cost, trained in vain or skipped, where an answer was given, with
+      its 95% bootstrap interval, and `over_oracle`, its ratio to the oracle's over the same incidents.
+    - `answered`: incidents with an answer, `ended`: the share of these in which no alarm was open at the end.
+    - `false_acts` in a thousand steps of golden runs, and `false_cost`, the steps lost in a thousand by them.
+    - `cost`: of an answered incident's steps, in whatever `per_hour` is for an hour of one trial; left out without it.
+
+    Raises ValueError for a sweep without a trial that has no playbook.
+    """
+    table = cases(sweep)
+    faulty = table[(table["fault"] != NO_FAULT.name) & (table["changes"] > 0)]
+    known = sorted(faulty["playbook"].unique(), key=lambda name: (name != NOTHING, name == ORACLE, name))
+    if NOTHING not in known:
+        raise ValueError(f"playbooks {', '.join(known) or 'none at all'}: none is {NOTHING}, to compare with")
+    wide = {name: faulty[faulty["playbook"] == name].set_index("case") for name in known}
+    shared = sorted(set.intersection(*(set(part.index) for part in wide.values())))
+    wide = {name: part.loc[shared] for name, part in wide.items()}
+    lost_without = wide[NOTHING]["is_lost"].to_numpy()
+    rows = []
+    for name, part in wide.items():
+        is_lost, answered = part["is_lost"].to_numpy(), (part["acts"] > 0).to_numpy()
+        low, high = wilson_interval((lost_without & ~is_lost).sum(), lost_without.sum())
+        cost = part["steps_lost"].to_numpy(dtype=float)[answered]
+        at_least, at_most = bootstrap(cost, lambda drawn: drawn.mean(-1), interpolated=True)
+        clean = table[(table["playbook"] == name) & (table["fault"] == NO_FAULT.name)]
+        row = {
+            "playbook": name,
+            "incidents": len(part),
+            "lost": int(is_lost.sum()),
+            "kept": (lost_without & ~is_lost).sum() / max(1, lost_without.sum()),
+            "kept_low": float(low),
+            "kept_high": float(high),
+            "harmed": int((is_lost & ~lost_without).sum()),
+            "deviation": float(part["deviation"][~is_lost].abs().median()),
+            "answered": int(answered.sum()),
+            "ended": (part["incidents_open"].to_numpy()[answered] == 0).mean() if answered.any() else np.nan,
+            "steps_lost": cost.mean() if len(cost) else np.nan,
+            "steps_lost_low": at_least,
+            "steps_lost_high": at_most,
+            "over_oracle": _over(part, wide.get(ORACLE)),
+            "false_acts": PER * clean["acts"].sum() / max(1, clean["steps"].sum()),
+            "false_cost": PER * clean["steps_lost"].sum() / max(1, clean["steps"].sum()),
+        }
+        if per_hour is not None:
+            row["cost"] = float((part["steps_lost"] * part["step_seconds"])[answered].mean() / 3600 * per_hour)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _over(part: pd.DataFrame, oracle: pd.DataFrame | None) -> float:
+    """Mean steps lost over the oracle's, of the incidents that both have answered."""
+    if oracle is None:
+        return np.nan
+    both = ((part["acts"] > 0) & (oracle["acts"] > 0)).to_numpy()
+    spent = oracle["steps_lost"].to_numpy()[both].sum()
+    return float(part["steps_lost"].to_numpy()[both].sum() / spent) if spent else np.nan
+
+
+def by_family(sweep: xr.Dataset, playbook: str) -> pd.DataFrame:
+    """Of one playbook, a row a fault: `lost_without` an answer, of these the `kept`, and `harmed` others."""
+    table = cases(sweep)
+    faulty = table[(table["fault"] != NO_FAULT.name) & (table["changes"] > 0)]
+    without = faulty[faulty["playbook"] == NOTHING].set_index("case")
+    part = faulty[faulty["playbook"] == playbook].set_index("case")
+    shared = without.index.intersection(part.index)
+    lost, now = without.loc[shared, "is_lost"], part.loc[shared, "is_lost"]
+    by = pd.DataFrame({"fault": without.loc[shared, "fault"], "lost_without": lost})
+    by["kept"], by["harmed"] = lost & ~now, ~lost & now
+    return by.groupby("fault").sum().reset_index()

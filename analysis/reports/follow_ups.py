@@ -1,0 +1,109 @@
+"""What would have helped: the same incident, by fault and seed, under other mitigations and playbooks of its sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from analysis.again.batches import Setup
+from analysis.measures.causes import FORMAT, GRADIENT, RARE, RATE, REPETITION, STALE, UNKNOWN, WEIGHT
+from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
+from analysis.reading.incident_log import incident_log
+from harness.storage.stored import read_packs
+
+SAME = ("fault", "seed", "data", "model.width", "model.depth", "model.context", "train.batch", "train.steps")
+SUGGESTED = {
+    RARE: ("screen_rarity", "clip_1", "beta2_095"),
+    REPETITION: ("screen_repetition", "clip_1"),
+    STALE: ("stable_adamw", "beta2_095", "clip_update"),
+    RATE: ("long_warmup", "clip_update", "qk_norm"),
+    FORMAT: ("fp16_dynamic", "norms_fp32", "softmax_fp32"),
+    GRADIENT: ("zclip", "clip_tensor", "spam"),
+    WEIGHT: ("qk_norm", "rms_norm"),
+    UNKNOWN: ("zclip", "clip_1"),
+}
+"""Mitigations that act on a cause, to be tried where the sweep has not."""
+COLUMNS = ("under", "trial", "outcome", "peak of the loss [nat/token]", "final loss [nat/token]", "steps lost")
+
+
+def relatives(out: Path, trial: str) -> dict[str, str]:
+    """Trial -> in what it differs, of those with the same fault, seed, data and sizes as this one."""
+    configs: dict[str, Mapping[str, Any]] = {}
+    for pack in read_packs(out):
+        if pack.complete:
+            configs |= dict(zip(pack.attributes["ids"], pack.attributes["trials"], strict=True))
+    if trial not in configs:
+        return {}
+    own = _flat(configs[trial])
+    found = {}
+    for name, config in configs.items():
+        other = _flat(config)
+        if name == trial or any(own.get(key) != other.get(key) for key in _same_keys(own, other)):
+            continue
+        found[name] = _differences(own, other)
+    return found
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Path -> value; what is no section has its own name."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _same_keys(*configs: Mapping[str, Any]) -> set[str]:
+    keys = {key for config in configs for key in config}
+    return {key for key in keys if key in SAME or key.partition(".")[0] in SAME}
+
+
+def _differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """The mitigation, and whatever else is not as in the trial itself and does not come with a mitigation."""
+    named = [f"mitigation={other['mitigation']}"] if own.get("mitigation") != other.get("mitigation") else []
+    playbooks = [config.get("playbook.name", "none") for config in (own, other)]
+    named += [f"playbook={playbooks[1]}"] if playbooks[0] != playbooks[1] else []
+    keys = [key for key in other if own.get(key) != other[key] and key != "mitigation"]
+    if named:  # what comes with a mitigation or a playbook needs no words
+        keys = [key for key in keys if key.split(".")[0] == "detect" and playbooks[0] == playbooks[1]]
+    gone = [key for key in own if key.split(".")[0] == "detect" and key not in other and playbooks[0] == playbooks[1]]
+    words = [*named, *(f"{key}={json.dumps(other[key])}" for key in sorted(keys))]
+    return " ".join([*words, *(f"without {key}" for key in gone)]) or "the same"
+
+
+def followed(
+    sweep: xr.Dataset, out: Path, incident: Incident, setups: Mapping[str, Setup]
+) -> tuple[list[str], pd.DataFrame]:
+    """Sentences on what would have helped, and a row for each relative: `COLUMNS`."""
+    names = relatives(out, incident.trial)
+    kept = [name for name in names if name in sweep["trial"].values]
+    if not kept:
+        return [], pd.DataFrame(columns=list(COLUMNS))
+    logs, rows, ranks = incident_log(out), [], []
+    chosen = [incident.trial, *kept]
+    finals = sweep["final_loss"].sel(trial=chosen).values
+    for run, final in zip(runs(sweep, setups, chosen), finals, strict=True):
+        of_run = [
+            one
+            for one in of_one(run, logs.get(run.trial))
+            if abs(one.first - incident.first) <= max(10, run.steps // 20)
+        ]
+        same = incident if run.trial == incident.trial else worst(of_run)
+        outcome = same.outcome if same else 0
+        under = "as it was" if run.trial == incident.trial else names[run.trial]
+        peak, lost = (same.loss_peak, same.steps) if same else (np.nan, 0)
+        words = TYPES[outcome] if same else "no incident"
+        rows.append(dict(zip(COLUMNS, (under, run.trial, words, peak, float(final), lost), strict=True)))
+        ranks.append((outcome, lost))
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    better = [number for number in range(1, len(rows)) if ranks[number] < ranks[0]]
+    best = sorted(better, key=lambda number: (ranks[number], rows[number]["under"]))
+    if not best:
+        return [f"None of {len(kept)} other trials with the same fault and seed fared better."], table
+    said = [f"{rows[n]['under']}: {rows[n]['outcome']}, {rows[n]['steps lost']} steps lost." for n in best[:5]]
+    return [f"Of {len(kept)} other trials with the same fault and seed {len(best)} fared better:", *said], table

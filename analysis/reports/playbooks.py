@@ -1,0 +1,45 @@
+"""What playbooks save and cost, in words and columns of a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.measures.playbooks import NOTHING, by_family, playbooks
+from analysis.measures.verdicts import verdict_table, verdicts
+from analysis.reading.open_sweep import open_sweep
+from harness.config import ConfigError
+
+SHARES = ("kept", "kept_low", "kept_high", "ended")
+
+
+def told_playbooks(out: Path, per_hour: float | None = None) -> list[str]:
+    """The table of playbooks, and what the one that keeps most keeps of each fault. Raises ConfigError."""
+    if per_hour is not None and not 0 <= per_hour < float("inf"):
+        raise ConfigError(f"--per-hour={per_hour}: out of range; allowed: a number from 0 on")
+    sweep = open_sweep(out)
+    try:
+        table = playbooks(sweep, per_hour)
+    except ValueError as error:
+        raise ConfigError(f"out={out}: {error}; allowed: a sweep of playbook={NOTHING} and others") from None
+    shown = table.assign(**{name: 100 * table[name] for name in SHARES})
+    others = table[~table["playbook"].isin((NOTHING, "oracle"))]
+    lines = _lines(shown)
+    lines += [
+        "Shares in percent, with 95% Wilson intervals; steps of an answered incident, false ones a thousand steps."
+    ]
+    if len(others):
+        best = str(others.loc[others["kept"].idxmax(), "playbook"])
+        lines += ["", f"{best}, of the incidents that are lost without an answer, by fault:"]
+        lines += _lines(by_family(sweep, best))
+    found = verdicts(out)
+    if len(found):
+        right = (found["truth"] == found["verdict"]).sum()
+        lines += ["", f"Steps that were run again: {right} of {len(found)} verdicts are right; truths down."]
+        lines += _lines(verdict_table(found))
+    return lines
+
+
+def _lines(table: pd.DataFrame) -> list[str]:
+    return table.to_string(index=False, float_format="{:.3g}".format).split("\n")

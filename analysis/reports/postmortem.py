@@ -1,0 +1,375 @@
+"""The post-mortem of a trial's incident, as an operator writes it: HTML that needs nothing beside it, and Markdown."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from analysis.again.batches import Reading, Setup, reading_of, setups_of, stored_trial, unknown_trial
+from analysis.figures.drawing import Drawing
+from analysis.figures.incident import activation_picture, incident_signals, token_histogram
+from analysis.measures.causes import Finding
+from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
+from analysis.measures.evidence import provenance_of
+from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
+from analysis.measures.oddities import Run, usual
+from analysis.reading.incident_log import incident_log
+from analysis.reading.open_sweep import open_sweep
+from analysis.reading.twins import values_of
+from analysis.reports.follow_ups import SUGGESTED, followed
+from analysis.reports.report import DOTS_PER_INCH, POSTMORTEMS, Picture, rendered
+from harness.basics.printing import count, label
+from harness.config import NO_FAULT, ConfigError
+from harness.storage.results_folder import ResultsPath
+from harness.storage.stored import read_packs
+
+MOST_SEQUENCES, MOST_TOKENS, MOST_BATCHES = 3, 240, 3  # of a batch, a sequence, an incident, that are shown as text
+SEVERITY = {1: "1 recoverable", 2: "2 lingering", 3: "3 divergent"}
+NO_PLAYBOOK = "None: no playbook watched the trial."
+
+
+@dataclass
+class Section:
+    """One part of the page."""
+
+    title: str
+    lines: list[str] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)  # heading and rows
+    texts: list[tuple[str, str]] = field(default_factory=list)  # what it is, and the text itself
+    pictures: list[Picture] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Postmortem:
+    """Where the two files are, and what they say in short; `diagnosis` is None for a trial without an incident."""
+
+    html: Path
+    markdown: Path
+    words: list[str]
+    diagnosis: Diagnosis | None
+
+
+def write_postmortem(
+    out: Path | str, trial: str, cost_per_hour: float = 0.0, currency: str = "", data: Path | None = None
+) -> Postmortem:
+    """Write `out`/postmortems/TRIAL.html, TRIAL.md and its pictures, on the worst incident of a trial.
+
+    An hour of training costs `cost_per_hour`; `data` is where the text lies if it is not built in. Without it, and
+    where the batches cannot be made again, the page says so. Raises ConfigError for a folder without results and a
+    trial that it does not have, and OSError if it cannot be written to.
+    """
+    out = Path(out)
+    sweep = open_sweep(out)
+    if trial not in sweep["trial"].values:
+        raise unknown_trial(out, trial, iter(map(str, sweep["trial"].values)))
+    folder = ResultsPath.open(out) / POSTMORTEMS
+    setups = setups_of(out)
+    (run,) = runs(sweep, setups, [trial])
+    found = of_one(run, incident_log(out).get(trial), cost_per_hour)
+    incident = worst(found)
+    head = _head(out, sweep, trial)
+    folder.make_folder()
+    if incident is None:
+        words = [f"Trial {trial}: no incident: no symptom, no alarm, and no law of the arithmetic was broken."]
+        page = {"title": f"Trial {trial}: no incident", "head": head, "sections": [Section("No incident", words)]}
+        return _written(folder, out, trial, sweep, page, words, None)
+    reading, missing = _reading(out, trial, data)
+    diagnosis = diagnosed(run, incident, reading, provenance_of(sweep, trial))
+    sections = [
+        _symptoms(run, diagnosis, found),
+        _evidence(folder, run, diagnosis, reading, missing),
+        _classification(run, diagnosis),
+        _recovery(run, incident),
+        _result(sweep, trial, run, incident),
+        _cost(run, incident, currency, cost_per_hour),
+        _follow_ups(sweep, out, diagnosis, setups, trial),
+        _record(sweep, trial, diagnosis.finding),
+    ]
+    kind = f"{SEVERITY[incident.outcome]}, {diagnosis.finding.cause}"
+    head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
+    page = {"title": f"Post-mortem of trial {trial}", "head": head, "sections": sections}
+    words = [f"Trial {trial}, steps {head['steps']}: type {kind}.", f"Cause: {diagnosis.finding.reason}"]
+    return _written(folder, out, trial, sweep, page, words, diagnosis)
+
+
+def write_worst(out: Path | str, most: int, **options: Any) -> list[Postmortem]:
+    """`write_postmortem` of the trials with the `most` worst incidents, fewer where there are fewer.
+
+    Those that a playbook has answered come first.
+    """
+    by_trial: dict[str, tuple[bool, bool, float]] = {}
+    for one in all_incidents(Path(out)):
+        here = (one.is_logged, one.outcome == 3, one.size)
+        by_trial[one.trial] = max(by_trial.get(one.trial, here), here)
+    chosen = sorted(by_trial, key=lambda name: (by_trial[name], name), reverse=True)[:most]
+    return [write_postmortem(out, trial, **options) for trial in chosen]
+
+
+def _written(
+    folder: ResultsPath,
+    out: Path,
+    trial: str,
+    sweep: xr.Dataset,
+    page: dict[str, Any],
+    words: list[str],
+    diagnosis: Any,
+) -> Postmortem:
+    for kind in ("html", "md"):
+        text = rendered(f"postmortem.{kind}", sweep, **page)
+        (folder / f"{trial}.{kind}").write(text.encode())
+    at = out / POSTMORTEMS
+    return Postmortem(at / f"{trial}.html", at / f"{trial}.md", words, diagnosis)
+
+
+def _reading(out: Path, trial: str, data: Path | None) -> tuple[Reading | None, str]:
+    """The trial's batches, or why there are none."""
+    try:
+        reading = reading_of(out, trial, data)
+        reading.batch(0)
+    except ConfigError as error:
+        if data is not None:
+            raise
+        return None, str(error)
+    return reading_of(out, trial, data), ""
+
+
+def _head(out: Path, sweep: xr.Dataset, trial: str) -> dict[str, str]:
+    """What stands on top: when it was trained, and what it was."""
+    created = next(p.attributes["created"] for p in read_packs(out) if trial in p.attributes["ids"])
+    config, _ = stored_trial(out, trial)
+    model, train = config["model"], config["train"]
+    sizes = f"width {model.get('width')}, {model.get('depth')} layers, {train.get('steps')} steps"
+    rate = f"learning rate {config['optim'].get('lr')}, {config['train'].get('precision')}, seed {config.get('seed')}"
+    recipe = f"recipe {config.get('recipe', 'plain')}, mitigation {config.get('mitigation', 'none')}"
+    return {"date": created[:19].replace("T", " ") + " UTC", "trial": trial, "run": f"{recipe}; {sizes}; {rate}"}
+
+
+# --- sections ----------------------------------------------------------------------------------------------------
+
+
+def _symptoms(run: Run, diagnosis: Diagnosis, found: Sequence[Incident]) -> Section:
+    incident, begin = diagnosis.incident, diagnosis.evidence.begin
+    levels, _ = usual(run["grad_norm"])
+    after = f"after {AFTER} steps" if incident.after_step - incident.first >= AFTER - 1 else "at the end of the run"
+    rows = [
+        ["loss before, mean of up to 50 steps", _nat(incident.loss_before)],
+        [f"loss at its peak, step {incident.peak_step}", _nat(incident.loss_peak)],
+        [f"loss {after}, mean of up to 50 steps before step {incident.after_step}", _nat(incident.loss_after)],
+        ["gradient norm before clipping, usual", _number(float(levels[begin]))],
+        ["gradient norm before clipping, peak", _number(incident.grad_norm_peak)],
+    ]
+    told = [
+        [one.symptom, one.begin, one.end, _number(one.usual), _number(one.peak)]
+        for one in incident.symptoms
+        if one.symptom != "plateau"
+    ]
+    tables = [{"heading": ["what", "value"], "rows": rows}]
+    lines = []
+    if told:
+        tables.append({"heading": ["symptom", "from step", "to step", "usual", "farthest from it"], "rows": told})
+    else:
+        lines.append("The loss alone shows none of the symptoms of docs/detection.md; what was odd is in the evidence.")
+    if len(found) > 1:
+        others = ", ".join(f"{one.first} to {one.last}" for one in found if one is not incident)
+        lines.append(f"The trial had {count(len(found) - 1, 'other incident')}, less severe: steps {others}.")
+    return Section("Symptoms", lines, tables)
+
+
+def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Reading | None, missing: str) -> Section:
+    incident, evidence = diagnosis.incident, diagnosis.evidence
+    steps = _offending(diagnosis)
+    lines = [
+        f"Batches: steps {steps[0]} to {steps[-1]}." if len(steps) > 1 else f"Batch: step {steps[0]}.",
+        f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or 'nothing but the alarm'}.",
+        *_laws(diagnosis),
+    ]
+    heard = [[one.detector, one.step, one.step - evidence.begin, _number(one.score)] for one in incident.alarms]
+    tables = [{"heading": ["detector", "first alarm", "steps after the onset", "largest score"], "rows": heard}]
+    if not heard:
+        tables = []
+        lines.append("No detector had an alarm.")
+    if evidence.provenance:
+        told = ", ".join(f"{name} {text}" for name, text in evidence.provenance.items())
+        lines.append(f"The first value that is not finite, by running the step again: {told}.")
+    name = incident.trial
+    drawings = {
+        "signals": incident_signals(run, incident, evidence),
+        "layers": activation_picture(run, incident, evidence),
+    }
+    section = Section("Evidence", lines, tables)
+    if reading is None:
+        lines.append(f"The batches could not be made again: {missing}.")
+    else:
+        batches = [reading.batch(step) for step in steps]
+        drawings["tokens"] = token_histogram(reading, steps, batches)
+        lines.append(
+            f"Tokens of the onset's batch: mean surprise {evidence.rarity:.2f} nat (before {evidence.usual_rarity:.2f})"
+            f", repeated token pairs {evidence.repetition:.0%} (before {evidence.usual_repetition:.0%})."
+        )
+        section.texts = _texts(reading, steps, batches)
+    section.pictures = [_picture(folder, name, kind, drawing) for kind, drawing in drawings.items()]
+    return section
+
+
+def _offending(diagnosis: Diagnosis) -> list[int]:
+    """The steps whose batches are shown: those as unusual as the onset's, or that of the onset."""
+    evidence = diagnosis.evidence
+    bad = [step for step in evidence.bad_batches if step <= diagnosis.incident.last + 1]
+    return bad if evidence.begin in bad else [evidence.begin]
+
+
+def _laws(diagnosis: Diagnosis) -> list[str]:
+    e = diagnosis.evidence
+    said = {
+        "learning rate in force over that of the schedule": e.rate_ratio,
+        "gradient norm over its usual": e.norm_ratio,
+        "update over its usual at this rate": e.update_ratio,
+        "move of the weights' norm, in norms of the update": e.weight_law,
+        "second moment over its bound (negative: below the lower one)": e.moment_law,
+        "largest activation of a layer over its usual": e.activation_ratio,
+    }
+    return ["; ".join(f"{words}: {_number(value)}" for words, value in said.items()) + "."]
+
+
+def _texts(reading: Reading, steps: Sequence[int], batches: Sequence[np.ndarray]) -> list[tuple[str, str]]:
+    shown = []
+    for step, batch in list(zip(steps, batches, strict=True))[:MOST_BATCHES]:
+        for number, tokens in enumerate(batch[:MOST_SEQUENCES]):
+            cut = f", the first {MOST_TOKENS} tokens" if len(tokens) > MOST_TOKENS else ""
+            what = f"step {step}, sequence {number} of {len(batch)}{cut}"
+            shown.append((what, reading.text(tokens[:MOST_TOKENS])))
+    return shown
+
+
+def _classification(run: Run, diagnosis: Diagnosis) -> Section:
+    incident, finding = diagnosis.incident, diagnosis.finding
+    against = "what it was before" if run.golden is None else "the undisturbed run on the same batches"
+    left = f"{_signed(incident.left)} nat against {against}"
+    types = {
+        1: f"the loss came back: {left}",
+        2: f"the loss came back in part: {left}, of {_signed(incident.loss_peak - incident.loss_before)} at the peak",
+        3: "the run ended in what is not finite, or without the loss having come down by half",
+    }
+    lines = [
+        f"Type {SEVERITY[incident.outcome]}: {types[incident.outcome]}.",
+        f"Root cause: {finding.cause}. Reason: {finding.reason}",
+        "Both follow from signals, batches and recipe alone, by the rules of analysis/measures/causes.py.",
+    ]
+    return Section("Classification", lines)
+
+
+def _recovery(run: Run, incident: Incident) -> Section:
+    if not incident.acts:
+        ending = "It stood still from there on." if run.outcome == "non-finite" else "It went on by itself."
+        return Section("Recovery action", [f"{NO_PLAYBOOK} {ending}"])
+    rows = [
+        [
+            act.step,
+            act.action,
+            "" if act.to is None else act.to,
+            ", ".join(act.detectors),
+            _number(act.loss),
+            _number(act.grad_norm),
+        ]
+        for act in incident.acts
+    ]
+    heading = ["step", "action", "back to", "asked by", "loss", "gradient norm"]
+    return Section("Recovery action", [f"{count(len(rows), 'action')}."], [{"heading": heading, "rows": rows}])
+
+
+def _result(sweep: xr.Dataset, trial: str, run: Run, incident: Incident) -> Section:
+    here = sweep.sel(trial=trial)
+    golden = str(here["golden"].values)
+    lines = [f"The run ended as: {run.outcome}, after {count(run.steps, 'step')}."]
+    final = float(here["final_loss"])
+    lines.append(f"Final loss: {_nat(final)} nat/token.")
+    if golden != trial and golden in sweep["trial"].values:
+        twin = float(sweep["final_loss"].sel(trial=golden))
+        lines.append(
+            f"The same run undisturbed ({golden}) ended at {_nat(twin)}: a difference of {_signed(final - twin)} nat."
+        )
+    return Section("Outcome", lines)
+
+
+def _cost(run: Run, incident: Incident, currency: str, per_hour: float) -> Section:
+    share = incident.steps / max(1, run.steps)
+    money = f"{incident.money:.4g} {currency}".strip() if per_hour else "0 (cost.per_hour is not given)"
+    rows = [
+        ["steps trained in vain or skipped", f"{incident.steps} ({share:.0%} of those trained)"],
+        ["tokens", f"{incident.tokens:,.0f}"],
+        ["seconds of this trial", f"{incident.seconds:.3g}"],
+        ["money", money],
+    ]
+    return Section("Cost", tables=[{"heading": ["what", "how much"], "rows": rows}])
+
+
+def _follow_ups(sweep: xr.Dataset, out: Path, diagnosis: Diagnosis, setups: Mapping[str, Setup], trial: str) -> Section:
+    lines, table = followed(sweep, out, diagnosis.incident, setups)
+    tables = []
+    if len(table):
+        rows = [
+            [_number(cell) if isinstance(cell, float) else cell for cell in row] for row in table.to_numpy().tolist()
+        ]
+        tables = [{"heading": list(table.columns), "rows": rows}]
+    else:
+        lines = ["The sweep has no other trial with the same fault and seed."]
+    names = [
+        name
+        for name in SUGGESTED[diagnosis.finding.cause]
+        if f"mitigation={name}" not in " ".join(map(str, table.get("under", [])))
+    ]
+    if names:
+        lines.append(f"Not in this sweep, and made for this cause: mitigation={','.join(names)}.")
+    lines.append(f"Whether the data are to blame: stability-harness cross OUT {trial} --from OTHER.")
+    return Section("Follow-ups", lines, tables)
+
+
+def _record(sweep: xr.Dataset, trial: str, finding: Finding) -> Section:
+    """What was injected, which nothing above knows."""
+    here = sweep.sel(trial=[trial])
+    name = str(here["fault"].values[0])
+    title = "For comparison: what was injected"
+    if name == NO_FAULT.name:
+        return Section(title, ["Nothing: the incident is the run's own."])
+    kind, site = str(values_of(here, "fault_kind", "")[0]), str(here["struck_site"].values[0])
+    true = true_cause(name, kind, site)
+    start = values_of(here, "fault_start", np.nan)[0]
+    verdict = "the inferred one" if true == finding.cause else f"not the inferred one, {finding.cause}"
+    lines = [
+        f"Fault {label(name)} at site {site or 'none'}, from step {start:g}; strikes: {int(here['strikes'].values[0])}."
+    ]
+    lines.append(f"Its cause by definition: {true}, {verdict}." if true else "No cause is defined for this fault.")
+    return Section(title, [*lines, "Nothing above was told this."])
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+def _picture(folder: ResultsPath, trial: str, kind: str, drawing: Drawing) -> Picture:
+    assert drawing.figure is not None
+    drawn = io.BytesIO()
+    drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
+    file = folder / f"{trial}_{kind}.png"
+    file.write(drawn.getvalue())
+    return Picture(kind, None, drawing.caption, Path(file.name), base64.b64encode(drawn.getvalue()).decode())
+
+
+def _nat(value: float) -> str:
+    return "not finite" if not np.isfinite(value) else f"{value:.3f}" if abs(value) < 1e4 else f"{value:.3g}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}" if np.isfinite(value) else "not finite"
+
+
+def _number(value: Any) -> str:
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "not finite"
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -1,0 +1,129 @@
+"""What every detector shares: what it is shown, what it remembers, and what it says of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from harness.detectors.windows import Window
+from harness.model.state import Rows, State
+from harness.readings.table import OF_STEPS, READ_BY
+
+AFTER_THE_STEP = frozenset({"update_rms", "param_norm", "second_moment_norm"}) | OF_STEPS
+"""Signals that are known when a step is over: they are judged at the next."""
+
+Values = Mapping[str, Tensor]  # of the signals that a detector watches: [R], [R, layers], ...; float64
+
+
+class Detector:
+    """Base of the detectors: one for all rows that ask for it, which is shown each step of each of them, in order.
+
+    A value that is not finite is an alarm of every detector that watches it, and none remembers it. Nor does one
+    remember what it took for an alarm, unless the published rule does (`learns_alarms`). Of layers, and of what is read
+    now and then (harness/readings/), NaN in all of it says that nothing was measured at this step: then it is silent.
+    Values are those that the store holds, float32, so what is stored gives the same alarms bit for bit.
+    """
+
+    watches: ClassVar[Sequence[str]] = ("loss",)  # signals of the store
+    learns_alarms: ClassVar[bool] = False
+    least_ranks: ClassVar[int] = 1  # data-parallel ranks without which it has nothing to say
+    source: ClassVar[str] = ""  # whose rule it is
+    reach: ClassVar[
+        Mapping[str, Any]
+    ] = {}  # options with which a jump from 3 to 8 is an alarm, where its own are wider
+    blind: ClassVar[str] = ""  # why it sees no such jump whatever its options
+    keeps: ClassVar[str] = ""  # why a row that begins anew keeps what it has remembered
+    falling: ClassVar[str] = ""  # why a loss that falls as every loss does is an alarm
+
+    def __init__(self, name: str, options: Sequence[Any], like: Values, state: State):
+        """`options` of each row; `like` has values of the shapes that `judge` will be shown."""
+        self.name, self._state = name, state
+        self.like = {signal: like[signal].double() for signal in self.watches}
+        self.device = like[self.watches[0]].device
+        self.bind(options)
+        self.remember()
+
+    def bind(self, options: Sequence[Any]) -> None:
+        """Work on the rows in use from now on, which have these options; None each: it has no `Options`."""
+        self.options, self.numbers = options[0], {}
+        for field in vars(self.options) if self.options else ():
+            numbers = [getattr(one, field) for one in options]
+            if all(isinstance(number, int | float) for number in numbers):
+                self.numbers[field] = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+
+    def number(self, name: str, value: float = 0.0) -> Rows:
+        """A number of each row to remember, [R], float64."""
+        rows = len(self.like[self.watches[0]])
+        numbers = torch.full((rows,), value, dtype=torch.float64, device=self.device)
+        return self._state.add(f"{self.name}_{name}", numbers)
+
+    def window(self, signal: str, length: int) -> Window:
+        """The last values of a signal to remember."""
+        return Window(self._state, f"{self.name}_{signal}", self.like[signal], length)
+
+    def late(self, is_alarm: Tensor) -> Tensor:
+        """Which of the alarms of the step that it judged last are only of signals of the step before, [R]."""
+        return is_alarm & all(signal in AFTER_THE_STEP for signal in self.watches)
+
+    def remember(self) -> None:
+        """Make what it remembers, with `window` and `number`."""
+
+    def score(self, values: Values) -> tuple[Tensor, Tensor]:
+        """What it judges, and the limit above which that is an alarm: [R] each; NaN where it is silent."""
+        raise NotImplementedError
+
+    def learn(self, values: Values, where_R: Tensor) -> None:
+        """Remember a step of these rows as what is usual."""
+
+    def note(self, values: Values, where_R: Tensor, is_alarm: Tensor) -> None:
+        """What follows from a step of these rows, [R] each: by default it is learned, if it may be."""
+        self.learn(values, where_R & (~is_alarm | self.learns_alarms))
+
+    def restart(self, where_R: Tensor) -> None:
+        """These rows begin anew: they went back, and what was before is no measure of what comes."""
+
+    def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
+        """A step: whether it is an alarm, and its score, [R] each; False and NaN in rows that take none (`is_new`)."""
+        shown = {name: values[name].float().double() for name in self.watches if name in values}
+        is_finite, is_measured = is_new, is_new
+        for name, x in shown.items():
+            if x.dim() > 1 or name in READ_BY:
+                flat = x.reshape(len(x), -1)
+                is_missing = flat.isnan().all(1)
+                is_finite, is_measured = is_finite & (flat.isfinite().all(1) | is_missing), is_measured & ~is_missing
+            else:
+                is_finite = is_finite & x.isfinite()
+        if len(shown) < len(self.watches):  # not read in any row: the same as NaN in all of it, for less
+            return is_new & ~is_finite, torch.full(is_new.shape, torch.nan, dtype=torch.float64, device=self.device)
+        score, limit = self.score(shown)
+        score = torch.where(is_finite & is_measured, score, torch.nan)
+        is_alarm = (is_new & ~is_finite) | (score > limit)
+        self.note(shown, is_finite & is_measured, is_alarm)
+        return is_alarm, score
+
+
+class Windowed(Detector):
+    """A detector that looks at the last `options.window` values of each signal."""
+
+    def late(self, is_alarm: Tensor) -> Tensor:
+        """Which of the alarms of the step that it judged last are only of signals of the step before, [R]."""
+        return is_alarm & all(signal in AFTER_THE_STEP for signal in self.watches)
+
+    def remember(self) -> None:
+        self.windows = {signal: self.window(signal, self.options.window) for signal in self.watches}
+
+    def learn(self, values: Values, where_R: Tensor) -> None:
+        for signal, window in self.windows.items():
+            window.add(values[signal], where_R)
+
+    def restart(self, where_R: Tensor) -> None:
+        for window in self.windows.values():
+            window.restart(where_R)
+
+    def heard(self, least: int, score: Tensor) -> Tensor:
+        """The score where the window has `least` values, and else NaN."""
+        count = next(iter(self.windows.values())).count
+        return torch.where(count >= least, score, torch.nan)

@@ -1,0 +1,60 @@
+"""Page's cumulative sums of robust deviations of the loss, and single large ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number
+from harness.detectors.base import Values, Windowed
+from harness.detectors.windows import MAD_TO_STD, standardised
+
+
+@dataclass(frozen=True)
+class Options:
+    """`detect.cusum.*`."""
+
+    limit: float = number(PER_TRIAL, 6.0, "sum that is an alarm (h)", above=0)
+    slack: float = number(PER_TRIAL, 1.0, "deviations a step that are none (k)", low=0)
+    sigma: float = number(PER_TRIAL, 3.5, "a single deviation that is an alarm", above=0)
+    window: int = number(STRUCTURAL, 200, "steps of which the median is taken", low=4, high=10_000)
+    least: int = number(STRUCTURAL, 30, "steps before it says anything", low=3, high=10_000)
+    sides: str = choice(STRUCTURAL, "both", "whether a loss that falls is a drift, too", "both", "up")
+
+
+class Cusum(Windowed):
+    """The sum of z - k, kept at 0 or above, and below by symmetry; z = (loss - median) / (1.4826 MAD).
+
+    An alarm begins both sums anew, and every loss enters the window, as published. A loss that falls steadily is a
+    drift to it; `sides=up` is not. The score is the larger sum over its limit, or the deviation over its own.
+    """
+
+    source = "trainscope 1.8.1, detectors/changepoint.py and z_score.py (robust)"
+    falling = "its sums are taken to both sides, and the median lags behind"
+    learns_alarms = True
+
+    def remember(self) -> None:
+        super().remember()
+        self._up, self._down = self.number("up"), self.number("down")
+
+    def score(self, values: Values) -> tuple[Tensor, Tensor]:
+        median, mad = self.windows["loss"].median_mad()
+        z = self.heard(self.options.least, standardised(values["loss"], median, MAD_TO_STD * mad))
+        slack = self.numbers["slack"]
+        self._sums = (self._up.used + z - slack).clamp(min=0), (self._down.used - z - slack).clamp(min=0)
+        both = self.options.sides == "both"
+        largest = torch.maximum(*self._sums) if both else self._sums[0]
+        single = z.abs() if both else z
+        return torch.maximum(largest / self.numbers["limit"], single / self.numbers["sigma"]), torch.ones_like(z)
+
+    def note(self, values: Values, where_R: Tensor, is_alarm: Tensor) -> None:
+        for kept, moved in zip((self._up.used, self._down.used), self._sums, strict=True):
+            kept.copy_(torch.where(where_R, torch.where(is_alarm | moved.isnan(), 0.0, moved), kept))
+        self.learn(values, where_R)
+
+    def restart(self, where_R: Tensor) -> None:
+        super().restart(where_R)
+        for kept in (self._up.used, self._down.used):
+            kept.masked_fill_(where_R, 0)

@@ -1,0 +1,41 @@
+"""A detector over signals that are stored: what it would have said while the runs trained, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.detectors.base import AFTER_THE_STEP, Detector
+from harness.model.state import State
+
+
+def replay(
+    cls: type[Detector], options: Any, signals: Mapping[str, np.ndarray], is_new: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Alarms, bool, and scores, float64, [R, steps] each, of a detector with these options.
+
+    `signals` are [R, steps] or [R, steps, layers], those that it watches at least; `is_new` says which steps a row has
+    taken, [R, steps]. Raises KeyError for a signal that is missing.
+    """
+    series = {signal: torch.from_numpy(np.asarray(signals[signal], dtype=np.float32)) for signal in cls.watches}
+    for signal in AFTER_THE_STEP.intersection(series):
+        values = series[signal]
+        series[signal] = torch.cat([torch.full_like(values[:, :1], torch.nan), values[:, :-1]], 1)
+    taken = torch.from_numpy(np.array(is_new, dtype=bool))
+    if AFTER_THE_STEP.intersection(series):
+        taken[:, 1:] &= taken[:, :-1].clone()
+        taken[:, 0] = False
+    rows, steps = taken.shape
+    like = {signal: values[:, 0] for signal, values in series.items()}
+    detector = cls("detector", [options] * rows, like, State(rows))
+    alarms, scores = (
+        torch.zeros(rows, steps, dtype=torch.bool),
+        torch.full((rows, steps), torch.nan, dtype=torch.float64),
+    )
+    for step in range(steps):
+        shown = {signal: values[:, step] for signal, values in series.items()}
+        alarms[:, step], scores[:, step] = detector.judge(shown, taken[:, step])
+    return alarms.numpy(), scores.numpy()

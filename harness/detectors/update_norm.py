@@ -1,0 +1,30 @@
+"""Updates that are larger than those before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.detectors.base import Values, Windowed
+from harness.detectors.windows import standardised
+
+
+@dataclass(frozen=True)
+class Options:
+    """`detect.update_norm.*`."""
+
+    sigma: float = number(PER_TRIAL, 3.0, "standard deviations above the mean that are an alarm", above=0)
+    window: int = number(STRUCTURAL, 128, "steps of which mean and deviation are taken", low=4, high=10_000)
+
+
+class UpdateNorm(Windowed):
+    """(u - mean) / std of the size of the weights' change, that of the step before; silent until half is filled."""
+
+    watches = ("update_rms",)
+    source = "Levanter; Marin, issue 1368: an update norm that doubles precedes the spike"
+
+    def score(self, values: Values) -> tuple[Tensor, Tensor]:
+        score = standardised(values["update_rms"], *self.windows["update_rms"].mean_std())
+        return self.heard(self.options.window // 2, score), self.numbers["sigma"]

@@ -1,0 +1,213 @@
+"""What every reading shares: what it is shown, when, and what it gives.
+
+All of them are made for a pack, keep nothing from step to step, never wait for the device, and change nothing. What
+they give of a row depends on that row alone, bit for bit: so sums go along the last axis of what is contiguous, and
+logarithms are taken trial by trial (`each_log`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.config import Trial
+from harness.model.branches import branches_of
+from harness.model.layers import for_each_trial
+from harness.model.outline import tap_shapes
+from harness.model.parameters import Layout
+from harness.optim.optimizers import OPTIMIZERS
+from harness.optim.optimizers.base import Optimizer
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A signal of a reading: its axes beside trial and step, its unit, and its name in words."""
+
+    along: tuple[str, ...]  # (), ("layer",) or ("layer", "rank")
+    units: str
+    long_name: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """Of what a reading may be made: a trial of the pack, its model's tensors, the training text's counts of tokens."""
+
+    trial: Trial
+    layout: Layout
+    counts: np.ndarray  # [V]
+    device: torch.device
+
+
+class Reading:
+    """Base of the readings. `cadence` is the default of `signals.NAME`: steps from one to the next; 0: none."""
+
+    cadence: ClassVar[int]
+    help: ClassVar[str]  # what is read
+    signals: ClassVar[Mapping[str, Shown]]
+
+    def __init__(self, known: Known):
+        self.known, self.depth = known, known.trial.model.depth
+
+    @classmethod
+    def missing(cls, trial: Trial) -> str:
+        """Why there is nothing to read in this trial; empty if there is."""
+        return ""
+
+
+class TapReading(Reading):
+    """Read at taps on the way forward."""
+
+    @classmethod
+    def taps(cls, depth: int) -> Sequence[str]:
+        """Where."""
+        raise NotImplementedError
+
+    @classmethod
+    def missing(cls, trial: Trial) -> str:
+        there = tap_shapes(trial.model, 1, 1, branches_of(trial))
+        lacking = [tap for tap in cls.taps(trial.model.depth) if tap not in there]
+        return f"this model has no {lacking[0]}" if lacking else ""
+
+    def measure(self, x: Tensor) -> Tensor:
+        """Of the activations that pass at once, [r, ...]: numbers of each row, [r, ...]. It changes none of them."""
+        raise NotImplementedError
+
+    def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
+        """The signals, [R, ...] each, from what `measure` gave at each tap: [ranks, calls, R, ...].
+
+        There is a call for each micro-batch, and of attention that is fused one for each sequence.
+        """
+        raise NotImplementedError
+
+
+class BatchReading(Reading):
+    """Read of the tokens that train."""
+
+    def read(self, batch_RxBxT1: Tensor) -> Mapping[str, Tensor]:
+        """The signals, [R] each, of the batch of all ranks."""
+        raise NotImplementedError
+
+
+class GradientReading(Reading):
+    """Read of the gradients as they are after the mean over ranks, before clipping."""
+
+    def read(self, gradients_RxP: Tensor) -> Mapping[str, Tensor]:
+        """The signals, [R, ...] each."""
+        raise NotImplementedError
+
+
+class StepReading(Reading):
+    """Read when a step is over, so detectors judge it at the next."""
+
+    compares: ClassVar[bool] = False  # whether it needs the weights as they were before
+
+    def read(self, before_RxP: Tensor | None, optimizer: Optimizer) -> Mapping[str, Tensor]:
+        """The signals, [R, ...] each; `before_RxP` are the weights before the step, where it `compares`."""
+        raise NotImplementedError
+
+
+KINDS = (TapReading, BatchReading, GradientReading, StepReading)
+
+
+def no_second_moment(trial: Trial) -> str:
+    """Why a reading of Adam's second moment has nothing to read; empty if it has."""
+    name = trial.optim.name
+    return "" if {"moment_1", "moment_2"} <= set(OPTIMIZERS[name].slots) else f"optim.name={name} has no such moments"
+
+
+# --- what several of them need -------------------------------------------------------------------------------------
+
+
+class Groups:
+    """The columns of each layer, of what stands in front of the layers (`embedding`), and behind them (`head`)."""
+
+    def __init__(self, layout: Layout, depth: int):
+        ranges: list[list[tuple[int, int]]] = [[] for _ in range(depth + 2)]
+        sizes = [0] * (depth + 2)
+        ends = [layout.offsets[scaled.name] for scaled in layout.tensors[1:]] + [layout.size]
+        for scaled, end in zip(layout.tensors, ends, strict=True):
+            of = group_of(scaled.name, depth)
+            start, parts = layout.offsets[scaled.name], ranges[of]
+            sizes[of] += scaled.size
+            if parts and parts[-1][1] == start:  # with the padding between them, which is zero
+                parts[-1] = parts[-1][0], end
+            else:
+                parts.append((start, end))
+        self.ranges, self.sizes, self.depth = ranges, sizes, depth
+
+    def norms(self, flat_RxP: Tensor) -> Tensor:
+        """L2 norm of each group, [R, layers + 2], float64: layers, embedding, head; NaN for one without tensors."""
+        return torch.stack([self._norm([flat_RxP[:, a:b] for a, b in parts], flat_RxP) for parts in self.ranges], 1)
+
+    def norms_of_change(self, before_RxP: Tensor, after_RxP: Tensor) -> Tensor:
+        """The same for the difference of two arrays, which is made a piece at a time."""
+        pieces = [[after_RxP[:, a:b] - before_RxP[:, a:b] for a, b in parts] for parts in self.ranges]
+        return torch.stack([self._norm(parts, after_RxP) for parts in pieces], 1)
+
+    def named(self, name: str, values_RxG: Tensor) -> dict[str, Tensor]:
+        """`layer_NAME` [R, layers], `embedding_NAME` and `head_NAME` [R]."""
+        layers, embedding, head = values_RxG[:, : self.depth], values_RxG[:, self.depth], values_RxG[:, self.depth + 1]
+        return {f"layer_{name}": layers, f"embedding_{name}": embedding, f"head_{name}": head}
+
+    @staticmethod
+    def _norm(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+        if not parts:
+            return torch.full((len(like),), torch.nan, dtype=torch.float64, device=like.device)
+        norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], 1).double()
+        return norms[:, 0] if len(parts) == 1 else torch.linalg.vector_norm(norms, dim=1)
+
+
+def group_of(name: str, depth: int) -> int:
+    """The group of a tensor in `Groups`, by its name."""
+    if name.startswith("blocks."):
+        return int(name.split(".")[1])
+    return depth if name.startswith(("embedding", "positions")) else depth + 1
+
+
+def shown_of_groups(name: str, units: str, long_name: str) -> dict[str, Shown]:
+    """What `Groups.named` gives."""
+    layers = {f"layer_{name}": Shown(("layer",), units, f"{long_name} of a layer")}
+    outer = {f"{part}_{name}": Shown((), units, f"{long_name} of the {part}") for part in ("embedding", "head")}
+    return layers | outer
+
+
+def residual_taps(depth: int) -> list[str]:
+    """The outputs of the layers."""
+    return [f"blocks.{layer}.residual" for layer in range(depth)]
+
+
+def score_taps(depth: int) -> list[str]:
+    """What the softmax of each layer's attention reads."""
+    return [f"blocks.{layer}.attention.scores" for layer in range(depth)]
+
+
+def rms(x: Tensor) -> Tensor:
+    """Root mean square of each row, [r], float64."""
+    flat = x.reshape(x.shape[0], -1)
+    return torch.linalg.vector_norm(flat, dim=1).double() / flat.shape[1] ** 0.5
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest of each row, [r], float64."""
+    return x.reshape(x.shape[0], -1).amax(1).double()
+
+
+def mean_of_calls(values: Tensor) -> Tensor:
+    """Over axis 1 of [ranks, calls, ...], one after the other."""
+    calls = values.unbind(1)
+    return calls[0] if len(calls) == 1 else sum(calls[1:], calls[0]) / len(calls)
+
+
+def mean_of_ranks(values: Tensor) -> Tensor:
+    """The mean over ranks and calls of [ranks, calls, ...]."""
+    return mean_of_calls(mean_of_calls(values)[None])[0]
+
+
+def each_log(x_Rxxx: Tensor) -> Tensor:
+    """Natural logarithm, in place, a call for each trial on a CPU: what fills vectors there may round differently."""
+    return for_each_trial(torch.log, x_Rxxx)

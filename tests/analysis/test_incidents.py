@@ -1,0 +1,177 @@
+"""Incidents by their written rules, on runs that are made for them; the log of playbooks; words on pages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.measures.causes import GRADIENT, cause_of
+from analysis.measures.evidence import evidence_of
+from analysis.measures.incidents import AFTER, APART, BEFORE, LEFT, Incident, of_one, worst
+from analysis.measures.oddities import Run
+from analysis.reading.incident_log import Act, Logged, log_of, logs_of, number
+from analysis.reports.words import html_lines, markdown_block, markdown_text
+from harness.storage.records import Unreadable
+from harness.storage.results_folder import ResultsPath
+from harness.storage.stored import PackInfo
+
+STEPS, BEGIN = 900, 200
+LAYERS = 2
+
+
+def run_of(loss: np.ndarray, golden: np.ndarray | None = None, outcome: str = "trained", **changes: np.ndarray) -> Run:
+    """A run in which all but the loss is steady."""
+    steps = len(loss)
+    noise = 1 + 0.01 * np.random.default_rng(5).standard_normal(steps)
+    signals: dict[str, np.ndarray] = {name: noise.copy() for name in ("grad_norm", "param_norm", "second_moment_norm")}
+    signals |= {"update_rms": 1e-3 * noise, "learning_rate": np.full(steps, 1e-2), "loss_scale": np.ones(steps)}
+    signals |= {"tokens": 256.0 * (1 + np.arange(steps)), "step_seconds": np.full(steps, 0.5)}
+    signals |= {name: np.ones((steps, LAYERS)) for name in ("activation_rms", "attention_logit_max")}
+    return Run("a", signals | {"loss": loss} | changes, np.ones(steps, bool), {}, outcome, None, golden)
+
+
+def calm(seed: int = 0) -> np.ndarray:
+    return 3 + 0.01 * np.random.default_rng(seed).standard_normal(STEPS)
+
+
+def spiked(height: float, left: float) -> np.ndarray:
+    loss = calm()
+    loss[BEGIN : BEGIN + 5] += height
+    loss[BEGIN + 5 :] += left
+    return loss
+
+
+def only(run: Run, log: list[Logged] | None = None, cost: float = 0.0) -> Incident:
+    (incident,) = of_one(run, log, cost)
+    return incident
+
+
+def test_a_calm_run_has_none() -> None:
+    assert of_one(run_of(calm()), None) == []
+
+
+@pytest.mark.parametrize(("left", "outcome"), [(0.0, 1), (0.008, 1), (0.03, 2)])
+@pytest.mark.parametrize("has_golden", [True, False])
+def test_what_is_left_tells_lingering_from_recoverable(left: float, outcome: int, has_golden: bool) -> None:
+    incident = only(run_of(spiked(1.0, left), calm() if has_golden else None))
+    assert (incident.first, incident.outcome) == (BEGIN, outcome)
+    assert incident.left == pytest.approx(left, abs=1e-12 if has_golden else 0.005)
+    assert incident.loss_peak == pytest.approx(4, abs=0.05) and incident.peak_step - BEGIN in range(5)
+    assert incident.after_step == min(STEPS, BEGIN + AFTER) - 1
+    assert LEFT == 0.015 and BEFORE == 50
+
+
+def test_what_falls_anyway_is_judged_by_the_undisturbed_run() -> None:
+    """A loss that falls hides what is left of a spike; the golden twin does not."""
+    fall = 1.0 * np.exp(-np.arange(STEPS) / 200)
+    hidden, seen = (only(run_of(spiked(1.0, 0.05) + fall, golden)) for golden in (None, calm() + fall))
+    assert (hidden.outcome, seen.outcome) == (1, 2) and seen.left == pytest.approx(0.05)
+
+
+def test_what_ends_in_nan_is_divergent_and_costs_all_that_was_to_come() -> None:
+    loss = calm()
+    loss[BEGIN + 20 :] += 5
+    loss = loss[: BEGIN + 40]
+    loss[-1] = np.nan
+    incident = only(run_of(loss, outcome="non-finite"), cost=3600.0)
+    assert (incident.outcome, incident.steps) == (3, BEGIN + 40 - incident.first)
+    assert incident.seconds == pytest.approx(incident.steps * 0.5) == incident.money
+    assert incident.tokens == incident.steps * 256
+
+
+def test_what_lies_apart_is_another_incident() -> None:
+    loss = spiked(1.0, 0.0)
+    loss[BEGIN + APART + 30 : BEGIN + APART + 33] += 2.0
+    first, second = of_one(run_of(loss), None)
+    assert (first.first, second.first) == (BEGIN, BEGIN + APART + 30)
+    assert worst([first, second]) == second and worst([]) is None
+
+
+def test_one_signal_is_enough() -> None:
+    norm = run_of(calm())["grad_norm"].copy()
+    norm[BEGIN] *= 5
+    incident = only(run_of(calm(), grad_norm=norm))
+    assert (incident.first, incident.last, incident.symptoms) == (BEGIN, BEGIN, ())
+
+
+# --- the log -----------------------------------------------------------------------------------------------------
+
+ENTRY: dict[str, Any] = {
+    "step": BEGIN,
+    "last": BEGIN + 3,
+    "closed": BEGIN + 40,
+    "alarms": 4,
+    "steps_lost": 12,
+    "acts": [
+        {
+            "step": BEGIN,
+            "detectors": {"skip_step": 9.5, "finite": "inf"},
+            "loss": "nan",
+            "grad_norm": 4.5,
+            "action": "roll_back",
+            "to": BEGIN - 10,
+            "detail": {"snapshot": 19},
+        }
+    ],
+}
+
+
+def pack_of(tmp_path: Path, **attributes: Any) -> PackInfo:
+    known = {"ids": ["a", "b"], "complete": True}
+    return PackInfo(ResultsPath.at(tmp_path) / "pack", known | attributes, {})
+
+
+def test_the_log_is_read_as_it_is_written(tmp_path: Path) -> None:
+    logs = log_of(pack_of(tmp_path, incidents=[[ENTRY], []]))
+    (logged,) = logs["a"]
+    assert logs["b"] == [] and (logged.step, logged.closed, logged.steps_lost) == (BEGIN, BEGIN + 40, 12)
+    assert logged.acts[0] == Act(**ENTRY["acts"][0]) and np.isnan(number(logged.acts[0].loss))
+    assert number(logged.acts[0].detectors["finite"]) == np.inf
+
+
+def test_a_store_without_a_log_has_none(tmp_path: Path) -> None:
+    assert log_of(pack_of(tmp_path)) == {} == logs_of([pack_of(tmp_path, incidents=[[ENTRY], []], complete=False)])
+
+
+@pytest.mark.parametrize("damaged", [[[ENTRY]], 5, [[ENTRY | {"step": "soon"}], []], [[{"step": 3}], []], ["x", []]])
+def test_a_damaged_log_is_left_out(tmp_path: Path, damaged: Any) -> None:
+    pack = pack_of(tmp_path, incidents=damaged)
+    with pytest.raises(Unreadable):
+        log_of(pack)
+    assert logs_of([pack]) == {}
+
+
+def test_an_incident_of_the_log_is_told_as_it_was() -> None:
+    """Its spike is not in the signals any more, since the row went back."""
+    (logged,) = log_of(pack_of(Path("/x"), incidents=[[ENTRY], []]))["a"]
+    incident = only(run_of(calm()), [logged], cost=36.0)
+    assert incident.is_logged and (incident.first, incident.last, incident.steps) == (BEGIN, BEGIN + 40, 12)
+    assert {one.detector: one.score for one in incident.alarms} == {"skip_step": 9.5, "finite": np.inf}
+    assert incident.row["action"] == "roll_back" and incident.grad_norm_peak == 4.5
+    assert incident.money == pytest.approx(12 * 0.5 / 100)
+    louder = replace(logged, acts=(replace(logged.acts[0], loss=8.0),))
+    assert only(run_of(calm()), [louder]).loss_peak == 8.0
+
+
+def test_evidence_is_what_the_log_saw_where_a_rollback_took_it_out_of_the_signals() -> None:
+    seen = Act(step=BEGIN, action="roll_back", to=BEGIN - 10, loss=3.0, grad_norm=40.0)
+    run, log = run_of(calm()), [Logged(step=BEGIN, last=BEGIN, alarms=1, steps_lost=10, acts=(seen,))]
+    found = evidence_of(run, only(run, log), None)
+    assert (found.begin, found.odd) == (BEGIN, ("grad_norm",)) and found.norm_ratio == pytest.approx(40, rel=0.05)
+    assert cause_of(found).cause == GRADIENT
+    assert run["grad_norm"][BEGIN] < 2, "the run itself is as it was"
+
+
+# --- words -------------------------------------------------------------------------------------------------------
+
+
+def test_text_of_a_store_is_no_markup() -> None:
+    assert markdown_text("a|b `c` [d](e) <script>\n#") == r"a\|b \`c\` \[d\](e) \<script\>\\n\#"
+    block = markdown_block("x```\n# no heading\x1b[2J")
+    fence = block.split("text\n")[0]
+    assert fence == "````" and block.endswith(f"\n{fence}") and "\x1b" not in block
+    assert html_lines("<b>\n&") == "&lt;b&gt;\n&amp;"

@@ -1,0 +1,151 @@
+"""Detectors on known incidents: what counts as seen, as chance, as a false alarm; and what leads a spike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.__main__ import main
+from analysis.figures.registry import Needs, Results, figures
+from analysis.measures.known_faults import DAMAGING, LOST, KnownFaults
+from analysis.measures.lead import lead_table, leads
+from analysis.measures.leaderboard import by_group, episodes, false_alarms, first_seen, leaderboard, tradeoff
+from analysis.measures.module_flips import flips, sizes_of
+from analysis.reading.open_sweep import open_sweep
+from tests.sweeps import command
+
+NAMES = ["combined", "skip_step", "finite"]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Harmless and fatal faults of several families, and the twins of a clean envelope."""
+    out = tmp_path_factory.mktemp("incidents") / "out"
+    base = command.tiny("train.steps=60", "optim.lr=3e-3", "fault.start=40", "seed=range(2)")
+    for faults in (
+        ["fault=none,learning_rate_jump,rare_tokens"],
+        ["fault=last_bit", "fault.start=10", "seed=range(8)"],
+        ["fault=weight_bit", "fault.bit=3,30"],
+        ["fault=bit_flip", "fault.site=activation", "fault.tensor=logits", "fault.elements=10,200", "fault.bits=4"],
+    ):
+        keys = {text.partition("=")[0] for text in faults}
+        ended = command.call(f"out={out}", *(text for text in base if text.partition("=")[0] not in keys), *faults)
+        assert ended.status == 0, ended.err
+    return out
+
+
+def of(trial: list[int], twin: list[int], begin: list[int]) -> pd.DataFrame:
+    return pd.DataFrame({"trial": trial, "twin": twin, "begin": begin})
+
+
+def test_what_the_twin_has_as_well_or_what_was_before_is_not_seen() -> None:
+    is_alarm = np.zeros((4, 10), bool)
+    is_alarm[0, [2, 5]] = True  # the twin
+    is_alarm[1, [2, 5, 7]] = True
+    is_alarm[2, [2, 5]] = True
+    is_alarm[3, [1, 3]] = True
+    found = first_seen(is_alarm, of([1, 2, 3, 3], [0, 0, 0, 0], [4, 4, 4, 1]))
+    assert found[0] == 7 and np.isnan(found[1]) and np.isnan(found[2]) and found[3] == 1
+
+
+def test_alarms_that_follow_each_other_are_one_episode() -> None:
+    is_alarm = np.zeros((2, 30), bool)
+    is_alarm[0, [3, 4, 8, 20]] = True  # 8 is four quiet steps after 4... and 20 eleven after that
+    is_alarm[1, [0, 29]] = True
+    assert episodes(is_alarm) == 4
+
+
+def test_false_alarms_count_the_steps_that_were_taken() -> None:
+    is_alarm, is_taken = np.zeros((4, 100), bool), np.ones((4, 100), bool)
+    is_alarm[0, :5] = is_alarm[1, 90] = True
+    is_taken[1, 80:] = False
+    found = false_alarms(is_alarm, is_taken)
+    assert found["clean_steps"] == 380 and found["false_alarms"] == pytest.approx(1000 * 5 / 380)
+    assert found["episodes"] == pytest.approx(1000 / 380) and found["alarmed_runs"] == 0.25
+    assert found["false_low"] < found["false_alarms"] < found["false_high"] < found["false_high_runs"], (
+        "one run has all"
+    )
+
+
+def test_incidents_have_families_and_sizes(out: Path) -> None:
+    incidents = KnownFaults.of(open_sweep(out).load())
+    table = incidents.table.assign(is_damaging=incidents.table["size"].isin(DAMAGING))
+    families = table.groupby("fault")["family"].unique().map(list).to_dict()
+    assert families == {
+        "weight_bit": ["weights"],
+        "learning_rate_jump": ["learning rate"],
+        "rare_tokens": ["data"],
+        "bit_flip": ["activations"],
+    }
+    assert table.loc[table["fault"] == "learning_rate_jump", "is_damaging"].all()
+    assert (table.loc[table["size"] == LOST, "damage"] == np.inf).all()
+    assert len(incidents.clean) == 8, "goldens of the twins of the envelope count as clean runs"
+    assert (table["begin"] == 40).all() and (table["spike"].dropna() >= 40).all()
+
+
+def test_the_leaderboard(out: Path) -> None:
+    sweep = open_sweep(out).load()
+    table = leaderboard(sweep, NAMES).set_index("detector")
+    assert list(table.index)[0] == table["recall_damaging"].idxmax() == "combined"
+    assert (table["clean_steps"] == 8 * 60).all() and (table["chance"] <= 0.2).all()
+    assert (table["recall_low"] <= table["recall_damaging"]).all() and (
+        table["at_once"] <= table["recall_damaging"]
+    ).all()
+    assert table.loc["finite", "false_alarms"] == 0 and table.loc["finite", "chance"] == 0
+    assert (table.loc[["combined", "skip_step", "finite"], "latency_lost"].fillna(0) == 0).all()
+    groups = by_group(sweep, NAMES, "family")
+    assert set(groups["family"]) == {"weights", "learning rate", "data", "activations"}
+    for by, kind, all_of_them in (("family", "recall_damaging", "damaging"), ("size", "recall", "incidents")):
+        groups = by_group(sweep, NAMES, by)
+        seen = (groups["incidents"] * groups["combined"]).sum()
+        assert seen == pytest.approx(table.loc["combined", kind] * table.loc["combined", all_of_them])
+
+
+def test_thresholds_move(out: Path) -> None:
+    table = tradeoff(open_sweep(out).load(), ["combined", "finite", "grad_norm_skip"], (0.1, 1.0))
+    combined = table[table["detector"] == "combined"].set_index("factor")
+    assert combined["recall"].between(0, 1).all()
+    assert combined.loc[0.1, "false_alarms"] > combined.loc[1.0, "false_alarms"]
+    assert (table["detector"] != "combined").sum() == 2, "these have no threshold that could move"
+
+
+def test_what_leads(out: Path) -> None:
+    found = leads(open_sweep(out).load(), NAMES)
+    table = lead_table(found).set_index("name")
+    assert {"grad_norm", "update_rms", *NAMES} <= set(table.index) and (table["spikes"] == len(found)).all()
+    shares = table[["leads", "with_it", "later", "never"]].sum(axis=1)
+    assert np.allclose(shares, 1) and len(found) > 0
+
+
+def test_flips_by_module(out: Path) -> None:
+    sweep = open_sweep(out).load()
+    said = np.zeros((sweep.sizes["trial"], sweep.sizes["step"]), bool)
+    table = flips(sweep, {"none": said})
+    assert set(table["module"]) == {"logits"} and set(table["elements"]) <= {10, 200}
+    assert (table["none"] == 0).all() and (table["none_high"] > 0).all()
+    assert sizes_of(out)["logits"] > sizes_of(out)["query"] > 0
+
+
+@pytest.mark.parametrize("name", ["detector_tradeoff", "loss_lead", "module_flips"])
+def test_figures(out: Path, name: str) -> None:
+    drawing = figures(Needs.INCIDENTS)[name](Results.open(out))
+    assert drawing.figure is not None and drawing.caption
+
+
+def test_commands(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["leaderboard", str(out), "combined", "finite"]) == 0
+    said = capsys.readouterr().out
+    assert "combined" in said and "recall by damage" in said and "cusum" not in said
+    assert main(["lead", str(out)]) == 0
+    assert "grad_norm" in capsys.readouterr().out
+
+
+def test_a_sweep_without_incidents_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.call(f"out={tmp_path / 'out'}", *command.tiny("train.steps=3")).status == 0
+    for name in ("leaderboard", "lead"):
+        assert main([name, str(tmp_path / "out")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "allowed: " in line and "out=" in line

@@ -1,0 +1,62 @@
+"""What snapshots cost: the time of a step with a playbook that goes back over one whose detectors watch alone.
+
+    python -m tests.benchmarks.recovery [--rounds 20]
+
+Packs with and without are trained in turn, in one process with one thread; nothing is alarmed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from harness.config import Model, Train, Trial, sections
+from harness.config.ladder import canonical
+from harness.data.corpus import load_corpus
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda
+
+LADDER = canonical([{"detector": "any", "action": "roll_back", "limit": 3}])
+
+
+def seconds(width: int, depth: int, size: int, steps: int, every: int | None) -> float:
+    """Of one trial-step."""
+    settings = Train(steps=steps, validate_every=10**6, validate_tokens=1, validate_between=1)
+    extras = {"detect": {"name": "finite"}}
+    if every is not None:
+        extras |= {"playbook": {"name": "own", "ladder": LADDER}, "playbook.snapshot": {"every": every}}
+    parts = {name: sections()[name](**values) for name, values in extras.items()}
+    parts |= {"model": Model(width=width, depth=depth), "train": settings}
+    trials = [Trial.of(parts, seed=seed) for seed in range(size)]
+    pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device("cpu"))
+    started = time.perf_counter()
+    train(pack, Agenda([None] * size), 50, lambda first, signals: None)
+    return (time.perf_counter() - started) / steps / size
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for every in (10, 1):
+        for width, depth, size, steps in ((32, 2, 8, 80), (64, 4, 8, 40), (128, 4, 8, 20)):
+            ratios = []
+            for i in range(options.rounds):
+                turns = (None, every) if i % 2 else (every, None)
+                both = {on: seconds(width, depth, size, steps, on) for on in turns}
+                ratios.append(both[every] / both[None])
+            low, ratio, high = statistics.quantiles(ratios, n=4)
+            print(
+                f"width {width}, depth {depth}, {size} trials, every {every} steps: step with / without = {ratio:.3f} "
+                f"(half of the rounds in {low:.3f} to {high:.3f})",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

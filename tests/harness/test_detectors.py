@@ -1,0 +1,184 @@
+"""What every detector has to keep, whatever its rule: found by themselves, and fed with the same signals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.detectors.base import AFTER_THE_STEP, Detector
+from harness.detectors.replay import replay
+from harness.detectors.table import DETECTORS
+from harness.model.state import State
+from harness.readings.table import SHOWN
+from harness.storage.store import SIGNALS
+
+ROWS, STEPS, LAYERS, RANKS, STRUCK = 8, 700, 2, 3, 400
+JUMP = 6  # steps that it lasts: some rules ask for several
+SEEING = [name for name, cls in DETECTORS.items() if not cls.blind]
+
+
+def noise(spread: float = 0.02) -> np.ndarray:
+    return spread * np.random.default_rng(1).standard_normal((ROWS, STEPS))
+
+
+def plateau() -> np.ndarray:
+    return 3 + noise()
+
+
+def falling() -> np.ndarray:
+    return 2 + 4 * np.exp(-np.arange(STEPS) / 150) + noise()
+
+
+def heavy_tails() -> np.ndarray:
+    return 3 + 0.02 * np.random.default_rng(2).standard_t(3, (ROWS, STEPS))
+
+
+def options_of(name: str, **given: Any) -> Any:
+    cls = DETECTORS[name]
+    module = __import__(cls.__module__, fromlist=["Options"])
+    return module.Options(**given) if hasattr(module, "Options") else None
+
+
+def fed(name: str, values: np.ndarray, **given: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Alarms and scores where every signal that the detector watches has these values, seen at the same step."""
+    return replay(DETECTORS[name], options_of(name, **given), signals(name, values), np.ones(values.shape, bool))
+
+
+def signals(name: str, values: np.ndarray) -> Mapping[str, np.ndarray]:
+    shifted = np.concatenate([values[:, 1:], values[:, -1:]], 1)
+    of = {signal: shifted if signal in AFTER_THE_STEP else values for signal in DETECTORS[name].watches}
+    sizes = {"layer": LAYERS, "rank": RANKS}
+    shapes = {signal: [sizes[dim] for dim in along_of(signal)] for signal in of}
+    return {
+        signal: np.broadcast_to(x.reshape(*x.shape, *[1] * len(shapes[signal])), (*x.shape, *shapes[signal])).copy()
+        for signal, x in of.items()
+    }
+
+
+def along_of(signal: str) -> tuple[str, ...]:
+    """Its axes beside trial and step; those of a signal that nothing gives yet: none."""
+    return SHOWN[signal].along if signal in SHOWN else SIGNALS[signal].dims[2:] if signal in SIGNALS else ()
+
+
+def jumping(values: np.ndarray, step: int, to: float = 8) -> np.ndarray:
+    struck = values.copy()
+    struck[:, step : step + JUMP] = to
+    return struck
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_what_does_not_change_is_no_alarm(name: str) -> None:
+    assert not fed(name, np.full((ROWS, STEPS), 3.1))[0].any()
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_loss_that_falls_is_no_alarm_unless_the_rule_is_such(name: str) -> None:
+    alarms, _ = fed(name, falling())
+    assert alarms.any() == bool(DETECTORS[name].falling)
+
+
+@pytest.mark.parametrize("later", [1, 10, 100])
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", SEEING)
+def test_a_jump_is_seen_after_what_is_not_finite(name: str, broken: float, later: int) -> None:
+    values = jumping(plateau(), STRUCK + later)
+    values[:, STRUCK] = broken
+    alarms, scores = fed(name, values, **DETECTORS[name].reach)
+    assert alarms[:, STRUCK].all() and np.isnan(scores[:, STRUCK]).all()
+    assert alarms[:, STRUCK + later : STRUCK + later + JUMP].any(1).all()
+    assert alarms[:, STRUCK + 1 : STRUCK + later].sum() <= 0.02 * ROWS * later, "it is nervous afterwards"
+
+
+@pytest.mark.parametrize("values", [plateau(), falling(), heavy_tails()], ids=["plateau", "falling", "heavy tails"])
+@pytest.mark.parametrize("name", SEEING)
+def test_a_jump_is_seen(name: str, values: np.ndarray) -> None:
+    alarms, _ = fed(name, jumping(values, STRUCK, 20), **DETECTORS[name].reach)
+    assert alarms[:, STRUCK : STRUCK + JUMP].any(1).all()
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_a_jump_is_seen_after_a_slow_drift(name: str) -> None:
+    values = plateau() + np.clip(np.arange(STEPS) - 100, 0, 200) / 200
+    alarms, _ = fed(name, jumping(values, STRUCK, 12), **DETECTORS[name].reach)
+    assert alarms[:, STRUCK : STRUCK + JUMP].any(1).all()
+
+
+@pytest.mark.parametrize("name", [name for name, cls in DETECTORS.items() if "grad_norm" in cls.watches])
+def test_a_gradient_that_is_not_finite_behind_a_loss_that_is(name: str) -> None:
+    values = dict(signals(name, plateau()))
+    values["grad_norm"] = values["grad_norm"].copy()
+    values["grad_norm"][:, STRUCK] = np.nan
+    alarms, _ = replay(DETECTORS[name], options_of(name), values, np.ones((ROWS, STEPS), bool))
+    assert alarms[:, STRUCK].all() and alarms[:, STRUCK + 1 :].mean() < 0.01
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_rows_know_nothing_of_each_other(name: str) -> None:
+    values = jumping(heavy_tails(), STRUCK)
+    alarms, scores = fed(name, values)
+    mixed = values.copy()
+    mixed[::2, 50:] = np.nan
+    others = fed(name, mixed)
+    assert np.array_equal(alarms[1::2], others[0][1::2])
+    assert np.array_equal(scores[1::2], others[1][1::2], equal_nan=True)
+    for alone in (slice(0, 1), slice(3, 5)):
+        again = fed(name, values[alone])
+        assert np.array_equal(alarms[alone], again[0]) and np.array_equal(scores[alone], again[1], equal_nan=True)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_row_that_waits_remembers_and_says_nothing(name: str) -> None:
+    """Rows stand at different steps: one that takes every other step of the loop sees what it would have seen."""
+    values = jumping(plateau(), 150)[:, :250]
+    cls = DETECTORS[name]
+    detector = made(cls, name)
+    alarms, _ = fed(name, values)
+    lags, slow = bool(AFTER_THE_STEP.intersection(cls.watches)), []
+    for tick in range(2 * values.shape[1]):
+        step = tick // 2
+        shown = {
+            k: torch.from_numpy(x[:, max(0, step - (k in AFTER_THE_STEP))]) for k, x in signals(name, values).items()
+        }
+        is_new = tick % 2 == 1 and not (lags and step == 0)
+        is_alarm, score = detector.judge(shown, torch.full((ROWS,), is_new))
+        if tick % 2:
+            slow.append(is_alarm.numpy())
+        else:
+            assert not is_alarm.any() and score.isnan().all()
+    assert np.array_equal(np.stack(slow, 1), alarms)
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_row_that_begins_anew_is_as_one_that_begins(name: str) -> None:
+    detector, fresh = made(DETECTORS[name], name), made(DETECTORS[name], name)
+    values = signals(name, heavy_tails())
+    everyone = torch.ones(ROWS, dtype=torch.bool)
+    for step in range(300):
+        detector.judge({k: torch.from_numpy(x[:, step]) for k, x in values.items()}, everyone)
+    detector.restart(everyone)
+    if DETECTORS[name].keeps:
+        return
+    for step in range(300, STEPS):
+        shown = {k: torch.from_numpy(x[:, step]) for k, x in values.items()}
+        for left, right in zip(detector.judge(shown, everyone), fresh.judge(shown, everyone), strict=True):
+            assert torch.equal(left.nan_to_num(-1.0), right.nan_to_num(-1.0))
+
+
+def made(cls: type[Detector], name: str) -> Detector:
+    like = {signal: torch.from_numpy(x[:, 0]) for signal, x in signals(name, plateau()).items()}
+    return cls(name, [options_of(name)] * ROWS, like, State(ROWS))
+
+
+def test_a_step_that_was_not_taken_is_no_news_to_the_norms_after_it() -> None:
+    """The norm of the weights moves along a line, and stands still where an update was skipped."""
+    values = {signal: signals("combined", plateau())[signal].copy() for signal in DETECTORS["combined"].watches}
+    values["param_norm"][:] = 50 * (1 + 1e-3 * np.arange(STEPS))
+    values["update_rms"][:, STRUCK] = 0
+    for name in ("param_norm", "second_moment_norm"):
+        values[name][:, STRUCK:] = values[name][:, STRUCK - 1 : -1]
+    alarms, _ = replay(DETECTORS["combined"], options_of("combined"), values, np.ones((ROWS, STEPS), bool))
+    assert not alarms[:, STRUCK - 5 : STRUCK + 20].any()

@@ -1,0 +1,319 @@
+"""Every answer to an alarm, and every playbook: what it does to the trial, and that it does nothing to any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harness.config import Trial
+from harness.config.ladder import canonical
+from harness.recovery.table import ACTIONS
+from harness.training.loop import train
+from harness.training.sites import Agenda, Event, Site
+from injectors.value import Value
+from tests.harness.engine import (
+    Run,
+    assert_fork_equals_full_run,
+    assert_resumes,
+    assert_same_trials,
+    injector_of,
+    left,
+    pack_of,
+    run,
+    same_bits,
+    trial,
+)
+
+STEPS, START = 24, 9
+OWN: dict[str, Any] = {"steps": STEPS, "lr": 1e-2, "depth": 1}
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "change_recipe": {"set": "{optim.beta2: 0.9, optim.weight_decay: 0.1}"},
+    "skip_batches": {"count": 2},
+}
+SNAPSHOT = {"every": 2, "kept": 4}
+
+
+def trained(
+    *rungs: Mapping[str, Any], detect: str = "finite", snapshot: Mapping[str, Any] = SNAPSHOT, **fields: Any
+) -> Trial:
+    """A small trial with a ladder."""
+    actions = {action for rung in rungs for action in rung["action"].split("+")}
+    options = {f"playbook.{name}": OPTIONS[name] for name in actions if name in OPTIONS}
+    if any(ACTIONS[name].goes_back for name in actions):
+        options["playbook.snapshot"] = snapshot
+    book = {"name": "test", "ladder": canonical(list(rungs))}
+    return trial(**{"seed": 1, **OWN, "detect": {"name": detect}, "playbook": book} | options | fields)
+
+
+def rung(action: str, detector: str = "any", limit: int | None = 3, cool_down: int = 4) -> dict[str, Any]:
+    return {"detector": detector, "action": action, "limit": limit, "cool_down": cool_down}
+
+
+def nan(start: int = START, duration: int | None = 1, **fields: Any) -> Value:
+    """What makes the gradient of one step NaN, and leaves nothing else behind."""
+    options = {"site": "reduced_gradient", "tensor": "head", "element": 3, "model": "set", "value": float("nan")}
+    return Value(start=start, duration=duration, **options | fields)
+
+
+def struck(golden: Trial, fault: Any = None) -> Trial:
+    return replace(golden, fault=nan() if fault is None else fault)
+
+
+LADDERS = {name: [rung("undo", "oracle")] if name == "undo" else [rung(name)] for name in ACTIONS if name != "carry_on"}
+LADDERS |= {
+    "lower_rate": [rung("lower_rate+skip")],
+    "change_recipe": [rung("change_recipe+skip")],
+    "shrink_embedding": [rung("shrink_embedding+skip")],
+    "roll_back+skip_batches": [rung("roll_back+skip_batches")],
+    "roll_back+swap_data+lower_rate": [rung("roll_back+swap_data+lower_rate")],
+    "roll_back+change_recipe": [rung("roll_back+change_recipe")],
+    "roll_back+reset_moments": [rung("roll_back+reset_moments")],
+}
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_a_trial_is_finite_after_it_and_no_other_trial_knows(name: str) -> None:
+    golden = trained(*LADDERS[name])
+    trials = [golden, struck(golden), replace(golden, seed=2), struck(replace(golden, seed=2), nan(START + 2))]
+    found = assert_fork_equals_full_run(trials)
+    assert "non-finite" not in found.result.outcome and found.result.nonfinite_step == [None] * 4
+    assert found.result.strikes[1] == 1 and np.isfinite(found.signals["loss"]).all()
+    assert torch.isfinite(found.pack.weights).all()
+    (incident,) = found.result.incidents[1]
+    assert incident["step"] == START and incident["alarms"] == 1 and incident["steps_lost"] >= 1
+    assert [act["action"] for act in incident["acts"]][0] == LADDERS[name][0]["action"].split("+")[0]
+    assert found.result.incidents[0] == found.result.incidents[2] == []
+    assert_same_trials(run(trials[:1] + trials[2:3]), found, {0: 0, 1: 2})
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_a_killed_pack_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    golden = trained(*LADDERS[name])
+    assert_resumes([golden, struck(golden)], tmp_path, [START + 1, START + 3, STEPS - 1], block=5, forks=True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"ranks": 2}, {"precision": "bf16"}, {"name": "sgd"}, {"dropout": 0.2}])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_a_skipped_step_leaves_weights_and_moments_as_they_are(fields: Mapping[str, Any], value: float) -> None:
+    limit = {"detect.grad_norm_skip": {"limit": 1e3}}
+    golden = trained(rung("skip", "finite+grad_norm_skip"), detect="finite+grad_norm_skip", **limit, **fields)
+    state: dict[int, dict[str, torch.Tensor]] = {}
+
+    def keep(pack: Any) -> None:
+        take = pack.step
+
+        def step(rate, stepping, measure):
+            before = state_of(pack, 1)
+            result = take(rate, stepping, measure)
+            state[pack.clock.steps[1]] = {"taken": stepping[1].clone(), **changed(before, state_of(pack, 1))}
+            return result
+
+        pack.step = step
+
+    run([golden, struck(golden, nan(value=value))], prepare=keep)
+    taken = {step: bool(kept.pop("taken")) for step, kept in state.items()}
+    assert [step for step, was in taken.items() if not was] == [START]
+    assert not any(kept.any() for kept in state[START].values()) and state[START + 1]["weights"].any()
+
+
+def state_of(pack: Any, row: int) -> dict[str, torch.Tensor]:
+    arrays = {"weights": pack.weights, **{name: pack.optimizer.slot(name) for name in pack.optimizer.slots}}
+    return {name: x[row].clone() for name, x in arrays.items()} | {"updates": pack.optimizer.updates[row].clone()}
+
+
+def changed(before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: before[name] != x for name, x in now.items()}
+
+
+@pytest.mark.parametrize("action", ["roll_back", "re_execute", "undo"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("site", ["reduced_gradient", "gradient", "weight", "moment_2", "activation"])
+def test_with_the_same_data_a_transient_fault_leaves_nothing(action: str, ranks: int, site: str) -> None:
+    """The whole trial is its golden twin, bit for bit, its detectors' memory included."""
+    where = {"tensor": "blocks.0.residual"} if site == "activation" else {}
+    detector = "oracle" if action == "undo" else "any"
+    golden = trained(rung(action, detector), detect="finite+skip_step", ranks=ranks)
+    found = run([golden, struck(golden, nan(site=site, **where))], forks=True)
+    assert same_bits(left(found, 0), left(found, 1)) == [] and found.result.digest[0] == found.result.digest[1]
+    assert found.result.strikes == [0, 1] and found.pack.rows_state.equal(0, 1)
+    (incident,) = found.result.incidents[1]
+    assert incident["acts"][0]["to"] <= START
+
+
+def verdicts(found: Run, number: int) -> list[str]:
+    acts = [act for incident in found.result.incidents[number] for act in incident["acts"]]
+    return [act["detail"]["verdict"] for act in acts if "verdict" in act["detail"]]
+
+
+def test_a_permanent_fault_is_left_behind_with_its_device() -> None:
+    golden = trained(rung("re_execute", limit=1))  # which is used once, however often it goes back
+    found = run([golden, struck(golden, nan(duration=None))], forks=True)
+    assert verdicts(found, 1) == ["persistent"]
+    assert same_bits(left(found, 0), left(found, 1)) == []
+    again = run([struck(trained(rung("roll_back")), nan(duration=None)), golden])
+    assert again.result.outcome[0] == "non-finite" and again.result.strikes[0] == 4
+
+
+class Poison:
+    """NaN wherever one batch is read, as a bad document is."""
+
+    permanent, taps, memory = False, (), {}
+
+    def __init__(self, start: int):
+        self.start, self.calls = start, [(Site.BATCH, start)]
+
+    def recall(self, memory: Mapping[str, Any]) -> None: ...
+
+    def visit(self, visit: Any) -> list[Any]:
+        visit.tensors["batch"].fill_(63)
+        return [Event("batch", "batch", None, None, visit.step, "a", "b", None, None, True)]
+
+
+def test_a_batch_that_is_bad_is_bad_again_and_is_left_out() -> None:
+    """The loss of a text of one rare token is 5, and none of the others' is beyond 4.8 after step 13."""
+    golden = trained(rung("re_execute"), detect="loss_ratio", batch=16, **{"detect.loss_ratio": {"ratio": 1.1}})
+    found = run([golden, golden], {1: Poison(START + 6)})
+    assert found.result.incidents[0] == [] and verdicts(found, 1) == ["data"], found.result.incidents
+    acts = [act["detail"].get("tried") for act in found.result.incidents[1][0]["acts"]]
+    assert acts == [None, "again", "again", "again", "spare", "other data", None]
+    assert found.result.strikes[1] == 6  # at first, again from ever earlier, and on another device
+    assert not np.array_equal(found.signals["loss"][0], found.signals["loss"][1])
+
+
+def test_what_is_right_goes_to_the_next_rung() -> None:
+    """A limit that every step is above is no fault: the same value on both devices, with every batch."""
+    golden = trained(
+        rung("re_execute", limit=1),
+        rung("skip", limit=2),
+        detect="grad_norm_skip",
+        **{"detect.grad_norm_skip": {"limit": 1e-6}},
+    )
+    found = run([golden, replace(golden, seed=2)])
+    acts = found.result.incidents[0][0]["acts"]
+    tried = [act["detail"].get("tried") for act in acts if act["action"] == "re_execute"]
+    assert tried == [None, "spare", *["other data"] * 4, None] and acts[6]["detail"]["verdict"] == "correct"
+    assert [act["action"] for act in acts[7:]] == ["skip"] * 2
+
+
+def test_rungs_are_climbed_in_turn_and_begin_anew_after_the_cool_down() -> None:
+    ladder = [rung("skip", limit=2), rung("lower_rate+skip", limit=1), rung("skip_batches", limit=1)]
+    golden = trained(*ladder)
+    fault = nan(START, 4)
+    later = nan(START + 10, 1)
+    found = run([golden, struck(golden, fault), struck(golden, later)])
+    (incident,) = found.result.incidents[1]
+    assert [act["action"] for act in incident["acts"]] == ["skip", "skip", "lower_rate", "skip", "skip_batches"]
+    assert incident["alarms"] == 4 == incident["steps_lost"] and incident["closed"] == START + 3 + 4 + 1
+    assert [act["action"] for act in found.result.incidents[2][0]["acts"]] == ["skip"]
+    rates = found.signals["learning_rate"]
+    assert np.array_equal(rates[1, : START + 3], rates[0, : START + 3])
+    np.testing.assert_allclose(rates[1, START + 3 :], rates[0, START + 3 :] / 2, rtol=1e-6)
+    assert not np.array_equal(found.signals["loss"][1, START + 4 :], found.signals["loss"][0, START + 4 :])
+
+
+def test_at_the_end_of_the_ladder_what_is_not_finite_freezes_and_the_rest_goes_on() -> None:
+    golden = trained(rung("skip", limit=2))
+    found = run([golden, struck(golden, nan(START, 3))])
+    assert found.result.outcome == ["trained", "non-finite"] and found.result.nonfinite_step[1] == START + 2
+    loud = trained(rung("skip", limit=2), detect="grad_norm_skip", **{"detect.grad_norm_skip": {"limit": 1e-6}})
+    incidents = run([loud, loud]).result.incidents[0]
+    assert [one["alarms"] for one in incidents] == [2] * 4 and [one["step"] for one in incidents] == [0, 6, 12, 18]
+
+
+def test_no_state_that_is_not_sound_is_kept() -> None:
+    """Moments that are NaN freeze nothing until they are weights: what is kept is from before."""
+    golden = trained(rung("roll_back"), snapshot={"every": 1, "kept": 2})
+    found = run([golden, struck(golden, nan(site="update", tensor="head"))], forks=True)
+    assert same_bits(left(found, 0), left(found, 1)) == []
+    assert [act["to"] for act in found.result.incidents[1][0]["acts"]] == [START]
+
+
+def test_each_rollback_of_an_incident_goes_further_back() -> None:
+    golden = trained(rung("roll_back", limit=3), snapshot={"every": 2, "kept": 4})
+    found = run([golden, struck(golden, nan(duration=None))])
+    steps = [act["to"] for act in found.result.incidents[1][0]["acts"] if act["action"] == "roll_back"]
+    assert steps == [8, 6, 4]
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_snapshots_may_lie_in_main_memory(where: str) -> None:
+    golden = trained(rung("roll_back"), snapshot={**SNAPSHOT, "on": where})
+    found = run([golden, struck(golden)])
+    assert same_bits(left(found, 0), left(found, 1)) == []
+
+
+def test_a_detector_begins_anew_where_the_course_is_another() -> None:
+    ladder = {"same": [rung("roll_back")], "other": [rung("roll_back+swap_data")]}
+    scores = {}
+    for name, rungs in ladder.items():
+        golden = trained(*rungs, detect="finite+skip_step", **{"detect.skip_step": {"window": 8}})
+        found = run([golden, struck(golden)])
+        scores[name] = np.isfinite(found.signals["score_skip_step"][1])
+    to = 8
+    assert scores["same"][to:].all() and not scores["other"][to : to + 4].any() and scores["other"][to + 4 :].all()
+
+
+def test_a_trial_that_forks_inside_of_an_incident_goes_on_in_it() -> None:
+    """Its twin's own incident is open when its fault strikes: the rungs that are used are used."""
+    golden = trained(rung("skip", limit=2, cool_down=100), rung("lower_rate+skip", limit=1, cool_down=100))
+    of_twin = injector_of(struck(golden, nan(3)))
+    others = [replace(golden, seed=seed) for seed in (2, 3)]  # so that the fault's row is a fork
+    found = run([golden, struck(golden, nan(START, 2)), *others], {0: of_twin, 2: None}, forks=True)
+    shared, own = found.result.incidents[1]
+    assert shared["step"] == 3 and own["step"] == START
+    assert [act["action"] for act in own["acts"]] == ["skip", "lower_rate", "skip"]
+
+
+def test_the_embedding_alone_learns_less() -> None:
+    golden = trained(rung("shrink_embedding+skip"))
+    found = run([golden, struck(golden)])
+    assert found.pack.remedies.embeddings([0, 1]) == {1: 0.1}
+    norms = found.signals["grad_norm"]
+    assert (
+        np.array_equal(norms[0, :START], norms[1, :START])
+        and (norms[1, START + 1 :] < norms[0, START + 1 :]).mean() > 0.5
+    )
+
+
+def test_a_changed_recipe_is_what_the_parts_read() -> None:
+    golden = trained(rung("change_recipe+skip"))
+    found = run([golden, struck(golden)], forks=True)
+    assert found.pack.optimizer.trials[1].optim.beta2 == 0.9 and found.pack.optimizer.trials[0].optim.beta2 == 0.999
+
+
+def test_moments_begin_anew() -> None:
+    golden = trained(rung("reset_moments"))
+    found = run([golden, struck(golden, nan(STEPS - 1))])
+    assert not found.pack.optimizer.slot("moment_2")[1].any() and found.pack.optimizer.updates.tolist() == [STEPS, 0]
+
+
+def test_where_the_scale_is_dynamic_an_overflow_is_no_alarm() -> None:
+    options = {"precision": "fp16", "loss_scaling": "dynamic", "loss_scale": 2.0**40}
+    found = run([trained(rung("skip"), **options), trained(rung("skip"), seed=2, **options)])
+    assert (found.signals["loss_scale"][:, -1] < 2.0**40).all() and found.result.incidents == [[], []]
+
+
+def test_a_pack_without_alarms_keeps_every_bit() -> None:
+    """A playbook that never answers is no more than the memory that it takes."""
+    watched = [trained(rung("roll_back"), seed=seed) for seed in range(2)]
+    plain = [trial(seed=seed, **OWN) for seed in range(2)]
+    ours, theirs = run(watched), run(plain)
+    names = set(theirs.signals) - {"tokens_per_second", "step_seconds"}
+    assert all(np.array_equal(ours.signals[name], theirs.signals[name], equal_nan=True) for name in names)
+    assert torch.equal(ours.pack.weights, theirs.pack.weights)
+
+
+def test_the_host_waits_for_no_healthy_step() -> None:
+    """Nothing is held, and nothing is asked, where there is no alarm."""
+    golden = trained(rung("roll_back"))
+    pack = pack_of([golden, replace(golden, seed=2)])
+    asked: list[int] = []
+    pack.clock.held = lambda: asked.append(1) or []  # type: ignore[method-assign, func-returns-value]
+    train(pack, Agenda([injector_of(golden)] * 2), 4, lambda first, arrays: None)
+    assert asked

@@ -1,0 +1,89 @@
+"""A study of several grids: each has axes beside those of all, and a command line has the last word in all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sweeps import command
+
+GRIDS = (
+    "# @package _global_\n"
+    "hydra:\n"
+    "  sweeper:\n"
+    "    params: {seed: '0,1', fault.start: 5}\n"
+    "    grids:\n"
+    "      clean: {}\n"
+    "      rates: {optim.lr: '0.1,0.2', seed: 0}\n"
+    "      bits: {fault: weight_bit, fault.bit: '3,30', seed: 7}\n"
+)
+
+
+def told(folder: Path, *overrides: str) -> list[tuple[str, float, int]]:
+    command.write_yaml(folder, "study/several.yaml", GRIDS)
+    found = command.trials(*overrides, study="several", folder=folder)
+    return [(trial.fault.name, trial.optim.lr, trial.seed) for trial in found]
+
+
+def test_the_trials_are_those_of_each_grid_in_turn(tmp_path: Path) -> None:
+    assert told(tmp_path) == [
+        ("none", 3e-3, 0),
+        ("none", 3e-3, 1),
+        ("none", 0.1, 0),
+        ("none", 0.2, 0),
+        ("weight_bit", 3e-3, 7),
+        ("weight_bit", 3e-3, 7),
+    ]
+
+
+def test_a_command_line_has_the_last_word_and_equal_trials_are_one(tmp_path: Path) -> None:
+    assert told(tmp_path, "seed=9", "optim.lr=0.1", "fault=none") == [("none", 0.1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("grids", "start", "allowed"),
+    [
+        ("{a: {optim.rl: '1,2'}}", "optim.rl=1,2: unknown key", "optim.lr"),
+        ("{a: {device: cpu}}", "device=cpu: belongs to the run", "what can be swept"),
+        ("{a: {seed: [1, 2]}}", "study=wrong: hydra.sweeper.grids.a.seed: several values in brackets", "commas"),
+        ("{a: {_target_: os.mkdir}}", "study=wrong: hydra.sweeper.grids: a._target_=os.mkdir: would be", "no _target_"),
+        ("{_target_: {seed: 1}}", "study=wrong: hydra.sweeper.grids: _target_.seed=1: would be", "no _target_"),
+        ("{a: 3}", "study=wrong: hydra.sweeper: may not come from a file", "sweeper.grids"),
+        ("3", "study=wrong: hydra.sweeper: may not come from a file", "sweeper.grids"),
+        (
+            "{a: {seed: range(60000)}, b: {seed: 'range(60000,120000)'}}",
+            "seed (60,000) and 60,000 of other grids",
+            "100,000",
+        ),
+    ],
+)
+def test_wrong_grids_are_one_line(empty: Path, grids: str, start: str, allowed: str) -> None:
+    command.write_yaml(
+        empty / "mine", "study/wrong.yaml", f"# @package _global_\nhydra: {{sweeper: {{grids: {grids}}}}}"
+    )
+    (line,) = command.refused(empty, "--config-dir=mine", "study=wrong")
+    assert line.startswith(f"error: {start}") and "allowed" in line and allowed in line
+
+
+def test_a_search_wants_one_grid(empty: Path) -> None:
+    command.write_yaml(empty / "mine", "study/several.yaml", GRIDS)
+    (line,) = command.refused(empty, "--config-dir=mine", "study=several", "search=max_stable_lr")
+    assert line.startswith("error: search=max_stable_lr: the study has several grids; allowed: ")
+
+
+@pytest.mark.parametrize("name", ["detectors", "lead", "module_flips"])
+def test_shipped_studies(name: str) -> None:
+    """Seeds from 1,000 on are those from which `combined` has its constants; every recipe has its clean envelope."""
+    found = command.trials(study=name)
+    assert max(trial.seed for trial in found) < 1000
+    struck = [trial for trial in found if trial.fault.name not in ("none", "last_bit")]
+
+    def recipes(trials: list) -> set:
+        return {(trial.structure, trial.optim, trial.schedule, trial.train) for trial in trials}
+
+    assert recipes(struck) == recipes([trial for trial in found if trial.fault.name == "last_bit"])
+    assert all(trial.fault.start < trial.train.steps for trial in struck)
+    if name == "detectors":
+        assert len(struck) > 900 and len({trial.fault.name for trial in struck}) == 30
+        assert sum(trial.fault.name == "none" for trial in found) >= 100
