@@ -151,27 +151,33 @@ def test_what_another_process_trains_is_left_to_it(job: Job) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system that takes three packs, and not six."""
+    """A file system of its own, to be made smaller."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a file system") if not os.environ.get("CI") else pytest.fail("needs root")
     folder = tmp_path / "small"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", folder], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     yield folder
     subprocess.run(["umount", folder], check=True)
+
+
+def resize(disk: Path, kilobytes: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", disk], check=True)
 
 
 def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
     """What was complete stays; each pack that did not fit says why; with more room the same command goes on."""
     twelve = ("seed=range(12)", "train.steps=8", "pack.size=2")  # 6 packs
     assert command.call(*command.tiny(*twelve, f"out={tmp_path}/whole")).status == 0
+    pages = [-(-file.stat().st_size // 4096) for file in (tmp_path / "whole").rglob("*") if file.is_file()]
+    resize(small_disk, 4 * sum(pages) * 7 // 12)  # three packs and a half
     arguments = command.tiny(*twelve, "hydra.launcher.workers=2", f"out={small_disk}/out")
     full = command.end(command.fork(*arguments, cwd=tmp_path))
     assert full.status == 1 and "Traceback" not in full.out + full.err, full
     assert "No space left on device" in full.out
     kept = {pack.id: pack for pack in read_packs(small_disk / "out") if pack.complete}
     assert 0 < len(kept) < 6
-    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    resize(small_disk, 1 << 16)
     again = command.end(command.fork(*arguments, cwd=tmp_path))
     assert (again.status, again.err) == (0, "") and f"{2 * len(kept)} complete already" in again.out
     kills.check(small_disk / "out", tmp_path / "whole")
