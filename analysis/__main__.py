@@ -11,7 +11,6 @@ from typing import Any
 
 import matplotlib
 import pandas as pd
-import yaml
 
 from analysis.figures.drawing import PICTURES
 from analysis.figures.registry import Needs, Results, figures
@@ -28,6 +27,7 @@ from analysis.reports.report import write_report
 from harness.basics.errors import Parser
 from harness.basics.printing import say, warn_in_one_line
 from harness.config import ConfigError
+from harness.config.fields import from_yaml
 from harness.storage.results_folder import FolderLost
 
 
@@ -129,7 +129,7 @@ def _chosen(chosen: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]
         if is_given and not group.startswith("detect."):
             raise ConfigError(f"{text}: unknown key; allowed: detect.NAME.FIELD=VALUE")
         if is_given:
-            constants.setdefault(group.removeprefix("detect."), {})[field] = yaml.safe_load(value)
+            constants.setdefault(group.removeprefix("detect."), {})[field] = from_yaml(value)
     for name, fields in constants.items():
         options_of(name, fields)
         names = names if name in names or not names else [*names, name]

@@ -17,13 +17,14 @@ PER = 1000
 
 
 def cases(sweep: xr.Dataset) -> pd.DataFrame:
-    """Every finished trial of a sweep with playbooks, a row each.
+    """Every finished trial of a sweep with playbooks, a row each; those whose last bit was changed are left out.
 
     Columns: `trial`, number along it; `case`, what it shares with the same incident under other playbooks; `playbook`,
     `fault`, `deviation`: validation loss after the last step less that of the golden run without a playbook, nat/token,
     NaN where there is none; `spread`, the standard deviation of that loss over the seeds of golden runs; `is_lost`: not
-    finite, or worse than the golden run by more than `LIMIT` of these, which is more than another seed would do;
-    `acts`, `steps_lost`, `steps` and `step_seconds`.
+    finite, or worse than the golden run by more than `LIMIT` of these, which is more than another seed would do, and
+    never so where either is not known; `acts` and `steps_lost`, of a faulty trial those beyond its golden twin's under
+    the same playbook, which has the same false alarms; `steps` and `step_seconds`.
     """
     fields = {str(name): str(coordinate.attrs.get("path", "")) for name, coordinate in sweep.coords.items()}
     kept = [name for name, path in fields.items() if path and path.split(".")[0] not in ("playbook", "detect")]
@@ -32,7 +33,7 @@ def cases(sweep: xr.Dataset) -> pd.DataFrame:
     table["place"] = table.groupby(names, dropna=False, sort=False).ngroup()
     recipe = [name for name in names if fields[name].split(".")[-1] != "seed"]
     table["recipe"] = table.groupby(recipe, dropna=False, sort=False).ngroup() if recipe else 0
-    table["case"] = table.groupby([*kept], dropna=False, sort=False).ngroup()
+    table["case"] = table.groupby(kept, dropna=False, sort=False).ngroup()
     table["playbook"] = table["playbook"].astype(str) if "playbook" in table else NOTHING
     of_trials = ("incidents", "acts", "steps_lost", "steps", "changes", "outcome", "complete", "incidents_open")
     table = table.assign(**{name: sweep[name].values for name in of_trials}, trial=np.arange(len(table)))
@@ -43,7 +44,13 @@ def cases(sweep: xr.Dataset) -> pd.DataFrame:
     table["deviation"] = loss - table["place"].map(of_place).to_numpy(dtype=float)
     spread = golden.assign(loss=loss[golden["trial"]]).groupby("recipe")["loss"].std()
     table["spread"] = table["recipe"].map(spread).to_numpy(dtype=float)
-    table["is_lost"] = (table["outcome"] == "non-finite") | ~(table["deviation"] <= LIMIT * table["spread"].fillna(0))
+    table["is_lost"] = (table["outcome"] == "non-finite") | (table["deviation"] > LIMIT * table["spread"])
+    clean = table[(table["fault"] == NO_FAULT.name) & table["complete"]].set_index(["place", "playbook"])
+    is_faulty = table["fault"] != NO_FAULT.name
+    at = pd.MultiIndex.from_frame(table[["place", "playbook"]])
+    for name in ("acts", "steps_lost"):
+        of_twin = clean[name].groupby(level=[0, 1]).first().reindex(at).fillna(0).to_numpy()
+        table[name] = np.where(is_faulty, (table[name] - of_twin).clip(lower=0), table[name])
     return table[table["complete"] & (table["fault"] != LAST_BIT)].reset_index(drop=True)
 
 
@@ -110,7 +117,7 @@ def _over(part: pd.DataFrame, oracle: pd.DataFrame | None) -> float:
     return float(part["steps_lost"].to_numpy()[both].sum() / spent) if spent else np.nan
 
 
-def by_family(sweep: xr.Dataset, playbook: str) -> pd.DataFrame:
+def by_fault(sweep: xr.Dataset, playbook: str) -> pd.DataFrame:
     """Of one playbook, a row a fault: `lost_without` an answer, of these the `kept`, and `harmed` others."""
     table = cases(sweep)
     faulty = table[(table["fault"] != NO_FAULT.name) & (table["changes"] > 0)]

@@ -11,8 +11,7 @@ from analysis.reading.incident_log import logs_of
 from harness.config.names import Site
 from harness.storage.stored import read_packs
 
-TRUTHS = ("transient", "persistent", "data")
-NO_FAULT = "correct"
+CORRECT = "correct"  # an alarm without a fault
 
 
 def verdicts(out: Path | str) -> pd.DataFrame:
@@ -34,7 +33,7 @@ def verdicts(out: Path | str) -> pd.DataFrame:
                 continue
             is_of_data = any(event["site"] == Site.BATCH for event in events)
             lasting = "persistent" if config["fault"].get("duration") is None else "transient"
-            truth = NO_FAULT if chosen.last < begin else "data" if is_of_data else lasting
+            truth = CORRECT if chosen.last < begin else "data" if is_of_data else lasting
             name = config.get("playbook", {}).get("name", "none")
             rows.append((trial, name, config["fault"]["name"], truth, said[0]))
     return pd.DataFrame(rows, columns=["trial", "playbook", "fault", "truth", "verdict"])

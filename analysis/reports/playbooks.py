@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.measures.playbooks import NOTHING, by_family, playbooks
+from analysis.measures.playbooks import NOTHING, by_fault, playbooks
 from analysis.measures.verdicts import verdict_table, verdicts
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError
@@ -32,7 +32,7 @@ def told_playbooks(out: Path, per_hour: float | None = None) -> list[str]:
     if len(others):
         best = str(others.loc[others["kept"].idxmax(), "playbook"])
         lines += ["", f"{best}, of the incidents that are lost without an answer, by fault:"]
-        lines += _lines(by_family(sweep, best))
+        lines += _lines(by_fault(sweep, best))
     found = verdicts(out)
     if len(found):
         right = (found["truth"] == found["verdict"]).sum()

@@ -14,6 +14,8 @@ from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+import yaml
+
 from harness.basics.errors import ConfigError
 from harness.basics.plugins import TableKeys
 from harness.config.limits import LARGEST_SEED
@@ -147,6 +149,14 @@ def _convert(value: Any, kind: type) -> Any:
     if type(value) is kind:
         return value
     raise TypeError
+
+
+def from_yaml(value: Any) -> Any:
+    """What a text says as YAML, or the text, if it is none; other values as they are."""
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value
 
 
 def shown(value: Any) -> str:

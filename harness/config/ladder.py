@@ -8,10 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-import yaml
-
 from harness.basics.errors import ConfigError
-from harness.config.fields import shown
+from harness.config.fields import from_yaml, shown
 
 ANY = "any"  # of the detectors that watch
 ORACLE = "oracle"  # which knows the fault
@@ -34,7 +32,8 @@ class Rung:
 
     def detectors(self, watching: Sequence[str]) -> tuple[str, ...]:
         """The names of those that it answers, where these watch."""
-        return tuple(watching) if self.detector == ANY else tuple(self.detector.split("+"))
+        named = tuple(self.detector.split("+"))
+        return tuple(watching) if ANY in named else named
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -49,12 +48,7 @@ def rungs(ladder: str) -> tuple[Rung, ...]:
 
 def canonical(value: Any, key: str = "playbook.ladder") -> str:
     """A ladder as a configuration has it, JSON, from a list as YAML has it or from its text. Raises ConfigError."""
-    given = value
-    if isinstance(value, str):
-        try:
-            given = yaml.safe_load(value)
-        except yaml.YAMLError:
-            given = None
+    given = from_yaml(value)
     if not isinstance(given, list | tuple) or len(given) > 50:
         raise ConfigError(f"{key}={shown(value)}: not a ladder; allowed: {WANTED}, at most 50 of them")
     return json.dumps([asdict(_rung(rung, f"{key}[{place}]")) for place, rung in enumerate(given)], sort_keys=True)

@@ -31,9 +31,7 @@ class Detector:
     learns_alarms: ClassVar[bool] = False
     least_ranks: ClassVar[int] = 1  # data-parallel ranks without which it has nothing to say
     source: ClassVar[str] = ""  # whose rule it is
-    reach: ClassVar[
-        Mapping[str, Any]
-    ] = {}  # options with which a jump from 3 to 8 is an alarm, where its own are wider
+    reach: ClassVar[Mapping[str, Any]] = {}  # options with which 3 to 8 is an alarm, where its own are wider
     blind: ClassVar[str] = ""  # why it sees no such jump whatever its options
     keeps: ClassVar[str] = ""  # why a row that begins anew keeps what it has remembered
     falling: ClassVar[str] = ""  # why a loss that falls as every loss does is an alarm
@@ -107,10 +105,6 @@ class Detector:
 
 class Windowed(Detector):
     """A detector that looks at the last `options.window` values of each signal."""
-
-    def late(self, is_alarm: Tensor) -> Tensor:
-        """Which of the alarms of the step that it judged last are only of signals of the step before, [R]."""
-        return is_alarm & all(signal in AFTER_THE_STEP for signal in self.watches)
 
     def remember(self) -> None:
         self.windows = {signal: self.window(signal, self.options.window) for signal in self.watches}

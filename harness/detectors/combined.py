@@ -20,7 +20,7 @@ class Options:
 
     limit: float = number(PER_TRIAL, 1.0, "multiple of the limits of clean runs that is an alarm", above=0)
     span: int = number(STRUCTURAL, 64, "steps of which usual deviations are taken", low=2, high=10_000)
-    patience: int = number(PER_TRIAL, 5, "alarms in a row after which what is there is usual", low=1)
+    patience: int = number(PER_TRIAL, 5, "values beyond its limit in a row after which a signal begins anew", low=1)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Combined(Detector):
     """The largest of a deviation from what is expected over its usual size and its limit, of seven signals by layer.
 
     The gradient norm is judged as a multiple of the loss. What was an alarm enters as what was expected, and no usual
-    deviation; after five alarms in a row the row begins anew with what is there, so that a new level is not an alarm
-    for ever. Of the weights' change, their norm and the second moment it is the step before that is judged. A value
-    that is not above 0 says nothing, nor does one of a step that was not taken.
+    deviation; a signal that was one five times in a row begins anew with what is there, so that a new level is not an
+    alarm for ever. Of the weights' change, their norm and the second moment it is the step before that is judged. A
+    value that is not above 0 says nothing, nor does one of a step that was not taken.
     """
 
     watches = tuple(WATCHED)
@@ -80,20 +80,21 @@ class Combined(Detector):
         self._last = self._state.add(f"{self.name}_last", (zeros + torch.nan)[..., None].repeat(1, 1, 4))
         self._usual = self._state.add(f"{self.name}_usual", zeros.clone())
         self._seen = self._state.add(f"{self.name}_seen", zeros.clone())
-        self._streak = self.number("streak")
+        self._streak = self._state.add(f"{self.name}_streak", zeros.clone())
 
     def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """As of any detector, but where a signal of layers is not measured at a step the others are judged."""
         shown = {name: values[name].float().double() for name in self.watches}
-        is_finite = is_new
-        for x in shown.values():
+        is_finite = self._is_finite_now = is_new
+        for name, x in shown.items():
             is_here = x.isfinite().all(1) | x.isnan().all(1) if x.dim() > 1 else x.isfinite()
             is_finite = is_finite & is_here
+            if name not in AFTER_THE_STEP:
+                self._is_finite_now = self._is_finite_now & is_here
         score, limit = self.score(shown)
         score = torch.where(is_finite, score, torch.nan)
         is_alarm = (is_new & ~is_finite) | (score > limit)
         self.note(shown, is_finite, is_alarm)
-        self._was_finite = is_finite
         self._lose(is_new & ~is_finite)
         return is_alarm, score
 
@@ -122,17 +123,17 @@ class Combined(Detector):
 
     def late(self, is_alarm: Tensor) -> Tensor:
         """Where no signal of this step is beyond its limit."""
-        return is_alarm & self._was_finite & ~(self._is_off & ~self._is_after).any(1)
+        return is_alarm & self._is_finite_now & ~(self._is_off & ~self._is_after).any(1)
 
     def note(self, values: Values, where_R: Tensor, is_alarm: Tensor) -> None:
-        streak = torch.where(is_alarm, self._streak.used + 1, 0.0)
-        is_over = where_R & (streak >= self.numbers["patience"])
-        self._streak.used.copy_(torch.where(where_R, torch.where(is_over, 0.0, streak), self._streak.used))
         last, usual, seen = self._last.used, self._usual.used, self._seen.used
         told = where_R[:, None] & ~self._values.isnan()
-        entered = torch.where(self._is_off & ~is_over[:, None], self._expected, self._values)[..., None]
+        streak = torch.where(self._is_off, self._streak.used + 1, 0.0)
+        is_over = told & (streak >= self.numbers["patience"][:, None])
+        self._streak.used.copy_(torch.where(told, torch.where(is_over, 0.0, streak), self._streak.used))
+        entered = torch.where(self._is_off & ~is_over, self._expected, self._values)[..., None]
         moved = torch.cat([entered, last[..., :-1]], -1)
-        is_first = moved.isnan() | is_over[:, None, None]  # it stands for those before it, too
+        is_first = moved.isnan() | is_over[..., None]  # it stands for those before it, too
         last.copy_(torch.where(told[..., None], torch.where(is_first, entered, moved), last))
         learns = told & ~self._is_off & ~self._off.isnan()
         seen.add_(learns)
@@ -145,6 +146,5 @@ class Combined(Detector):
 
     def restart(self, where_R: Tensor) -> None:
         self._last.used.masked_fill_(where_R[:, None, None], torch.nan)
-        for kept in (self._usual.used, self._seen.used):
+        for kept in (self._usual.used, self._seen.used, self._streak.used):
             kept.masked_fill_(where_R[:, None], 0)
-        self._streak.used.masked_fill_(where_R, 0)

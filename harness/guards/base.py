@@ -35,8 +35,8 @@ class GuardSignal:
 class Parts:
     """Of what a guard may be made: the model's tensors, the pack's state, its loss scale, and where it stands.
 
-    `alarms` are what detectors have said of the step that is judged, by name: alarm, score, and
-    whether it is of the step before, [R] each.
+    `alarms` are what detectors have said of the step that is judged, by name: alarm, score, and whether it is of the
+    step before, [R] each.
     """
 
     layout: Layout
@@ -99,7 +99,7 @@ class Guard:
         """Work on the rows in use from now on, which are these trials."""
 
     def judge(self, seen: Seen) -> Tensor:
-        """GO, SKIP, FREEZE or ROLL_BACK for each row, [R], int8; of rows that do not train, GO."""
+        """What to do with each row, [R], int8, from GO to ASK; of rows that do not train, GO."""
         raise NotImplementedError
 
     def measured(self, values: Mapping[str, Tensor], trained: Tensor) -> None:

@@ -15,6 +15,9 @@ from harness.model.state import Rows
 from harness.recovery.base import Alarm
 from harness.recovery.table import ACTIONS
 
+ANSWERS = ASK + 1
+UNANSWERED = 1_000_000 * ANSWERS + GO  # beyond every rung
+
 
 class Playbook(Guard):
     """Holds a row at an alarm that the next rung of its ladder answers; `harness.training.recovery` does the rest.
@@ -40,7 +43,7 @@ class Playbook(Guard):
         self.every = snapshot.every if any(map(goes_back, trials)) else None
         self.kept, self.on_host = snapshot.kept, snapshot.on == "host"
         rows, detectors = len(trials), len(self.names)
-        self._now = torch.zeros((rows, detectors), dtype=torch.int8, device=self.device)
+        self._now = torch.full((rows, detectors), UNANSWERED, device=self.device)
         self._first = self._now.clone()
         self._over = torch.full((rows,), -1, dtype=torch.int64, device=self.device)
         self._awaited, self.is_new = self._over.clone(), True
@@ -50,20 +53,22 @@ class Playbook(Guard):
                 "step": self._over,
                 "values": torch.full((rows, 2), torch.nan, dtype=torch.float64, device=self.device),
                 "scores": torch.full((rows, detectors), torch.nan, dtype=torch.float64, device=self.device),
-                "alarms": self._now.bool(),
+                "alarms": self._now < 0,
                 "taken": self._over == 0,
                 "late": self._over == 0,
             }
             add = self.parts.state.add
+            self._usual = add("playbook_usual", like["scores"].clone())  # scores of the last step without an alarm
             self._asked = {name: add(f"playbook_{name}", values.clone(), scratch=True) for name, values in like.items()}
 
     def expect(self, row: int, now: Sequence[int], first: Sequence[int], over: int, awaited: int) -> None:
         """What to answer to each detector in this row: `now`, and `first` at steps beyond `over`.
 
-        That is GO, GO_AND_ASK or ASK. `awaited` is a step at which to ask without an alarm; -1: none.
+        That is place * ANSWERS + answer of the rung that it calls, or UNANSWERED; of several detectors the rung that
+        comes first is climbed. `awaited` is a step at which to ask without an alarm; -1: none.
         """
-        self._now[row] = torch.tensor(now, dtype=torch.int8, device=self.device)
-        self._first[row] = torch.tensor(first, dtype=torch.int8, device=self.device)
+        self._now[row] = torch.tensor(now, device=self.device)
+        self._first[row] = torch.tensor(first, device=self.device)
         self._over[row], self._awaited[row] = over, awaited
 
     def judge(self, seen: Seen) -> Tensor:
@@ -75,8 +80,10 @@ class Playbook(Guard):
         if said:
             alarms, scores, late = (torch.stack(values, 1) for values in zip(*said, strict=True))
             shown |= {"alarms": alarms, "scores": scores, "late": (late | ~alarms).all(1)}
-            of_detectors = torch.where((seen.step > self._over)[:, None], self._first, self._now)
-            answer = (of_detectors * shown["alarms"]).amax(1)
+            called = torch.where((seen.step > self._over)[:, None], self._first, self._now)
+            answer = torch.where(alarms, called, UNANSWERED).amin(1) % ANSWERS
+            is_quiet = seen.trains & ~alarms.any(1) & (seen.step != self._awaited)
+            self._usual.used.copy_(torch.where(is_quiet[:, None], scores, self._usual.used))
         answer = torch.where((seen.step == self._awaited) & (answer == GO), GO_AND_ASK, answer) * seen.trains
         shown["taken"], is_asked = answer == GO_AND_ASK, answer != GO
         for name, values in shown.items():
@@ -90,10 +97,13 @@ class Playbook(Guard):
         if int(asked["step"]) != step:
             return None
         asked["step"].fill_(-1)
-        raised = zip(self.names, asked["alarms"].tolist(), asked["scores"].tolist(), strict=True)
-        detectors = {name: score for name, is_alarm, score in raised if is_alarm}
+        scores = dict(zip(self.names, asked["scores"].tolist(), strict=True))
+        raised = zip(scores.items(), asked["alarms"].tolist(), strict=True)
+        detectors = {name: score for (name, score), is_alarm in raised if is_alarm}
+        usual = dict(zip(self.names, self._usual.used[row].tolist(), strict=True))
         loss, norm = asked["values"].tolist()
-        return Alarm(step, detectors, loss, norm, bool(asked["taken"]), bool(asked["late"] and detectors))
+        is_late = bool(asked["late"] and detectors)
+        return Alarm(step, detectors, loss, norm, bool(asked["taken"]), is_late, scores, usual)
 
 
 def actions_of(trial: Trial) -> list[str]:
@@ -111,20 +121,17 @@ def has_oracle(trial: Trial) -> bool:
     return any(rung.detector == ORACLE for rung in rungs(trial.playbook.ladder))
 
 
-def kinds(trial: Trial, names: Sequence[str], used: Mapping[int, int]) -> list[int]:
-    """What to answer to each detector where rungs were used so often: that of the first rung that is left for it."""
+def calls(trial: Trial, names: Sequence[str], used: Mapping[int, int]) -> list[int]:
+    """For `Playbook.expect`: the first rung that is left for each detector, where rungs were used so often."""
     found = []
     for name in names:
-        rung = next(
-            (
-                rung
-                for place, rung in enumerate(rungs(trial.playbook.ladder))
-                if name in rung.detectors(names) and (rung.limit is None or used.get(place, 0) < rung.limit)
-            ),
-            None,
-        )
-        takes = rung is not None and all(ACTIONS[action].takes for action in rung.actions)
-        found.append(GO if rung is None else GO_AND_ASK if takes else ASK)
+        call = UNANSWERED
+        for place, rung in enumerate(rungs(trial.playbook.ladder)):
+            if name in rung.detectors(names) and (rung.limit is None or used.get(place, 0) < rung.limit):
+                takes = all(ACTIONS[action].takes for action in rung.actions)
+                call = place * ANSWERS + (GO_AND_ASK if takes else ASK)
+                break
+        found.append(call)
     return found
 
 
@@ -151,7 +158,16 @@ def refused(trial: Trial) -> Iterator[str]:
         if "undo" in rung.actions and rung.detector != ORACLE:
             yield f"{key}.action=undo: only the oracle knows what to undo; allowed: beside detector: {ORACLE}"
     for name in dict.fromkeys(actions_of(trial)):
-        yield from ACTIONS[name].refused(trial) if name in ACTIONS else ()
+        if name in ACTIONS:
+            yield from _too_far_back(trial, name)
+            yield from ACTIONS[name].refused(trial)
+
+
+def _too_far_back(trial: Trial, name: str) -> Iterator[str]:
+    back, snapshot = ACTIONS[name].back(trial), trial.section("playbook.snapshot")
+    if back > snapshot.history:
+        kept = f"playbook.snapshot.kept={snapshot.kept}, one every {snapshot.every} steps"
+        yield f"playbook.{name}.back={back}: beyond the history of {kept}; allowed: 0 to {snapshot.history}"
 
 
 def _unknown(key: str, rung: Rung) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -19,8 +19,9 @@ STANDS = "stands"  # in a detail: whether the alarm is still one, and the next r
 class Alarm:
     """What was seen of a step: the detectors that raised an alarm with their scores (NaN: none), loss and norm.
 
-    `is_taken`: the step was. `is_late`: it is only of what is known after a step, and so of
-    the step before. Without any detector it is a step that an action wanted to see again.
+    `is_taken`: the step was. `is_late`: it is only of what is known after a step, and so of the step before. `scores`
+    are those of all that watch, `usual` those of the last step without an alarm. Without any detector it is a step that
+    an action wanted to see again.
     """
 
     step: int
@@ -29,10 +30,8 @@ class Alarm:
     grad_norm: float
     is_taken: bool = False
     is_late: bool = False
-
-    def same_as(self, loss: float, grad_norm: float) -> bool:
-        """Whether loss and norm are these, bit for bit; NaN is as good as NaN."""
-        return repr((self.loss, self.grad_norm)) == repr((loss, grad_norm))
+    scores: Mapping[str, float] = field(default_factory=dict)
+    usual: Mapping[str, float] = field(default_factory=dict)
 
 
 class Row(Protocol):
@@ -60,6 +59,9 @@ class Row(Protocol):
         nothing is done, where there is no such snapshot.
         """
 
+    def newest(self, latest: int) -> int | None:
+        """The step of the snapshot to which it would go back."""
+
     def redo(self) -> None:
         """The step is taken once more, with weights and optimizer as they are before it."""
 
@@ -81,8 +83,8 @@ class Row(Protocol):
     def earlier_moments(self) -> Mapping[str, Tensors] | None:
         """The same in the oldest sound snapshot; None: there is none."""
 
-    def forget_updates(self) -> None:
-        """Its optimizer corrects its moments as in a first step."""
+    def forget_moments(self) -> None:
+        """All that its optimizer keeps is zero, and corrected as in a first step."""
 
     def forget_signals(self) -> None:
         """Its detectors begin anew: what was before is no measure of what comes."""
@@ -115,7 +117,7 @@ class Action:
 
     @classmethod
     def back(cls, trial: Trial) -> int:
-        """The steps by which a snapshot has to lie before the alarm."""
+        """The steps by which a snapshot has to lie before the alarm: its field `back`, where it has one."""
         return 0
 
     def do(self, row: Row, options: Any) -> Detail | None:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from harness.config import PER_TRIAL, ConfigError, Problems, Trial, checked, field_types, sections
-from harness.config.fields import scope_of, shown, text
+from harness.config.fields import from_yaml, scope_of, shown, text
 from harness.recovery.base import Action, Detail, Row
 
 WANTED = "a mapping of keys to values, such as {optim.clip: 0.3, optim.beta2: 0.9}"
@@ -17,12 +17,7 @@ WANTED = "a mapping of keys to values, such as {optim.clip: 0.3, optim.beta2: 0.
 
 def canonical(value: Any, key: str) -> str:
     """Changes as a configuration has them, from a mapping or its text. Raises ConfigError."""
-    given = value
-    if isinstance(value, str):
-        try:
-            given = yaml.safe_load(value)
-        except yaml.YAMLError:
-            given = None
+    given = from_yaml(value)
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(f"{key}={shown(value)}: not a recipe's changes; allowed: {WANTED}")
     return yaml.safe_dump(dict(sorted(given.items())), default_flow_style=True, width=10_000).strip()
@@ -50,7 +45,7 @@ class ChangeRecipe(Action):
         try:
             changed = amended(trial, changes_of(trial.section("playbook.change_recipe")))
         except ConfigError as error:
-            yield from error.args
+            yield from error.reasons
             return
         if changed == trial:
             yield f"playbook.change_recipe.set={{}}: changes nothing; allowed: {WANTED}"
@@ -70,9 +65,9 @@ def amended(trial: Trial, changes: Mapping[str, Any]) -> Trial:
     """The trial with these fields, by key. Raises ConfigError for what cannot change while a pack trains."""
     values = {name: dict(vars(trial.section(name))) for name in sections()}
     problems, where = Problems(), "playbook.change_recipe.set"
+    known = {f"{part}.{field}" for part, cls in sections().items() for field in field_types(cls)}
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
-        known = {f"{part}.{field}" for part, cls in sections().items() for field in field_types(cls)}
         with problems.collect():
             if key not in known or scope_of(sections()[section], name) == "structural":
                 why = "unknown key" if key not in known else "fixes the shape of a pack"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from harness.config import PER_TRIAL, Trial, number
-from harness.recovery.base import STANDS, Action, Detail, Row
+from harness.recovery.base import STANDS, Action, Alarm, Detail, Row
 
 TRANSIENT, PERSISTENT, DATA, CORRECT = "transient", "persistent", "data", "correct"
 """The verdicts: another value the second time; the same there, and another on another device; the same on both, and no
@@ -24,14 +24,39 @@ class Options:
     batches: int = number(PER_TRIAL, 8, "batches that are left out at most, to find one without an alarm", low=1)
 
 
-class ReExecute(Action):
-    """Runs the steps up to the alarm again, and compares loss and gradient norm with what they were, bit for bit.
+@dataclass(frozen=True)
+class Try:
+    """What is run again: from so many steps before the alarm, with batches that come so many later."""
 
-    Other values: a transient fault, and what came out now is right. The same: from 1, 3, 7, ... steps before, because
-    the state may have been bad before the alarm. Always the same: from the first of these once more on another device,
-    where a permanent fault does not strike. The same there: the step with another batch, 1, 2, 4, ... further on. The
-    alarm is gone: the batch was bad, and is left out. It stays: the result is right, and from there on the other rungs
-    are asked, until the incident is over. What is known only after a step is first looked for in the step before.
+    kind: str
+    before: int
+    ahead: int = 0
+
+
+def tries(options: Options, before: int, is_late: bool) -> list[Try]:
+    """What is tried in turn: from `before` steps before the alarm, with other batches, and from further back.
+
+    The cheapest comes first; an alarm that `is_late` speaks of weights and moments, and so of earlier steps.
+    """
+    first = [Try(AGAIN, before), Try(SPARE, before)]
+    batches = [Try(OTHER_DATA, before, 2**power) for power in range(options.batches.bit_length())]
+    deeper = []
+    while 2 * before + 1 <= options.deepest:
+        before = 2 * before + 1
+        deeper.append(Try(AGAIN, before))
+    deeper += [Try(SPARE, before)] if deeper else []
+    return [*first, *deeper, *batches] if is_late else [*first, *batches, *deeper]
+
+
+class ReExecute(Action):
+    """Runs the steps up to the alarm again, and compares loss, gradient norm and scores bit for bit.
+
+    Other values: a transient fault, and what came out now is right. The same: once more on another device, where a
+    permanent fault does not strike. The same there: with another batch, 1, 2, 4, ... further on. If that is no alarm,
+    and its scores are nearer to what was usual than to the alarm's, the batch was bad, and is left out. If not, the
+    state may have been bad before: once more from 1, 3, 7, ... steps before, and from there on another device. Always
+    the same: the result is right, and from there on the other rungs are asked, until the incident is over. What is
+    known only after a step is looked for in the step before and in earlier ones, and then with other batches.
     """
 
     goes_back = True
@@ -41,52 +66,65 @@ class ReExecute(Action):
     def back(cls, trial: Trial) -> int:
         return trial.section("playbook.re_execute").back
 
-    @classmethod
-    def refused(cls, trial: Trial) -> Iterator[str]:
-        back, snapshot = cls.back(trial), trial.section("playbook.snapshot")
-        if back > snapshot.history:
-            kept = f"playbook.snapshot.kept={snapshot.kept}, one every {snapshot.every} steps"
-            yield f"playbook.re_execute.back={back}: beyond the history of {kept}; allowed: 0 to {snapshot.history}"
-
     def do(self, row: Row, options: Any) -> Detail | None:
         alarm = row.alarm
         before = max(options.back, int(alarm.is_late))
         to = None if row.stood else row.go_back(alarm.step - before)
         if to is None:
             return None
-        seen = {"step": alarm.step, "loss": repr(alarm.loss), "grad_norm": repr(alarm.grad_norm), "before": before}
-        row.wait(alarm.step, {**seen, "first": to, "tried": AGAIN})
+        half = {name: repr((score + alarm.usual[name]) / 2) for name, score in alarm.detectors.items()}
+        memory = {"before": before, "late": alarm.is_late, "half": half, "tried": 0, "went": {AGAIN: to}}
+        row.wait(alarm.step, {**memory, "seen": _seen(alarm, alarm.detectors)})
         return {"to": to}
 
     def resume(self, row: Row, options: Any, memory: Mapping[str, Any]) -> Detail:
-        alarm, tried, is_alarm = row.alarm, memory["tried"], bool(row.alarm.detectors)
-        if tried == OTHER_DATA:
-            return self._after_other_data(row, options, memory)
-        is_same = alarm.step == memory["step"] and alarm.same_as(float(memory["loss"]), float(memory["grad_norm"]))
-        if not is_same:
-            return {"verdict": PERSISTENT if tried == SPARE else TRANSIENT, STANDS: is_alarm}
-        before = 2 * memory["before"] + 1
-        if tried == AGAIN and before <= options.deepest and (to := row.go_back(alarm.step - before)) is not None:
-            row.wait(alarm.step, {**memory, "before": before})
-            return {"tried": AGAIN, "to": to}
-        if tried == AGAIN:
-            row.on_spare(True)
-            to = row.go_back(memory["first"])
-            row.wait(alarm.step, {**memory, "tried": SPARE})
-            return {"tried": SPARE, "to": to}
+        plan, alarm, seen = tries(options, memory["before"], memory["late"]), row.alarm, memory["seen"]
+        tried, is_alarm = plan[memory["tried"]], bool(alarm.detectors)
+        if tried.kind == OTHER_DATA:
+            if not is_alarm and _is_calm(alarm, memory):
+                return {"verdict": DATA, "batches": tried.ahead}
+            if not is_alarm:
+                memory = {"quiet": tried.ahead, **memory}
+            row.read_on(-tried.ahead)
+        elif _seen(alarm, seen["scores"]) != seen:
+            return {"verdict": PERSISTENT if tried.kind == SPARE else TRANSIENT, STANDS: is_alarm}
         row.on_spare(False)
-        return self._with_batch(row, memory, 1)
+        for place in range(memory["tried"] + 1, len(plan)):
+            if (to := self._begin(row, plan[place], memory)) is not None:
+                went = {**memory["went"], plan[place].kind: to}
+                row.wait(seen["step"], {**memory, "tried": place, "went": went})
+                more = {"batches": plan[place].ahead} if plan[place].ahead else {}
+                return {"tried": plan[place].kind, "to": to, **more}
+        if "quiet" not in memory:
+            return {"verdict": CORRECT, STANDS: True}
+        row.read_on(memory["quiet"])
+        if not alarm.is_taken:
+            row.redo()
+        return {"verdict": DATA, "batches": memory["quiet"]}
 
-    def _with_batch(self, row: Row, memory: Mapping[str, Any], ahead: int) -> Detail:
-        row.read_on(ahead - memory.get("ahead", 0))
-        row.redo()
-        row.wait(row.alarm.step, {**memory, "tried": OTHER_DATA, "ahead": ahead})
-        return {"tried": OTHER_DATA, "batches": ahead}
+    def _begin(self, row: Row, one: Try, memory: Mapping[str, Any]) -> int | None:
+        """The step from which it is run again; None: there is no snapshot, or none that was not tried."""
+        step = memory["seen"]["step"]
+        to = row.newest(step - one.before)
+        stands = row.alarm.step == step and not row.alarm.is_taken
+        if one.kind == OTHER_DATA and one.before == 0 and stands and to != step:  # detectors go back with a snapshot
+            row.redo()
+            to = step
+        elif to is None or (one.kind != OTHER_DATA and to >= memory["went"].get(one.kind, step + 1)):
+            return None
+        else:
+            row.go_back(to)
+        row.on_spare(one.kind == SPARE)
+        row.read_on(one.ahead)
+        return to
 
-    def _after_other_data(self, row: Row, options: Any, memory: Mapping[str, Any]) -> Detail:
-        if not row.alarm.detectors:
-            return {"verdict": DATA, "batches": memory["ahead"]}
-        if 2 * memory["ahead"] <= options.batches and row.alarm.step == memory["step"]:
-            return self._with_batch(row, memory, 2 * memory["ahead"])
-        row.read_on(-memory["ahead"])
-        return {"verdict": CORRECT, STANDS: True}
+
+def _seen(alarm: Alarm, names: Iterable[str]) -> dict[str, Any]:
+    """What is compared, as JSON has it; NaN is as good as NaN."""
+    scores = {name: repr(alarm.scores[name]) for name in names}
+    return {"step": alarm.step, "loss": repr(alarm.loss), "grad_norm": repr(alarm.grad_norm), "scores": scores}
+
+
+def _is_calm(alarm: Alarm, memory: Mapping[str, Any]) -> bool:
+    """Whether scores are nearer to what was usual than to the alarm's, where these are numbers."""
+    return not any(alarm.scores[name] > float(half) for name, half in memory["half"].items())

@@ -29,14 +29,10 @@ class ResetMoments(Action):
     source = "OPT logbook, metaseq: optimizer state reset; SPAM, Huang et al. 2025, arXiv 2501.06842, at intervals"
 
     def do(self, row: Row, options: Any) -> Detail:
-        moments = row.moments()
         if options.which == "all":
-            for tensors in moments.values():
-                for tensor in tensors.values():
-                    tensor.zero_()
-            row.forget_updates()
+            row.forget_moments()
             return {"tensors": "all"}
-        earlier, wrong = row.earlier_moments(), set()
+        moments, earlier, wrong = row.moments(), row.earlier_moments(), set()
         for name, tensors in moments.items():
             for key, values in tensors.items():
                 if _is_off(values, None if earlier is None else earlier[name][key], options.factor):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +32,9 @@ class RollBack(Action):
     def back(cls, trial: Trial) -> int:
         return trial.section("playbook.roll_back").back
 
-    @classmethod
-    def refused(cls, trial: Trial) -> Iterator[str]:
-        back, snapshot = cls.back(trial), trial.section("playbook.snapshot")
-        if back > snapshot.history:
-            kept = f"playbook.snapshot.kept={snapshot.kept}, one every {snapshot.every} steps"
-            yield f"playbook.roll_back.back={back}: beyond the history of {kept}; allowed: 0 to {snapshot.history}"
-
     def do(self, row: Row, options: Any) -> Detail | None:
         latest = row.alarm.step - options.back
-        is_deeper = options.deeper and row.used and row.reached is not None
-        step = row.go_back(min(latest, row.reached - 1) if is_deeper and row.reached is not None else latest)
+        if options.deeper and row.used and row.reached is not None:
+            latest = min(latest, row.reached - 1)
+        step = row.go_back(latest)
         return None if step is None else {"to": step}

@@ -85,8 +85,9 @@ class Answers:
         pack = self.pack
         looks = is_due or pack.device.type == "cpu"
         if looks:
-            pack.find_masked(tick, self.agenda.last, loss)
-        if not self._holds or not (looks or saves or self.agenda.is_news):
+            pack.find_masked(tick, self.agenda.last, loss, self._stand_alike)
+        has_news = self.recovery is not None and self.recovery.has_news
+        if not self._holds or not (looks or saves or has_news):
             return
         if self._snapshots and is_due:
             self._recorder.keeps = self._snapshots.oldest
@@ -101,9 +102,13 @@ class Answers:
                 continue
             self.rollbacks[trial] += 1
             self.go_on(row, step)
-        if self.recovery and self.agenda.is_news:
+        if self.recovery and has_news:
             self.recovery.undo()
-            self.agenda.is_news = False
+
+    def _stand_alike(self, trial: int, twin: int, step: int) -> bool:
+        """Whether two trials whose states are equal after this step are so from there on, as far as the host knows."""
+        is_same = self.pack.remedies.same(trial, twin)
+        return is_same and (self.recovery is None or self.recovery.same(trial, twin, step))
 
     def go_back(self, row: int, struck: int, latest: int) -> int | None:
         """To the newest sound snapshot of a step up to `latest`, whose step is returned, without what has struck."""
@@ -113,6 +118,11 @@ class Answers:
             self.agenda.roll_back(trial, struck + 1)
             self._forget(trial, step)
         return step
+
+    def newest(self, row: int, latest: int) -> int | None:
+        """The step of that snapshot."""
+        found = self._snapshots.find(row, latest) if self._snapshots else None
+        return None if found is None else found[0]
 
     def go_on(self, row: int, step: int) -> None:
         """The row trains on from this step."""

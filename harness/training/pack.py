@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -176,12 +176,8 @@ class Pack:
 
     def learning_rate(self, steps: Steps) -> Tensor:
         """The scheduled rate of each row, [R], less what a playbook has taken off; the caller's own copy."""
-        where = steps if isinstance(steps, int) else torch.tensor(steps, device=self.device)
-        rate = (
-            self._learning_rates[where][self.index]
-            if isinstance(steps, int)
-            else self._learning_rates[where, self.index]
-        )
+        each = steps if isinstance(steps, int) else torch.tensor(steps, device=self.device)
+        rate = self._learning_rates[each, self.index]
         factors = self.remedies.rates(self.rows, steps)
         return rate if factors is None else (rate * factors).to(rate.dtype)
 
@@ -346,8 +342,12 @@ class Pack:
             state.arrange(sources)
         self._bind()
 
-    def find_masked(self, tick: Tick, over: Sequence[int | None], loss_R: Tensor) -> None:
+    def find_masked(
+        self, tick: Tick, over: Sequence[int | None], loss_R: Tensor, alike: Callable[[int, int, int], bool]
+    ) -> None:
         """Note the trials whose fault is over (`over`: its last step) and whose state is that of their twin again.
+
+        `alike` says of a trial, its twin and the step whether what is known of them on the host is equal, too.
 
         States are compared only where the loss of this step is equal: a state that differs nearly always shows there.
         """
@@ -364,7 +364,7 @@ class Pack:
             return
         equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
         for is_equal, (row, leader, step) in zip(equal.tolist(), pairs, strict=True):
-            is_alike = is_equal and self.remedies.same(self.rows[row], self.rows[leader])
+            is_alike = is_equal and alike(self.rows[row], self.rows[leader], step)
             if is_alike and self.active[[row, leader]].all() and self.rows_state.equal(row, leader):
                 self.twins.masked[self.rows[row]] = step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from harness.config import Trial, sections
 from harness.config.ladder import ORACLE, Rung, rungs
 from harness.config.limits import KEPT_EVENTS
 from harness.guards import ASK
-from harness.guards.playbook import Playbook, has_oracle, kinds
+from harness.guards.playbook import Playbook, calls, has_oracle
 from harness.recovery.base import STANDS, Alarm
 from harness.recovery.table import ACTIONS
 from harness.training.pack import Pack
@@ -30,6 +30,9 @@ class Door(Protocol):
 
     def go_back(self, row: int, struck: int, latest: int) -> int | None:
         """To the newest sound snapshot of a step up to `latest`, whose step is returned, without what has struck."""
+
+    def newest(self, row: int, latest: int) -> int | None:
+        """The step of that snapshot."""
 
     def go_on(self, row: int, step: int) -> None:
         """The row trains on from this step."""
@@ -74,6 +77,14 @@ class Recovery:
                 self._expect(row)
             self.guard.is_new = False
 
+    def same(self, trial: int, twin: int, step: int) -> bool:
+        """Whether two trials would be answered alike after this step: in the midst of no incident, or of the same."""
+        books = [self.books.get(number, Book()) for number in (trial, twin)]
+        if all(book.over <= step and book.waits is None for book in books):
+            return True
+        alone, other = (replace(book, log=[], is_undone=False) for book in books)
+        return alone == other
+
     def fork(self, trial: int, leader: int) -> None:
         """A trial stands on its ladder where its twin does."""
         if leader in self.books:
@@ -87,7 +98,7 @@ class Recovery:
             told = [ASK] * len(guard.names)
             guard.expect(row, told, told, book.over, book.waits["step"])
             return
-        guard.expect(row, kinds(trial, guard.names, book.used), kinds(trial, guard.names, {}), book.over, -1)
+        guard.expect(row, calls(trial, guard.names, book.used), calls(trial, guard.names, {}), book.over, -1)
 
     def settle(self, row: int, step: int) -> bool:
         """Answer what was asked about a row that is held since this step; False: nothing was."""
@@ -102,17 +113,26 @@ class Recovery:
         self._expect(row)
         return True
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are strikes that the oracle has not answered."""
+        return any(self._news())
+
+    def _news(self) -> Iterator[tuple[int, int, int]]:
+        """(trial, row, step of the first strike)."""
+        for number in self._oracles:
+            row, step = self._pack.place_of(number), self._door.agenda.first_change(number)
+            has_spoken = number in self.books and self.books[number].is_undone
+            if row is not None and step is not None and not has_spoken:
+                yield number, row, step
+
     def undo(self) -> None:
         """Let the oracle answer the strikes of the last steps."""
-        for number in self._oracles:
-            row, book = self._pack.place_of(number), self.books.get(number, Book())
-            step = self._door.agenda.first_change(number)
-            if row is None or step is None or book.is_undone:
-                continue
+        for number, row, step in list(self._news()):
             nan = float("nan")
             alarm = Alarm(step, {ORACLE: nan}, nan, nan, True)
             patient = Patient(self._door, self, row, alarm)
-            self.books.setdefault(number, book).is_undone = True
+            self.books.setdefault(number, Book()).is_undone = True
             self._treat(patient)
             patient.finish()
             self._expect(row)
@@ -236,6 +256,9 @@ class Patient:
             self.went_back = True
         return step
 
+    def newest(self, latest: int) -> int | None:
+        return self._door.newest(self.row, latest)
+
     def redo(self) -> None:
         self._door.agenda.roll_back(self.number, self.alarm.step + 1)
         self.goes_on = self.alarm.step
@@ -263,8 +286,8 @@ class Patient:
             return None
         return {name: dict(self._pack.tensors(kept[name][None], 0)) for name in self._pack.optimizer.slots}
 
-    def forget_updates(self) -> None:
-        self._pack.optimizer.updates[self.row] = 0
+    def forget_moments(self) -> None:
+        self._pack.optimizer.forget(self.row)
 
     def forget_signals(self) -> None:
         self._pack.forget_signals(self.row)

@@ -102,7 +102,6 @@ class Agenda:
         self._due: dict[tuple[Site, int], list[int]] = {}
         self._reached = [0 for _ in injectors]
         self._first_change: list[int | None] = [None for _ in injectors]
-        self.is_news = False  # whether anything was changed since somebody asked
         self._calls = {trial: frozenset(injector.calls) for trial, injector in self.armed.items()}
         for trial, injector in self.armed.items():
             for site, step in injector.calls:
@@ -133,7 +132,7 @@ class Agenda:
         changed = [event.step for event in events if event.changed]
         self.changes[trial] += len(changed)
         if changed and self._first_change[trial] is None:
-            self._first_change[trial], self.is_news = changed[0], True
+            self._first_change[trial] = changed[0]
         self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
 
     def state(self) -> dict[str, Any]:

@@ -51,9 +51,8 @@ class Snapshots:
         is_due[due] = True
         newest, place = self._steps.used.max(1).values, self._steps.used.argmin(1)
         takes = is_due.to(pack.device) & quiet_R & pack.active & self._is_finite() & (at > newest)
-        self._steps.used.scatter_(
-            1, place[:, None], torch.where(takes, at, self._steps.used.gather(1, place[:, None])[:, 0])[:, None]
-        )
+        kept_steps, places = self._steps.used, place[:, None]
+        kept_steps.scatter_(1, places, torch.where(takes[:, None], at[:, None], kept_steps.gather(1, places)))
         now = dict(pack.rows_state) | self._acts()
         if pack.device.type == "cpu":
             # A row after the other: what is copied is all that it costs.
@@ -80,16 +79,19 @@ class Snapshots:
         """The first step to which a row could go back, None: there is none; here the host waits for the device."""
         return min((step for steps in self._steps.used.tolist() for step in steps if step != NONE), default=None)
 
+    def find(self, row: int, latest: int) -> tuple[int, int] | None:
+        """Step and place of the newest of a row's snapshots of a step up to `latest`; the host waits for the device."""
+        steps = enumerate(self._steps.used[row].tolist())
+        return max(((step, slot) for slot, step in steps if step != NONE and step <= latest), default=None)
+
     def put_back(self, row: int, latest: int) -> int | None:
         """The row is as it was in the newest of its snapshots of a step up to `latest`, which is returned.
 
         None, and nothing is done, without such a snapshot. Here the host waits for the device.
         """
-        steps = self._steps.used[row]
-        fitting = [(step, slot) for slot, step in enumerate(steps.tolist()) if step != NONE and step <= latest]
-        if not fitting:
+        if (found := self.find(row, latest)) is None:
             return None
-        step, slot = max(fitting)
+        steps, (step, slot) = self._steps.used[row], found
         kept = {name: values[row, slot] for name, values in self._kept}
         for name, values in self._pack.rows_state:
             values[row].copy_(kept[name])

@@ -109,7 +109,7 @@ def main() -> None:
         print(f"  the default set / none: {compared(*rest, (None,), (NONE,))}", flush=True)
         bare = (NONE, "none", False)
         print(f"  all signals / a loop without any: {compared(*rest, (None,), bare)}; goal 1.05", flush=True)
-        for names in ("skip_step", heard_by_default()):
+        for names in ("skip_step", "combined+finite", heard_by_default()):
             print(f"  and detect={names}: {compared(*rest, (None, names), bare)}; goal 1.05", flush=True)
 
 

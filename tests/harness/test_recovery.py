@@ -13,6 +13,7 @@ import torch
 
 from harness.config import Trial
 from harness.config.ladder import canonical
+from harness.guards.playbook import Playbook
 from harness.recovery.table import ACTIONS
 from harness.training.loop import train
 from harness.training.sites import Agenda, Event, Site
@@ -181,8 +182,8 @@ def test_a_batch_that_is_bad_is_bad_again_and_is_left_out() -> None:
     found = run([golden, golden], {1: Poison(START + 6)})
     assert found.result.incidents[0] == [] and verdicts(found, 1) == ["data"], found.result.incidents
     acts = [act["detail"].get("tried") for act in found.result.incidents[1][0]["acts"]]
-    assert acts == [None, "again", "again", "again", "spare", "other data", None]
-    assert found.result.strikes[1] == 6  # at first, again from ever earlier, and on another device
+    assert acts == [None, "spare", "other data", None]
+    assert found.result.strikes[1] == 3  # at first, again, and on another device
     assert not np.array_equal(found.signals["loss"][0], found.signals["loss"][1])
 
 
@@ -248,6 +249,31 @@ def test_snapshots_may_lie_in_main_memory(where: str) -> None:
     assert same_bits(left(found, 0), left(found, 1)) == []
 
 
+BEYOND = {"detect.grad_norm_skip": {"limit": 1e9}}
+
+
+@pytest.mark.parametrize("first", ["carry_on", "skip"])
+def test_of_two_detectors_that_raise_an_alarm_the_first_rung_says_whether_the_step_is_taken(first: str) -> None:
+    """Also where the one of them would be answered otherwise: the device holds what the host does."""
+    other = "skip" if first == "carry_on" else "carry_on"
+    ladder = [rung(first, "skip_step", limit=1), rung(other, "grad_norm_skip", limit=None)]
+    window = {"detect.skip_step": {"window": 8}}
+    golden = trained(*ladder, detect="grad_norm_skip+skip_step", **BEYOND, **window)
+    found = run([golden, struck(golden, nan(value=1e10))])
+    act, incident = found.result.incidents[1][0]["acts"][0], found.result.incidents[1][0]
+    assert act["step"] == START and act["action"] == first and set(act["detectors"]) == {"grad_norm_skip", "skip_step"}
+    assert (incident["steps_lost"] == 0) == (first == "carry_on")
+
+
+def test_within_an_incident_a_trial_is_not_taken_for_its_twin() -> None:
+    """Its state is its twin's again at once, because it learns nothing, but the rungs that it has used are used."""
+    still = {"lr": 0.0, "name": "sgd", "beta1": 0.0}
+    golden = trained(rung("carry_on", cool_down=6), detect="grad_norm_skip", **BEYOND, **still)
+    found = run([golden, struck(golden, nan(value=1e10)), replace(golden, seed=2)], forks=True)
+    (incident,) = found.result.incidents[1]
+    assert incident["closed"] == START + 7 and found.result.masked_step[1] == START + 6
+
+
 def test_a_detector_begins_anew_where_the_course_is_another() -> None:
     ladder = {"same": [rung("roll_back")], "other": [rung("roll_back+swap_data")]}
     scores = {}
@@ -309,11 +335,18 @@ def test_a_pack_without_alarms_keeps_every_bit() -> None:
     assert torch.equal(ours.pack.weights, theirs.pack.weights)
 
 
-def test_the_host_waits_for_no_healthy_step() -> None:
-    """Nothing is held, and nothing is asked, where there is no alarm."""
+def test_the_host_waits_for_no_healthy_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked where there is no alarm, and the device is told of its rows once."""
     golden = trained(rung("roll_back"))
     pack = pack_of([golden, replace(golden, seed=2)])
-    asked: list[int] = []
-    pack.clock.held = lambda: asked.append(1) or []  # type: ignore[method-assign, func-returns-value]
+    calls: list[tuple[str, int]] = []
+    for name in ("alarm", "expect"):
+        plain = getattr(Playbook, name)
+
+        def noted(guard: Playbook, row: int, *arguments: Any, name: str = name, plain: Any = plain) -> Any:
+            calls.append((name, row))
+            return plain(guard, row, *arguments)
+
+        monkeypatch.setattr(Playbook, name, noted)
     train(pack, Agenda([injector_of(golden)] * 2), 4, lambda first, arrays: None)
-    assert asked
+    assert calls == [("expect", 0), ("expect", 1)]

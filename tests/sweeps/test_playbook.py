@@ -12,7 +12,7 @@ import pytest
 
 import analysis
 from analysis.figures.registry import Needs, Results, figures
-from analysis.measures.playbooks import by_family, playbooks
+from analysis.measures.playbooks import by_fault, playbooks
 from analysis.measures.verdicts import verdict_table, verdicts
 from analysis.reports.playbooks import told_playbooks
 from harness.config import ConfigError
@@ -151,7 +151,7 @@ def test_playbooks_are_compared_on_the_same_incidents(answered: Path) -> None:
     assert table.loc["llama", "kept"] == table.loc["oracle", "kept"] == 1 and table.loc["none", "kept"] == 0
     assert table.loc["oracle", "over_oracle"] == 1 <= table.loc["llama", "over_oracle"]
     assert (table.loc[["llama", "oracle"], "cost"] > 0).all()
-    (row,) = by_family(sweep, "llama").to_dict("records")
+    (row,) = by_fault(sweep, "llama").to_dict("records")
     assert row == {"fault": "nan_gradient", "lost_without": 2, "kept": 2, "harmed": 0}
 
 

@@ -127,6 +127,11 @@ class Optimizer:
         """Steps that each row has done, [R]."""
         return self._updates.used
 
+    def forget(self, row: int) -> None:
+        """The row is as before its first step, but for its weights."""
+        for values in (self._updates, *self._slots.values()):
+            values.used[row] = 0
+
     def slot(self, name: str) -> Tensor:
         """One array of the state by its name, [R, P] for one of `slots`."""
         return self._slots[name].used
