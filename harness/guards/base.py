@@ -52,15 +52,17 @@ class Seen:
     """What a step has come to, before it changes anything; [R] each, on the device.
 
     `norm` is the global gradient norm before clipping, float64, finite exactly if every element is. `usable` says of
-    which rows the gradients leave finite weights, as repaired by what acts on them. Rows that do not train in this step
-    (`trains`), because their batch was dropped or because they wait or are frozen, are not to be judged. `detects` is
-    False where nothing may freeze. `signals` are those of the last step that guards have asked for, by name.
+    which rows the gradients leave finite weights, as repaired by what acts on them. `here` are the rows that are
+    neither frozen nor wait in this pass; those that do not train in it (`trains`), because their batch was dropped,
+    are not to be judged either. `detects` is False where nothing may freeze. `signals` are those of the last step that
+    guards have asked for, by name.
     """
 
     step: Tensor
     loss: Tensor
     norm: Tensor
     usable: Tensor
+    here: Tensor
     trains: Tensor
     detects: bool
     signals: Mapping[str, Tensor]

@@ -84,7 +84,11 @@ class Playbook(Guard):
             answer = torch.where(alarms, called, UNANSWERED).amin(1) % ANSWERS
             is_quiet = seen.trains & ~alarms.any(1) & (seen.step != self._awaited)
             self._usual.used.copy_(torch.where(is_quiet[:, None], scores, self._usual.used))
-        answer = torch.where((seen.step == self._awaited) & (answer == GO), GO_AND_ASK, answer) * seen.trains
+        # A step that cannot be taken, or whose batch is dropped, is asked about anyway: ASK outvotes other guards.
+        is_fine = seen.trains & seen.loss.isfinite() & seen.usable
+        is_awaited = seen.here & (seen.step == self._awaited)
+        answer = torch.where(is_awaited & (answer == GO), GO_AND_ASK, answer) * (seen.trains | is_awaited)
+        answer = torch.where((answer == GO_AND_ASK) & ~is_fine, ASK, answer)
         shown["taken"], is_asked = answer == GO_AND_ASK, answer != GO
         for name, values in shown.items():
             kept = self._asked[name].used
@@ -113,7 +117,7 @@ def actions_of(trial: Trial) -> list[str]:
 
 def goes_back(trial: Trial) -> bool:
     """Whether snapshots are taken of it."""
-    return any(ACTIONS[name].goes_back for name in actions_of(trial) if name in ACTIONS)
+    return any(ACTIONS[name].needs_snapshots(trial) for name in actions_of(trial) if name in ACTIONS)
 
 
 def has_oracle(trial: Trial) -> bool:
@@ -155,6 +159,9 @@ def refused(trial: Trial) -> Iterator[str]:
             yield f"{key}.limit=null: {rung.action} goes back, and would do so for ever; allowed: 1 or more"
         if len(known) > 1 and (alone := {"re_execute", "undo", "carry_on"} & set(rung.actions)):
             yield f"{key}.action={rung.action}: {alone.pop()} stands alone; allowed: a rung of its own"
+        if "re_execute" in rung.actions and ORACLE in rung.detector.split("+"):
+            why = "compares what detectors have seen, and the oracle sees nothing"
+            yield f"{key}.action=re_execute: {why}; allowed: beside other detectors"
         if "undo" in rung.actions and rung.detector != ORACLE:
             yield f"{key}.action=undo: only the oracle knows what to undo; allowed: beside detector: {ORACLE}"
     for name in dict.fromkeys(actions_of(trial)):

@@ -49,6 +49,10 @@ class Row(Protocol):
         """The earliest step to which it went back in this incident; None: it did not."""
 
     @property
+    def is_spared(self) -> bool:
+        """Whether it trains on another device than at first."""
+
+    @property
     def stood(self) -> int:
         """How many times in this incident an action has found that the alarm is still one."""
 
@@ -90,7 +94,7 @@ class Row(Protocol):
         """Its detectors begin anew: what was before is no measure of what comes."""
 
     def on_spare(self, is_on: bool) -> None:
-        """It trains on another device, which has no permanent fault of the first one."""
+        """It trains on another device, where no fault of the first one strikes; one of the data does."""
 
     def disarm(self) -> None:
         """Its fault is over."""
@@ -106,7 +110,7 @@ class Action:
     """Base of the actions. It has no state: what it has to know later it leaves with the row (`Row.wait`)."""
 
     takes: ClassVar[bool] = False  # whether the step of the alarm is taken before
-    goes_back: ClassVar[bool] = False  # whether it needs snapshots
+    goes_back: ClassVar[bool] = False  # whether the trial goes on from an earlier step
     changes_course: ClassVar[bool] = False  # whether the trial is another from there on than it was to be
     source: ClassVar[str] = ""  # whose answer it is
 
@@ -114,6 +118,11 @@ class Action:
     def refused(cls, trial: Trial) -> Iterator[str]:
         """What it cannot be in such a trial, each a line with key, value, and what is allowed."""
         yield from ()
+
+    @classmethod
+    def needs_snapshots(cls, trial: Trial) -> bool:
+        """Whether it has to know what the trial was."""
+        return cls.goes_back
 
     @classmethod
     def back(cls, trial: Trial) -> int:

@@ -21,6 +21,9 @@ class Options:
 
     back: int = number(PER_TRIAL, 0, "steps before the alarm that are run again as well, at least", low=0)
     deepest: int = number(PER_TRIAL, 7, "steps before it from which they are run again at most", low=0)
+    patience: int = number(
+        PER_TRIAL, 2, "transient faults in an incident after which the trial stays on another device", low=1
+    )
     batches: int = number(PER_TRIAL, 8, "batches that are left out at most, to find one without an alarm", low=1)
 
 
@@ -51,12 +54,13 @@ def tries(options: Options, before: int, is_late: bool) -> list[Try]:
 class ReExecute(Action):
     """Runs the steps up to the alarm again, and compares loss, gradient norm and scores bit for bit.
 
-    Other values: a transient fault, and what came out now is right. The same: once more on another device, where a
-    permanent fault does not strike. The same there: with another batch, 1, 2, 4, ... further on. If that is no alarm,
-    and its scores are nearer to what was usual than to the alarm's, the batch was bad, and is left out. If not, the
-    state may have been bad before: once more from 1, 3, 7, ... steps before, and from there on another device. Always
-    the same: the result is right, and from there on the other rungs are asked, until the incident is over. What is
-    known only after a step is looked for in the step before and in earlier ones, and then with other batches.
+    Other values: a transient fault, and what came out now is right; at the second one in an incident the device is
+    taken for a bad one, and the trial stays on another. The same: once more on another device, where a permanent fault
+    does not strike. The same there: with another batch, 1, 2, 4, ... further on. If that is no alarm, and its scores
+    are nearer to what was usual than to the alarm's, the batch was bad, and is left out. If not, the state may have
+    been bad before: once more from 1, 3, 7, ... steps before, and from there on another device. Always the same: the
+    result is right, and from there on the other rungs are asked, until the incident is over. What is known only after
+    a step is looked for in the step before and in earlier ones, and then with other batches.
     """
 
     goes_back = True
@@ -74,7 +78,7 @@ class ReExecute(Action):
             return None
         half = {name: repr((score + alarm.usual[name]) / 2) for name, score in alarm.detectors.items()}
         memory = {"before": before, "late": alarm.is_late, "half": half, "tried": 0, "went": {AGAIN: to}}
-        row.wait(alarm.step, {**memory, "seen": _seen(alarm, alarm.detectors)})
+        row.wait(alarm.step, {**memory, "home": row.is_spared, "seen": _seen(alarm, alarm.detectors)})
         return {"to": to}
 
     def resume(self, row: Row, options: Any, memory: Mapping[str, Any]) -> Detail:
@@ -87,14 +91,17 @@ class ReExecute(Action):
                 memory = {"quiet": tried.ahead, **memory}
             row.read_on(-tried.ahead)
         elif _seen(alarm, seen["scores"]) != seen:
-            return {"verdict": PERSISTENT if tried.kind == SPARE else TRANSIENT, STANDS: is_alarm}
-        row.on_spare(False)
+            verdict = PERSISTENT if tried.kind == SPARE else TRANSIENT
+            if verdict == PERSISTENT or row.used + 1 >= options.patience:
+                row.on_spare(True)
+            return {"verdict": verdict, STANDS: is_alarm, "spare": row.is_spared}
+        row.on_spare(memory["home"])
         for place in range(memory["tried"] + 1, len(plan)):
             if (to := self._begin(row, plan[place], memory)) is not None:
                 went = {**memory["went"], plan[place].kind: to}
                 row.wait(seen["step"], {**memory, "tried": place, "went": went})
-                more = {"batches": plan[place].ahead} if plan[place].ahead else {}
-                return {"tried": plan[place].kind, "to": to, **more}
+                tried = plan[place]
+                return {"tried": tried.kind, "to": to} | ({"batches": tried.ahead} if tried.ahead else {})
         if "quiet" not in memory:
             return {"verdict": CORRECT, STANDS: True}
         row.read_on(memory["quiet"])
@@ -114,7 +121,7 @@ class ReExecute(Action):
             return None
         else:
             row.go_back(to)
-        row.on_spare(one.kind == SPARE)
+        row.on_spare(one.kind == SPARE or memory["home"])
         row.read_on(one.ahead)
         return to
 

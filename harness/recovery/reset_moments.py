@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.config import PER_TRIAL, number
+from harness.config import PER_TRIAL, Trial, number
 from harness.config.fields import choice
 from harness.recovery.base import Action, Detail, Row
 
@@ -27,6 +27,10 @@ class ResetMoments(Action):
 
     changes_course = True
     source = "OPT logbook, metaseq: optimizer state reset; SPAM, Huang et al. 2025, arXiv 2501.06842, at intervals"
+
+    @classmethod
+    def needs_snapshots(cls, trial: Trial) -> bool:
+        return trial.section("playbook.reset_moments").which == "off"
 
     def do(self, row: Row, options: Any) -> Detail:
         if options.which == "all":

@@ -34,15 +34,18 @@ class Answers:
         self.provenances = Provenances(pack, agenda, recorder, provenance)
         self._snapshots: Snapshots | None = None
         guards = pack.guards if detects else []
-        if goes_back := [guard for guard in guards if guard.every is not None]:
+        goes_back = [guard for guard in guards if guard.every is not None]
+        playbooks = [guard for guard in guards if isinstance(guard, Playbook)]
+        self._holds = bool(goes_back or playbooks)
+        rows = torch.ones(len(pack), dtype=torch.bool, device=pack.device)
+        self._quiet = (
+            pack.rows_state.add("quiet", rows) if self._holds else None
+        )  # nothing was wrong with its last step
+        if goes_back:
             self._back, self._most = max(guard.back for guard in goes_back), max(guard.most for guard in goes_back)
             every, kept = min(guard.every for guard in goes_back if guard.every), max(guard.kept for guard in goes_back)
             self._snapshots = Snapshots(pack, every, kept, any(guard.on_host for guard in goes_back))
-        playbooks = [guard for guard in guards if isinstance(guard, Playbook)]
         self.recovery = Recovery(self, playbooks[0]) if playbooks else None
-        self._holds = bool(goes_back or playbooks)
-        rows = torch.ones(len(pack), dtype=torch.bool, device=pack.device)
-        self._quiet = pack.rows_state.add("quiet", rows, scratch=True) if self._holds else None
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
 
@@ -59,15 +62,16 @@ class Answers:
         if self._snapshots and self._quiet:
             self._snapshots.take(tick, self._quiet.used)
 
-    def judge(self, loss: Tensor, norm: Tensor | None, trains: Tensor) -> Tensor:
-        """Which of the rows that train take the step, [R]; `norm` is None where nothing has to be judged."""
+    def judge(self, loss: Tensor, norm: Tensor | None, here: Tensor) -> Tensor:
+        """Which of the rows of this pass, `here` [R], take the step; `norm` is None where nothing has to be judged."""
         pack = self.pack
+        trains = here & pack.objective.trains
         self._recorder.learned()
         if norm is None:
             return trains
         # Of the signals that guards have asked for, what the forward pass of this step has shown.
         signals = self._recorder.shown(self._asked)
-        seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), trains, self._detects, signals)
+        seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), here, trains, self._detects, signals)
         answer = reduce(torch.maximum, [guard.judge(seen) for guard in pack.guards])
         if self._quiet:
             self._quiet.used.copy_(torch.where(trains, answer == GO, self._quiet.used))

@@ -92,11 +92,12 @@ def train(
         strike(Site.LEARNING_RATE, tick, one("learning_rate", rate))
         batch = pack.batch(tick.steps)
         strike(Site.BATCH, tick, one("batch", batch))
-        batch, weights = pack.what_trains(batch, tick.steps, tick.size)
+        here = pack.here(tick)
+        batch, weights = pack.what_trains(batch, tick.steps, tick.size, here)
         strike(Site.WEIGHT, tick, partial(pack.tensors, pack.weights))
         strike(Site.LOSS_SCALE, tick, pack.loss_scale.shown)
 
-        pack.begin(tick.steps)
+        pack.begin(tick.steps, here)
         recorder.begin(tick, batch)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(batch):
@@ -111,8 +112,7 @@ def train(
 
         has_norm = pack.clippers or telemetry or detection or pack.loss_scale.is_dynamic
         norm = global_norm(pack.gradients) if has_norm else None
-        trained = pack.here(tick)
-        stepping = answers.judge(loss, norm, trained & pack.objective.trains)
+        stepping = answers.judge(loss, norm, here)
         if norm is not None:
             pack.clip(norm, stepping)
         strike(Site.CLIPPED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
@@ -123,7 +123,7 @@ def train(
         strike(Site.UPDATE, tick, pack.state)
 
         values = {"loss": loss.detach(), "learning_rate": rate, "loss_scale": scale}
-        recorder.record(tick, values if norm is None else values | {"grad_norm": norm}, norms, trained)
+        recorder.record(tick, values if norm is None else values | {"grad_norm": norm}, norms, here)
         pack.clock.done(tick)
         is_due = recorder.is_due(tick)
         saves = checkpoints is not None and pack.ranks.agreed(checkpoints.is_due(pack.clock.number))

@@ -215,21 +215,28 @@ class Pack:
         flats = {"": self.weights, **{f"{name}:": self.optimizer.slot(name) for name in self.optimizer.slots}}
         return Views(self.layout, {prefix: flat[row : row + 1] for prefix, flat in flats.items()})
 
-    def what_trains(self, batch_RxBxx: Tensor, steps: Steps, size: int | None = None) -> tuple[Tensor, Tensor | None]:
+    def what_trains(
+        self, batch_RxBxx: Tensor, steps: Steps, size: int | None = None, here: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """A batch of the loader as it trains at these steps, [R, b, ...], at the sizes of step `size`.
 
-        With it comes the weight of each sequence, [R, b]; None: all count alike.
+        With it comes the weight of each sequence, [R, b]; None: all count alike. `here` are the rows that train in this
+        pass, [R]; None: all that are not frozen.
         """
         size = (steps if isinstance(steps, int) else min(steps)) if size is None else size
-        batch, weights = self.objective.what_trains(batch_RxBxx, steps, size, self.active)
+        here = self.active if here is None else here
+        batch, weights = self.objective.what_trains(batch_RxBxx, steps, size, here)
         for part, acted in self.objective.acted.items():
-            self.acts.count(part, acted & self.active)
+            self.acts.count(part, acted & here)
         return batch, weights
 
-    def begin(self, steps: Steps) -> None:
-        """Be ready for the forward passes of these steps, validation included, with the weights as they are now."""
+    def begin(self, steps: Steps, here: Tensor | None = None) -> None:
+        """Be ready for the forward passes of these steps, validation included, with the weights as they are now.
+
+        `here` are the rows that train in this pass, [R]: in no other anything changes. None: all that are not frozen.
+        """
         self.acts.noticed.clear()
-        self.model.begin(steps, self.active)
+        self.model.begin(steps, self.active if here is None else here)
 
     def loss(self, batch_RxBxx: Tensor, weights_RxB: Tensor | None = None, rows: slice | None = None) -> Tensor:
         """Mean loss of each row of one of the `parts`, the first where none is named, [r]; it fills `gradients`."""

@@ -146,6 +146,7 @@ class Recovery:
             book.open(alarm.step)
         if waited is not None:
             patient.place, patient.action = waited["place"], waited["action"]
+            patient.used = book.used.get(patient.place, 1) - 1
             options = _options(patient.trial, patient.action)
             detail = ACTIONS[patient.action]().resume(patient, options, waited["memory"])
             self._log(patient, detail)
@@ -160,18 +161,21 @@ class Recovery:
             book.open(alarm.step)
         book.front = max(book.front, alarm.step)
         book.log[-1]["alarms"] += 1
+        is_broken = not alarm.is_taken and not (isfinite(alarm.loss) and isfinite(alarm.grad_norm))
         for place, rung in enumerate(ladder):
             used = book.used.get(place, 0)
             answers = set(rung.detectors(self.guard.names)) & set(alarm.detectors)
             if not answers or (rung.limit is not None and used >= rung.limit):
                 continue
+            if is_broken and all(ACTIONS[name].takes for name in rung.actions):
+                continue  # that step cannot be taken
             book.used[place], patient.used, patient.place = used + 1, used, place
             if self._climbed(patient, rung):
                 self._rest(book, rung)
                 return
         patient.action = "none"
         self._log(patient, {})
-        if not (isfinite(alarm.loss) and isfinite(alarm.grad_norm)) and not patient.went_back:
+        if is_broken and not patient.went_back:
             patient.is_frozen = True
 
     def _climbed(self, patient: Patient, rung: Rung) -> bool:
@@ -242,6 +246,10 @@ class Patient:
     @property
     def reached(self) -> int | None:
         return self._recovery.books[self.number].reached
+
+    @property
+    def is_spared(self) -> bool:
+        return self._remedy.is_spared
 
     @property
     def stood(self) -> int:

@@ -26,7 +26,7 @@ class Remedy:
     rates: list[tuple[float, int, int | None]] = field(default_factory=list)
     embedding: float = 1.0
     changes: dict[str, Any] = field(default_factory=dict)
-    is_spared: bool = False  # of permanent faults
+    is_spared: bool = False  # of faults of a device
     is_disarmed: bool = False  # of any fault
 
 
@@ -56,10 +56,10 @@ class Remedies:
         fields = ("batches", "rates", "embedding", "changes")
         return all(getattr(alone, name) == getattr(twin, name) for name in fields)
 
-    def strikes(self, trial: int, permanent: bool) -> bool:
-        """Whether a trial's fault still strikes."""
+    def strikes(self, trial: int, is_of_data: bool) -> bool:
+        """Whether a trial's fault still strikes: one of the data does so on every device."""
         remedy = self._of.get(trial)
-        return remedy is None or not (remedy.is_disarmed or (remedy.is_spared and permanent))
+        return remedy is None or not (remedy.is_disarmed or (remedy.is_spared and not is_of_data))
 
     def batches(self, trial: int) -> int:
         """How many batches it reads ahead of the planned ones."""

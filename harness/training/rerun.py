@@ -121,6 +121,9 @@ class _Again(Agenda):
     def is_due(self, trial: int, site: Site, step: int) -> bool:
         return self._of.is_due(self._trial, site, step)
 
+    def is_of_data(self, trial: int) -> bool:
+        return self._of.is_of_data(self._trial)
+
     def note(self, trial: int, events: Any) -> None:
         """Nothing has happened."""
 

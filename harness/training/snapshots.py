@@ -12,6 +12,7 @@ from harness.training.clock import Tick
 from harness.training.pack import Pack
 
 NONE = -1  # in the place of a step: nothing is kept there
+MAY_LOOK = ("cpu",)  # devices for which the host need not wait
 
 
 class Snapshots:
@@ -41,7 +42,10 @@ class Snapshots:
         return {f"acts.{part}": counts[self._pack.index] for part, counts in self._pack.acts.state().items()}
 
     def take(self, tick: Tick, quiet_R: Tensor) -> None:
-        """Keep the rows for which that is due, in the place of the oldest that each has; no look at the device."""
+        """Keep the rows for which that is due, in the place of the oldest that each has.
+
+        No look at the device, but where they are kept in main memory.
+        """
         pack, steps = self._pack, tick.steps
         due = [row for step, rows in tick.groups.items() if step % self._every == 0 for row in rows]
         if not due:
@@ -54,19 +58,18 @@ class Snapshots:
         kept_steps, places = self._steps.used, place[:, None]
         kept_steps.scatter_(1, places, torch.where(takes[:, None], at[:, None], kept_steps.gather(1, places)))
         now = dict(pack.rows_state) | self._acts()
-        if pack.device.type == "cpu":
-            # A row after the other: what is copied is all that it costs.
-            for row, slot in zip(*(x.tolist() for x in (takes.nonzero()[:, 0], place[takes])), strict=True):
-                for name, kept in self._kept:
-                    if name in now:
-                        kept[row, slot].copy_(now[name][row])
-            return
-        rows = torch.arange(len(pack), device=pack.device)
-        for name, kept in self._kept:
-            if name in now:
-                index = (rows.to(kept.device), place.to(kept.device))
-                mask = takes.to(kept.device).view(-1, *(1,) * (now[name].dim() - 1))
-                kept[index] = torch.where(mask, now[name].to(kept.device), kept[index])
+        shared = [(kept, now[name]) for name, kept in self._kept if name in now]
+        may_look = pack.device.type in MAY_LOOK
+        for row in takes.nonzero()[:, 0].tolist() if may_look else due:  # one after the other, so little is temporary
+            for kept, values in shared:
+                if may_look:
+                    kept[row, place[row]].copy_(values[row])
+                    continue
+                where = place[row : row + 1].to(kept.device)
+                old = kept[row].index_select(0, where)
+                kept[row].index_copy_(
+                    0, where, torch.where(takes[row].to(kept.device), values[row].to(kept.device), old)
+                )
 
     def _is_finite(self) -> Tensor:
         """Of each row, whether its weights and what its optimizer keeps are finite, [R]."""
@@ -76,8 +79,14 @@ class Snapshots:
 
     @property
     def oldest(self) -> int | None:
-        """The first step to which a row could go back, None: there is none; here the host waits for the device."""
-        return min((step for steps in self._steps.used.tolist() for step in steps if step != NONE), default=None)
+        """The first step to which a row that trains on could go back; here the host waits for the device.
+
+        None: there is none.
+        """
+        clock = self._pack.clock
+        kept = zip(self._steps.used.tolist(), self._pack.active.tolist(), clock.steps, strict=True)
+        of_rows = (steps for steps, is_active, now in kept if is_active and now < clock.last)
+        return min((step for steps in of_rows for step in steps if step != NONE), default=None)
 
     def find(self, row: int, latest: int) -> tuple[int, int] | None:
         """Step and place of the newest of a row's snapshots of a step up to `latest`; the host waits for the device."""

@@ -44,7 +44,7 @@ class Strikes:
                 due = [each for each in due if not remedies.batches(each[0])]
                 ahead = [(n, step, step + remedies.batches(n)) for n, step in self._read_ahead(tick)]
                 due += [each for each in ahead if self.agenda.is_due(each[0], site, each[2])]
-            due = [each for each in due if remedies.strikes(each[0], self.agenda.armed[each[0]].permanent)]
+            due = [each for each in due if remedies.strikes(each[0], self.agenda.is_of_data(each[0]))]
         here = ((planned, pack.row_of(planned), step, told) for planned, step, told in due)
         return [
             (planned, row, told) for planned, row, step, told in here if row is not None and row in tick.groups[step]

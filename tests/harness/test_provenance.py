@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.config.ladder import canonical
 from harness.training import provenance
 from harness.training.origins import Origin, Origins
 from harness.training.pack import Pack
@@ -135,6 +137,16 @@ def test_finding_it_changes_nothing_else() -> None:
     assert [bool(found) for found in with_it.result.provenance] == [False, False] + [True] * len(lost)
     for name in ("events", "strikes", "changes", "nonfinite_step", "digest"):
         assert getattr(with_it.result, name) == getattr(without.result, name), name
+
+
+def test_it_is_found_after_an_answer_to_an_earlier_alarm() -> None:
+    """Which has left a mark on the trial: its rate is lower from there on."""
+    ladder = canonical([{"detector": "grad_norm_skip", "action": "lower_rate+skip", "limit": 1}])
+    watched = {"detect": {"name": "grad_norm_skip"}, "detect.grad_norm_skip": {"limit": 1e-6}}
+    golden = engine.trial(**watched, playbook={"name": "own", "ladder": ladder})
+    found = engine.run([golden, replace(golden, fault=strike(Site.GRADIENT))], block=4).result
+    assert found.incidents[1] and found.provenance[1]["cause"] == "strike"
+    assert found.provenance[1]["tensor"] == WEIGHTS
 
 
 def test_forks_give_the_same() -> None:

@@ -15,7 +15,9 @@ from harness.config import Trial
 from harness.config.ladder import canonical
 from harness.guards.playbook import Playbook
 from harness.recovery.table import ACTIONS
+from harness.training import snapshots
 from harness.training.loop import train
+from harness.training.signals import Recorder
 from harness.training.sites import Agenda, Event, Site
 from injectors.value import Value
 from tests.harness.engine import (
@@ -97,6 +99,90 @@ def test_a_trial_is_finite_after_it_and_no_other_trial_knows(name: str) -> None:
 def test_a_killed_pack_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     golden = trained(*LADDERS[name])
     assert_resumes([golden, struck(golden)], tmp_path, [START + 1, START + 3, STEPS - 1], block=5, forks=True)
+
+
+def test_a_checkpoint_knows_at_whose_last_step_was_an_alarm(tmp_path: Path) -> None:
+    """Of such a row no snapshot is taken, also where the pack was killed in between."""
+    ladder = [rung("skip", limit=1), rung("roll_back+skip_batches")]
+    golden = trained(*ladder, snapshot={"every": 1, "kept": 4})
+    assert_resumes([golden, struck(golden, nan(duration=2))], tmp_path, [START + 1], block=5, forks=True)
+
+
+GROWING = {"batch": 4, "batch_start": 1, "batch_steps": 12}
+
+
+@pytest.mark.parametrize("fields", [{"sigma_reparam": True}, {"sigma_reparam": True, **GROWING}, GROWING])
+def test_a_row_that_goes_back_changes_no_other(fields: Mapping[str, Any]) -> None:
+    """Also not those that wait for it, because their batches are larger now."""
+    golden = trained(rung("roll_back"), **fields)
+    others = [replace(golden, seed=2), replace(golden, seed=3)]
+    found, alone = run([*others, struck(golden)]), run([*others, golden])
+    assert found.result.incidents[2] and not alone.result.incidents[2]
+    assert_same_trials(alone, found, {0: 0, 1: 1, 2: 2})
+
+
+@pytest.mark.parametrize("first", ["lower_rate", "carry_on", "shrink_embedding", "change_recipe"])
+def test_a_rung_that_takes_the_step_is_passed_over_where_it_cannot_be_taken(first: str) -> None:
+    golden = trained(rung(first, limit=1), rung("roll_back"))
+    found = run([golden, struck(golden)], forks=True)
+    assert [act["action"] for act in found.result.incidents[1][0]["acts"]] == ["roll_back"]
+    assert same_bits(left(found, 0), left(found, 1)) == []
+
+
+class Overflowing:
+    """NaN in the weights at one step, and when that step is run again a gradient that overflows."""
+
+    permanent, taps, memory = True, (), {}
+    calls = ((Site.WEIGHT, START), (Site.REDUCED_GRADIENT, START))
+
+    def __init__(self) -> None:
+        self.visits = 0
+
+    def recall(self, memory: Mapping[str, Any]) -> None: ...
+
+    def visit(self, visit: Any) -> list[Any]:
+        self.visits += 1
+        if self.visits in (1, 4):  # the weights at first, the gradient the second time
+            visit.tensors["head"].fill_(float("nan") if visit.site == Site.WEIGHT else float("inf"))
+            return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
+        return []
+
+
+def test_a_step_that_is_waited_for_is_asked_about_also_where_it_overflows() -> None:
+    options = {"precision": "fp16", "loss_scaling": "dynamic", "loss_scale": 1024.0}
+    golden = trained(rung("re_execute"), **options)
+    found = run([golden, golden], {1: Overflowing()})
+    (incident,) = found.result.incidents[1]
+    assert verdicts(found, 1) == ["transient"] and incident["closed"] == START + 5
+    assert found.result.outcome[1] != "non-finite"
+
+
+def test_moments_that_are_off_begin_anew_by_themselves() -> None:
+    """What is off is told from a snapshot, though nothing of the ladder goes back."""
+    golden = trained(
+        rung("reset_moments", limit=1),
+        detect="combined",
+        **{"playbook.reset_moments": {"which": "off"}, "playbook.snapshot": SNAPSHOT},
+    )
+    found = run([golden, struck(golden, nan(site="moment_2", element=None, tensor="head", model="scale", value=1e6))])
+    acts = found.result.incidents[1][0]["acts"]
+    assert acts[0]["detail"]["tensors"] == ["head"]
+
+
+def test_snapshots_of_a_row_that_is_frozen_hold_no_block_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded from the first step on to which a row may go back is kept; a frozen one goes nowhere."""
+    golden = trained(rung("roll_back"), steps=48)
+    held: list[int] = []
+    flush = Recorder.flush
+
+    def noted(recorder: Recorder) -> None:
+        flush(recorder)
+        held.append(len(recorder._blocks))
+
+    monkeypatch.setattr(Recorder, "flush", noted)
+    others = [replace(golden, seed=seed) for seed in range(2, 9)]  # so many that its row does not go
+    found = run([golden, struck(golden, nan(duration=None)), *others], block=4)
+    assert found.result.outcome[1] == "non-finite" and max(held[8:]) <= 4, held
 
 
 @pytest.mark.parametrize("fields", [{}, {"ranks": 2}, {"precision": "bf16"}, {"name": "sgd"}, {"dropout": 0.2}])
@@ -243,10 +329,14 @@ def test_each_rollback_of_an_incident_goes_further_back() -> None:
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
-def test_snapshots_may_lie_in_main_memory(where: str) -> None:
+@pytest.mark.parametrize("may_look", [("cpu",), ()])
+def test_snapshots_may_lie_in_main_memory(where: str, may_look: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same where the host looks which rows are sound, and where it does not."""
+    monkeypatch.setattr(snapshots, "MAY_LOOK", may_look)
     golden = trained(rung("roll_back"), snapshot={**SNAPSHOT, "on": where})
     found = run([golden, struck(golden)])
     assert same_bits(left(found, 0), left(found, 1)) == []
+    assert found.result.incidents[1][0]["acts"][0]["to"] == START - 1
 
 
 BEYOND = {"detect.grad_norm_skip": {"limit": 1e9}}

@@ -98,6 +98,10 @@ REFUSED = {
         ["detect=finite", "playbook.ladder=[{action: undo}]"],
         "playbook.ladder[0].action=undo: only the oracle knows what to undo; allowed: beside detector: oracle",
     ),
+    "nothing that the oracle has seen": (
+        ["detect=finite", "playbook.ladder=[{detector: oracle, action: re_execute}]"],
+        "playbook.ladder[0].action=re_execute: compares what detectors have seen, and the oracle sees nothing; allowed",
+    ),
     "a recipe that cannot change": (
         [
             "detect=finite",
