@@ -39,7 +39,8 @@ class Try:
 def tries(options: Options, before: int, is_late: bool) -> list[Try]:
     """What is tried in turn: from `before` steps before the alarm, with other batches, and from further back.
 
-    The cheapest comes first; an alarm that `is_late` speaks of weights and moments, and so of earlier steps.
+    The cheapest comes first, but of the batches only one before an earlier step: a weight that few batches read may be
+    what is wrong. An alarm that `is_late` speaks of weights and moments, and so of earlier steps.
     """
     first = [Try(AGAIN, before), Try(SPARE, before)]
     batches = [Try(OTHER_DATA, before, 2**power) for power in range(options.batches.bit_length())]
@@ -47,8 +48,10 @@ def tries(options: Options, before: int, is_late: bool) -> list[Try]:
     while 2 * before + 1 <= options.deepest:
         before = 2 * before + 1
         deeper.append(Try(AGAIN, before))
-    deeper += [Try(SPARE, before)] if deeper else []
-    return [*first, *deeper, *batches] if is_late else [*first, *batches, *deeper]
+    last = [Try(SPARE, before)] if deeper else []
+    if is_late:
+        return [*first, *deeper, *last, *batches]
+    return [*first, *batches[:1], *deeper[:1], *batches[1:], *deeper[1:], *last]
 
 
 class ReExecute(Action):
