@@ -107,6 +107,22 @@ def test_a_jump_is_seen_after_a_slow_drift(name: str) -> None:
     assert alarms[:, STRUCK : STRUCK + JUMP].any(1).all()
 
 
+@pytest.mark.parametrize("name", [name for name, cls in DETECTORS.items() if AFTER_THE_STEP & set(cls.watches)])
+def test_a_step_that_was_not_taken_makes_none_deaf(name: str) -> None:
+    """Nothing has changed at it: the change is 0, or not known of layers, and the rest is what it was."""
+    taken = signals(name, jumping(plateau(), STRUCK, 1.2 * 3))
+    skipped = {signal: x.copy() for signal, x in taken.items()}
+    for signal in AFTER_THE_STEP.intersection(skipped):
+        changed = {"update_rms": 0.0, "qk_rank": np.nan}.get(signal, skipped[signal][:, STRUCK - 101])
+        skipped[signal][:, STRUCK - 100] = changed
+    seen = [
+        replay(DETECTORS[name], options_of(name), of, np.ones((ROWS, STEPS), bool))[0][:, STRUCK : STRUCK + JUMP]
+        for of in (taken, skipped)
+    ]
+    assert np.array_equal(seen[0].any(1), seen[1].any(1))
+    assert seen[0].any(1).all() or name not in ("combined", "update_norm"), "a rise by a fifth"
+
+
 @pytest.mark.parametrize("name", [name for name, cls in DETECTORS.items() if "grad_norm" in cls.watches])
 def test_a_gradient_that_is_not_finite_behind_a_loss_that_is(name: str) -> None:
     values = dict(signals(name, plateau()))
