@@ -12,6 +12,7 @@ import torch
 from harness.detectors.base import AFTER_THE_STEP, Detector
 from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
+from harness.detectors.windows import Window
 from harness.model.state import State
 from harness.readings.table import SHOWN
 from harness.storage.store import SIGNALS
@@ -198,3 +199,45 @@ def test_a_step_that_was_not_taken_is_no_news_to_the_norms_after_it() -> None:
         values[name][:, STRUCK:] = values[name][:, STRUCK - 1 : -1]
     alarms, _ = replay(DETECTORS["combined"], options_of("combined"), values, np.ones((ROWS, STEPS), bool))
     assert not alarms[:, STRUCK - 5 : STRUCK + 20].any()
+
+
+# --- windows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [3.0, 1e25, -3e38])
+def test_a_window_has_the_statistics_of_its_last_values_whatever_the_first_was(first: float) -> None:
+    length, values = 16, plateau()[:, :60].reshape(ROWS // 2, 2, 60)
+    values[:, :, 0] = first
+    window = Window(State(ROWS // 2), "window", torch.from_numpy(values[..., 0]), length)
+    for step in range(values.shape[-1]):
+        window.add(torch.from_numpy(values[..., step]), torch.ones(ROWS // 2, dtype=torch.bool))
+        last = values[..., max(0, step + 1 - length) : step + 1]
+        median = np.median(last, -1)
+        expected = [last.mean(-1), median, np.median(np.abs(last - median[..., None]), -1)]
+        (mean, std), (middle, mad) = window.mean_std(), window.median_mad()
+        for found, value in zip([window.mean(), middle, mad], expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-12)
+        assert torch.equal(mean, window.mean())
+        if step:
+            np.testing.assert_allclose(std, last.std(-1, ddof=1), rtol=1e-10)
+
+
+def test_equal_values_have_no_deviation_at_all() -> None:
+    window = Window(State(ROWS), "window", torch.zeros(ROWS), 7)
+    everyone = torch.ones(ROWS, dtype=torch.bool)
+    assert all(x.isnan().all() for x in (window.mean(), *window.mean_std(), *window.median_mad()))
+    for value in [1e25, *[3.1] * 17]:
+        window.add(torch.full((ROWS,), value, dtype=torch.float64), everyone)
+    for centre, spread in (window.mean_std(), window.median_mad()):
+        assert (centre == 3.1).all() and (spread == 0).all()
+
+
+def test_a_huge_first_gradient_is_forgotten_with_its_window() -> None:
+    values = plateau()
+    usual, huge = (dict(signals("skip_step", values)) for _ in range(2))
+    huge["grad_norm"][:, 0] = 1e20
+    ends = [
+        replay(DETECTORS["skip_step"], options_of("skip_step"), of, np.ones(values.shape, bool)) for of in (usual, huge)
+    ]
+    assert not ends[1][0].any()
+    np.testing.assert_allclose(ends[1][1][:, 129:], ends[0][1][:, 129:], rtol=1e-9)
