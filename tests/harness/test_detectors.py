@@ -151,22 +151,23 @@ def test_rows_know_nothing_of_each_other(name: str) -> None:
 def test_a_row_that_waits_remembers_and_says_nothing(name: str) -> None:
     """Rows stand at different steps: one that takes every other step of the loop sees what it would have seen."""
     values = jumping(plateau(), 150)[:, :250]
-    cls = DETECTORS[name]
-    detector = made(cls, name)
-    alarms, _ = fed(name, values)
+    values[::2] *= 0.11  # shares of 0.33, and then of 0.88
+    cls, given = DETECTORS[name], signals(name, values)
+    detector = made(cls, name, **cls.reach)
+    expected = fed(name, values, **cls.reach)
     lags, slow = bool(AFTER_THE_STEP.intersection(cls.watches)), []
     for tick in range(2 * values.shape[1]):
         step = tick // 2
-        shown = {
-            k: torch.from_numpy(x[:, max(0, step - (k in AFTER_THE_STEP))]) for k, x in signals(name, values).items()
-        }
+        shown = {k: torch.from_numpy(x[:, max(0, step - (k in AFTER_THE_STEP))]) for k, x in given.items()}
         is_new = tick % 2 == 1 and not (lags and step == 0)
         is_alarm, score = detector.judge(shown, torch.full((ROWS,), is_new))
         if tick % 2:
-            slow.append(is_alarm.numpy())
+            slow.append((is_alarm.numpy(), score.numpy()))
         else:
             assert not is_alarm.any() and score.isnan().all()
-    assert np.array_equal(np.stack(slow, 1), alarms)
+    for found, whole in zip(zip(*slow, strict=True), expected, strict=True):
+        assert np.array_equal(np.stack(found, 1), whole, equal_nan=True)
+    assert name == "finite" or not np.isnan(expected[1]).all(), "it says nothing of these values"
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -185,9 +186,9 @@ def test_a_row_that_begins_anew_is_as_one_that_begins(name: str) -> None:
             assert torch.equal(left.nan_to_num(-1.0), right.nan_to_num(-1.0))
 
 
-def made(cls: type[Detector], name: str) -> Detector:
+def made(cls: type[Detector], name: str, **given: Any) -> Detector:
     like = {signal: torch.from_numpy(x[:, 0]) for signal, x in signals(name, plateau()).items()}
-    return cls(name, [options_of(name)] * ROWS, like, State(ROWS))
+    return cls(name, [options_of(name, **given)] * ROWS, like, State(ROWS))
 
 
 def test_a_step_that_was_not_taken_is_no_news_to_the_norms_after_it() -> None:
