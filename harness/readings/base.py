@@ -128,17 +128,14 @@ class Groups:
 
     def __init__(self, layout: Layout, depth: int):
         ranges: list[list[tuple[int, int]]] = [[] for _ in range(depth + 2)]
-        sizes = [0] * (depth + 2)
         ends = [layout.offsets[scaled.name] for scaled in layout.tensors[1:]] + [layout.size]
         for scaled, end in zip(layout.tensors, ends, strict=True):
-            of = group_of(scaled.name, depth)
-            start, parts = layout.offsets[scaled.name], ranges[of]
-            sizes[of] += scaled.size
+            start, parts = layout.offsets[scaled.name], ranges[group_of(scaled.name, depth)]
             if parts and parts[-1][1] == start:  # with the padding between them, which is zero
                 parts[-1] = parts[-1][0], end
             else:
                 parts.append((start, end))
-        self.ranges, self.sizes, self.depth = ranges, sizes, depth
+        self.ranges, self.depth = ranges, depth
 
     def norms(self, flat_RxP: Tensor) -> Tensor:
         """L2 norm of each group, [R, layers + 2], float64: layers, embedding, head; NaN for one without tensors."""
