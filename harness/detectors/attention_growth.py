@@ -31,11 +31,9 @@ class AttentionGrowth(Windowed):
     """
 
     watches = ("loss", "attention_logit_max")
+    windowed = ("attention_logit_max",)
     learns_alarms = True
     source = "logits above 1e4 are divergence in Wortsman et al. 2023, arXiv 2309.14322; the rate of growth is ours"
-
-    def remember(self) -> None:
-        self.windows = {"attention_logit_max": self.window("attention_logit_max", self.options.window)}
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         logit = values["attention_logit_max"]

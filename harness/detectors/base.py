@@ -15,6 +15,7 @@ from harness.readings.table import OF_STEPS, READ_BY
 AFTER_THE_STEP = frozenset({"update_rms", "param_norm", "second_moment_norm"}) | OF_STEPS
 """Signals that are known when a step is over: they are judged at the next."""
 
+LOW = 2.0  # score of what is below a floor
 Values = Mapping[str, Tensor]  # of the signals that a detector watches: [R], [R, layers], ...; float64
 
 
@@ -104,10 +105,13 @@ class Detector:
 
 
 class Windowed(Detector):
-    """A detector that looks at the last `options.window` values of each signal."""
+    """A detector that looks at the last `options.window` values of signals."""
+
+    windowed: ClassVar[Sequence[str]] = ()  # which; of all that it watches where there are none
 
     def remember(self) -> None:
-        self.windows = {signal: self.window(signal, self.options.window) for signal in self.watches}
+        signals = self.windowed or self.watches
+        self.windows = {signal: self.window(signal, self.options.window) for signal in signals}
 
     def learn(self, values: Values, where_R: Tensor) -> None:
         for signal, window in self.windows.items():
@@ -121,3 +125,21 @@ class Windowed(Detector):
         """The score where the window has `least` values, and else NaN."""
         count = next(iter(self.windows.values())).count
         return torch.where(count >= least, score, torch.nan)
+
+
+class Collapse(Windowed):
+    """Median of the last readings of a layer over `options.fall` times the reading; 2 where that is below `floor`.
+
+    The one signal that is `windowed` is [R, layers]. The score is that of the worst layer, with its limit at 1. Silent
+    until half of the window is filled, but for the floor. What was an alarm is learned.
+    """
+
+    learns_alarms = True
+
+    def score(self, values: Values) -> tuple[Tensor, Tensor]:
+        (signal,) = self.windowed
+        now = values[signal]
+        median, _ = self.windows[signal].median_mad()
+        fall = self.heard(self.options.window // 2, (median / now).amax(1) / self.numbers["fall"])
+        is_low = now.amin(1) < self.numbers["floor"]
+        return torch.where(is_low, fall.fmax(torch.full_like(fall, LOW)), fall), torch.ones_like(fall)

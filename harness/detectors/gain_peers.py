@@ -32,12 +32,10 @@ class GainPeers(Windowed):
     """
 
     watches = ("loss", "residual_gain")
+    windowed = ("residual_gain",)
     least_ranks = 3
     blind = "what all ranks see alike is no rank's fault"
     source = "TrainSDC; that layers are joined by their mean, and how long it is silent, are ours"
-
-    def remember(self) -> None:
-        self.windows = {"residual_gain": self.window("residual_gain", self.options.window)}
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         self._distance = _distances(values["residual_gain"])

@@ -31,10 +31,11 @@ class Kurtosis(Windowed):
     """
 
     watches = ("loss", "activation_kurtosis")
+    windowed = ("activation_kurtosis",)
     source = "trainscope 1.8.1, analysis.py, first_crossing_step"
 
     def remember(self) -> None:
-        self.windows = {"activation_kurtosis": self.window("activation_kurtosis", self.options.window)}
+        super().remember()
         self._streak = self.number("streak")
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from harness.config.fields import PER_TRIAL, STRUCTURAL, number
-from harness.detectors.base import Values, Windowed
-
-LOW = 2.0  # score of what is below the floor
+from harness.detectors.base import Collapse
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class Options:
     window: int = number(STRUCTURAL, 20, "readings of which the median is taken", low=2, high=10_000)
 
 
-class QkRank(Windowed):
+class QkRank(Collapse):
     """The median of a layer's last 20 effective ranks over twice the rank now; that of the step before.
 
     The rank is that of dWq Wk^T + Wq dWk^T (harness/readings/qk_rank.py). The score is that of the worst layer, with
@@ -32,16 +27,6 @@ class QkRank(Windowed):
     """
 
     watches = ("loss", "qk_rank")
-    learns_alarms = True
+    windowed = ("qk_rank",)
     blind = "a rank that rises is no collapse"
     source = "arXiv 2606.28116 takes this rank for an early warning; the rule and its constants are ours"
-
-    def remember(self) -> None:
-        self.windows = {"qk_rank": self.window("qk_rank", self.options.window)}
-
-    def score(self, values: Values) -> tuple[Tensor, Tensor]:
-        now = values["qk_rank"]
-        median, _ = self.windows["qk_rank"].median_mad()
-        fall = self.heard(self.options.window // 2, (median / now).amax(1) / self.numbers["fall"])
-        is_low = now.amin(1) < self.numbers["floor"]
-        return torch.where(is_low, torch.fmax(fall, torch.full_like(fall, LOW)), fall), torch.ones_like(fall)

@@ -20,7 +20,10 @@ class Options:
 
 
 class UpdateNorm(Windowed):
-    """(u - mean) / std of the size of the weights' change, that of the step before; silent until half is filled."""
+    """(u - mean) / std of the size of the weights' change, that of the step before; silent until half is filled.
+
+    A step that was not taken has no size: it does not enter the window.
+    """
 
     watches = ("update_rms",)
     source = "Levanter; Marin, issue 1368: an update norm that doubles precedes the spike"
@@ -28,3 +31,6 @@ class UpdateNorm(Windowed):
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         score = standardised(values["update_rms"], *self.windows["update_rms"].mean_std())
         return self.heard(self.options.window // 2, score), self.numbers["sigma"]
+
+    def learn(self, values: Values, where_R: Tensor) -> None:
+        super().learn(values, where_R & (values["update_rms"] > 0))

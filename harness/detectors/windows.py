@@ -17,18 +17,18 @@ def standardised(value: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
 
 
 class Window:
-    """The last `length` values of each row, [R, ..., length], float64, as what they are above the row's first value.
+    """The last `length` values of each row, [R, ..., length], float64.
 
-    So the statistics of equal values have no rounding. `like` [R, ...] has the shape of a value, and so have the
-    statistics, which are of each row alone.
+    `like` [R, ...] has the shape of a value, and so have the statistics, which are of each row alone. Those of equal
+    values have no rounding.
     """
 
     def __init__(self, state: State, name: str, like: Tensor, length: int):
         shape, device = (*like.shape, length), like.device
-        self._off = state.add(name, torch.zeros(shape, dtype=torch.float64, device=device))  # 0 where none is yet
-        self._first = state.add(f"{name}_first", torch.full(shape[:-1], torch.nan, dtype=torch.float64, device=device))
+        nothing = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+        self._values = state.add(f"{name}_values", nothing)  # NaN where none is yet
         self._count = state.add(f"{name}_count", torch.zeros(len(like), dtype=torch.int64, device=device))
-        self._places, self._ones = torch.arange(length, device=device), (1,) * (len(shape) - 2)
+        self._ones = (1,) * (len(shape) - 2)
         self.length = length
 
     @property
@@ -38,34 +38,37 @@ class Window:
 
     def add(self, values: Tensor, where_R: Tensor) -> None:
         """A value more, [R, ...], in these rows, in the place of their oldest where they have `length`."""
-        first, count, is_here = self._first.used, self._count.used, self._wide(where_R)
-        first.copy_(torch.where(is_here & self._wide(count == 0), values, first))
-        place = self._wide(count % self.length).expand_as(values)[..., None]
-        before = self._off.used.gather(-1, place)
-        self._off.used.scatter_(-1, place, torch.where(is_here[..., None], (values - first)[..., None], before))
-        count.add_(where_R)
+        place = self._wide(self._count.used % self.length).expand_as(values)[..., None]
+        before = self._values.used.gather(-1, place)
+        self._values.used.scatter_(-1, place, torch.where(self._wide(where_R)[..., None], values[..., None], before))
+        self._count.used.add_(where_R)
 
     def restart(self, where_R: Tensor) -> None:
         """These rows have no value."""
-        self._off.used.masked_fill_(self._wide(where_R)[..., None], 0)
-        self._first.used.masked_fill_(self._wide(where_R), torch.nan)
+        self._values.used.masked_fill_(self._wide(where_R)[..., None], torch.nan)
         self._count.used.masked_fill_(where_R, 0)
 
     def mean(self) -> Tensor:
         """NaN in rows without a value."""
-        return self._first.used + self._off.used.sum(-1) / self._wide(self.count)
+        some, off = self._from_one_of_them()
+        return some + off.nansum(-1) / self._wide(self.count)
 
     def mean_std(self) -> tuple[Tensor, Tensor]:
         """Mean and sample standard deviation (n - 1); NaN where there are too few values for it."""
-        count = self._wide(self.count)
-        mean = self._off.used.sum(-1) / count
-        squares = (self._off.used - mean[..., None]).square().sum(-1) - (self.length - count) * mean.square()
-        return self._first.used + mean, (squares.clamp(min=0) / (count - 1).clamp(min=0)).sqrt()
+        count, (some, off) = self._wide(self.count), self._from_one_of_them()
+        mean = off.nansum(-1) / count
+        squares = (off - mean[..., None]).square().nansum(-1)
+        return some + mean, (squares / (count - 1).clamp(min=0)).sqrt()
 
     def median_mad(self) -> tuple[Tensor, Tensor]:
         """Median, and median absolute deviation from it; NaN in rows without a value."""
-        median = self._median_of(self._off.used)
-        return self._first.used + median, self._median_of((self._off.used - median[..., None]).abs())
+        median = self._median_of(self._values.used)
+        return median, self._median_of((self._values.used - median[..., None]).abs())
+
+    def _from_one_of_them(self) -> tuple[Tensor, Tensor]:
+        """One of the values, [R, ...], and how far each is from it: equal values sum up without rounding."""
+        some = self._values.used[..., 0]
+        return some, self._values.used - some[..., None]
 
     def _wide(self, values_R: Tensor) -> Tensor:
         return values_R.view(-1, *self._ones)
@@ -73,7 +76,7 @@ class Window:
     def _median_of(self, values: Tensor) -> Tensor:
         """Of what there is: the middle value, or the mean of the two in the middle."""
         count = self._wide(self.count)[..., None]
-        ordered = torch.where(self._places < count, values, torch.inf).sort(-1).values
-        low, high = ((count - 1) // 2).clamp(min=0), (count // 2).clamp(max=self.length - 1)
-        pair = [ordered.gather(-1, place.expand(*values.shape[:-1], 1)) for place in (low, high)]
+        ordered = values.sort(-1).values  # NaN comes last
+        places = ((count - 1) // 2).clamp(min=0), count // 2
+        pair = [ordered.gather(-1, place.expand(*values.shape[:-1], 1)) for place in places]
         return torch.cat(pair, -1).mean(-1)

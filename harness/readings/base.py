@@ -7,7 +7,7 @@ logarithms are taken trial by trial (`each_log`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -128,38 +128,40 @@ class Groups:
 
     def __init__(self, layout: Layout, depth: int):
         ranges: list[list[tuple[int, int]]] = [[] for _ in range(depth + 2)]
-        sizes = [0] * (depth + 2)
         ends = [layout.offsets[scaled.name] for scaled in layout.tensors[1:]] + [layout.size]
         for scaled, end in zip(layout.tensors, ends, strict=True):
-            of = group_of(scaled.name, depth)
-            start, parts = layout.offsets[scaled.name], ranges[of]
-            sizes[of] += scaled.size
+            start, parts = layout.offsets[scaled.name], ranges[group_of(scaled.name, depth)]
             if parts and parts[-1][1] == start:  # with the padding between them, which is zero
                 parts[-1] = parts[-1][0], end
             else:
                 parts.append((start, end))
-        self.ranges, self.sizes, self.depth = ranges, sizes, depth
+        self.ranges, self.depth = ranges, depth
 
     def norms(self, flat_RxP: Tensor) -> Tensor:
         """L2 norm of each group, [R, layers + 2], float64: layers, embedding, head; NaN for one without tensors."""
-        return torch.stack([self._norm([flat_RxP[:, a:b] for a, b in parts], flat_RxP) for parts in self.ranges], 1)
+        return self._norms(lambda start, end: flat_RxP[:, start:end], flat_RxP)
 
     def norms_of_change(self, before_RxP: Tensor, after_RxP: Tensor) -> Tensor:
-        """The same for the difference of two arrays, which is made a piece at a time."""
-        pieces = [[after_RxP[:, a:b] - before_RxP[:, a:b] for a, b in parts] for parts in self.ranges]
-        return torch.stack([self._norm(parts, after_RxP) for parts in pieces], 1)
+        """The same for the difference of two arrays, of which one piece at a time is made."""
+        return self._norms(lambda start, end: after_RxP[:, start:end] - before_RxP[:, start:end], after_RxP)
 
     def named(self, name: str, values_RxG: Tensor) -> dict[str, Tensor]:
         """`layer_NAME` [R, layers], `embedding_NAME` and `head_NAME` [R]."""
         layers, embedding, head = values_RxG[:, : self.depth], values_RxG[:, self.depth], values_RxG[:, self.depth + 1]
         return {f"layer_{name}": layers, f"embedding_{name}": embedding, f"head_{name}": head}
 
-    @staticmethod
-    def _norm(parts: Sequence[Tensor], like: Tensor) -> Tensor:
-        if not parts:
-            return torch.full((len(like),), torch.nan, dtype=torch.float64, device=like.device)
-        norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], 1).double()
-        return norms[:, 0] if len(parts) == 1 else torch.linalg.vector_norm(norms, dim=1)
+    def _norms(self, piece: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
+        groups = [
+            [torch.linalg.vector_norm(piece(start, end), dim=1).double() for start, end in parts]
+            for parts in self.ranges
+        ]
+        nothing = torch.full((len(like),), torch.nan, dtype=torch.float64, device=like.device)
+        return torch.stack([_joined(norms) if norms else nothing for norms in groups], 1)
+
+
+def _joined(norms: list[Tensor]) -> Tensor:
+    """The L2 norm of the whole, [R], from those of its parts."""
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms, 1), dim=1)
 
 
 def group_of(name: str, depth: int) -> int:

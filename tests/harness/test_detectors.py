@@ -12,6 +12,7 @@ import torch
 from harness.detectors.base import AFTER_THE_STEP, Detector
 from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
+from harness.detectors.windows import Window
 from harness.model.state import State
 from harness.readings.table import SHOWN
 from harness.storage.store import SIGNALS
@@ -107,6 +108,22 @@ def test_a_jump_is_seen_after_a_slow_drift(name: str) -> None:
     assert alarms[:, STRUCK : STRUCK + JUMP].any(1).all()
 
 
+@pytest.mark.parametrize("name", [name for name, cls in DETECTORS.items() if AFTER_THE_STEP & set(cls.watches)])
+def test_a_step_that_was_not_taken_makes_none_deaf(name: str) -> None:
+    """Nothing has changed at it: the change is 0, or not known of layers, and the rest is what it was."""
+    taken = signals(name, jumping(plateau(), STRUCK, 1.2 * 3))
+    skipped = {signal: x.copy() for signal, x in taken.items()}
+    for signal in AFTER_THE_STEP.intersection(skipped):
+        changed = {"update_rms": 0.0, "qk_rank": np.nan}.get(signal, skipped[signal][:, STRUCK - 101])
+        skipped[signal][:, STRUCK - 100] = changed
+    seen = [
+        replay(DETECTORS[name], options_of(name), of, np.ones((ROWS, STEPS), bool))[0][:, STRUCK : STRUCK + JUMP]
+        for of in (taken, skipped)
+    ]
+    assert np.array_equal(seen[0].any(1), seen[1].any(1))
+    assert seen[0].any(1).all() or name not in ("combined", "update_norm"), "a rise by a fifth"
+
+
 @pytest.mark.parametrize("name", [name for name, cls in DETECTORS.items() if "grad_norm" in cls.watches])
 def test_a_gradient_that_is_not_finite_behind_a_loss_that_is(name: str) -> None:
     values = dict(signals(name, plateau()))
@@ -134,22 +151,23 @@ def test_rows_know_nothing_of_each_other(name: str) -> None:
 def test_a_row_that_waits_remembers_and_says_nothing(name: str) -> None:
     """Rows stand at different steps: one that takes every other step of the loop sees what it would have seen."""
     values = jumping(plateau(), 150)[:, :250]
-    cls = DETECTORS[name]
-    detector = made(cls, name)
-    alarms, _ = fed(name, values)
+    values[::2] *= 0.11  # shares of 0.33, and then of 0.88
+    cls, given = DETECTORS[name], signals(name, values)
+    detector = made(cls, name, **cls.reach)
+    expected = fed(name, values, **cls.reach)
     lags, slow = bool(AFTER_THE_STEP.intersection(cls.watches)), []
     for tick in range(2 * values.shape[1]):
         step = tick // 2
-        shown = {
-            k: torch.from_numpy(x[:, max(0, step - (k in AFTER_THE_STEP))]) for k, x in signals(name, values).items()
-        }
+        shown = {k: torch.from_numpy(x[:, max(0, step - (k in AFTER_THE_STEP))]) for k, x in given.items()}
         is_new = tick % 2 == 1 and not (lags and step == 0)
         is_alarm, score = detector.judge(shown, torch.full((ROWS,), is_new))
         if tick % 2:
-            slow.append(is_alarm.numpy())
+            slow.append((is_alarm.numpy(), score.numpy()))
         else:
             assert not is_alarm.any() and score.isnan().all()
-    assert np.array_equal(np.stack(slow, 1), alarms)
+    for found, whole in zip(zip(*slow, strict=True), expected, strict=True):
+        assert np.array_equal(np.stack(found, 1), whole, equal_nan=True)
+    assert name == "finite" or not np.isnan(expected[1]).all(), "it says nothing of these values"
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -168,9 +186,9 @@ def test_a_row_that_begins_anew_is_as_one_that_begins(name: str) -> None:
             assert torch.equal(left.nan_to_num(-1.0), right.nan_to_num(-1.0))
 
 
-def made(cls: type[Detector], name: str) -> Detector:
+def made(cls: type[Detector], name: str, **given: Any) -> Detector:
     like = {signal: torch.from_numpy(x[:, 0]) for signal, x in signals(name, plateau()).items()}
-    return cls(name, [options_of(name)] * ROWS, like, State(ROWS))
+    return cls(name, [options_of(name, **given)] * ROWS, like, State(ROWS))
 
 
 def test_a_step_that_was_not_taken_is_no_news_to_the_norms_after_it() -> None:
@@ -182,3 +200,45 @@ def test_a_step_that_was_not_taken_is_no_news_to_the_norms_after_it() -> None:
         values[name][:, STRUCK:] = values[name][:, STRUCK - 1 : -1]
     alarms, _ = replay(DETECTORS["combined"], options_of("combined"), values, np.ones((ROWS, STEPS), bool))
     assert not alarms[:, STRUCK - 5 : STRUCK + 20].any()
+
+
+# --- windows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [3.0, 1e25, -3e38])
+def test_a_window_has_the_statistics_of_its_last_values_whatever_the_first_was(first: float) -> None:
+    length, values = 16, plateau()[:, :60].reshape(ROWS // 2, 2, 60)
+    values[:, :, 0] = first
+    window = Window(State(ROWS // 2), "window", torch.from_numpy(values[..., 0]), length)
+    for step in range(values.shape[-1]):
+        window.add(torch.from_numpy(values[..., step]), torch.ones(ROWS // 2, dtype=torch.bool))
+        last = values[..., max(0, step + 1 - length) : step + 1]
+        median = np.median(last, -1)
+        expected = [last.mean(-1), median, np.median(np.abs(last - median[..., None]), -1)]
+        (mean, std), (middle, mad) = window.mean_std(), window.median_mad()
+        for found, value in zip([window.mean(), middle, mad], expected, strict=True):
+            np.testing.assert_allclose(found, value, rtol=1e-12)
+        assert torch.equal(mean, window.mean())
+        if step:
+            np.testing.assert_allclose(std, last.std(-1, ddof=1), rtol=1e-10)
+
+
+def test_equal_values_have_no_deviation_at_all() -> None:
+    window = Window(State(ROWS), "window", torch.zeros(ROWS), 7)
+    everyone = torch.ones(ROWS, dtype=torch.bool)
+    assert all(x.isnan().all() for x in (window.mean(), *window.mean_std(), *window.median_mad()))
+    for value in [1e25, *[3.1] * 17]:
+        window.add(torch.full((ROWS,), value, dtype=torch.float64), everyone)
+    for centre, spread in (window.mean_std(), window.median_mad()):
+        assert (centre == 3.1).all() and (spread == 0).all()
+
+
+def test_a_huge_first_gradient_is_forgotten_with_its_window() -> None:
+    values = plateau()
+    usual, huge = (dict(signals("skip_step", values)) for _ in range(2))
+    huge["grad_norm"][:, 0] = 1e20
+    ends = [
+        replay(DETECTORS["skip_step"], options_of("skip_step"), of, np.ones(values.shape, bool)) for of in (usual, huge)
+    ]
+    assert not ends[1][0].any()
+    np.testing.assert_allclose(ends[1][1][:, 129:], ends[0][1][:, 129:], rtol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,24 @@ def test_every_column_belongs_to_one_group() -> None:
     spans = sorted(span for parts in groups.ranges for span in parts)
     assert spans[0][0] == 0 and spans[-1][1] == layout.size
     assert all(left[1] == right[0] for left, right in zip(spans, spans[1:], strict=False))
-    assert sum(groups.sizes) == layout.elements
+
+
+def test_one_piece_of_the_difference_is_there_at_a_time(monkeypatch) -> None:
+    layout = engine.pack_of([engine.trial()] * 2).layout
+    groups, pieces = Groups(layout, 2), []
+    before, after = torch.randn(2, 3, layout.size, generator=torch.Generator().manual_seed(1))
+    expected = groups.norms(after - before)
+    norm = torch.linalg.vector_norm
+
+    def watched(x: torch.Tensor, **options: Any) -> torch.Tensor:
+        assert all(piece() is None for piece in pieces), "an earlier piece is still there"
+        if x.dtype == torch.float32:
+            pieces.append(weakref.ref(x))
+        return norm(x, **options)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", watched)
+    assert torch.equal(groups.norms_of_change(before, after), expected)
+    assert len(pieces) == sum(len(parts) for parts in groups.ranges) > 3
 
 
 def test_values_that_are_not_finite_are_shown_as_such() -> None:
