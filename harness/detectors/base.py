@@ -64,8 +64,14 @@ class Detector:
         return Window(self._state, f"{self.name}_{signal}", self.like[signal], length)
 
     def late(self, is_alarm: Tensor) -> Tensor:
-        """Which of the alarms of the step that it judged last are only of signals of the step before, [R]."""
-        return is_alarm & all(signal in AFTER_THE_STEP for signal in self.watches)
+        """Which of the alarms of the step that it judged last are only of signals of the step before, [R].
+
+        A loss beside such signals is watched for being finite alone.
+        """
+        others = [signal for signal in self.watches if signal != "loss"]
+        if not others or not AFTER_THE_STEP.issuperset(others):
+            return torch.zeros_like(is_alarm)
+        return is_alarm & self._is_loss_finite
 
     def remember(self) -> None:
         """Make what it remembers, with `window` and `number`."""
@@ -88,6 +94,7 @@ class Detector:
         """A step: whether it is an alarm, and its score, [R] each; False and NaN in rows that take none (`is_new`)."""
         shown = {name: values[name].float().double() for name in self.watches if name in values}
         is_finite, is_measured = is_new, is_new
+        self._is_loss_finite = shown["loss"].isfinite() if "loss" in shown else is_new
         for name, x in shown.items():
             if x.dim() > 1 or name in READ_BY:
                 flat = x.reshape(len(x), -1)

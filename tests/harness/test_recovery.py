@@ -242,6 +242,17 @@ def verdicts(found: Run, number: int) -> list[str]:
     return [act["detail"]["verdict"] for act in acts if "verdict" in act["detail"]]
 
 
+@pytest.mark.parametrize("detector", ["moment_bound", "combined", "update_norm"])
+def test_what_is_known_after_a_step_is_looked_for_in_the_step_before(detector: str) -> None:
+    options = {"detect.update_norm": {"window": 6}} if detector == "update_norm" else {}
+    read = {"signals": {"moment_size": 1}} if detector == "moment_bound" else {}
+    golden = trained(rung("re_execute"), detect=detector, snapshot={"every": 1, "kept": 4}, **options, **read)
+    fault = {"site": "moment_1" if detector == "update_norm" else "moment_2", "model": "scale", "value": 1e12}
+    found = run([golden, struck(golden, nan(tensor="head", element=None, **fault))], forks=True)
+    assert verdicts(found, 1) == ["transient"] and found.result.incidents[1][0]["steps_lost"] == 2
+    assert same_bits(left(found, 0), left(found, 1)) == []
+
+
 def test_a_permanent_fault_is_left_behind_with_its_device() -> None:
     golden = trained(rung("re_execute", limit=1))  # which is used once, however often it goes back
     found = run([golden, struck(golden, nan(duration=None))], forks=True)
