@@ -20,7 +20,7 @@ class Options:
     """`playbook.re_execute.*`."""
 
     back: int = number(PER_TRIAL, 0, "steps before the alarm that are run again as well, at least", low=0)
-    deepest: int = number(PER_TRIAL, 7, "steps before it from which they are run again at most", low=0)
+    deepest: int = number(PER_TRIAL, 10, "steps before it from which they are run again at most", low=0)
     patience: int = number(
         PER_TRIAL, 2, "transient faults in an incident after which the trial stays on another device", low=1
     )
@@ -36,22 +36,25 @@ class Try:
     ahead: int = 0
 
 
-def tries(options: Options, before: int, is_late: bool) -> list[Try]:
+def tries(options: Options, before: int, is_late: bool, is_dense: bool) -> list[Try]:
     """What is tried in turn: from `before` steps before the alarm, with other batches, and from further back.
 
-    The cheapest comes first, but of the batches only one before an earlier step: a weight that few batches read may be
-    what is wrong. An alarm that `is_late` speaks of weights and moments, and so of earlier steps.
+    The cheapest comes first: another batch, but where a snapshot `is_dense` at the alarm. There only one batch is tried
+    before an earlier step, because a weight that few batches read may be what is wrong. An alarm that `is_late` speaks
+    of weights and moments, and so of earlier steps.
     """
-    first = [Try(AGAIN, before), Try(SPARE, before)]
+    again, spare = Try(AGAIN, before), Try(SPARE, before)
     batches = [Try(OTHER_DATA, before, 2**power) for power in range(options.batches.bit_length())]
     deeper = []
-    while 2 * before + 1 <= options.deepest:
-        before = 2 * before + 1
+    while before < options.deepest:
+        before = min(2 * before + 1, options.deepest)
         deeper.append(Try(AGAIN, before))
     last = [Try(SPARE, before)] if deeper else []
     if is_late:
-        return [*first, *deeper, *last, *batches]
-    return [*first, *batches[:1], *deeper[:1], *batches[1:], *deeper[1:], *last]
+        return [again, spare, *deeper, *last, *batches]
+    if not is_dense:
+        return [again, *batches, spare, *deeper, *last]
+    return [again, spare, *batches[:1], *deeper[:1], *batches[1:], *deeper[1:], *last]
 
 
 class ReExecute(Action):
@@ -59,11 +62,11 @@ class ReExecute(Action):
 
     Other values: a transient fault, and what came out now is right; at the second one in an incident the device is
     taken for a bad one, and the trial stays on another. The same: once more on another device, where a permanent fault
-    does not strike. The same there: with another batch, 1, 2, 4, ... further on. If that is no alarm, and its scores
-    are nearer to what was usual than to the alarm's, the batch was bad, and is left out. If not, the state may have
-    been bad before: once more from 1, 3, 7, ... steps before, and from there on another device. Always the same: the
-    result is right, and from there on the other rungs are asked, until the incident is over. What is known only after
-    a step is looked for in the step before and in earlier ones, and then with other batches.
+    does not strike; and with another batch, 1, 2, 4, ... further on: if that is no alarm, and its scores are nearer to
+    what was usual than to the alarm's, the batch was bad, and is left out. If not, the state may have been bad before:
+    once more from 1, 3, 7, ... steps before, and from there on another device. Always the same: the result is right,
+    and from there on the other rungs are asked, until the incident is over. What is known only after a step is looked
+    for in the step before and in earlier ones, and then with other batches.
     """
 
     goes_back = True
@@ -80,12 +83,14 @@ class ReExecute(Action):
         if to is None:
             return None
         half = {name: repr((score + alarm.usual[name]) / 2) for name, score in alarm.detectors.items()}
-        memory = {"before": before, "late": alarm.is_late, "half": half, "tried": 0, "went": {AGAIN: to}}
+        memory = {"before": before, "late": alarm.is_late, "dense": to == alarm.step - before, "half": half}
+        memory |= {"tried": 0, "went": {AGAIN: to}}
         row.wait(alarm.step, {**memory, "home": row.is_spared, "seen": _seen(alarm, alarm.detectors)})
         return {"to": to}
 
     def resume(self, row: Row, options: Any, memory: Mapping[str, Any]) -> Detail:
-        plan, alarm, seen = tries(options, memory["before"], memory["late"]), row.alarm, memory["seen"]
+        plan = tries(options, memory["before"], memory["late"], memory["dense"])
+        alarm, seen = row.alarm, memory["seen"]
         tried, is_alarm = plan[memory["tried"]], bool(alarm.detectors)
         if tried.kind == OTHER_DATA:
             if not is_alarm and _is_calm(alarm, memory):

@@ -277,14 +277,16 @@ class Poison:
         return [Event("batch", "batch", None, None, visit.step, "a", "b", None, None, True)]
 
 
-def test_a_batch_that_is_bad_is_bad_again_and_is_left_out() -> None:
+@pytest.mark.parametrize(("every", "tried"), [(1, ["spare", "other data"]), (2, ["other data"])])
+def test_a_batch_that_is_bad_is_bad_again_and_is_left_out(every: int, tried: list[str]) -> None:
     """The loss of a text of one rare token is 5, and none of the others' is beyond 4.8 after step 13."""
-    golden = trained(rung("re_execute"), detect="loss_ratio", batch=16, **{"detect.loss_ratio": {"ratio": 1.1}})
+    memory, ratio = {"every": every, "kept": 4}, {"detect.loss_ratio": {"ratio": 1.1}}
+    golden = trained(rung("re_execute"), detect="loss_ratio", batch=16, snapshot=memory, **ratio)
     found = run([golden, golden], {1: Poison(START + 6)})
     assert found.result.incidents[0] == [] and verdicts(found, 1) == ["data"], found.result.incidents
     acts = [act["detail"].get("tried") for act in found.result.incidents[1][0]["acts"]]
-    assert acts == [None, "spare", "other data", None]
-    assert found.result.strikes[1] == 3  # at first, again, and on another device
+    assert acts == [None, *tried, None]
+    assert found.result.strikes[1] == 1 + len(tried)  # at first, again, and where it was tried on another device
     assert not np.array_equal(found.signals["loss"][0], found.signals["loss"][1])
 
 

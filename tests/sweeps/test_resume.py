@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,9 +58,9 @@ def steps_trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     trained: list[int] = []
     begin = Pack.begin
 
-    def noted(pack: Pack, step: int) -> None:
+    def noted(pack: Pack, step: int, *rows: Any) -> None:
         trained.append(step)
-        begin(pack, step)
+        begin(pack, step, *rows)
 
     monkeypatch.setattr(Pack, "begin", noted)
     return trained
