@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.again.batches import reading_of, setups_of, unknown_trial
-from analysis.again.crossing import OWN, crossed
+from analysis.again.crossing import crossed
 from analysis.figures.confusion_matrix import confusion_matrix
 from analysis.measures.confusion import confusion
 from analysis.measures.evidence import evidence_of
@@ -129,7 +129,7 @@ def _cross(options: argparse.Namespace) -> None:
         say(f"  step {step}: loss {loss:.3f} nat/token, gradient norm {norm:.3g}")
     own, norms = np.median(found.own_losses), np.median(found.own_norms)
     span = f"{found.own_losses.min():.3f} to {found.own_losses.max():.3f}"
-    say(f"Its own next {OWN} batches: loss {own:.3f} ({span}), gradient norm {norms:.3g}")
+    say(f"Its own {len(found.own_losses)} batches around there: loss {own:.3f} ({span}), gradient norm {norms:.3g}")
     say(f"Verdict: {found.words}")
 
 

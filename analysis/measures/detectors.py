@@ -68,6 +68,24 @@ def taken(sweep: xr.Dataset) -> np.ndarray:
     return (sweep["tokens"].notnull() & ~is_dropped).transpose("trial", "step").values
 
 
+def last_step(is_taken: np.ndarray) -> int:
+    """The last of the steps [steps] that a run has taken; -1 if it has taken none."""
+    return int(np.flatnonzero(is_taken)[-1]) if is_taken.any() else -1
+
+
+def carried(values: np.ndarray, is_taken: np.ndarray) -> np.ndarray:
+    """A run's signal [steps, ...], which stands still where the run did: at steps before its last that it did not take.
+
+    These have the value of the last step before that was taken, or else of the first.
+    """
+    last = last_step(is_taken)
+    if is_taken[: last + 1].all():
+        return values
+    at = np.arange(len(is_taken))
+    source = np.maximum.accumulate(np.where(is_taken, at, is_taken.argmax()))
+    return values[np.where(at < last, source, at)]
+
+
 def scored(sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """How well each detector does, a row each: what it misses, and what it takes for an alarm that is none.
 

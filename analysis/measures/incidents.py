@@ -27,7 +27,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.again.batches import Setup, setups_of
-from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, measured, taken
+from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measured, taken
 from analysis.measures.oddities import Run
 from analysis.measures.symptoms import Symptom, of_run
 from analysis.reading.incident_log import Act, Logged, incident_log, number
@@ -50,8 +50,13 @@ COLUMNS: tuple[str, ...] = (
     "is_logged",
     "loss_before",
     "loss_peak",
+    "loss_after",
+    "grad_norm_peak",
+    "steps",
+    "tokens",
+    "seconds",
+    "money",
 )
-COLUMNS += ("loss_after", "grad_norm_peak", "steps", "tokens", "seconds", "money")
 
 
 @dataclass(frozen=True)
@@ -126,29 +131,43 @@ def all_incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) 
 
 
 def runs(
-    sweep: xr.Dataset, setups: Mapping[str, Setup] = NOTHING, chosen: Sequence[str] | None = None
+    sweep: xr.Dataset,
+    setups: Mapping[str, Setup] = NOTHING,
+    chosen: Sequence[str] | None = None,
+    heard: Sequence[str] | None = WATCHING,
 ) -> Iterator[Run]:
-    """The `chosen` trials of a sweep, or all, with what is known of their recipes; some are in memory at a time."""
+    """The `chosen` trials of a sweep, or all, with what is known of their recipes; some are in memory at a time.
+
+    The detectors that are `heard` are replayed where they did not watch: those that mark incidents, or with None all
+    whose signals were measured. Those that watched some of the trials are heard too.
+    """
     names = list(map(str, sweep["trial"].values)) if chosen is None else list(chosen)
     for begin in range(0, len(names), TRIALS_AT_ONCE):
-        yield from _block(sweep, setups, names[begin : begin + TRIALS_AT_ONCE])
+        yield from _block(sweep, setups, names[begin : begin + TRIALS_AT_ONCE], heard)
 
 
-def _block(sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str]) -> Sequence[Run]:
+def _block(
+    sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str], heard: Sequence[str] | None
+) -> Sequence[Run]:
     part = sweep.sel(trial=list(chosen))
-    said = {name: _said(part, name) for name in measured(part)}
+    known = [name for name in measured(part) if heard is None or name in heard or f"alarm_{name}" in part]
+    said = {name: _said(part, name) for name in known}
     names = [str(name) for name in part.data_vars if "step" in part[name].dims]
     names = [name for name in names if not name.startswith(("alarm_", "score_"))]
     values = {name: part[name].transpose("trial", "step", ...).values.astype(float) for name in names}
     of_all, outcome, twins = taken(part), part["outcome"].values, part["golden"].values
     has_twin = np.isin(twins, sweep["trial"].values) & (twins != part["trial"].values)
-    known = np.unique(twins[has_twin])
-    losses = sweep["loss"].sel(trial=known).transpose("trial", "step").values.astype(float)
-    golden = dict(zip(known, losses, strict=True))
+    golden = _losses(sweep, np.unique(twins[has_twin]))
+
+    def signals(row: int) -> dict[str, np.ndarray]:
+        depth = int(part["depth"].values[row])  # a deeper trial of the sweep has more layers, which are NaN here
+        cut = {name: of[row][:, :depth] if "layer" in part[name].dims else of[row] for name, of in values.items()}
+        return {name: carried(own, of_all[row]) for name, own in cut.items()}
+
     return [
         Run(
             str(trial),
-            {name: of_trials[row] for name, of_trials in values.items()},
+            signals(row),
             of_all[row],
             {name: (alarm[row], score[row]) for name, (alarm, score) in said.items()},
             str(outcome[row]),
@@ -159,14 +178,23 @@ def _block(sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str]
     ]
 
 
+def _losses(sweep: xr.Dataset, trials: np.ndarray) -> dict[str, np.ndarray]:
+    """Trial -> its loss [steps]."""
+    losses = sweep["loss"].sel(trial=trials).transpose("trial", "step").values.astype(float)
+    return dict(zip(trials, losses, strict=True))
+
+
 def _said(sweep: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """What a detector has said, or would have."""
+    """Alarms and scores [trial, step] of a detector: what it has said where it watched, else what it would have."""
+    shape = sweep.sizes["trial"], sweep.sizes["step"]
+    is_alarm, score = np.full(shape, np.nan), np.full(shape, np.nan)
     if f"alarm_{name}" in sweep:
-        is_alarm, score = (sweep[f"{what}_{name}"].transpose("trial", "step").values for what in ("alarm", "score"))
-        if not np.isnan(is_alarm).all():
-            return is_alarm == 1, score
-    again = alarms(sweep, name)
-    return again["alarm"].values, again["score"].values
+        of_both = (sweep[f"{what}_{name}"].transpose("trial", "step").values for what in ("alarm", "score"))
+        is_alarm[:], score[:] = of_both
+    if len(unwatched := np.flatnonzero(np.isnan(is_alarm).all(axis=1))):
+        again = alarms(sweep.isel(trial=unwatched), name)
+        is_alarm[unwatched], score[unwatched] = again["alarm"].values, again["score"].values
+    return is_alarm == 1, score
 
 
 def of_one(run: Run, log: Sequence[Logged] | None, cost_per_hour: float = 0.0) -> list[Incident]:

@@ -9,7 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.measures.detectors import alarms
-from analysis.measures.known_faults import KnownFaults
+from analysis.measures.known_faults import KnownFaults, measured_steps
 from analysis.measures.leaderboard import first_seen
 from analysis.measures.outcomes import leaves_range
 from analysis.measures.statistics import median_interval, wilson_interval
@@ -32,7 +32,7 @@ def leads(sweep: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
     incidents = incidents[incidents["spike"].notna()].reset_index(drop=True)
     if incidents.empty:
         return pd.DataFrame()
-    found = {(SIGNAL, name): _departures(sweep[name], incidents) for name in signals(sweep)}
+    found = {(SIGNAL, name): _departures(sweep, name, incidents) for name in signals(sweep)}
     for name in names:
         found[DETECTOR, name] = first_seen(alarms(sweep, name)["alarm"].values, incidents)
     return pd.DataFrame({key: incidents["spike"].to_numpy() - first for key, first in found.items()})
@@ -83,13 +83,16 @@ def signals(sweep: xr.Dataset) -> list[str]:
     ]
 
 
-def _departures(signal: xr.DataArray, incidents: pd.DataFrame) -> np.ndarray:
+def _departures(sweep: xr.Dataset, name: str, incidents: pd.DataFrame) -> np.ndarray:
     """The step at which a signal of each incident first leaves the range of its golden run: [n], NaN for none."""
     twins, place = np.unique(incidents["twin"], return_inverse=True)
-    curves, golden = signal.values[incidents["trial"]], signal.values[twins]
+    rows = incidents["trial"].to_numpy()
+    signal = sweep[name].transpose("trial", "step", ...)
+    curves, golden = (signal.isel(trial=chosen).values for chosen in (rows, twins))
     curves, golden = (x.reshape(*x.shape[:2], -1) for x in (curves, golden))
     layers = range(curves.shape[2])
     leaves = np.any([leaves_range(curves[..., i], golden[..., i], place) for i in layers], axis=0)
     leaves &= np.arange(leaves.shape[1]) >= incidents["begin"].to_numpy()[:, None]
+    leaves &= measured_steps(sweep, rows)
     first = np.where(leaves.any(axis=1), leaves.argmax(axis=1), np.nan)
-    return first + (str(signal.name) in AFTER_THE_STEP)
+    return first + (name in AFTER_THE_STEP)

@@ -15,6 +15,7 @@ from analysis.again.batches import Setup
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, RATE, REPETITION, STALE, UNKNOWN, WEIGHT
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
 from analysis.reading.incident_log import incident_log
+from harness.objectives.outcome import DIVERGENT, NON_FINITE
 from harness.storage.stored import read_packs
 
 SAME = ("fault", "seed", "data", "model.width", "model.depth", "model.context", "train.batch", "train.steps")
@@ -86,18 +87,17 @@ def followed(
         return [], pd.DataFrame(columns=list(COLUMNS))
     logs, rows, ranks = incident_log(out), [], []
     chosen = [incident.trial, *kept]
-    finals = sweep["final_loss"].sel(trial=chosen).values
-    for run, final in zip(runs(sweep, setups, chosen), finals, strict=True):
-        of_run = [
-            one
-            for one in of_one(run, logs.get(run.trial))
-            if abs(one.first - incident.first) <= max(10, run.steps // 20)
-        ]
-        same = incident if run.trial == incident.trial else worst(of_run)
-        outcome = same.outcome if same else 0
+    finals, planned = (sweep[name].sel(trial=chosen).values for name in ("final_loss", "steps"))
+    for run, final, steps in zip(runs(sweep, setups, chosen), finals, planned, strict=True):
+        found = of_one(run, logs.get(run.trial))
+        near = [one for one in found if abs(one.first - incident.first) <= max(10, run.steps // 20)]
+        same = incident if run.trial == incident.trial else worst(near)
         under = "as it was" if run.trial == incident.trial else names[run.trial]
-        peak, lost = (same.loss_peak, same.steps) if same else (np.nan, 0)
-        words = TYPES[outcome] if same else "no incident"
+        outcome, peak, lost = (same.outcome, same.loss_peak, same.steps) if same else (0, np.nan, 0)
+        if same is None and run.outcome in (NON_FINITE, DIVERGENT):  # of something else, sooner or later
+            other = worst(found)
+            outcome, lost = 3, int(steps) - (other.first if other else run.steps)
+        words = TYPES[outcome] if outcome else "no incident"
         rows.append(dict(zip(COLUMNS, (under, run.trial, words, peak, float(final), lost), strict=True)))
         ranks.append((outcome, lost))
     table = pd.DataFrame(rows, columns=list(COLUMNS))

@@ -10,11 +10,12 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.figures.registry import Needs, Results, figures
-from analysis.measures.known_faults import DAMAGING, LOST, KnownFaults
+from analysis.measures.known_faults import DAMAGING, HARMLESS, LARGE, LOST, KnownFaults
 from analysis.measures.lead import lead_table, leads
 from analysis.measures.leaderboard import by_group, episodes, false_alarms, first_seen, leaderboard, tradeoff
 from analysis.measures.module_flips import flips, sizes_of
 from analysis.reading.open_sweep import open_sweep
+from tests.analysis.judging import START, STEPS, Campaign
 from tests.sweeps import command
 
 NAMES = ["combined", "skip_step", "finite"]
@@ -84,6 +85,25 @@ def test_incidents_have_families_and_sizes(out: Path) -> None:
     assert (table.loc[table["size"] == LOST, "damage"] == np.inf).all()
     assert len(incidents.clean) == 8, "goldens of the twins of the envelope count as clean runs"
     assert (table["begin"] == 40).all() and (table["spike"].dropna() >= 40).all()
+
+
+def test_without_a_clean_envelope_whatever_moves_the_loss_is_large(campaign: Campaign) -> None:
+    campaign.fault("moved", {range(START, STEPS): 0.5})
+    campaign.fault("still", {})
+    campaign.write()
+    assert KnownFaults.of(open_sweep(campaign.out)).table["size"].tolist() == [LARGE, HARMLESS]
+
+
+def test_a_dropped_batch_is_no_spike(campaign: Campaign) -> None:
+    campaign.fault("struck", {START: -0.5, START + 4: 3})
+    campaign.write()
+    sweep = open_sweep(campaign.out).load()
+    (row,) = KnownFaults.of(sweep).table["trial"]
+    for step in range(START + 1, START + 3):
+        sweep["loss"][row, step] = np.nan
+    assert KnownFaults.of(sweep).table["spike"].tolist() == [START + 4]
+    sweep["nonfinite_step"][row] = START + 1
+    assert KnownFaults.of(sweep).table["spike"].tolist() == [START + 1]
 
 
 def test_the_leaderboard(out: Path) -> None:

@@ -16,7 +16,7 @@ import xarray as xr
 import analysis
 from analysis.__main__ import main
 from analysis.again.batches import Reading, reading_of, readings_of, setups_of
-from analysis.again.crossing import DATA, STATE, crossed
+from analysis.again.crossing import DATA, OWN, STATE, crossed
 from analysis.measures.causes import CAUSES, UNKNOWN, cause_of
 from analysis.measures.confusion import confusion, diagnosed, true_cause
 from analysis.measures.evidence import evidence_of, provenance_of
@@ -281,6 +281,12 @@ def test_the_cross_test_tells_data_from_state(out: Path, sweep: xr.Dataset) -> N
     stored = sweep["loss"].sel(trial=other.trial.id, step=START).item()
     assert found.own_losses[0] == pytest.approx(stored, abs=1e-5), "not the run that was stored"
     assert crossed(reading(trial_of(sweep, "weight_bit")), [START], other, START).verdict == STATE
+
+
+def test_the_cross_test_of_an_incident_near_the_end(out: Path, sweep: xr.Dataset) -> None:
+    reading = readings_of(out)
+    found = crossed(reading(trial_of(sweep, "rare_tokens")), [START], reading(trial_of(sweep, "none", seed=1)), 149)
+    assert (found.step, len(found.own_losses), found.verdict) == (149, OWN, DATA)
 
 
 def test_the_command_crosses(out: Path, sweep: xr.Dataset, capsys: pytest.CaptureFixture[str]) -> None:
