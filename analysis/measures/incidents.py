@@ -17,7 +17,7 @@ itself. A spike of 0.06 nat that came back to +0.015 was a real loss (Marin, iss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,18 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import Setup, setups_of
+from analysis.again.batches import Setup
+from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measured, taken
 from analysis.measures.oddities import Run
 from analysis.measures.symptoms import Symptom, of_run
-from analysis.reading.incident_log import Act, Logged, incident_log, number
-from analysis.reading.open_sweep import open_sweep
+from analysis.reading.incident_log import Act, Logged, number
 
 WATCHING = ("finite", "skip_step", "loss_ratio", "spiky_loss")
 APART, BEFORE, AFTER, LEFT = 30, 50, 500, 0.015
 LEAST = 10  # steps that there have to be before the first of an incident
 NOTHING: Mapping[str, Setup] = {}
+NO_LOG: Mapping[str, Sequence[Logged]] = {}
 TYPES = {1: "recoverable", 2: "lingering", 3: "divergent"}
 IGNORED = ("plateau", "vanishing gradients")  # of symptoms: no incident by themselves
 COLUMNS: tuple[str, ...] = (
@@ -70,7 +71,10 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Incident:
-    """One of a trial. Losses in nat/token; `steps` were trained in vain or skipped; `outcome` is a key of `TYPES`."""
+    """One of a trial. Losses in nat/token, peaks infinite where a value is not finite; `outcome` is a key of `TYPES`.
+
+    `steps` were trained in vain or skipped.
+    """
 
     trial: str
     first: int
@@ -108,26 +112,30 @@ class Incident:
 def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> pd.DataFrame:
     """One row an incident of each trial of the results in a folder, or of a sweep as `analysis.open_sweep` gives it.
 
-    Columns: `trial`, its `first` and `last` step, `symptoms`, `detectors` with their first alarm and largest score, the
-    `action` taken, `outcome` (recoverable, lingering, divergent), `is_logged` (by a playbook; else it was found
-    afterwards), `loss_before`, `loss_peak` and `loss_after` (nat/token), `grad_norm_peak` (before clipping), and the
-    cost in `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs `cost_per_hour`. A log of
-    playbooks is read from a folder alone. Raises ConfigError as `open_sweep` does.
+    Columns: `trial`, its `first` and `last` step, `symptoms`, `detectors` (those that mark incidents, and those that
+    watched) with their first alarm and largest score, the `action` taken, `outcome` (recoverable, lingering,
+    divergent), `is_logged` (by a playbook; else it was found afterwards), `loss_before`, `loss_peak` and `loss_after`
+    (nat/token), `grad_norm_peak` (before clipping; peaks are infinite where a value is not finite), and the cost in
+    `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs `cost_per_hour`. A log of playbooks is
+    read from a folder alone. Raises ConfigError as `open_sweep` does.
     """
-    found = all_incidents(results, cost_per_hour)
+    if isinstance(results, xr.Dataset):
+        found = all_incidents(results, cost_per_hour=cost_per_hour)
+    else:
+        folder = SweepFolder.open(results)
+        found = all_incidents(folder.sweep, folder.setups, folder.logs, cost_per_hour)
     return pd.DataFrame([one.row for one in found], columns=list(COLUMNS))
 
 
-def all_incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> list[Incident]:
+def all_incidents(
+    sweep: xr.Dataset,
+    setups: Mapping[str, Setup] = NOTHING,
+    logs: Mapping[str, Sequence[Logged]] = NO_LOG,
+    cost_per_hour: float = 0.0,
+) -> list[Incident]:
     """The same, as they are."""
-    if isinstance(results, xr.Dataset):
-        sweep, logs, setups = results, {}, {}
-    else:
-        sweep, logs, setups = open_sweep(results), incident_log(Path(results)), setups_of(Path(results))
-    found: list[Incident] = []
-    for run in runs(sweep, setups):
-        found += of_one(run, logs.get(run.trial), cost_per_hour)
-    return found
+    of_runs = (of_one(run, logs.get(run.trial), cost_per_hour) for run in runs(sweep, setups))
+    return [one for found in of_runs for one in found]
 
 
 def runs(
@@ -235,7 +243,8 @@ def _incident(
     for name, (is_alarm, score) in run.said.items():
         at = np.flatnonzero(is_alarm[here])
         if len(at):
-            scores = _finite(score[here][at])
+            scores = score[here][at]
+            scores = scores[~np.isnan(scores)]
             heard.append(Alarm(name, first + int(at[0]), float(scores.max()) if len(scores) else np.nan))
     for act in acts:  # of an act whose alarm is not in the signals any more, since the row went back
         known = {one.detector for one in heard}
@@ -245,12 +254,11 @@ def _incident(
     end = min(run.steps, first + AFTER)
     after = loss[max(first, end - BEFORE) : end]
     peak, place = _peak(loss[here])
-    logged = [value for act in acts if not np.isnan(value := number(act.loss))]
-    peak = max([peak, *logged]) if logged else peak
+    peak = max([peak, *_logged(act.loss for act in acts)])
     shown = (one for one in told if one.begin <= last and one.end >= first)
     symptoms = tuple(one for one in shown if one.symptom != "plateau")
     outcome, left = _outcome(run, symptoms, earlier, slice(max(first, end - BEFORE), end), last)
-    norms = [_peak(norm[here])[0], *(value for act in acts if not np.isnan(value := number(act.grad_norm)))]
+    norms = [_peak(norm[here])[0], *_logged(act.grad_norm for act in acts)]
     steps = log.steps_lost if log else (run.steps - first if outcome == 3 else last - first + 1)
     seconds = run["step_seconds"]
     usual = float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else np.nan
@@ -281,11 +289,16 @@ def _outcome(run: Run, symptoms: Sequence[Symptom], before: slice, after: slice,
 
 
 def _peak(values: np.ndarray) -> tuple[float, int]:
-    """The largest value and where it is; a NaN, if there is one, as an infinity is."""
+    """The largest value and where it is; NaN is infinite."""
     if not len(values):
         return np.nan, 0
-    at = int(np.where(np.isnan(values), np.inf, values).argmax())
-    return float(values[at]), at
+    values = np.where(np.isnan(values), np.inf, values)
+    return float(values.max()), int(values.argmax())
+
+
+def _logged(values: Iterable[float | str | None]) -> list[float]:
+    """Those that are known; what is not finite is infinite."""
+    return [float(np.nan_to_num(number(value), nan=np.inf)) for value in values if value is not None]
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

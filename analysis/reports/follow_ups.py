@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
-from analysis.again.batches import Setup
+from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, RATE, REPETITION, STALE, UNKNOWN, WEIGHT
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
-from analysis.reading.incident_log import incident_log
 from harness.objectives.outcome import DIVERGENT, NON_FINITE
-from harness.storage.stored import read_packs
+from harness.storage.stored import PackInfo
 
 SAME = ("fault", "seed", "data", "model.width", "model.depth", "model.context", "train.batch", "train.steps")
 SUGGESTED = {
@@ -33,10 +30,10 @@ SUGGESTED = {
 COLUMNS = ("under", "trial", "outcome", "peak of the loss [nat/token]", "final loss [nat/token]", "steps lost")
 
 
-def relatives(out: Path, trial: str) -> dict[str, str]:
+def relatives(packs: Iterable[PackInfo], trial: str) -> dict[str, str]:
     """Trial -> in what it differs, of those with the same fault, seed, data and sizes as this one."""
     configs: dict[str, Mapping[str, Any]] = {}
-    for pack in read_packs(out):
+    for pack in packs:
         if pack.complete:
             configs |= dict(zip(pack.attributes["ids"], pack.attributes["trials"], strict=True))
     if trial not in configs:
@@ -77,19 +74,17 @@ def _differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return " ".join([*words, *(f"without {key}" for key in gone)]) or "the same"
 
 
-def followed(
-    sweep: xr.Dataset, out: Path, incident: Incident, setups: Mapping[str, Setup]
-) -> tuple[list[str], pd.DataFrame]:
+def followed(folder: SweepFolder, incident: Incident) -> tuple[list[str], pd.DataFrame]:
     """Sentences on what would have helped, and a row for each relative: `COLUMNS`."""
-    names = relatives(out, incident.trial)
+    sweep, names = folder.sweep, relatives(folder.packs, incident.trial)
     kept = [name for name in names if name in sweep["trial"].values]
     if not kept:
         return [], pd.DataFrame(columns=list(COLUMNS))
-    logs, rows, ranks = incident_log(out), [], []
+    rows, ranks = [], []
     chosen = [incident.trial, *kept]
     finals, planned = (sweep[name].sel(trial=chosen).values for name in ("final_loss", "steps"))
-    for run, final, steps in zip(runs(sweep, setups, chosen), finals, planned, strict=True):
-        found = of_one(run, logs.get(run.trial))
+    for run, final, steps in zip(runs(sweep, folder.setups, chosen), finals, planned, strict=True):
+        found = of_one(run, folder.logs.get(run.trial))
         near = [one for one in found if abs(one.first - incident.first) <= max(10, run.steps // 20)]
         same = incident if run.trial == incident.trial else worst(near)
         under = "as it was" if run.trial == incident.trial else names[run.trial]

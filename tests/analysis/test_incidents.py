@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 from analysis.again.batches import Setup
+from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import GRADIENT, cause_of
 from analysis.measures.evidence import evidence_of
 from analysis.measures.incidents import AFTER, APART, BEFORE, LEFT, WATCHING, Incident, of_one, runs, worst
@@ -23,7 +24,7 @@ from analysis.reports.words import html_lines, markdown_block, markdown_text
 from harness.config import Trial
 from harness.storage.records import Unreadable
 from harness.storage.results_folder import ResultsPath
-from harness.storage.stored import PackInfo
+from harness.storage.stored import PackInfo, read_packs
 from tests.analysis import synthetic
 
 STEPS, BEGIN = 900, 200
@@ -117,7 +118,7 @@ def sweep_of(out: Path, *trials: Trial, loss: Callable[[Trial], np.ndarray] = no
     for trial in trials:
         synthetic.write_pack(out, [trial], loss, block=trial.train.steps)
     sweep = open_sweep(out).load()
-    sweep["dropped"][:] = 0
+    sweep["dropped"][:], sweep["learning_rate"][:] = 0, 1e-6  # below any schedule's
     return sweep
 
 
@@ -171,7 +172,7 @@ def test_a_relative_that_died_of_something_else_did_not_fare_better(tmp_path: Pa
     sweep = sweep_of(tmp_path, *trials, loss=loss)
     sweep["tokens"][1, 26:] = np.nan
     (run, _) = runs(sweep)
-    said, table = followed(sweep, tmp_path, only(run), {})
+    said, table = followed(SweepFolder(tmp_path, sweep, list(read_packs(tmp_path))), only(run))
     assert said == ["None of 1 other trials with the same fault and seed fared better."]
     assert table["outcome"].tolist() == ["recoverable", "divergent"] and table["steps lost"][1] == 195
 
@@ -231,10 +232,12 @@ def test_an_incident_of_the_log_is_told_as_it_was() -> None:
     assert {one.detector: one.score for one in incident.alarms} == {"skip_step": 9.5, "finite": np.inf}
     assert incident.row["action"] == "roll_back" and incident.grad_norm_peak == 4.5
     assert incident.money == pytest.approx(12 * 0.5 / 100)
+    assert incident.loss_peak == np.inf, "the loss was NaN at the alarm"
     louder = replace(logged, acts=(replace(logged.acts[0], loss=8.0),))
     assert only(run_of(calm()), [louder]).loss_peak == 8.0
 
 
+@pytest.mark.filterwarnings("error")
 def test_evidence_is_what_the_log_saw_where_a_rollback_took_it_out_of_the_signals() -> None:
     seen = Act(step=BEGIN, action="roll_back", to=BEGIN - 10, loss=3.0, grad_norm=40.0)
     run, log = run_of(calm()), [Logged(step=BEGIN, last=BEGIN, alarms=1, steps_lost=10, acts=(seen,))]
