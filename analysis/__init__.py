@@ -6,8 +6,9 @@ if current_folder.is_run_by_name():
     current_folder.leave()  # before anything else is imported
 
 from analysis.measures.confusion import confusion
-from analysis.measures.detectors import alarms, scored
+from analysis.measures.detectors import alarms
 from analysis.measures.incidents import incidents
+from analysis.measures.leaderboard import scored
 from analysis.measures.mitigations import compare
 from analysis.measures.outcomes import outcomes
 from analysis.measures.provenance import named, provenance

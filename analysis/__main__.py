@@ -15,7 +15,8 @@ import pandas as pd
 from analysis.figures.drawing import PICTURES
 from analysis.figures.registry import Needs, Results, figures
 from analysis.incident_commands import RUN, add_commands
-from analysis.measures.detectors import measured, options_of, scored
+from analysis.measures.detectors import measured, options_of
+from analysis.measures.leaderboard import scored
 from analysis.measures.provenance import named, provenance
 from analysis.reading.acted import idle_note
 from analysis.reading.open_sweep import open_sweep

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.again.batches import reading_of, setups_of, unknown_trial
-from analysis.again.crossing import OWN, crossed
+from analysis.again.crossing import crossed
+from analysis.again.sweep_folder import SweepFolder
 from analysis.figures.confusion_matrix import confusion_matrix
 from analysis.measures.confusion import confusion
-from analysis.measures.evidence import evidence_of
+from analysis.measures.evidence import evidence_of, offending
 from analysis.measures.incidents import incidents, of_one, runs, worst
-from analysis.reading.incident_log import incident_log
-from analysis.reading.open_sweep import open_sweep
 from analysis.reports.postmortem import write_postmortem
 from analysis.reports.report import DOTS_PER_INCH
-from harness.basics.printing import say
+from harness.basics.printing import count, say
 from harness.config import ConfigError
 from harness.storage.results_folder import ResultsPath
 
@@ -98,6 +96,8 @@ def _causes(options: argparse.Namespace) -> None:
     for row in found.types.itertuples():
         interval = f"[{row.low:.1%}, {row.high:.1%}]"
         say(f"Type {row.type}: {row.count} of {row.incidents} = {row.share:.1%} {interval}")
+    if found.left_out:
+        say(f"Left out, because no cause is defined for them: {count(found.left_out, 'fault')}.")
     say("Counted: finished faults that loss, gradient norm or a non-finite value shows, against golden twins.")
     drawing = confusion_matrix(found)
     folder = ResultsPath.open(options.out) / "figures"
@@ -111,25 +111,24 @@ def _causes(options: argparse.Namespace) -> None:
 
 def _cross(options: argparse.Namespace) -> None:
     out, trial, other = options.out, options.trial, options.other
-    sweep = open_sweep(out)
-    known = list(map(str, sweep["trial"].values))
+    folder = SweepFolder.open(out)
     for name in (trial, other):
-        if name not in known:
-            raise unknown_trial(out, name, iter(known))
-    (run,) = runs(sweep, setups_of(out), [trial])
-    incident = worst(of_one(run, incident_log(out).get(trial)))
+        folder.check(name)
+    (run,) = runs(folder.sweep, folder.setups, [trial])
+    incident = worst(of_one(run, folder.logs.get(trial)))
     if incident is None:
         raise ConfigError(f"TRIAL={trial}: has no incident; allowed: a trial that `incidents OUT` lists")
-    reading = reading_of(out, trial, options.data)
+    readings = folder.readings(options.data)
+    reading = readings(trial)
     evidence = evidence_of(run, incident, reading)
-    steps = [step for step in evidence.bad_batches if step <= incident.last + 1] or [evidence.begin]
-    found = crossed(reading, steps, reading_of(out, other, options.data), evidence.begin)
+    steps = offending(evidence, incident)
+    found = crossed(reading, steps, readings(other), evidence.begin)
     say(f"Batches of steps {steps[0]} to {steps[-1]} of {trial}, read by {other} as it stands at step {found.step}:")
     for step, loss, norm in zip(found.steps, found.losses, found.norms, strict=True):
         say(f"  step {step}: loss {loss:.3f} nat/token, gradient norm {norm:.3g}")
     own, norms = np.median(found.own_losses), np.median(found.own_norms)
     span = f"{found.own_losses.min():.3f} to {found.own_losses.max():.3f}"
-    say(f"Its own next {OWN} batches: loss {own:.3f} ({span}), gradient norm {norms:.3g}")
+    say(f"Its own {len(found.own_losses)} batches around there: loss {own:.3f} ({span}), gradient norm {norms:.3g}")
     say(f"Verdict: {found.words}")
 
 

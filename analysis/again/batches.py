@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,9 +17,10 @@ import torch
 
 from harness.config import NO_FAULT, ConfigError, Data, Fault, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
+from harness.data.screening import Scores
 from harness.objectives.base import Objective
 from harness.objectives.table import OBJECTIVES
-from harness.storage.stored import read_packs
+from harness.storage.stored import PackInfo, read_packs
 from harness.training.sites import Injector, Site, Visit
 from injectors import Facts, InjectableFault, facts_of, fault_types
 
@@ -116,21 +117,16 @@ class Reading:
         return tokens[0][kept].numpy()
 
     @cached_property
-    def surprise(self) -> np.ndarray:
-        """-log p of each token, nat [vocabulary]: p is its share of the training text, one added to each count."""
-        smoothed = self.corpus.counts + 1.0
-        return np.log(smoothed.sum()) - np.log(smoothed)
+    def _scores(self) -> Scores:
+        return Scores(self.corpus.counts, self.trial.model.context, CPU)
 
     def rarity(self, tokens: np.ndarray) -> float:
-        """Mean surprise of a batch of tokens, nat/token."""
-        return float(self.surprise[tokens].mean()) if tokens.size else float("nan")
+        """Mean surprise of a batch of tokens, nat/token; NaN of none."""
+        return float(self._scores.rarity(torch.from_numpy(tokens)).mean())
 
     def repetition(self, tokens: np.ndarray) -> float:
-        """Share of the token pairs of a batch that have stood in their sequence before."""
-        if not tokens.size:
-            return float("nan")
-        pairs = np.sort(tokens[:, :-1] * len(self.corpus.counts) + tokens[:, 1:], axis=1)
-        return float((pairs[:, 1:] == pairs[:, :-1]).sum() / pairs.size)
+        """Share of the token pairs of a batch that have stood in their sequence before; NaN of none."""
+        return float(self._scores.repetition(torch.from_numpy(tokens)).mean())
 
     def text(self, tokens: np.ndarray) -> str:
         """Tokens as text: bytes and byte pairs decoded, what is no text as ids."""
@@ -156,15 +152,43 @@ def reading_of(out: Path, trial: str, data: Path | None = None) -> Reading:
     ConfigError for a trial that there is not, for a text that is not there or another one than it was trained on, and
     for a configuration that this version cannot make.
     """
-    values, corpus = stored_trial(out, trial)
-    return Reading(*_made(out, trial, values, corpus, data))
+    return readings_of(out, data)(trial)
 
 
-def setups_of(out: Path) -> dict[str, Setup]:
-    """Trial -> what is known of its recipe, of all in the results in `out` that this version can make."""
+def readings_of(
+    out: Path, data: Path | None = None, packs: Iterable[PackInfo] | None = None
+) -> Callable[[str], Reading]:
+    """`reading_of` for many trials of the results in `out`, whose files are read once; `packs` if they were read."""
+    stored = stored_trials(read_packs(out) if packs is None else packs)
+
+    def reading(trial: str) -> Reading:
+        if trial not in stored:
+            raise unknown_trial(out, trial, iter(stored))
+        pack = stored[trial]
+        return Reading(*_made(out, trial, config_of(pack, trial), pack.attributes["corpus"], data))
+
+    return reading
+
+
+def stored_trials(packs: Iterable[PackInfo]) -> dict[str, PackInfo]:
+    """Trial -> the pack that `open_sweep` takes it from: the complete one, else the newest."""
+    ranked = sorted(packs, key=lambda pack: (pack.complete, pack.attributes["created"], pack.id))
+    return {trial: pack for pack in ranked for trial in pack.attributes["ids"]}
+
+
+def config_of(pack: PackInfo, trial: str) -> dict[str, Any]:
+    """The configuration of a trial of a pack."""
+    return pack.attributes["trials"][pack.attributes["ids"].index(trial)]
+
+
+def setups_of(out: Path, packs: Iterable[PackInfo] | None = None) -> dict[str, Setup]:
+    """Trial -> what is known of its recipe, of all in the results in `out` that this version can make.
+
+    `packs` are those of `out`, if they were read.
+    """
     found: dict[str, Setup] = {}
     known: dict[str, Setup | None] = {}
-    for pack in read_packs(out):
+    for pack in read_packs(out) if packs is None else packs:
         for name, values in zip(pack.attributes["ids"], pack.attributes["trials"], strict=True):
             # Trials differ in fault and seed alone, more often than not: each recipe is made once.
             key = json.dumps({k: v for k, v in values.items() if k not in ("fault", "seed")}, sort_keys=True)
@@ -181,30 +205,6 @@ def _setup(values: dict[str, Any]) -> Setup | None:
         return Setup.of(trial) if trial.steps <= MOST_STEPS else None
     except (ConfigError, KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
         return None
-
-
-def readings_of(out: Path, data: Path | None = None) -> Callable[[str], Reading]:
-    """`reading_of` for many trials of the results in `out`, whose files are read once."""
-    stored: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for pack in sorted(read_packs(out), key=lambda pack: pack.complete):
-        attributes = pack.attributes
-        pairs = zip(attributes["ids"], attributes["trials"], strict=True)
-        stored |= {name: (values, attributes["corpus"]) for name, values in pairs}
-
-    def reading(trial: str) -> Reading:
-        values, corpus = stored[trial]
-        return Reading(*_made(out, trial, values, corpus, data))
-
-    return reading
-
-
-def stored_trial(out: Path, trial: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration of a trial and what its pack says of the corpus. Raises ConfigError."""
-    packs = sorted(read_packs(out), key=lambda pack: (not pack.complete, pack.attributes["created"]))
-    for pack in packs:
-        if trial in pack.attributes["ids"]:
-            return pack.attributes["trials"][pack.attributes["ids"].index(trial)], pack.attributes["corpus"]
-    raise unknown_trial(out, trial, (name for pack in packs for name in pack.attributes["ids"]))
 
 
 def unknown_trial(out: Path, trial: str, known: Iterator[str]) -> ConfigError:

@@ -25,7 +25,7 @@ from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from injectors import InjectableFault
 
-OWN = 20  # batches of the other run that it would read next: what is usual for it there
+OWN = 20  # batches of the other run that it would read next, or its last ones: what is usual for it there
 SPIKES_SIGMA, SPIKES_LOSS, SPIKES_NORM = 6.0, 0.25, 2.0  # deviations; nat/token or times the gradient norm, at least
 BLOCK = 32
 STATE, DATA = "state", "data"
@@ -54,6 +54,8 @@ class Crossed:
 def crossed(reading: Reading, steps: Sequence[int], other: Reading, at: int) -> Crossed:
     """Feed the batches of `steps` that one trial has read to another, trained up to step `at` of its own.
 
+    Near its end the other's own batches are its last `OWN`.
+
     Raises ConfigError for a trial with other sizes or another text, for one that has become non-finite before, and for
     one that cannot be trained again.
     """
@@ -72,7 +74,8 @@ def crossed(reading: Reading, steps: Sequence[int], other: Reading, at: int) -> 
     offending = [reading.batch(step) for step in steps]
     pack = _trained(other.trial, other, at)
     clean = other.clean
-    own = [_judged(pack, clean.batch(step), at) for step in range(at, at + OWN)]
+    first = max(0, min(at, other.trial.steps - OWN))  # the last ones, if the run ends sooner
+    own = [_judged(pack, clean.batch(step), at) for step in range(first, min(first + OWN, other.trial.steps))]
     theirs = [_judged(pack, batch, at) for batch in offending]
     own_losses, own_norms = np.array(own).T
     losses, norms = np.array(theirs).T

@@ -6,7 +6,7 @@ import pandas as pd
 
 from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.measures.detectors import PER, measured
+from analysis.measures.detectors import PER, measured, watched
 from analysis.measures.known_faults import DAMAGING, KnownFaults
 from analysis.measures.leaderboard import FACTORS, tradeoff
 
@@ -23,7 +23,8 @@ def detector_tradeoff(results: Results) -> Drawing:
     damaging = int(incidents.table["size"].isin(DAMAGING).sum())
     if not damaging or not len(incidents.clean):
         return Drawing(None, "No figure: it wants faults that move the final loss, and golden runs that trained.")
-    table = tradeoff(results.sweep.load(), measured(results.sweep))
+    names = measured(results.sweep)
+    table = tradeoff(watched(results.sweep, names).load(), incidents, names)
     steps = int(table["clean_steps"].iloc[0])
     order = table[table["factor"] == 1].sort_values("recall", ascending=False)["detector"]
     look = looks(list(order))

@@ -23,7 +23,7 @@ COLOURS = ("#1b4f72", "#2e86c1", "#85c1e9", "#f0c75e", "#dd7442", "#d9d9d9")
 @drawn_from(Needs.INCIDENTS, place=2)
 def loss_lead(results: Results) -> Drawing:
     """A bar a signal and a detector: in which share of the spikes it came how long before the loss."""
-    found = leads(results.sweep.load(), measured(results.sweep))
+    found = leads(results.sweep, measured(results.sweep))
     if found.empty:
         return Drawing(None, "No figure: no fault has the loss spike.")
     order = lead_table(found)

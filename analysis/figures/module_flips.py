@@ -20,7 +20,7 @@ SHOWN = ("combined", "skip_step", "finite")  # detectors, as far as they are the
 @drawn_from(Needs.INCIDENTS, place=3)
 def module_flips(results: Results) -> Drawing:
     """A map of the share that is damaging, and of what each detector sees: modules down, elements to the right."""
-    sweep = results.sweep.load()
+    sweep = results.sweep
     names = [name for name in SHOWN if name in measured(sweep)]
     table = flips(sweep, {name: alarms(sweep, name)["alarm"].values for name in names})
     if table.empty:

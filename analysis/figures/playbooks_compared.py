@@ -35,7 +35,7 @@ def playbooks_compared(results: Results) -> Drawing:
         kept = 100 * table["kept"]
         whiskers = np.abs([kept - 100 * table["kept_low"], 100 * table["kept_high"] - kept])
         panels[0].barh(place, kept, height=0.6, color=KEPT, linewidth=0)
-        panels[0].errorbar(kept, place, xerr=whiskers, fmt="none", ecolor=SPREAD, capsize=3)
+        panels[0].errorbar(kept, place, xerr=np.nan_to_num(whiskers), fmt="none", ecolor=SPREAD, capsize=3)
         panels[0].set(xlabel=f"kept, of {lost} that are lost without [%]", xlim=(0, 105))
         generator = np.random.default_rng(0)
         for line, name in enumerate(table["playbook"]):

@@ -32,7 +32,6 @@ FORMAT, GRADIENT, WEIGHT, UNKNOWN = "number format", "corrupted gradient", "corr
 CAUSES = (RARE, REPETITION, STALE, RATE, FORMAT, GRADIENT, WEIGHT, UNKNOWN)
 
 
-@dataclass(frozen=True)
 class Thresholds:
     """What rules compare with."""
 
@@ -60,36 +59,36 @@ class Finding:
     reason: str
 
 
-Rule = Callable[[Evidence, Thresholds], str | None]
+Rule = Callable[[Evidence], str | None]
 
 
-def cause_of(evidence: Evidence, thresholds: Thresholds = Thresholds()) -> Finding:
+def cause_of(evidence: Evidence) -> Finding:
     """The first cause whose rule holds; `UNKNOWN` if none does."""
     for cause, rule in RULES:
-        if reason := rule(evidence, thresholds):
+        if reason := rule(evidence):
             return Finding(cause, reason)
     return Finding(UNKNOWN, "no rule holds: no law is broken, batch and rate are usual, and no jump stands alone.")
 
 
-def _other_gradient(e: Evidence, t: Thresholds) -> str | None:
+def _other_gradient(e: Evidence) -> str | None:
     if e.verdict not in REPAIRED or not e.is_loss_again:
         return None
     return f"run again, the step had the same loss and another gradient norm: the fault was {e.verdict}."
 
 
-def _other_loss(e: Evidence, t: Thresholds) -> str | None:
+def _other_loss(e: Evidence) -> str | None:
     if e.verdict not in REPAIRED:
         return None
     return f"run again, the step had another loss, of the same weights and batch: the fault was {e.verdict}."
 
 
-def _wrong_rate(e: Evidence, t: Thresholds) -> str | None:
+def _wrong_rate(e: Evidence) -> str | None:
     if not e.rate_ratio > RATE_RATIO:
         return None
     return f"the learning rate in force is {e.rate_ratio:.3g} times the one of the schedule, until step {e.rate_until}."
 
 
-def _moment_law(e: Evidence, t: Thresholds) -> str | None:
+def _moment_law(e: Evidence) -> str | None:
     if abs(e.moment_law) <= SLACK:
         return None
     much = f"{abs(e.moment_law):.3g} times"
@@ -97,28 +96,30 @@ def _moment_law(e: Evidence, t: Thresholds) -> str | None:
     return f"the norm of Adam's second moment is {what}, so it is not the mean of the squares that were seen."
 
 
-def _weight_law(e: Evidence, t: Thresholds) -> str | None:
+def _weight_law(e: Evidence) -> str | None:
     if not e.weight_law > SLACK:
         return None
     much = "to infinity" if np.isinf(e.weight_law) else f"by {e.weight_law:.3g} times the norm of their update"
     return f"the norm of the weights moved {much}, which no update of that step explains: something else wrote to them."
 
 
-def _rare(e: Evidence, t: Thresholds) -> str | None:
+def _rare(e: Evidence) -> str | None:
     if e.rarity is None or e.rarity_sigma is None or e.usual_rarity is None:
         return None
-    if not (e.rarity_sigma > t.rarity and e.rarity - e.usual_rarity > t.rarity_nat):
+    if not (e.rarity_sigma > Thresholds.rarity and e.rarity - e.usual_rarity > Thresholds.rarity_nat):
         return None
     numbers = f"{e.rarity:.2f} nat a token against {e.usual_rarity:.2f} before, {e.rarity_sigma:.0f} deviations"
     return f"the tokens of the batch are rare: a mean surprise of {numbers}."
 
 
-def _repeated(e: Evidence, t: Thresholds) -> str | None:
+def _repeated(e: Evidence) -> str | None:
     if e.same_as is not None and ("loss" in e.odd or "grad_norm" in e.odd):
         return f"the batch is that of step {e.same_as} again, token for token."
     if e.repetition is None or e.repetition_sigma is None or e.usual_repetition is None:
         return None
-    if not (e.repetition_sigma > t.repetition and e.repetition - e.usual_repetition > t.repetition_share):
+    if not (
+        e.repetition_sigma > Thresholds.repetition and e.repetition - e.usual_repetition > Thresholds.repetition_share
+    ):
         return None
     shares = (
         f"{e.repetition:.0%} of its token pairs stood in the same sequence before, against {e.usual_repetition:.0%}"
@@ -126,7 +127,7 @@ def _repeated(e: Evidence, t: Thresholds) -> str | None:
     return f"the batch repeats itself: {shares}."
 
 
-def _overflowed(e: Evidence, t: Thresholds) -> str | None:
+def _overflowed(e: Evidence) -> str | None:
     told = e.provenance
     if told.get("cause") != "overflow" or not told.get("format", "").startswith(HALF):
         return None
@@ -134,7 +135,7 @@ def _overflowed(e: Evidence, t: Thresholds) -> str | None:
     return f"the first value that is not finite is the result of {where}, beyond what {told['format']} can hold."
 
 
-def _blamed_weight(e: Evidence, t: Thresholds) -> str | None:
+def _blamed_weight(e: Evidence) -> str | None:
     if e.provenance.get("blamed_site") not in ("weight", "update"):
         return None
     return (
@@ -142,20 +143,20 @@ def _blamed_weight(e: Evidence, t: Thresholds) -> str | None:
     )
 
 
-def _format(e: Evidence, t: Thresholds) -> str | None:
+def _format(e: Evidence) -> str | None:
     if not e.precision.startswith(HALF):
         return None
     if e.scale_ratio > SCALE_RATIO:
         return f"the loss scale rose by {e.scale_ratio:.3g} times in one step, to {e.scale:.3g}: gradients overflow."
-    if not e.is_activation_finite and e.weight_law <= SLACK:
+    if not e.is_activation_finite:
         where = f"block {e.activation_layer}"
         return f"activations of {where} are not finite in {e.precision}, while weights and batch are ordinary."
-    if not (e.is_loss_finite and e.is_norm_finite) and e.weight_law <= SLACK and not e.is_loss_finite:
+    if not e.is_loss_finite:
         return f"the loss is not finite in {e.precision}, while weights and batch are ordinary."
     return None
 
 
-def _broken_gradient(e: Evidence, t: Thresholds) -> str | None:
+def _broken_gradient(e: Evidence) -> str | None:
     if e.is_loss_finite and not e.is_norm_finite:
         return "the gradient is not finite, while the loss of the same step is."
     if not e.is_loss_finite:
@@ -163,8 +164,8 @@ def _broken_gradient(e: Evidence, t: Thresholds) -> str | None:
     return None
 
 
-def _loss_stays(e: Evidence, t: Thresholds) -> str | None:
-    if not (e.loss_rise > t.loss_jump and "loss" in e.odd and e.last_steps >= t.stays):
+def _loss_stays(e: Evidence) -> str | None:
+    if not (e.loss_rise > Thresholds.loss_jump and "loss" in e.odd and e.last_steps >= Thresholds.stays):
         return None
     return (
         f"the loss jumped by {e.loss_rise:.2f} nat at once on an ordinary batch and was high at {e.last_steps} of "
@@ -172,8 +173,8 @@ def _loss_stays(e: Evidence, t: Thresholds) -> str | None:
     )
 
 
-def _grown_update(e: Evidence, t: Thresholds) -> str | None:
-    if not (e.update_ratio > t.update and e.norm_ratio < t.ordinary_norm and e.is_norm_finite):
+def _grown_update(e: Evidence) -> str | None:
+    if not (e.update_ratio > Thresholds.update and e.norm_ratio < Thresholds.ordinary_norm and e.is_norm_finite):
         return None
     numbers = f"{_times(e.update_ratio)} the usual at this rate, the gradient {e.norm_ratio:.2g} times its own"
     return (
@@ -181,8 +182,13 @@ def _grown_update(e: Evidence, t: Thresholds) -> str | None:
     )
 
 
-def _lagging_moment(e: Evidence, t: Thresholds) -> str | None:
-    if not (e.update_ratio > t.update and e.norm_ratio > t.jump and e.odd_steps > t.brief and e.is_loss_finite):
+def _lagging_moment(e: Evidence) -> str | None:
+    if not (
+        e.update_ratio > Thresholds.update
+        and e.norm_ratio > Thresholds.jump
+        and e.odd_steps > Thresholds.brief
+        and e.is_loss_finite
+    ):
         return None
     numbers = (
         f"gradients grew to {_times(e.norm_ratio)} their usual and stayed, and updates to {_times(e.update_ratio)}"
@@ -190,23 +196,23 @@ def _lagging_moment(e: Evidence, t: Thresholds) -> str | None:
     return f"{numbers}: the second moment, by which they are divided, was still that of small gradients."
 
 
-def _jumped_gradient(e: Evidence, t: Thresholds) -> str | None:
-    is_odd = e.norm_ratio > t.jump or e.norm_ratio < 1 / t.jump
-    if not (is_odd and "grad_norm" in e.odd and e.odd_steps <= t.brief):
+def _jumped_gradient(e: Evidence) -> str | None:
+    is_odd = e.norm_ratio > Thresholds.jump or e.norm_ratio < 1 / Thresholds.jump
+    if not (is_odd and "grad_norm" in e.odd and e.odd_steps <= Thresholds.brief):
         return None
     beside = f"while the loss was {e.loss_rise:+.2f} nat from its usual and the batch was ordinary"
     return f"the gradient norm is {_times(e.norm_ratio)} its usual at {e.odd_steps} of 20 steps, {beside}."
 
 
-def _jumped_forward(e: Evidence, t: Thresholds) -> str | None:
+def _jumped_forward(e: Evidence) -> str | None:
     is_jump = {"loss", "activation_rms", "attention_logit_max"} & set(e.odd)
-    if not (is_jump and e.odd_steps <= t.brief):
+    if not (is_jump and e.odd_steps <= Thresholds.brief):
         return None
     return f"{', '.join(sorted(is_jump))} jumped at one step, on an ordinary batch, and came back with the next ones."
 
 
-def _unstable(e: Evidence, t: Thresholds) -> str | None:
-    if not (e.pace > t.pace and e.odd_steps > 1):
+def _unstable(e: Evidence) -> str | None:
+    if not (e.pace > Thresholds.pace and e.odd_steps > 1):
         return None
     numbers = f"{e.pace:.1%} of their own norm at each step, and {e.odd_steps} of 20 steps are odd"
     return (

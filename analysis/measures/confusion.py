@@ -20,7 +20,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import Reading, readings_of, setups_of
+from analysis.again.batches import Reading
+from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import (
     CAUSES,
     FORMAT,
@@ -39,8 +40,6 @@ from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
 from analysis.measures.oddities import Run
 from analysis.measures.outcomes import VISIBLE, outcomes_and_notes
 from analysis.measures.statistics import studied, wilson_interval
-from analysis.reading.incident_log import incident_log
-from analysis.reading.open_sweep import open_sweep
 from analysis.reading.twins import values_of
 from harness.config import ConfigError
 
@@ -101,6 +100,7 @@ class Confusion:
     trials: pd.DataFrame
     matrix: pd.DataFrame
     types: pd.DataFrame
+    left_out: int  # faults with visible damage for which no cause is defined
 
     @property
     def right(self) -> tuple[int, int, float, float]:
@@ -123,32 +123,36 @@ def confusion(out: Path | str, data: Path | None = None) -> Confusion:
 
     Columns of `trials`: trial, fault, site, `true`, `inferred`, `reason`, `type` (1 to 3), `deviation_max` (nat/token).
     `types` has the shares of recoverable, lingering and divergent among them, with 95% Wilson intervals. `data` is
-    where the text lies, if it is not built in. Raises ConfigError for a folder without such trials, and as
-    `analysis.again.batches.reading_of` does.
+    where the text lies, if it is not built in. Raises ConfigError for a folder without such
+    trials, or without a fault of which the true cause is defined, and as `analysis.again.batches.reading_of` does.
     """
-    out = Path(out)
-    judged, _ = outcomes_and_notes(open_sweep(out))
+    folder = SweepFolder.open(out)
+    judged, _ = outcomes_and_notes(folder.sweep)
     seen = visible(judged)
     if not seen.sizes["trial"]:
         allowed = "a folder with finished faults that show in the loss or in the gradient norm, and their golden twins"
         raise ConfigError(f"out={out}: has no fault whose damage can be seen; allowed: {allowed}")
-    logs = incident_log(out)
-    readings = readings_of(out, data)
+    readings = folder.readings(data)
     kinds, sites = values_of(seen, "fault_kind", ""), seen["struck_site"].values
     faults, sizes = seen["fault"].values, seen["deviation_max"].values
     rows: list[dict[str, Any]] = []
-    for number, run in enumerate(runs(judged, setups_of(out), list(map(str, seen["trial"].values)))):
+    for number, run in enumerate(runs(judged, folder.setups, list(map(str, seen["trial"].values)))):
         true = true_cause(str(faults[number]), str(kinds[number]), str(sites[number]))
         if true is None:
             continue
         row = {"trial": run.trial, "fault": faults[number], "site": sites[number], "true": true}
         rows.append(
             row
-            | _inferred(run, logs.get(run.trial), readings, provenance_of(seen, run.trial))
+            | _inferred(run, folder.logs.get(run.trial), readings, provenance_of(seen, run.trial))
             | {"deviation_max": float(sizes[number])}
         )
+    if not rows:
+        names = ", ".join(sorted(set(map(str, faults))))
+        raise ConfigError(
+            f"out={out}: no cause is defined for its faults ({names:.100}); allowed: a folder with others"
+        )
     table = pd.DataFrame(rows)
-    return Confusion(table, _matrix(table), _types(table))
+    return Confusion(table, _matrix(table), _types(table), seen.sizes["trial"] - len(rows))
 
 
 def visible(judged: xr.Dataset) -> xr.Dataset:

@@ -1,4 +1,4 @@
-"""What detectors say of runs that are stored: with any constants, and scored against what is known of each run."""
+"""What detectors say of runs that are stored, with any constants; and which steps these have taken."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
-from analysis.measures.statistics import studied, wilson_interval
-from harness.config import NO_FAULT, ConfigError, checked, field_types, sections
+from harness.config import ConfigError, checked, field_types, sections
 from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
 
@@ -62,53 +60,31 @@ def measured(sweep: xr.Dataset) -> list[str]:
     return [name for name in heard if ranks >= DETECTORS[name].least_ranks]
 
 
+def watched(sweep: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
+    """Of a sweep what these detectors watch, and what says which steps were taken."""
+    needed = {"loss", "dropped", "tokens"}.union(*(DETECTORS[name].watches for name in names if name in DETECTORS))
+    return sweep[[name for name in sweep.data_vars if name in needed]]
+
+
 def taken(sweep: xr.Dataset) -> np.ndarray:
     """The steps that each trial has trained in, [trial, step]: none after it froze, or whose batch was dropped."""
     is_dropped = sweep["loss"].isnull() & (sweep["dropped"] > 0) & (sweep["step"] != sweep["nonfinite_step"])
     return (sweep["tokens"].notnull() & ~is_dropped).transpose("trial", "step").values
 
 
-def scored(sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """How well each detector does, a row each: what it misses, and what it takes for an alarm that is none.
+def last_step(is_taken: np.ndarray) -> int:
+    """The last of the steps [steps] that a run has taken; -1 if it has taken none."""
+    return int(np.flatnonzero(is_taken)[-1]) if is_taken.any() else -1
 
-    - `incidents`: trials whose fault changed something; `recall`: the share of them in which there is an alarm from the
-      fault's first step on that their golden twin has not at that step, with its 95% Wilson interval.
-    - `latency`: median of the steps from the fault's begin to that alarm, and `latency_95` their 95th percentile.
-    - `clean_steps`, and `false_alarms` per 1,000 of them, with the interval: of all golden runs that trained to the
-      end. Steps follow each other, so the interval is too narrow where alarms come in bursts.
 
-    Raises ConfigError as `alarms` does.
+def carried(values: np.ndarray, is_taken: np.ndarray) -> np.ndarray:
+    """A run's signal [steps, ...], which stands still where the run did: at steps before its last that it did not take.
+
+    These have the value of the last step before that was taken, or else of the first.
     """
-    faulty = studied(sweep)
-    faulty = faulty.isel(trial=np.flatnonzero((faulty["changes"] > 0).values & faulty["complete"].values))
-    is_clean = (sweep["fault"] == NO_FAULT.name) & (sweep["outcome"] == "trained")
-    clean = sweep.isel(trial=np.flatnonzero(is_clean.values))
-    twin = pd.Index(sweep["trial"].values).get_indexer(faulty["golden"].values)
-    begins = faulty["fault_start"].values.astype(int) if "fault_start" in faulty.coords else np.zeros(len(twin), int)
-    rows = []
-    for name in names:
-        of_all = alarms(sweep, name, **constants.get(name, {}))["alarm"]
-        here = of_all.sel(trial=faulty["trial"]).values
-        new = here & ~np.where((twin >= 0)[:, None], of_all.values[twin], False)
-        new &= np.arange(new.shape[1]) >= begins[:, None]
-        is_seen = np.asarray(new.any(axis=1))
-        latency = (new.argmax(1) - begins)[is_seen]
-        of_clean, steps = of_all.sel(trial=clean["trial"]).values, int(taken(clean).sum())
-        low, high = wilson_interval(is_seen.sum(), len(is_seen))
-        fewest, most = wilson_interval(of_clean.sum(), steps)
-        rows.append(
-            {
-                "detector": name,
-                "incidents": len(is_seen),
-                "recall": is_seen.mean() if len(is_seen) else np.nan,
-                "recall_low": float(low),
-                "recall_high": float(high),
-                "latency": float(np.median(latency)) if len(latency) else np.nan,
-                "latency_95": float(np.quantile(latency, 0.95)) if len(latency) else np.nan,
-                "clean_steps": steps,
-                "false_alarms": PER * of_clean.sum() / steps if steps else np.nan,
-                "false_alarms_low": PER * float(fewest),
-                "false_alarms_high": PER * float(most),
-            }
-        )
-    return pd.DataFrame(rows)
+    last = last_step(is_taken)
+    if is_taken[: last + 1].all():
+        return values
+    at = np.arange(len(is_taken))
+    source = np.maximum.accumulate(np.where(is_taken, at, is_taken.argmax()))
+    return values[np.where(at < last, source, at)]

@@ -37,11 +37,9 @@ class Evidence:
     begin: int
     odd: tuple[str, ...]  # the signals that are odd at the onset
     loss_rise: float  # nat/token, over the median before
-    loss_sigma: float
     is_loss_finite: bool
     is_norm_finite: bool
     norm_ratio: float  # of the gradient norm to its median before
-    norm_sigma: float  # of its logarithm
     rate_ratio: float  # of the learning rate to that of the schedule
     rate_until: int  # the step from which it is that again
     pace: float  # share of their own norm by which the weights moved at a step shortly before
@@ -51,11 +49,9 @@ class Evidence:
     activation_ratio: float  # of the layer in which it is largest
     activation_layer: int
     is_activation_finite: bool
-    logit_ratio: float
     scale_ratio: float  # of the loss scale to that of the step before
     scale: float
     precision: str
-    next_loss_rise: float  # one step later
     odd_steps: int  # of the next 20 at which loss or gradient norm is odd
     last_steps: int  # of these at which the loss is
     rarity: float | None = None  # mean surprise of the onset's batch, nat/token
@@ -133,6 +129,12 @@ def evidence_of(
     )
 
 
+def offending(evidence: Evidence, incident: Incident) -> list[int]:
+    """The steps whose batches may be to blame: those as unusual as the onset's, or that of the onset."""
+    bad = [step for step in evidence.bad_batches if step <= incident.last + 1]
+    return bad if evidence.begin in bad else [evidence.begin]
+
+
 def _verdict(incident: Incident) -> tuple[str, bool]:
     """What came of the first step that was run again, and whether its loss came out as it was."""
     first = next((act for act in incident.acts if act.detectors), None)
@@ -144,24 +146,22 @@ def _verdict(incident: Incident) -> tuple[str, bool]:
 
 def _numbers(run: Run, begin: int) -> dict[str, Any]:
     loss, norm, rate, scale = (run[name] for name in ("loss", "grad_norm", "learning_rate", "loss_scale"))
-    ratio, pace = rate_ratio(run), run.setup.weights**0.5 if run.setup else np.nan
+    ratio, size = rate_ratio(run), run.setup.weights**0.5 if run.setup else np.nan
+    paces = (run["update_rms"] * size / run["param_norm"])[max(0, begin - 10) : begin + 1]
     levels, spreads = usual(loss)
     log_levels, log_spreads = usual(np.log(norm))
     level, spread, log_level = levels[begin], spreads[begin], log_levels[begin]
     speed = run["update_rms"] / rate
     activation, layer = _largest_layer(run["activation_rms"], begin)
-    logit, _ = _largest_layer(np.abs(run["attention_logit_max"]), begin)
     here = slice(begin, begin + SHORTLY)
     is_high = ~(loss[here] - level <= max(1.0, ODD * np.nan_to_num(spread)))
     is_steep = ~(np.abs(np.log(norm[here]) - log_level) <= max(np.log(2), ODD * np.nan_to_num(log_spreads[begin])))
     before = max(begin - 1, 0)
     return {
         "loss_rise": float(loss[begin] - level),
-        "loss_sigma": float((loss[begin] - level) / spread),
         "is_loss_finite": bool(np.isfinite(loss[begin])),
         "is_norm_finite": bool(np.isfinite(norm[begin])),
         "norm_ratio": float(norm[begin] / np.exp(log_level)),
-        "norm_sigma": float((np.log(norm[begin]) - log_level) / log_spreads[begin]),
         "rate_ratio": float(ratio[begin]),
         "rate_until": int(begin + np.flatnonzero(np.append(~(ratio[begin:] > RATE_RATIO), True))[0]),
         "update_ratio": float(speed[begin] / usual(speed)[0][begin]),
@@ -170,12 +170,10 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
         "activation_ratio": activation,
         "activation_layer": layer,
         "is_activation_finite": bool(np.isfinite(run["activation_rms"][begin]).all()),
-        "logit_ratio": logit,
         "scale_ratio": float(scale[begin] / scale[before]),
         "scale": float(scale[begin]),
         "precision": run.setup.precision if run.setup else "",
-        "next_loss_rise": float(loss[begin + 1] - level) if begin + 1 < run.steps else np.nan,
-        "pace": float(np.nanmedian((run["update_rms"] * pace / run["param_norm"])[max(0, begin - 10) : begin + 1])),
+        "pace": float(np.median(paces[~np.isnan(paces)])) if not np.isnan(paces).all() else np.nan,
         "odd_steps": int((is_high | is_steep).sum()),
         "last_steps": int(is_high.sum()),
     }

@@ -17,7 +17,7 @@ itself. A spike of 0.06 nat that came back to +0.015 was a real loss (Marin, iss
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,17 +26,18 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import Setup, setups_of
-from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, measured, taken
+from analysis.again.batches import Setup
+from analysis.again.sweep_folder import SweepFolder
+from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measured, taken
 from analysis.measures.oddities import Run
 from analysis.measures.symptoms import Symptom, of_run
-from analysis.reading.incident_log import Act, Logged, incident_log, number
-from analysis.reading.open_sweep import open_sweep
+from analysis.reading.incident_log import Act, Logged, number
 
 WATCHING = ("finite", "skip_step", "loss_ratio", "spiky_loss")
 APART, BEFORE, AFTER, LEFT = 30, 50, 500, 0.015
 LEAST = 10  # steps that there have to be before the first of an incident
 NOTHING: Mapping[str, Setup] = {}
+NO_LOG: Mapping[str, Sequence[Logged]] = {}
 TYPES = {1: "recoverable", 2: "lingering", 3: "divergent"}
 IGNORED = ("plateau", "vanishing gradients")  # of symptoms: no incident by themselves
 COLUMNS: tuple[str, ...] = (
@@ -50,8 +51,13 @@ COLUMNS: tuple[str, ...] = (
     "is_logged",
     "loss_before",
     "loss_peak",
+    "loss_after",
+    "grad_norm_peak",
+    "steps",
+    "tokens",
+    "seconds",
+    "money",
 )
-COLUMNS += ("loss_after", "grad_norm_peak", "steps", "tokens", "seconds", "money")
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,10 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Incident:
-    """One of a trial. Losses in nat/token; `steps` were trained in vain or skipped; `outcome` is a key of `TYPES`."""
+    """One of a trial. Losses in nat/token, peaks infinite where a value is not finite; `outcome` is a key of `TYPES`.
+
+    `steps` were trained in vain or skipped.
+    """
 
     trial: str
     first: int
@@ -103,52 +112,70 @@ class Incident:
 def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> pd.DataFrame:
     """One row an incident of each trial of the results in a folder, or of a sweep as `analysis.open_sweep` gives it.
 
-    Columns: `trial`, its `first` and `last` step, `symptoms`, `detectors` with their first alarm and largest score, the
-    `action` taken, `outcome` (recoverable, lingering, divergent), `is_logged` (by a playbook; else it was found
-    afterwards), `loss_before`, `loss_peak` and `loss_after` (nat/token), `grad_norm_peak` (before clipping), and the
-    cost in `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs `cost_per_hour`. A log of
-    playbooks is read from a folder alone. Raises ConfigError as `open_sweep` does.
+    Columns: `trial`, its `first` and `last` step, `symptoms`, `detectors` (those that mark incidents, and those that
+    watched) with their first alarm and largest score, the `action` taken, `outcome` (recoverable, lingering,
+    divergent), `is_logged` (by a playbook; else it was found afterwards), `loss_before`, `loss_peak` and `loss_after`
+    (nat/token), `grad_norm_peak` (before clipping; peaks are infinite where a value is not finite), and the cost in
+    `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs `cost_per_hour`. A log of playbooks is
+    read from a folder alone. Raises ConfigError as `open_sweep` does.
     """
-    found = all_incidents(results, cost_per_hour)
+    if isinstance(results, xr.Dataset):
+        found = all_incidents(results, cost_per_hour=cost_per_hour)
+    else:
+        folder = SweepFolder.open(results)
+        found = all_incidents(folder.sweep, folder.setups, folder.logs, cost_per_hour)
     return pd.DataFrame([one.row for one in found], columns=list(COLUMNS))
 
 
-def all_incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> list[Incident]:
+def all_incidents(
+    sweep: xr.Dataset,
+    setups: Mapping[str, Setup] = NOTHING,
+    logs: Mapping[str, Sequence[Logged]] = NO_LOG,
+    cost_per_hour: float = 0.0,
+) -> list[Incident]:
     """The same, as they are."""
-    if isinstance(results, xr.Dataset):
-        sweep, logs, setups = results, {}, {}
-    else:
-        sweep, logs, setups = open_sweep(results), incident_log(Path(results)), setups_of(Path(results))
-    found: list[Incident] = []
-    for run in runs(sweep, setups):
-        found += of_one(run, logs.get(run.trial), cost_per_hour)
-    return found
+    of_runs = (of_one(run, logs.get(run.trial), cost_per_hour) for run in runs(sweep, setups))
+    return [one for found in of_runs for one in found]
 
 
 def runs(
-    sweep: xr.Dataset, setups: Mapping[str, Setup] = NOTHING, chosen: Sequence[str] | None = None
+    sweep: xr.Dataset,
+    setups: Mapping[str, Setup] = NOTHING,
+    chosen: Sequence[str] | None = None,
+    heard: Sequence[str] | None = WATCHING,
 ) -> Iterator[Run]:
-    """The `chosen` trials of a sweep, or all, with what is known of their recipes; some are in memory at a time."""
+    """The `chosen` trials of a sweep, or all, with what is known of their recipes; some are in memory at a time.
+
+    The detectors that are `heard` are replayed where they did not watch: those that mark incidents, or with None all
+    whose signals were measured. Those that watched some of the trials are heard too.
+    """
     names = list(map(str, sweep["trial"].values)) if chosen is None else list(chosen)
     for begin in range(0, len(names), TRIALS_AT_ONCE):
-        yield from _block(sweep, setups, names[begin : begin + TRIALS_AT_ONCE])
+        yield from _block(sweep, setups, names[begin : begin + TRIALS_AT_ONCE], heard)
 
 
-def _block(sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str]) -> Sequence[Run]:
+def _block(
+    sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str], heard: Sequence[str] | None
+) -> Sequence[Run]:
     part = sweep.sel(trial=list(chosen))
-    said = {name: _said(part, name) for name in measured(part)}
+    known = [name for name in measured(part) if heard is None or name in heard or f"alarm_{name}" in part]
+    said = {name: _said(part, name) for name in known}
     names = [str(name) for name in part.data_vars if "step" in part[name].dims]
     names = [name for name in names if not name.startswith(("alarm_", "score_"))]
     values = {name: part[name].transpose("trial", "step", ...).values.astype(float) for name in names}
     of_all, outcome, twins = taken(part), part["outcome"].values, part["golden"].values
     has_twin = np.isin(twins, sweep["trial"].values) & (twins != part["trial"].values)
-    known = np.unique(twins[has_twin])
-    losses = sweep["loss"].sel(trial=known).transpose("trial", "step").values.astype(float)
-    golden = dict(zip(known, losses, strict=True))
+    golden = _losses(sweep, np.unique(twins[has_twin]))
+
+    def signals(row: int) -> dict[str, np.ndarray]:
+        depth = int(part["depth"].values[row])  # a deeper trial of the sweep has more layers, which are NaN here
+        cut = {name: of[row][:, :depth] if "layer" in part[name].dims else of[row] for name, of in values.items()}
+        return {name: carried(own, of_all[row]) for name, own in cut.items()}
+
     return [
         Run(
             str(trial),
-            {name: of_trials[row] for name, of_trials in values.items()},
+            signals(row),
             of_all[row],
             {name: (alarm[row], score[row]) for name, (alarm, score) in said.items()},
             str(outcome[row]),
@@ -159,14 +186,23 @@ def _block(sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str]
     ]
 
 
+def _losses(sweep: xr.Dataset, trials: np.ndarray) -> dict[str, np.ndarray]:
+    """Trial -> its loss [steps]."""
+    losses = sweep["loss"].sel(trial=trials).transpose("trial", "step").values.astype(float)
+    return dict(zip(trials, losses, strict=True))
+
+
 def _said(sweep: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """What a detector has said, or would have."""
+    """Alarms and scores [trial, step] of a detector: what it has said where it watched, else what it would have."""
+    shape = sweep.sizes["trial"], sweep.sizes["step"]
+    is_alarm, score = np.full(shape, np.nan), np.full(shape, np.nan)
     if f"alarm_{name}" in sweep:
-        is_alarm, score = (sweep[f"{what}_{name}"].transpose("trial", "step").values for what in ("alarm", "score"))
-        if not np.isnan(is_alarm).all():
-            return is_alarm == 1, score
-    again = alarms(sweep, name)
-    return again["alarm"].values, again["score"].values
+        of_both = (sweep[f"{what}_{name}"].transpose("trial", "step").values for what in ("alarm", "score"))
+        is_alarm[:], score[:] = of_both
+    if len(unwatched := np.flatnonzero(np.isnan(is_alarm).all(axis=1))):
+        again = alarms(sweep.isel(trial=unwatched), name)
+        is_alarm[unwatched], score[unwatched] = again["alarm"].values, again["score"].values
+    return is_alarm == 1, score
 
 
 def of_one(run: Run, log: Sequence[Logged] | None, cost_per_hour: float = 0.0) -> list[Incident]:
@@ -207,7 +243,8 @@ def _incident(
     for name, (is_alarm, score) in run.said.items():
         at = np.flatnonzero(is_alarm[here])
         if len(at):
-            scores = _finite(score[here][at])
+            scores = score[here][at]
+            scores = scores[~np.isnan(scores)]
             heard.append(Alarm(name, first + int(at[0]), float(scores.max()) if len(scores) else np.nan))
     for act in acts:  # of an act whose alarm is not in the signals any more, since the row went back
         known = {one.detector for one in heard}
@@ -217,12 +254,11 @@ def _incident(
     end = min(run.steps, first + AFTER)
     after = loss[max(first, end - BEFORE) : end]
     peak, place = _peak(loss[here])
-    logged = [value for act in acts if not np.isnan(value := number(act.loss))]
-    peak = max([peak, *logged]) if logged else peak
+    peak = max([peak, *_logged(act.loss for act in acts)])
     shown = (one for one in told if one.begin <= last and one.end >= first)
     symptoms = tuple(one for one in shown if one.symptom != "plateau")
     outcome, left = _outcome(run, symptoms, earlier, slice(max(first, end - BEFORE), end), last)
-    norms = [_peak(norm[here])[0], *(value for act in acts if not np.isnan(value := number(act.grad_norm)))]
+    norms = [_peak(norm[here])[0], *_logged(act.grad_norm for act in acts)]
     steps = log.steps_lost if log else (run.steps - first if outcome == 3 else last - first + 1)
     seconds = run["step_seconds"]
     usual = float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else np.nan
@@ -253,11 +289,16 @@ def _outcome(run: Run, symptoms: Sequence[Symptom], before: slice, after: slice,
 
 
 def _peak(values: np.ndarray) -> tuple[float, int]:
-    """The largest value and where it is; a NaN, if there is one, as an infinity is."""
+    """The largest value and where it is; NaN is infinite."""
     if not len(values):
         return np.nan, 0
-    at = int(np.where(np.isnan(values), np.inf, values).argmax())
-    return float(values[at]), at
+    values = np.where(np.isnan(values), np.inf, values)
+    return float(values.max()), int(values.argmax())
+
+
+def _logged(values: Iterable[float | str | None]) -> list[float]:
+    """Those that are known; what is not finite is infinite."""
+    return [float(np.nan_to_num(number(value), nan=np.inf)) for value in values if value is not None]
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.measures.detectors import taken
 from analysis.measures.judged_faults import site_labels
 from analysis.measures.outcomes import NON_FINITE, UNJUDGED, golden_range, outcomes_and_notes
 from analysis.reading.open_sweep import UNFINISHED
@@ -42,9 +43,10 @@ class KnownFaults:
     """What is scored: `table` has a row an incident, `clean` the numbers along `trial` of the golden runs.
 
     Columns of `table`: `trial` and `twin`, numbers along `trial`; `begin`, the fault's first step; `fault`, `family`;
-    `damage`, the final deviation in envelopes, infinite if the run became non-finite and its twin did not; `size`, of
-    `SIZES`; `spike`, the first step at which the loss is above the range that its golden run has around that step
-    (`analysis.measures.outcomes.golden_range`) or is not finite, NaN if there is none.
+    `damage`, the final deviation in envelopes, infinite if the run became non-finite and its twin did not, or if there
+    is no envelope and the loss moved; `size`, of `SIZES`; `spike`, the first step at which the loss is above the range
+    that its golden run has around that step (`analysis.measures.outcomes.golden_range`) or is not finite, NaN if there
+    is none.
     """
 
     table: pd.DataFrame
@@ -62,10 +64,11 @@ class KnownFaults:
         table["fault"] = trials.fault[rows]
         table["family"] = pd.Series(site_labels(sweep)[rows]).map(lambda site: FAMILIES.get(site, site))
         with np.errstate(divide="ignore", invalid="ignore"):
-            damage = judged["deviation_final"].values[rows] / judged["envelope_final"].values[rows]
+            envelope = np.nan_to_num(judged["envelope_final"].values[rows])  # without one whatever moves is large
+            damage = judged["deviation_final"].values[rows] / envelope
         table["damage"] = np.where(outcome[rows] == NON_FINITE, np.inf, damage)
         table["size"] = [_size(value, word) for value, word in zip(damage, outcome[rows], strict=True)]
-        table["spike"] = _spikes(sweep["loss"].values, table)
+        table["spike"] = _spikes(sweep, table)
         is_clean = (trials.fault == NO_FAULT.name) & (trials.ending == "trained")
         return cls(table, np.flatnonzero(is_clean), notes)
 
@@ -77,13 +80,21 @@ def _size(damage: float, outcome: str) -> str:
     return SIZES[int(np.searchsorted(BOUNDS, damage))] if damage == damage else HARMLESS
 
 
-def _spikes(loss: np.ndarray, table: pd.DataFrame) -> np.ndarray:
-    """The step at which each incident's loss first spikes: [n]."""
+def measured_steps(sweep: xr.Dataset, rows: np.ndarray) -> np.ndarray:
+    """Where the trials numbered `rows` have a loss, or have it no more because they froze: [n, steps]."""
+    part = sweep.isel(trial=rows)
+    return taken(part) | (part["step"] >= part["nonfinite_step"]).transpose("trial", "step").values
+
+
+def _spikes(sweep: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
+    """The step at which each incident's loss first spikes: [n]. One that was not taken has no loss, and no spike."""
+    loss = sweep["loss"].values
     twins, place = np.unique(table["twin"], return_inverse=True)
     high = golden_range(loss[twins])[1][place]
     curves, golden = loss[table["trial"]], loss[table["twin"]]
     at = np.arange(loss.shape[1])
     with np.errstate(invalid="ignore"):
-        spikes = (~(curves <= high)) & np.isfinite(golden) & (at >= table["begin"].to_numpy()[:, None])
+        spikes = ~(curves <= high) & np.isfinite(golden) & (at >= table["begin"].to_numpy()[:, None])
+    spikes &= measured_steps(sweep, table["trial"].to_numpy())
     # After the first value that is not finite nothing is measured; that value is the last that can be a spike.
     return np.where(spikes.any(axis=1), spikes.argmax(axis=1), np.nan)

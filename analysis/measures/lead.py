@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.detectors import alarms
-from analysis.measures.known_faults import KnownFaults
+from analysis.measures.detectors import alarms, taken
+from analysis.measures.known_faults import KnownFaults, measured_steps
 from analysis.measures.leaderboard import first_seen
 from analysis.measures.outcomes import leaves_range
 from analysis.measures.statistics import median_interval, wilson_interval
+from harness.config import NO_FAULT
 from harness.detectors.base import AFTER_THE_STEP
 
 NO_SYMPTOMS = ("loss", "validation_loss", "tokens", "dropped", "learning_rate", "loss_scale", "step_seconds")
@@ -32,7 +33,7 @@ def leads(sweep: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
     incidents = incidents[incidents["spike"].notna()].reset_index(drop=True)
     if incidents.empty:
         return pd.DataFrame()
-    found = {(SIGNAL, name): _departures(sweep[name], incidents) for name in signals(sweep)}
+    found = {(SIGNAL, name): _departures(sweep, name, incidents) for name in signals(sweep)}
     for name in names:
         found[DETECTOR, name] = first_seen(alarms(sweep, name)["alarm"].values, incidents)
     return pd.DataFrame({key: incidents["spike"].to_numpy() - first for key, first in found.items()})
@@ -73,23 +74,40 @@ def lead_table(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def signals(sweep: xr.Dataset) -> list[str]:
-    """The signals of a sweep that may be signs: measured at each step, and not what a detector or the clock says."""
-    return [
+    """The signals of a sweep that may be signs: measured at each step, and not what a detector or the clock says.
+
+    One is measured at each step if the golden runs that trained to the end have it at every step that they took. Of one
+    that is read now and then, a range of some steps around a step would have a value or two.
+    """
+    is_golden = (sweep["fault"] == NO_FAULT.name) & (sweep["outcome"] == "trained")
+    golden = sweep.isel(trial=np.flatnonzero(is_golden.values))
+    is_taken = taken(golden)
+    names = [
         str(name)
         for name, values in sweep.data_vars.items()
-        if values.dims[:2] == ("trial", "step")
+        if {"trial", "step"} <= set(values.dims)
         and name not in NO_SYMPTOMS
         and not str(name).startswith(("alarm_", "score_", "validation_", "tokens_"))
     ]
+    return [name for name in names if not (_is_missing(golden[name]) & is_taken).any()]
 
 
-def _departures(signal: xr.DataArray, incidents: pd.DataFrame) -> np.ndarray:
+def _is_missing(signal: xr.DataArray) -> np.ndarray:
+    """Where there is no value, in any layer: [trial, step]."""
+    others = [dim for dim in signal.dims if dim not in ("trial", "step")]
+    return signal.isnull().all(others).transpose("trial", "step").values
+
+
+def _departures(sweep: xr.Dataset, name: str, incidents: pd.DataFrame) -> np.ndarray:
     """The step at which a signal of each incident first leaves the range of its golden run: [n], NaN for none."""
     twins, place = np.unique(incidents["twin"], return_inverse=True)
-    curves, golden = signal.values[incidents["trial"]], signal.values[twins]
+    rows = incidents["trial"].to_numpy()
+    signal = sweep[name].transpose("trial", "step", ...)
+    curves, golden = (signal.isel(trial=chosen).values for chosen in (rows, twins))
     curves, golden = (x.reshape(*x.shape[:2], -1) for x in (curves, golden))
     layers = range(curves.shape[2])
     leaves = np.any([leaves_range(curves[..., i], golden[..., i], place) for i in layers], axis=0)
     leaves &= np.arange(leaves.shape[1]) >= incidents["begin"].to_numpy()[:, None]
+    leaves &= measured_steps(sweep, rows)
     first = np.where(leaves.any(axis=1), leaves.argmax(axis=1), np.nan)
-    return first + (str(signal.name) in AFTER_THE_STEP)
+    return first + (name in AFTER_THE_STEP)

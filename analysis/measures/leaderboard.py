@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.detectors import PER, alarms, options_of, taken
+from analysis.measures.detectors import PER, alarms, options_of, taken, watched
 from analysis.measures.known_faults import DAMAGING, LOST, SIZES, KnownFaults
 from analysis.measures.statistics import bootstrap, wilson_interval
 
@@ -28,9 +28,14 @@ FACTORS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 
 
 def leaderboard(
-    sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]] | None = None
-) -> pd.DataFrame:
-    """A row for each detector, the best recall of damaging faults first.
+    sweep: xr.Dataset,
+    incidents: KnownFaults,
+    names: Sequence[str],
+    constants: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """A row for each detector, the best recall of damaging faults first; and when it saw each incident.
+
+    The latter has a column a detector and a row an incident of `incidents`, with the step, or NaN. Of the former:
 
     - `incidents`, and `recall` of all of them; `damaging`: those that moved the final loss by more than ten clean
       envelopes or made the run non-finite, and the recall of those, `recall_damaging`, with its 95% Wilson interval;
@@ -48,19 +53,23 @@ def leaderboard(
 
     Raises ConfigError as `alarms` does.
     """
-    incidents = KnownFaults.of(sweep)
-    rows = [scores(sweep, incidents, name, (constants or {}).get(name, {})) for name in names]
-    return pd.DataFrame(rows).sort_values("recall_damaging", ascending=False, ignore_index=True)
+    rows, seen = [], {}
+    for name in names:
+        given = (constants or {}).get(name, {})
+        is_alarm = alarms(sweep, name, **given)["alarm"].values
+        seen[name] = first_seen(is_alarm, incidents.table)
+        row = {"detector": name, **_scores(sweep, incidents, is_alarm, seen[name])}
+        rows.append(row | {"microseconds": _microseconds(sweep, name, given)})
+    return pd.DataFrame(rows).sort_values("recall_damaging", ascending=False, ignore_index=True), pd.DataFrame(seen)
 
 
-def scores(sweep: xr.Dataset, incidents: KnownFaults, name: str, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """A detector's row of `leaderboard`."""
-    table, is_alarm = incidents.table, alarms(sweep, name, **constants)["alarm"].values
-    first = first_seen(is_alarm, table)
+def _scores(sweep: xr.Dataset, incidents: KnownFaults, is_alarm: np.ndarray, first: np.ndarray) -> dict[str, Any]:
+    """A detector's row of `leaderboard`, from its alarms [trial, step] and the steps at which it saw incidents [n]."""
+    table = incidents.table
     is_seen, is_damaging = ~np.isnan(first), table["size"].isin(DAMAGING).to_numpy()
     latency = first - table["begin"].to_numpy()
     of_damaging = latency[is_damaging & is_seen]
-    row: dict[str, Any] = {"detector": name, "incidents": len(table), "recall": _share(is_seen)}
+    row: dict[str, Any] = {"incidents": len(table), "recall": _share(is_seen)}
     row["damaging"], row["recall_damaging"] = int(is_damaging.sum()), _share(is_seen[is_damaging])
     ends = wilson_interval(is_seen[is_damaging].sum(), is_damaging.sum())
     row["recall_low"], row["recall_high"] = map(float, ends)
@@ -70,26 +79,58 @@ def scores(sweep: xr.Dataset, incidents: KnownFaults, name: str, constants: Mapp
     row["latency_lost"] = _latency_lost(sweep, table, is_alarm)
     lead = (table["spike"].to_numpy() - first)[table["spike"].notna().to_numpy()]
     row["lead"], row["leads"] = _quantile(lead[~np.isnan(lead)], 0.5), _share(lead > 0)
-    row |= false_alarms(is_alarm[incidents.clean], taken(sweep.isel(trial=incidents.clean)))
-    return row | {"microseconds": _microseconds(sweep, name, constants)}
+    return row | false_alarms(is_alarm[incidents.clean], taken(sweep.isel(trial=incidents.clean)))
 
 
-def by_group(
-    sweep: xr.Dataset, names: Sequence[str], by: str, constants: Mapping[str, Mapping[str, Any]] | None = None
-) -> pd.DataFrame:
+def by_group(incidents: KnownFaults, seen: pd.DataFrame, by: str) -> pd.DataFrame:
     """Recall of each detector by `size` of damage, or of damaging incidents by `family` or `fault`.
 
-    A row a group, with its number of `incidents`.
+    `seen` is from `leaderboard`. A row a group, with its number of `incidents`.
     """
-    table = KnownFaults.of(sweep).table
-    table = (table if by == "size" else table[table["size"].isin(DAMAGING)]).reset_index(drop=True)
+    table = incidents.table
+    table = table if by == "size" else table[table["size"].isin(DAMAGING)]
     groups = [size for size in SIZES if (table["size"] == size).any()] if by == "size" else sorted(set(table[by]))
-    counts = table[by].value_counts().reindex(groups)
-    found: dict[str, Any] = {by: groups, "incidents": counts.to_numpy()}
+    shares = seen.loc[table.index].notna().groupby(table[by]).mean().reindex(groups)
+    shares.insert(0, "incidents", table[by].value_counts().reindex(groups))
+    return shares.rename_axis(by).reset_index()
+
+
+def scored(sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """How well each detector does, a row each: what it misses, and what it takes for an alarm that is none.
+
+    - `incidents`: faults that changed something, finished together with their golden twins; `recall`: the share of them
+      that is seen, with its 95% Wilson interval.
+    - `latency`: median of the steps from the fault's begin to that alarm, and `latency_95` their 95th percentile.
+    - `clean_steps`, and `false_alarms` per 1,000 of them, with the interval: of all golden runs that trained to the
+      end. Steps follow each other, so the interval is too narrow where alarms come in bursts.
+
+    Raises ConfigError as `alarms` does.
+    """
+    incidents = KnownFaults.of(sweep)
+    is_taken, rows = taken(sweep.isel(trial=incidents.clean)), []
     for name in names:
-        first = first_seen(alarms(sweep, name, **(constants or {}).get(name, {}))["alarm"].values, table)
-        found[name] = pd.Series(~np.isnan(first)).groupby(table[by]).mean().reindex(groups).to_numpy()
-    return pd.DataFrame(found)
+        is_alarm = alarms(sweep, name, **constants.get(name, {}))["alarm"].values
+        first = first_seen(is_alarm, incidents.table)
+        is_seen = ~np.isnan(first)
+        latency = (first - incidents.table["begin"].to_numpy())[is_seen]
+        low, high = wilson_interval(is_seen.sum(), len(is_seen))
+        false = false_alarms(is_alarm[incidents.clean], is_taken)
+        rows.append(
+            {
+                "detector": name,
+                "incidents": len(is_seen),
+                "recall": _share(is_seen),
+                "recall_low": float(low),
+                "recall_high": float(high),
+                "latency": _quantile(latency, 0.5),
+                "latency_95": _quantile(latency, 0.95),
+                "clean_steps": false["clean_steps"],
+                "false_alarms": false["false_alarms"],
+                "false_alarms_low": false["false_low"],
+                "false_alarms_high": false["false_high"],
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def first_seen(is_alarm: np.ndarray, table: pd.DataFrame) -> np.ndarray:
@@ -111,21 +152,23 @@ def false_alarms(is_alarm: np.ndarray, is_taken: np.ndarray) -> dict[str, float]
     """What there is of alarms [runs, steps] in clean runs that took these steps."""
     steps, wrong = int(is_taken.sum()), is_alarm & is_taken
     low, high = wilson_interval(wrong.sum(), steps)
-    rate = PER / steps if steps else np.nan
     of_runs = np.stack([wrong.sum(axis=1), is_taken.sum(axis=1)])
 
     def pooled(drawn: np.ndarray) -> np.ndarray:
         return drawn[0].sum(axis=-1) / drawn[1].sum(axis=-1)
 
+    def rate(events: int) -> float:
+        return PER * events / steps if steps else np.nan
+
     ends = bootstrap(of_runs.astype(float), pooled) if len(wrong) > 1 else (np.nan, np.nan)
     return {
         "clean_runs": len(wrong),
         "clean_steps": steps,
-        "false_alarms": rate * wrong.sum(),
+        "false_alarms": rate(int(wrong.sum())),
         "false_low": PER * float(low),
         "false_high": PER * float(high),
         "false_high_runs": PER * ends[1],
-        "episodes": rate * episodes(wrong),
+        "episodes": rate(episodes(wrong)),
         "alarmed_runs": _share(wrong.any(axis=1)),
     }
 
@@ -147,7 +190,7 @@ def _latency_lost(sweep: xr.Dataset, table: pd.DataFrame, is_alarm: np.ndarray) 
 
 
 def _microseconds(sweep: xr.Dataset, name: str, constants: Mapping[str, Any]) -> float:
-    part = sweep.isel(trial=slice(0, PACK)).load()
+    part = watched(sweep, [name]).isel(trial=slice(0, PACK)).load()
     started = time.perf_counter()
     alarms(part, name, **constants)
     return 1e6 * (time.perf_counter() - started) / (part.sizes["trial"] * part.sizes["step"])
@@ -166,14 +209,15 @@ def _quantile(values: np.ndarray, share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else np.nan
 
 
-def tradeoff(sweep: xr.Dataset, names: Sequence[str], factors: Sequence[float] = FACTORS) -> pd.DataFrame:
+def tradeoff(
+    sweep: xr.Dataset, incidents: KnownFaults, names: Sequence[str], factors: Sequence[float] = FACTORS
+) -> pd.DataFrame:
     """Recall of damaging incidents against false alarms as thresholds move: a row a detector and factor.
 
     Columns: `detector`, `factor` (1: its own constants), `recall`, `false_alarms` per 1,000 clean steps, `clean_steps`.
     The thresholds are the fields of its options named in `THRESHOLDS`; a ratio, which lies above 1, moves by its
     distance from 1. A detector without any has the one row.
     """
-    incidents = KnownFaults.of(sweep)
     damaging = incidents.table[incidents.table["size"].isin(DAMAGING)].reset_index(drop=True)
     is_taken = taken(sweep.isel(trial=incidents.clean))
     rows = []

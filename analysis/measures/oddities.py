@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.again.batches import Setup
+from analysis.measures.detectors import carried, last_step
 from harness.detectors.windows import MAD_TO_STD
 
 BEFORE, LEAST = 40, 10
@@ -34,8 +35,9 @@ STILL = 1e-5  # of the weights' norm: less is no move
 
 @dataclass(frozen=True)
 class Run:
-    """One trial's signals [steps(, layers)], float64, NaN where it has not trained; and what watched it.
+    """One trial's signals [steps(, layers)], float64, NaN after its last step; and what watched it.
 
+    At a step that was not taken, because its batch was dropped, signals stand still (`detectors.carried`).
     `setup` is what an operator knows of the recipe; None where it is not known, and laws that need it are not asked.
     """
 
@@ -56,7 +58,7 @@ class Run:
     @cached_property
     def steps(self) -> int:
         """Up to the last one that was trained."""
-        return int(np.flatnonzero(self.taken)[-1]) + 1 if self.taken.any() else 0
+        return last_step(self.taken) + 1
 
     @cached_property
     def oddities(self) -> Mapping[str, np.ndarray]:
@@ -124,8 +126,7 @@ def _oddities(run: Run) -> dict[str, np.ndarray]:
     for name in ("activation_rms", "attention_logit_max"):
         layers = [_odd(np.log(np.abs(layer)), np.log(LAYER_RATIO)) for layer in run[name].T]
         found[name] = np.any(layers, axis=0) if layers else np.zeros(run.steps, bool)
-    for name in ("update_rms", "activation_rms", "attention_logit_max"):  # what was not measured, or has no step
-        found[name] &= ~np.isnan(run[name].reshape(run.steps, -1)).all(axis=1) | (name != "update_rms")
+    found["update_rms"] &= ~np.isnan(run["update_rms"])  # not measured
     return found
 
 
@@ -140,7 +141,7 @@ def rate_ratio(run: Run) -> np.ndarray:
     if run.setup is not None:
         known = np.array(run.setup.rates[: run.steps])
         scheduled[: len(known)] = known
-    return run["learning_rate"] / scheduled
+    return run["learning_rate"] / carried(scheduled, run.taken[: run.steps])
 
 
 def _moved(values: np.ndarray, ratio: float) -> np.ndarray:
@@ -160,6 +161,7 @@ def _moment_law(run: Run) -> np.ndarray:
     above, below = norm[1:] / high, low / norm[1:]
     law[1:] = np.where(above >= below, above, -below)
     is_known = (low > 0) & (norm[1:] > 0) & np.isfinite(gradient[1:]) & ~np.isnan(law[1:])
+    is_known &= run.taken[1 : run.steps]
     law[1:] = np.where(is_known, law[1:], 0)
     return law
 

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.detectors import taken
+from analysis.measures.detectors import carried, last_step, taken
 from harness.detectors.windows import MAD_TO_STD
 
 
@@ -62,13 +62,14 @@ def symptoms(sweep: xr.Dataset, rules: Rules = Rules()) -> pd.DataFrame:
     """A row a symptom: `trial`, and the fields of `Symptom`. `sweep` is from `analysis.reading.open_sweep`."""
     rows = []
     losses, norms = (sweep[name].transpose("trial", "step").values for name in ("loss", "grad_norm"))
-    for trial, loss, norm, steps in zip(sweep["trial"].values, losses, norms, taken(sweep), strict=True):
-        rows += [{"trial": trial} | vars(one) for one in of_run(loss[steps], norm[steps], rules)]
+    for trial, loss, norm, is_taken in zip(sweep["trial"].values, losses, norms, taken(sweep), strict=True):
+        loss, norm = (carried(values, is_taken)[: last_step(is_taken) + 1] for values in (loss, norm))
+        rows += [{"trial": trial} | vars(one) for one in of_run(loss, norm, rules)]
     return pd.DataFrame(rows, columns=["trial", *Symptom.__annotations__])
 
 
 def of_run(loss: np.ndarray, norm: np.ndarray, rules: Rules = Rules()) -> list[Symptom]:
-    """The symptoms of one run, by their first steps; `loss` and `norm` are [steps], of the steps that it has taken."""
+    """The symptoms of one run, by their first steps; `loss` and `norm` are [steps], up to its last."""
     usual, deviation = _usual(loss, rules)
     typical, _ = _usual(norm, rules)
     is_broken = ~(np.isfinite(loss) & np.isfinite(norm))
@@ -117,7 +118,7 @@ def _rises(loss: np.ndarray, usual: np.ndarray, deviation: np.ndarray, rules: Ru
         end = begin + int(is_back.argmax()) if is_back.any() else len(loss)
         part = loss[begin:end]
         finite = np.flatnonzero(np.isfinite(part))
-        top = int(finite[part[finite].argmax()])
+        top = int(finite[part[finite].argmax()]) if len(finite) else 0
         has_halved = bool((part[top:] <= level + (part[top] - level) / 2).any())
         if end < len(loss):
             name = "spike" if end - begin <= rules.lingers else "lingering"

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from harness.storage.records import Unreadable, record_of
-from harness.storage.stored import PackInfo, read_packs
+from harness.storage.stored import PackInfo
 
 ATTRIBUTE = "incidents"
 
@@ -60,13 +59,8 @@ def log_of(pack: PackInfo) -> Mapping[str, list[Logged]]:
     }
 
 
-def incident_log(out: Path) -> dict[str, list[Logged]]:
-    """Trial -> its incidents, of all finished packs of the results in `out` that have a log. Raises ConfigError."""
-    return logs_of(read_packs(out))
-
-
 def logs_of(packs: Iterable[PackInfo]) -> dict[str, list[Logged]]:
-    """The same for these packs; what cannot be read is left out."""
+    """Trial -> its incidents, of all finished ones of these packs that have a log; what cannot be read is left out."""
     found: dict[str, list[Logged]] = {}
     for pack in packs:
         if pack.complete:

@@ -71,9 +71,7 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 
     Raises harness.config.trial.ConfigError, a ValueError, if `out` holds no store or one of another format.
     """
-    with _uncollected():
-        attributes, packs = read_store(Path(out))
-        return _dataset(attributes, list(packs))
+    return open_with_packs(out)[0]
 
 
 def fault_events(out: Path | str) -> pd.DataFrame:
@@ -89,10 +87,16 @@ def fault_events(out: Path | str) -> pd.DataFrame:
 
 def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
     """`open_sweep` and `fault_events` of the same moment of a sweep that may go on, for one read of each file."""
+    sweep, packs = open_with_packs(out)
+    return sweep, _events(packs)
+
+
+def open_with_packs(out: Path | str) -> tuple[xr.Dataset, list[PackInfo]]:
+    """`open_sweep`, and the packs that it was made of."""
     with _uncollected():
         attributes, packs = read_store(Path(out))
         known = list(packs)
-        return _dataset(attributes, known), _events(known)
+        return _dataset(attributes, known), known
 
 
 @contextlib.contextmanager

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
-from analysis.again.batches import Setup
+from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, RATE, REPETITION, STALE, UNKNOWN, WEIGHT
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
-from analysis.reading.incident_log import incident_log
-from harness.storage.stored import read_packs
+from harness.objectives.outcome import DIVERGENT, NON_FINITE
+from harness.storage.stored import PackInfo
 
 SAME = ("fault", "seed", "data", "model.width", "model.depth", "model.context", "train.batch", "train.steps")
 SUGGESTED = {
@@ -32,10 +30,10 @@ SUGGESTED = {
 COLUMNS = ("under", "trial", "outcome", "peak of the loss [nat/token]", "final loss [nat/token]", "steps lost")
 
 
-def relatives(out: Path, trial: str) -> dict[str, str]:
+def relatives(packs: Iterable[PackInfo], trial: str) -> dict[str, str]:
     """Trial -> in what it differs, of those with the same fault, seed, data and sizes as this one."""
     configs: dict[str, Mapping[str, Any]] = {}
-    for pack in read_packs(out):
+    for pack in packs:
         if pack.complete:
             configs |= dict(zip(pack.attributes["ids"], pack.attributes["trials"], strict=True))
     if trial not in configs:
@@ -76,28 +74,25 @@ def _differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     return " ".join([*words, *(f"without {key}" for key in gone)]) or "the same"
 
 
-def followed(
-    sweep: xr.Dataset, out: Path, incident: Incident, setups: Mapping[str, Setup]
-) -> tuple[list[str], pd.DataFrame]:
+def followed(folder: SweepFolder, incident: Incident) -> tuple[list[str], pd.DataFrame]:
     """Sentences on what would have helped, and a row for each relative: `COLUMNS`."""
-    names = relatives(out, incident.trial)
+    sweep, names = folder.sweep, relatives(folder.packs, incident.trial)
     kept = [name for name in names if name in sweep["trial"].values]
     if not kept:
         return [], pd.DataFrame(columns=list(COLUMNS))
-    logs, rows, ranks = incident_log(out), [], []
+    rows, ranks = [], []
     chosen = [incident.trial, *kept]
-    finals = sweep["final_loss"].sel(trial=chosen).values
-    for run, final in zip(runs(sweep, setups, chosen), finals, strict=True):
-        of_run = [
-            one
-            for one in of_one(run, logs.get(run.trial))
-            if abs(one.first - incident.first) <= max(10, run.steps // 20)
-        ]
-        same = incident if run.trial == incident.trial else worst(of_run)
-        outcome = same.outcome if same else 0
+    finals, planned = (sweep[name].sel(trial=chosen).values for name in ("final_loss", "steps"))
+    for run, final, steps in zip(runs(sweep, folder.setups, chosen), finals, planned, strict=True):
+        found = of_one(run, folder.logs.get(run.trial))
+        near = [one for one in found if abs(one.first - incident.first) <= max(10, run.steps // 20)]
+        same = incident if run.trial == incident.trial else worst(near)
         under = "as it was" if run.trial == incident.trial else names[run.trial]
-        peak, lost = (same.loss_peak, same.steps) if same else (np.nan, 0)
-        words = TYPES[outcome] if same else "no incident"
+        outcome, peak, lost = (same.outcome, same.loss_peak, same.steps) if same else (0, np.nan, 0)
+        if same is None and run.outcome in (NON_FINITE, DIVERGENT):  # of something else, sooner or later
+            other = worst(found)
+            outcome, lost = 3, int(steps) - (other.first if other else run.steps)
+        words = TYPES[outcome] if outcome else "no incident"
         rows.append(dict(zip(COLUMNS, (under, run.trial, words, peak, float(final), lost), strict=True)))
         ranks.append((outcome, lost))
     table = pd.DataFrame(rows, columns=list(COLUMNS))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.measures.detectors import measured
+from analysis.measures.detectors import measured, watched
 from analysis.measures.known_faults import KnownFaults
 from analysis.measures.lead import lead_table, leads
 from analysis.measures.leaderboard import by_group, leaderboard
@@ -40,24 +40,24 @@ SAID = (
 
 def told_board(out: Path, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The leaderboard and the recall by family and by size of damage. Raises ConfigError."""
-    sweep = open_sweep(out).load()
+    sweep = open_sweep(out)
     incidents = KnownFaults.of(sweep)
     if incidents.table.empty:
         allowed = "one with faults that changed something, finished together with their golden twins"
         raise ConfigError(f"out={out}: a sweep without incidents; allowed: {allowed}")
     names = list(names) or measured(sweep)
-    table = leaderboard(sweep, names, constants)
+    table, seen = leaderboard(watched(sweep, names).load(), incidents, names, constants)
     lines = [f"{len(incidents.table)} incidents, {int(table['damaging'][0])} of them damaging", ""]
     for part in PARTS:
         lines += [*_lines(table[list(part)]), ""]
     for by, text in (("family", "recall of damaging incidents by what was struck"), ("size", "recall by damage")):
-        lines += [f"{text}:", *_lines(by_group(sweep, list(table["detector"]), by, constants)), ""]
+        lines += [f"{text}:", *_lines(by_group(incidents, seen[list(table["detector"])], by)), ""]
     return [*lines, *SAID, *(f"Note: {note}" for note in incidents.notes)]
 
 
 def told_lead(out: Path) -> list[str]:
     """What leads the spikes of the loss. Raises ConfigError."""
-    sweep = open_sweep(out).load()
+    sweep = open_sweep(out)
     table = lead_table(leads(sweep, measured(sweep)))
     if table.empty:
         raise ConfigError(f"out={out}: no fault has the loss spike; allowed: a sweep in which one does")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.measures.playbooks import NOTHING, by_fault, playbooks
+from analysis.measures.playbooks import NOTHING, by_fault, is_oracle, playbooks
 from analysis.measures.verdicts import verdict_table, verdicts
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError
@@ -24,7 +24,7 @@ def told_playbooks(out: Path, per_hour: float | None = None) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"out={out}: {error}; allowed: a sweep of playbook={NOTHING} and others") from None
     shown = table.assign(**{name: 100 * table[name] for name in SHARES})
-    others = table[~table["playbook"].isin((NOTHING, "oracle"))]
+    others = table[(table["playbook"] != NOTHING) & ~table["playbook"].map(is_oracle)].dropna(subset="kept")
     lines = _lines(shown)
     lines += [
         "Shares in percent, with 95% Wilson intervals; steps of an answered incident, false ones a thousand steps."
@@ -42,4 +42,4 @@ def told_playbooks(out: Path, per_hour: float | None = None) -> list[str]:
 
 
 def _lines(table: pd.DataFrame) -> list[str]:
-    return table.to_string(index=False, float_format="{:.3g}".format).split("\n")
+    return table.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,22 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from analysis.again.batches import Reading, Setup, reading_of, setups_of, stored_trial, unknown_trial
+from analysis.again.batches import Reading, config_of, stored_trials
+from analysis.again.sweep_folder import SweepFolder
 from analysis.figures.drawing import Drawing
 from analysis.figures.incident import activation_picture, incident_signals, token_histogram
 from analysis.measures.causes import Finding
 from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
-from analysis.measures.evidence import provenance_of
+from analysis.measures.evidence import offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
 from analysis.measures.oddities import Run, usual
-from analysis.reading.incident_log import incident_log
-from analysis.reading.open_sweep import open_sweep
 from analysis.reading.twins import values_of
 from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, POSTMORTEMS, Picture, rendered
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT, ConfigError
+from harness.objectives.outcome import NON_FINITE
 from harness.storage.results_folder import ResultsPath
-from harness.storage.stored import read_packs
 
 MOST_SEQUENCES, MOST_TOKENS, MOST_BATCHES = 3, 240, 3  # of a batch, a sequence, an incident, that are shown as text
 SEVERITY = {1: "1 recoverable", 2: "2 lingering", 3: "3 divergent"}
@@ -65,22 +64,25 @@ def write_postmortem(
     where the batches cannot be made again, the page says so. Raises ConfigError for a folder without results and a
     trial that it does not have, and OSError if it cannot be written to.
     """
-    out = Path(out)
-    sweep = open_sweep(out)
-    if trial not in sweep["trial"].values:
-        raise unknown_trial(out, trial, iter(map(str, sweep["trial"].values)))
-    folder = ResultsPath.open(out) / POSTMORTEMS
-    setups = setups_of(out)
-    (run,) = runs(sweep, setups, [trial])
-    found = of_one(run, incident_log(out).get(trial), cost_per_hour)
+    return _write(SweepFolder.open(out), trial, cost_per_hour, currency, data)
+
+
+def _write(
+    known: SweepFolder, trial: str, cost_per_hour: float = 0.0, currency: str = "", data: Path | None = None
+) -> Postmortem:
+    known.check(trial)
+    sweep = known.sweep
+    folder = ResultsPath.open(known.out) / POSTMORTEMS
+    (run,) = runs(sweep, known.setups, [trial], heard=None)
+    found = of_one(run, known.logs.get(trial), cost_per_hour)
     incident = worst(found)
-    head = _head(out, sweep, trial)
+    head = _head(known, trial)
     folder.make_folder()
     if incident is None:
         words = [f"Trial {trial}: no incident: no symptom, no alarm, and no law of the arithmetic was broken."]
         page = {"title": f"Trial {trial}: no incident", "head": head, "sections": [Section("No incident", words)]}
-        return _written(folder, out, trial, sweep, page, words, None)
-    reading, missing = _reading(out, trial, data)
+        return _written(folder, known, trial, page, words, None)
+    reading, missing = _reading(known, trial, data)
     diagnosis = diagnosed(run, incident, reading, provenance_of(sweep, trial))
     sections = [
         _symptoms(run, diagnosis, found),
@@ -89,14 +91,14 @@ def write_postmortem(
         _recovery(run, incident),
         _result(sweep, trial, run, incident),
         _cost(run, incident, currency, cost_per_hour),
-        _follow_ups(sweep, out, diagnosis, setups, trial),
+        _follow_ups(known, diagnosis),
         _record(sweep, trial, diagnosis.finding),
     ]
     kind = f"{SEVERITY[incident.outcome]}, {diagnosis.finding.cause}"
     head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
     page = {"title": f"Post-mortem of trial {trial}", "head": head, "sections": sections}
     words = [f"Trial {trial}, steps {head['steps']}: type {kind}.", f"Cause: {diagnosis.finding.reason}"]
-    return _written(folder, out, trial, sweep, page, words, diagnosis)
+    return _written(folder, known, trial, page, words, diagnosis)
 
 
 def write_worst(out: Path | str, most: int, **options: Any) -> list[Postmortem]:
@@ -104,46 +106,46 @@ def write_worst(out: Path | str, most: int, **options: Any) -> list[Postmortem]:
 
     Those that a playbook has answered come first.
     """
+    known = SweepFolder.open(out)
     by_trial: dict[str, tuple[bool, bool, float]] = {}
-    for one in all_incidents(Path(out)):
+    for one in all_incidents(known.sweep, known.setups, known.logs):
         here = (one.is_logged, one.outcome == 3, one.size)
         by_trial[one.trial] = max(by_trial.get(one.trial, here), here)
     chosen = sorted(by_trial, key=lambda name: (by_trial[name], name), reverse=True)[:most]
-    return [write_postmortem(out, trial, **options) for trial in chosen]
+    return [_write(known, trial, **options) for trial in chosen]
 
 
 def _written(
     folder: ResultsPath,
-    out: Path,
+    known: SweepFolder,
     trial: str,
-    sweep: xr.Dataset,
     page: dict[str, Any],
     words: list[str],
-    diagnosis: Any,
+    diagnosis: Diagnosis | None,
 ) -> Postmortem:
     for kind in ("html", "md"):
-        text = rendered(f"postmortem.{kind}", sweep, **page)
+        text = rendered(f"postmortem.{kind}", known.sweep, **page)
         (folder / f"{trial}.{kind}").write(text.encode())
-    at = out / POSTMORTEMS
+    at = known.out / POSTMORTEMS
     return Postmortem(at / f"{trial}.html", at / f"{trial}.md", words, diagnosis)
 
 
-def _reading(out: Path, trial: str, data: Path | None) -> tuple[Reading | None, str]:
+def _reading(known: SweepFolder, trial: str, data: Path | None) -> tuple[Reading | None, str]:
     """The trial's batches, or why there are none."""
     try:
-        reading = reading_of(out, trial, data)
+        reading = known.readings(data)(trial)
         reading.batch(0)
     except ConfigError as error:
         if data is not None:
             raise
         return None, str(error)
-    return reading_of(out, trial, data), ""
+    return reading, ""
 
 
-def _head(out: Path, sweep: xr.Dataset, trial: str) -> dict[str, str]:
+def _head(known: SweepFolder, trial: str) -> dict[str, str]:
     """What stands on top: when it was trained, and what it was."""
-    created = next(p.attributes["created"] for p in read_packs(out) if trial in p.attributes["ids"])
-    config, _ = stored_trial(out, trial)
+    pack = stored_trials(known.packs)[trial]
+    created, config = pack.attributes["created"], config_of(pack, trial)
     model, train = config["model"], config["train"]
     sizes = f"width {model.get('width')}, {model.get('depth')} layers, {train.get('steps')} steps"
     rate = f"learning rate {config['optim'].get('lr')}, {config['train'].get('precision')}, seed {config.get('seed')}"
@@ -166,7 +168,7 @@ def _symptoms(run: Run, diagnosis: Diagnosis, found: Sequence[Incident]) -> Sect
         ["gradient norm before clipping, peak", _number(incident.grad_norm_peak)],
     ]
     told = [
-        [one.symptom, one.begin, one.end, _number(one.usual), _number(one.peak)]
+        [one.symptom, one.begin, one.end, _number(one.usual), _number(np.nan_to_num(one.peak, nan=np.inf))]
         for one in incident.symptoms
         if one.symptom != "plateau"
     ]
@@ -184,7 +186,7 @@ def _symptoms(run: Run, diagnosis: Diagnosis, found: Sequence[Incident]) -> Sect
 
 def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Reading | None, missing: str) -> Section:
     incident, evidence = diagnosis.incident, diagnosis.evidence
-    steps = _offending(diagnosis)
+    steps = offending(evidence, incident)
     lines = [
         f"Batches: steps {steps[0]} to {steps[-1]}." if len(steps) > 1 else f"Batch: step {steps[0]}.",
         f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or 'nothing but the alarm'}.",
@@ -218,18 +220,11 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
     return section
 
 
-def _offending(diagnosis: Diagnosis) -> list[int]:
-    """The steps whose batches are shown: those as unusual as the onset's, or that of the onset."""
-    evidence = diagnosis.evidence
-    bad = [step for step in evidence.bad_batches if step <= diagnosis.incident.last + 1]
-    return bad if evidence.begin in bad else [evidence.begin]
-
-
 def _laws(diagnosis: Diagnosis) -> list[str]:
     e = diagnosis.evidence
     said = {
         "learning rate in force over that of the schedule": e.rate_ratio,
-        "gradient norm over its usual": e.norm_ratio,
+        "gradient norm over its usual": e.norm_ratio if e.is_norm_finite else np.inf,
         "update over its usual at this rate": e.update_ratio,
         "move of the weights' norm, in norms of the update": e.weight_law,
         "second moment over its bound (negative: below the lower one)": e.moment_law,
@@ -267,7 +262,7 @@ def _classification(run: Run, diagnosis: Diagnosis) -> Section:
 
 def _recovery(run: Run, incident: Incident) -> Section:
     if not incident.acts:
-        ending = "It stood still from there on." if run.outcome == "non-finite" else "It went on by itself."
+        ending = "It stood still from there on." if run.outcome == NON_FINITE else "It went on by itself."
         return Section("Recovery action", [f"{NO_PLAYBOOK} {ending}"])
     rows = [
         [
@@ -288,7 +283,7 @@ def _result(sweep: xr.Dataset, trial: str, run: Run, incident: Incident) -> Sect
     here = sweep.sel(trial=trial)
     golden = str(here["golden"].values)
     lines = [f"The run ended as: {run.outcome}, after {count(run.steps, 'step')}."]
-    final = float(here["final_loss"])
+    final = np.inf if run.outcome == NON_FINITE else float(here["final_loss"])
     lines.append(f"Final loss: {_nat(final)} nat/token.")
     if golden != trial and golden in sweep["trial"].values:
         twin = float(sweep["final_loss"].sel(trial=golden))
@@ -304,14 +299,14 @@ def _cost(run: Run, incident: Incident, currency: str, per_hour: float) -> Secti
     rows = [
         ["steps trained in vain or skipped", f"{incident.steps} ({share:.0%} of those trained)"],
         ["tokens", f"{incident.tokens:,.0f}"],
-        ["seconds of this trial", f"{incident.seconds:.3g}"],
+        ["seconds of this trial", _number(incident.seconds)],
         ["money", money],
     ]
     return Section("Cost", tables=[{"heading": ["what", "how much"], "rows": rows}])
 
 
-def _follow_ups(sweep: xr.Dataset, out: Path, diagnosis: Diagnosis, setups: Mapping[str, Setup], trial: str) -> Section:
-    lines, table = followed(sweep, out, diagnosis.incident, setups)
+def _follow_ups(known: SweepFolder, diagnosis: Diagnosis) -> Section:
+    lines, table = followed(known, diagnosis.incident)
     tables = []
     if len(table):
         rows = [
@@ -327,7 +322,7 @@ def _follow_ups(sweep: xr.Dataset, out: Path, diagnosis: Diagnosis, setups: Mapp
     ]
     if names:
         lines.append(f"Not in this sweep, and made for this cause: mitigation={','.join(names)}.")
-    lines.append(f"Whether the data are to blame: stability-harness cross OUT {trial} --from OTHER.")
+    lines.append(f"Whether the data are to blame: stability-harness cross OUT {diagnosis.incident.trial} --from OTHER.")
     return Section("Follow-ups", lines, tables)
 
 
@@ -362,14 +357,22 @@ def _picture(folder: ResultsPath, trial: str, kind: str, drawing: Drawing) -> Pi
 
 
 def _nat(value: float) -> str:
-    return "not finite" if not np.isfinite(value) else f"{value:.3f}" if abs(value) < 1e4 else f"{value:.3g}"
+    return _words(value) or (f"{value:.3f}" if abs(value) < 1e4 else f"{value:.3g}")
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3f}" if np.isfinite(value) else "not finite"
+    return _words(value) or f"{value:+.3f}"
 
 
-def _number(value: Any) -> str:
-    if value is None or (isinstance(value, float) and np.isnan(value)):
+def _number(value: float | str | None) -> str:
+    """Of a logged number as well, which is text if it is not finite."""
+    if isinstance(value, str):
         return "not finite"
-    return value if isinstance(value, str) else f"{value:.4g}"
+    return _words(value) or f"{value:.4g}"
+
+
+def _words(value: float | None) -> str:
+    """For what is no number; "" for one."""
+    if value is None or np.isnan(value):
+        return "not known"
+    return "not finite" if np.isinf(value) else ""

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import xarray as xr
 
+from analysis.again.batches import Setup
+from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import GRADIENT, cause_of
 from analysis.measures.evidence import evidence_of
-from analysis.measures.incidents import AFTER, APART, BEFORE, LEFT, Incident, of_one, worst
+from analysis.measures.incidents import AFTER, APART, BEFORE, LEFT, WATCHING, Incident, of_one, runs, worst
 from analysis.measures.oddities import Run
 from analysis.reading.incident_log import Act, Logged, log_of, logs_of, number
+from analysis.reading.open_sweep import open_sweep
+from analysis.reports.follow_ups import followed
 from analysis.reports.words import html_lines, markdown_block, markdown_text
+from harness.config import Trial
 from harness.storage.records import Unreadable
 from harness.storage.results_folder import ResultsPath
-from harness.storage.stored import PackInfo
+from harness.storage.stored import PackInfo, read_packs
+from tests.analysis import synthetic
 
 STEPS, BEGIN = 900, 200
 LAYERS = 2
@@ -98,6 +106,77 @@ def test_one_signal_is_enough() -> None:
     assert (incident.first, incident.last, incident.symptoms) == (BEGIN, BEGIN, ())
 
 
+# --- runs of a sweep ---------------------------------------------------------------------------------------------
+
+
+def noise(trial: Trial) -> np.ndarray:
+    return 3 + 0.01 * np.random.default_rng(trial.seed).standard_normal(trial.train.steps)
+
+
+def sweep_of(out: Path, *trials: Trial, loss: Callable[[Trial], np.ndarray] = noise) -> xr.Dataset:
+    """A pack for each trial."""
+    for trial in trials:
+        synthetic.write_pack(out, [trial], loss, block=trial.train.steps)
+    sweep = open_sweep(out).load()
+    sweep["dropped"][:], sweep["learning_rate"][:] = 0, 1e-6  # below any schedule's
+    return sweep
+
+
+def test_layers_that_a_shallower_trial_does_not_have_are_not_broken(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, *(synthetic.make_trial(depth=depth, steps=200) for depth in (1, 3)))
+    shallow, deep = runs(sweep)
+    assert (shallow["activation_rms"].shape, deep["activation_rms"].shape) == ((200, 1), (200, 3))
+    shallow["loss"][100] += 1
+    found = evidence_of(shallow, only(shallow), None)
+    assert found.is_activation_finite and found.activation_ratio == 1
+
+
+def test_alarms_of_a_trial_that_nothing_watched_do_not_depend_on_its_neighbours(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, *(synthetic.make_trial(seed=seed, steps=60) for seed in range(2)))
+    sweep["grad_norm"][:, 40] = np.inf
+    heard = np.array([[1.0] * 60, [np.nan] * 60])
+    sweep["alarm_finite"] = sweep["score_finite"] = ("trial", "step"), heard
+    watched, other = (run.said["finite"][0] for run in runs(sweep))
+    assert watched.all() and np.flatnonzero(other).tolist() == [40]
+
+
+def test_only_what_marks_incidents_is_replayed(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, synthetic.make_trial(steps=60))
+    (few,), (many,) = runs(sweep), runs(sweep, heard=None)
+    assert set(few.said) == set(WATCHING) < set(many.said)
+
+
+def test_a_dropped_batch_is_no_incident(tmp_path: Path) -> None:
+    """The run stands still there: its norms of nothing are no signal, and a mean of squares has no new square."""
+    sweep = sweep_of(tmp_path, synthetic.make_trial(steps=200))
+    values = {"loss": np.nan, "dropped": 4, "grad_norm": 0, "update_rms": 0}
+    for name, value in values.items():
+        sweep[name][0, 100] = value
+    sweep["grad_norm"][0, 99], sweep["second_moment_norm"][0, 99:] = 0.5, 0.9625
+    setup = Setup(0.95, None, 1, "fp32", True, (1.0,) * 200)
+    (run,) = runs(sweep, {str(sweep["trial"].values[0]): setup})
+    assert run["loss"][100] == run["loss"][99] and run["grad_norm"][100] == 0.5
+    assert not run.oddities["second_moment_norm law"][100] and not of_one(replace(run, setup=None), None)
+
+
+def test_a_relative_that_died_of_something_else_did_not_fare_better(tmp_path: Path) -> None:
+    """It has no incident at the steps of this one, because it had ended long before."""
+
+    def loss(trial: Trial) -> np.ndarray:
+        values = noise(trial)
+        values[120:123] += 1
+        values[25 if trial.mitigation == "qk_norm" else 220 :] = np.nan
+        return values
+
+    trials = [synthetic.make_trial(mitigation=name, steps=220) for name in ("none", "qk_norm")]
+    sweep = sweep_of(tmp_path, *trials, loss=loss)
+    sweep["tokens"][1, 26:] = np.nan
+    (run, _) = runs(sweep)
+    said, table = followed(SweepFolder(tmp_path, sweep, list(read_packs(tmp_path))), only(run))
+    assert said == ["None of 1 other trials with the same fault and seed fared better."]
+    assert table["outcome"].tolist() == ["recoverable", "divergent"] and table["steps lost"][1] == 195
+
+
 # --- the log -----------------------------------------------------------------------------------------------------
 
 ENTRY: dict[str, Any] = {
@@ -153,10 +232,12 @@ def test_an_incident_of_the_log_is_told_as_it_was() -> None:
     assert {one.detector: one.score for one in incident.alarms} == {"skip_step": 9.5, "finite": np.inf}
     assert incident.row["action"] == "roll_back" and incident.grad_norm_peak == 4.5
     assert incident.money == pytest.approx(12 * 0.5 / 100)
+    assert incident.loss_peak == np.inf, "the loss was NaN at the alarm"
     louder = replace(logged, acts=(replace(logged.acts[0], loss=8.0),))
     assert only(run_of(calm()), [louder]).loss_peak == 8.0
 
 
+@pytest.mark.filterwarnings("error")
 def test_evidence_is_what_the_log_saw_where_a_rollback_took_it_out_of_the_signals() -> None:
     seen = Act(step=BEGIN, action="roll_back", to=BEGIN - 10, loss=3.0, grad_norm=40.0)
     run, log = run_of(calm()), [Logged(step=BEGIN, last=BEGIN, alarms=1, steps_lost=10, acts=(seen,))]

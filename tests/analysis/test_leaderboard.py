@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -10,11 +11,15 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.figures.registry import Needs, Results, figures
-from analysis.measures.known_faults import DAMAGING, LOST, KnownFaults
+from analysis.measures import detectors, known_faults
+from analysis.measures.known_faults import DAMAGING, HARMLESS, LARGE, LOST, KnownFaults
 from analysis.measures.lead import lead_table, leads
-from analysis.measures.leaderboard import by_group, episodes, false_alarms, first_seen, leaderboard, tradeoff
+from analysis.measures.leaderboard import by_group, episodes, false_alarms, first_seen, leaderboard, scored, tradeoff
 from analysis.measures.module_flips import flips, sizes_of
+from analysis.measures.outcomes import outcomes_and_notes
 from analysis.reading.open_sweep import open_sweep
+from analysis.reports.leaderboard import told_board
+from tests.analysis.judging import START, STEPS, Campaign
 from tests.sweeps import command
 
 NAMES = ["combined", "skip_step", "finite"]
@@ -86,9 +91,30 @@ def test_incidents_have_families_and_sizes(out: Path) -> None:
     assert (table["begin"] == 40).all() and (table["spike"].dropna() >= 40).all()
 
 
+def test_without_a_clean_envelope_whatever_moves_the_loss_is_large(campaign: Campaign) -> None:
+    campaign.fault("moved", {range(START, STEPS): 0.5})
+    campaign.fault("still", {})
+    campaign.write()
+    assert KnownFaults.of(open_sweep(campaign.out)).table["size"].tolist() == [LARGE, HARMLESS]
+
+
+def test_a_dropped_batch_is_no_spike(campaign: Campaign) -> None:
+    campaign.fault("struck", {START: -0.5, START + 4: 3})
+    campaign.write()
+    sweep = open_sweep(campaign.out).load()
+    (row,) = KnownFaults.of(sweep).table["trial"]
+    for step in range(START + 1, START + 3):
+        sweep["loss"][row, step] = np.nan
+    assert KnownFaults.of(sweep).table["spike"].tolist() == [START + 4]
+    sweep["nonfinite_step"][row] = START + 1
+    assert KnownFaults.of(sweep).table["spike"].tolist() == [START + 1]
+
+
 def test_the_leaderboard(out: Path) -> None:
     sweep = open_sweep(out).load()
-    table = leaderboard(sweep, NAMES).set_index("detector")
+    incidents = KnownFaults.of(sweep)
+    table, seen = leaderboard(sweep, incidents, NAMES)
+    table = table.set_index("detector")
     assert list(table.index)[0] == table["recall_damaging"].idxmax() == "combined"
     assert (table["clean_steps"] == 8 * 60).all() and (table["chance"] <= 0.2).all()
     assert (table["recall_low"] <= table["recall_damaging"]).all() and (
@@ -96,16 +122,36 @@ def test_the_leaderboard(out: Path) -> None:
     ).all()
     assert table.loc["finite", "false_alarms"] == 0 and table.loc["finite", "chance"] == 0
     assert (table.loc[["combined", "skip_step", "finite"], "latency_lost"].fillna(0) == 0).all()
-    groups = by_group(sweep, NAMES, "family")
+    groups = by_group(incidents, seen, "family")
     assert set(groups["family"]) == {"weights", "learning rate", "data", "activations"}
     for by, kind, all_of_them in (("family", "recall_damaging", "damaging"), ("size", "recall", "incidents")):
-        groups = by_group(sweep, NAMES, by)
-        seen = (groups["incidents"] * groups["combined"]).sum()
-        assert seen == pytest.approx(table.loc["combined", kind] * table.loc["combined", all_of_them])
+        groups = by_group(incidents, seen, by)
+        found = (groups["incidents"] * groups["combined"]).sum()
+        assert found == pytest.approx(table.loc["combined", kind] * table.loc["combined", all_of_them])
+
+
+def test_a_fault_without_a_finished_twin_is_not_scored(out: Path) -> None:
+    """Its own false alarms would count as seen."""
+    sweep = open_sweep(out)
+    (with_twins,), (without,) = (
+        scored(part, ["finite"], {}).to_dict("records")
+        for part in (sweep, sweep.isel(trial=(sweep["fault"] != "none").values))
+    )
+    assert with_twins["incidents"] == len(KnownFaults.of(sweep).table) and without["incidents"] == 0
+
+
+def test_a_leaderboard_reads_what_it_needs_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    replayed = detectors.replay
+    monkeypatch.setattr(detectors, "replay", lambda cls, *rest: asked.append(cls.__name__) or replayed(cls, *rest))
+    monkeypatch.setattr(known_faults, "outcomes_and_notes", counted := mock.Mock(wraps=outcomes_and_notes))
+    told_board(out, ["combined", "finite"], {})
+    assert counted.call_count == 1 and len(asked) == 2 * 2, "once for the alarms, and once on eight trials for the time"
 
 
 def test_thresholds_move(out: Path) -> None:
-    table = tradeoff(open_sweep(out).load(), ["combined", "finite", "grad_norm_skip"], (0.1, 1.0))
+    sweep = open_sweep(out)
+    table = tradeoff(sweep, KnownFaults.of(sweep), ["combined", "finite", "grad_norm_skip"], (0.1, 1.0))
     combined = table[table["detector"] == "combined"].set_index("factor")
     assert combined["recall"].between(0, 1).all()
     assert combined.loc[0.1, "false_alarms"] > combined.loc[1.0, "false_alarms"]
@@ -116,6 +162,7 @@ def test_what_leads(out: Path) -> None:
     found = leads(open_sweep(out).load(), NAMES)
     table = lead_table(found).set_index("name")
     assert {"grad_norm", "update_rms", *NAMES} <= set(table.index) and (table["spikes"] == len(found)).all()
+    assert not {"activation_kurtosis", "output_log_z"} & set(table.index), "these are read now and then"
     shares = table[["leads", "with_it", "later", "never"]].sum(axis=1)
     assert np.allclose(shares, 1) and len(found) > 0
 

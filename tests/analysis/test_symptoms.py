@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from analysis.measures.symptoms import Rules, Symptom, of_run
+from analysis.measures.symptoms import Rules, Symptom, of_run, symptoms
+from analysis.reading.open_sweep import open_sweep
+from tests.analysis import synthetic
 
 STEPS, BEGIN = 400, 200
 
@@ -64,6 +68,32 @@ def test_one_nan_is_no_rise() -> None:
     loss = clean()
     loss[BEGIN] = np.nan
     assert [(one.symptom, one.begin, one.end) for one in told(loss)] == [("non-finite", BEGIN, BEGIN)]
+
+
+@pytest.mark.parametrize(("length", "name"), [(1, "spike"), (STEPS - BEGIN, "divergence")])
+def test_an_infinite_loss_is_a_rise(length: int, name: str) -> None:
+    loss = clean()
+    loss[BEGIN : BEGIN + length] = np.inf
+    found = {one.symptom: one for one in told(loss)}
+    assert set(found) == {"non-finite", name} and found[name].peak == np.inf
+    assert (found[name].begin, found[name].end) == (BEGIN, BEGIN + length - 1)
+
+
+def test_an_infinite_last_step_diverged() -> None:
+    assert {one.symptom for one in of_run(np.append(clean()[:30], np.inf), norms()[:31])} == {
+        "non-finite",
+        "divergence",
+    }
+
+
+def test_steps_keep_their_numbers_after_one_that_was_dropped(tmp_path: Path) -> None:
+    loss = clean() + hump(5, 400, 3)
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(steps=STEPS)], lambda trial: loss, block=STEPS)
+    sweep = open_sweep(tmp_path).load()
+    sweep["loss"][0, 50], sweep["dropped"][:] = np.nan, 0
+    sweep["dropped"][0, 50] = 4
+    (one,) = symptoms(sweep).itertuples()
+    assert (one.symptom, one.begin) == ("spike", BEGIN)
 
 
 def test_gradients() -> None:

@@ -9,7 +9,8 @@ import pytest
 import xarray as xr
 
 from analysis.figures.registry import Results
-from analysis.measures.detectors import alarms, measured, scored
+from analysis.measures.detectors import alarms, measured
+from analysis.measures.leaderboard import scored
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError, Trial
 from harness.detectors.table import DETECTORS

@@ -12,7 +12,7 @@ import pytest
 
 import analysis
 from analysis.figures.registry import Needs, Results, figures
-from analysis.measures.playbooks import by_fault, playbooks
+from analysis.measures.playbooks import by_fault, cases, playbooks
 from analysis.measures.verdicts import verdict_table, verdicts
 from analysis.reports.playbooks import told_playbooks
 from harness.config import ConfigError
@@ -156,7 +156,37 @@ def test_playbooks_are_compared_on_the_same_incidents(answered: Path) -> None:
     assert table.loc["oracle", "over_oracle"] == 1 <= table.loc["llama", "over_oracle"]
     assert (table.loc[["llama", "oracle"], "cost"] > 0).all()
     (row,) = by_fault(sweep, "llama").to_dict("records")
-    assert row == {"fault": "nan_gradient", "lost_without": 2, "kept": 2, "harmed": 0}
+    counts = {"lost_without": 2, "kept": 2, "harmed": 0, "answered": 2}
+    assert row == {"fault": "nan_gradient", **counts, "steps_lost": 1.0}
+    assert table.loc["llama", "steps_lost_median"] == 1
+
+
+def test_settings_of_a_playbook_are_compared_as_playbooks_of_their_own(tmp_path: Path) -> None:
+    grid = ["playbook=none,llama,oracle", "playbook.snapshot.every=2,3", "playbook.roll_back.back=0", *FAULT]
+    assert command.call(*command.tiny("-m", *grid, f"out={tmp_path / 'out'}")).status == 0
+    table = playbooks(analysis.open_sweep(tmp_path / "out"))
+    settings = [f"{name} (snapshot.every={every})" for name in ("llama", "oracle") for every in (2, 3)]
+    assert list(table["playbook"]) == ["none", *settings] and (table["incidents"] == 1).all()
+    assert (table["over_oracle"][1:] == 1).all()
+    assert f"{settings[0]}, of the incidents" in "\n".join(told_playbooks(tmp_path / "out"))
+
+
+def test_trials_that_only_detectors_tell_apart_are_one_without_a_playbook(tmp_path: Path) -> None:
+    grid = ["detect=none,finite", "seed=range(2)", *FAULT]
+    assert command.call(*command.tiny("-m", *grid, f"out={tmp_path / 'out'}")).status == 0
+    assert len(cases(analysis.open_sweep(tmp_path / "out"))) == 4
+
+
+def test_where_nothing_is_lost_nothing_is_kept(tmp_path: Path) -> None:
+    faults = ["fault=none,learning_rate_jump", "fault.value=1.5", "fault.start=6", "train.steps=12"]
+    ended = command.call(
+        *command.tiny("-m", *faults, "seed=range(2)", f"out={tmp_path / 'out'}", "playbook=none,llama")
+    )
+    assert ended.status == 0, ended.err
+    table = playbooks(analysis.open_sweep(tmp_path / "out"))
+    assert (table["lost"] == 0).all() and table["kept"].isna().all()
+    assert not any("by fault" in line for line in told_playbooks(tmp_path / "out"))
+    assert figures(*Needs)["playbooks_compared"](Results.open(tmp_path / "out")).figure is not None
 
 
 def test_the_figure_and_the_command_tell_of_them(answered: Path, tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import dataclasses
 import html
 import json
 import re
+import sys
+from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,16 +19,20 @@ import xarray as xr
 import analysis
 from analysis.__main__ import main
 from analysis.again.batches import Reading, reading_of, readings_of, setups_of
-from analysis.again.crossing import DATA, STATE, crossed
+from analysis.again.crossing import DATA, OWN, STATE, crossed
+from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import CAUSES, UNKNOWN, cause_of
 from analysis.measures.confusion import confusion, diagnosed, true_cause
-from analysis.measures.evidence import evidence_of, provenance_of
+from analysis.measures.evidence import evidence_of, offending, provenance_of
 from analysis.measures.incidents import of_one, runs, worst
 from analysis.measures.oddities import Run
+from analysis.reports import postmortem
 from analysis.reports.follow_ups import SUGGESTED
 from analysis.reports.postmortem import write_postmortem
 from harness.basics.printing import printable
 from harness.config import ConfigError
+from harness.storage import stored
+from harness.storage.stored import read_packs
 from injectors import fault_types
 from injectors.fault import digest
 from sweeps.compose.hydra_calls import FOLDER
@@ -179,6 +186,25 @@ def test_no_rule_without_evidence(told: dict[str, Run], sweep: xr.Dataset) -> No
     assert cause_of(calm).cause == UNKNOWN
 
 
+def test_batches_are_scored_as_screening_scores_them(out: Path, sweep: xr.Dataset) -> None:
+    """Over all tokens of a batch, and over none."""
+    reading = reading_of(out, trial_of(sweep, "none"))
+    tokens, counts = reading.batch(0), reading.corpus.counts + 1.0
+    assert reading.rarity(tokens) == pytest.approx(-np.log(counts / counts.sum())[tokens].mean(), rel=1e-12)
+    different = sum(len(set(pairwise(row))) for row in tokens.tolist())
+    assert reading.repetition(tokens) == pytest.approx(1 - different / tokens[:, 1:].size, rel=1e-12)
+    assert np.isnan([reading.rarity(tokens[:0]), reading.repetition(tokens[:0])]).all()
+
+
+def test_the_batches_to_blame_are_those_of_the_onset(told: dict[str, Run], sweep: xr.Dataset) -> None:
+    run = told[trial_of(sweep, "rare_tokens")]
+    incident = worst(of_one(run, None))
+    assert incident is not None
+    found = evidence_of(run, incident, None)
+    known = {bad: offending(dataclasses.replace(found, bad_batches=bad), incident) for bad in ((), (100, 101), (101,))}
+    assert known == {(): [100], (100, 101): [100, 101], (101,): [100]}
+
+
 def test_suggestions_are_mitigations() -> None:
     ours = {file.stem for file in (Path(FOLDER) / "mitigation").glob("*.yaml")}
     assert set(SUGGESTED) == set(CAUSES) and {name for names in SUGGESTED.values() for name in names} <= ours
@@ -196,7 +222,48 @@ def test_the_confusion_matrix_counts_each_visible_fault(out: Path, capsys: pytes
     assert (out / "figures" / "causes.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_faults_without_a_cause_are_left_out_and_counted(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    total = len(confusion(out).trials)
+    known = {"rare_tokens": "rare tokens"}
+    monkeypatch.setattr(sys.modules[confusion.__module__], "true_cause", lambda name, kind, site: known.get(name))
+    found = confusion(out)
+    assert set(found.trials["fault"]) == {"rare_tokens"} and found.left_out == total - len(found.trials) > 0
+    assert main(["causes", str(out)]) == 0
+    assert f"Left out, because no cause is defined for them: {found.left_out} faults." in capsys.readouterr().out
+    known.clear()
+    with pytest.raises(ConfigError, match=r"no cause is defined for its faults \(.*rare_tokens.*\); allowed: "):
+        confusion(out)
+
+
 # --- the page ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_unknown_is_not_told_as_not_finite() -> None:
+    assert [postmortem._number(value) for value in (None, np.nan, np.inf, "nan", 2.0)] == [
+        "not known",
+        "not known",
+        "not finite",
+        "not finite",
+        "2",
+    ]
+    assert (postmortem._nat(np.nan), postmortem._signed(-np.inf)) == ("not known", "not finite")
+
+
+def test_a_page_tells_of_the_pack_that_the_trial_was_taken_from(
+    out: Path, sweep: xr.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was interrupted names the trial as well. Metadata are read once, however many pages there are."""
+    packs = list(read_packs(out))
+    begun = [dataclasses.replace(p, attributes=p.attributes | {"complete": False, "created": "1999"}) for p in packs]
+    known = SweepFolder(out, sweep, [*begun, *packs])
+    trial = trial_of(sweep, "rare_tokens")
+    assert postmortem._head(known, trial)["date"].startswith("20")
+    counted = mock.Mock(wraps=stored.read_pack)
+    monkeypatch.setattr(stored, "read_pack", counted)
+    assert len(postmortem.write_worst(out, 2)) == 2 and counted.call_count == len(packs)
+
 
 SECTIONS = ("Symptoms", "Evidence", "Classification", "Recovery action", "Outcome", "Cost", "Follow-ups")
 
@@ -281,6 +348,12 @@ def test_the_cross_test_tells_data_from_state(out: Path, sweep: xr.Dataset) -> N
     stored = sweep["loss"].sel(trial=other.trial.id, step=START).item()
     assert found.own_losses[0] == pytest.approx(stored, abs=1e-5), "not the run that was stored"
     assert crossed(reading(trial_of(sweep, "weight_bit")), [START], other, START).verdict == STATE
+
+
+def test_the_cross_test_of_an_incident_near_the_end(out: Path, sweep: xr.Dataset) -> None:
+    reading = readings_of(out)
+    found = crossed(reading(trial_of(sweep, "rare_tokens")), [START], reading(trial_of(sweep, "none", seed=1)), 149)
+    assert (found.step, len(found.own_losses), found.verdict) == (149, OWN, DATA)
 
 
 def test_the_command_crosses(out: Path, sweep: xr.Dataset, capsys: pytest.CaptureFixture[str]) -> None:
