@@ -26,6 +26,7 @@ import numpy as np
 
 from analysis.measures.evidence import REPAIRED, Evidence
 from analysis.measures.oddities import RATE_RATIO, SCALE_RATIO, SLACK
+from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
 
 RARE, REPETITION, STALE, RATE = "rare tokens", "repetition", "stale second moment", "rate too high"
 FORMAT, GRADIENT, WEIGHT, UNKNOWN = "number format", "corrupted gradient", "corrupted weight", "unknown"
@@ -35,10 +36,10 @@ CAUSES = (RARE, REPETITION, STALE, RATE, FORMAT, GRADIENT, WEIGHT, UNKNOWN)
 class Thresholds:
     """What rules compare with."""
 
-    rarity: float = 7.0  # deviations of a batch's mean surprise above those before it
-    rarity_nat: float = 0.3  # and at least so much more, nat/token
-    repetition: float = 7.0  # deviations of its share of repeated pairs
-    repetition_share: float = 0.1
+    rarity: float = ODD_BATCH  # of a batch's mean surprise above those before it
+    rarity_nat: float = RARER  # and at least so much more, nat/token
+    repetition: float = ODD_BATCH  # of its share of repeated pairs
+    repetition_share: float = MORE_REPEATED
     update: float = 1.6  # times the usual update at this rate
     ordinary_norm: float = 1.5  # times the usual gradient norm, up to which gradients have not grown
     jump: float = 2.0  # times the usual gradient norm, or one over it

@@ -18,5 +18,11 @@ MOST_GROWING = 10**6  # steps over which sequences or batches grow
 MOST_TOKENS = 10**11  # of synthetic text
 STEEPEST = 100.0  # exponent of Zipf's law; already at half of that no text has a second token
 
+# A batch is odd by its tokens alone (ours) if, of the batches before it, it is so many deviations (1.4826 MAD) above the
+# median, and so much: of the mean surprise, nat/token, or of the share of token pairs that stood in their sequence before.
+ODD_BATCH = 7.0
+RARER = 0.3
+MORE_REPEATED = 0.1
+
 KEPT_EVENTS = 64  # of a trial; a fault that lasts for the whole run would fill the store otherwise
 SEGMENTS = 64  # of the held-out text, at most: each has a loss of its own, from which the error of their mean is known

@@ -64,7 +64,7 @@ class Detector:
         return Window(self._state, f"{self.name}_{signal}", self.like[signal], length)
 
     def late(self, is_alarm: Tensor) -> Tensor:
-        """Which of the alarms of the step that it judged last are only of signals of the step before, [R].
+        """Which of the alarms of the step that it judged last are of signals of the step before, [R].
 
         A loss beside such signals is watched for being finite alone.
         """

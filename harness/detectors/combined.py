@@ -85,12 +85,12 @@ class Combined(Detector):
     def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """As of any detector, but where a signal of layers is not measured at a step the others are judged."""
         shown = {name: values[name].float().double() for name in self.watches}
-        is_finite = self._is_finite_now = is_new
+        is_finite = self._is_finite_before = is_new
         for name, x in shown.items():
             is_here = x.isfinite().all(1) | x.isnan().all(1) if x.dim() > 1 else x.isfinite()
             is_finite = is_finite & is_here
-            if name not in AFTER_THE_STEP:
-                self._is_finite_now = self._is_finite_now & is_here
+            if name in AFTER_THE_STEP:
+                self._is_finite_before = self._is_finite_before & is_here
         score, limit = self.score(shown)
         score = torch.where(is_finite, score, torch.nan)
         is_alarm = (is_new & ~is_finite) | (score > limit)
@@ -122,8 +122,8 @@ class Combined(Detector):
         return torch.where(largest < 0, torch.nan, largest), self.numbers["limit"]
 
     def late(self, is_alarm: Tensor) -> Tensor:
-        """Where no signal of this step is beyond its limit."""
-        return is_alarm & self._is_finite_now & ~(self._is_off & ~self._is_after).any(1)
+        """Where a signal of the step before is beyond its limit, whatever those of this step are."""
+        return is_alarm & (~self._is_finite_before | (self._is_off & self._is_after).any(1))
 
     def note(self, values: Values, where_R: Tensor, is_alarm: Tensor) -> None:
         last, usual, seen = self._last.used, self._usual.used, self._seen.used

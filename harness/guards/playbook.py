@@ -79,7 +79,7 @@ class Playbook(Guard):
         answer = torch.zeros_like(seen.step, dtype=torch.int8)
         if said:
             alarms, scores, late = (torch.stack(values, 1) for values in zip(*said, strict=True))
-            shown |= {"alarms": alarms, "scores": scores, "late": (late | ~alarms).all(1)}
+            shown |= {"alarms": alarms, "scores": scores, "late": (late & alarms).any(1)}
             called = torch.where((seen.step > self._over)[:, None], self._first, self._now)
             answer = torch.where(alarms, called, UNANSWERED).amin(1) % ANSWERS
             is_quiet = seen.trains & ~alarms.any(1) & (seen.step != self._awaited)
@@ -106,8 +106,7 @@ class Playbook(Guard):
         detectors = {name: score for (name, score), is_alarm in raised if is_alarm}
         usual = dict(zip(self.names, self._usual.used[row].tolist(), strict=True))
         loss, norm = asked["values"].tolist()
-        is_late = bool(asked["late"] and detectors)
-        return Alarm(step, detectors, loss, norm, bool(asked["taken"]), is_late, scores, usual)
+        return Alarm(step, detectors, loss, norm, bool(asked["taken"]), bool(asked["late"]), scores, usual)
 
 
 def actions_of(trial: Trial) -> list[str]:

@@ -19,7 +19,7 @@ STANDS = "stands"  # in a detail: whether the alarm is still one, and the next r
 class Alarm:
     """What was seen of a step: the detectors that raised an alarm with their scores (NaN: none), loss and norm.
 
-    `is_taken`: the step was. `is_late`: it is only of what is known after a step, and so of the step before. `scores`
+    `is_taken`: the step was. `is_late`: it is also of what is known after a step, and so of the step before. `scores`
     are those of all that watch, `usual` those of the last step without an alarm. Without any detector it is a step that
     an action wanted to see again.
     """
@@ -68,6 +68,12 @@ class Row(Protocol):
 
     def redo(self) -> None:
         """The step is taken once more, with weights and optimizer as they are before it."""
+
+    def odd_batches(self, step: int, most: int) -> int:
+        """How many batches from that of a step on are unlike those before, by their tokens alone.
+
+        0: it is an ordinary one, or there are more than `most`.
+        """
 
     def read_on(self, batches: int) -> None:
         """From here on it reads the batches that come so many later than the planned ones."""

@@ -24,7 +24,7 @@ class Options:
     patience: int = number(
         PER_TRIAL, 2, "transient faults in an incident after which the trial stays on another device", low=1
     )
-    batches: int = number(PER_TRIAL, 8, "batches that are left out at most, to find one without an alarm", low=1)
+    batches: int = number(PER_TRIAL, 8, "batches that are left out at most, to find one without an alarm", low=0)
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,15 @@ class Try:
     ahead: int = 0
 
 
-def tries(options: Options, before: int, is_late: bool, is_dense: bool) -> list[Try]:
+def tries(options: Options, before: int, is_late: bool, odd: int) -> list[Try]:
     """What is tried in turn: from `before` steps before the alarm, with other batches, and from further back.
 
-    The cheapest comes first: another batch, but where a snapshot `is_dense` at the alarm. There only one batch is tried
-    before an earlier step, because a weight that few batches read may be what is wrong. An alarm that `is_late` speaks
-    of weights and moments, and so of earlier steps.
+    Where `odd` batches are unlike those before, what comes after them is tried first. Else one batch is tried before an
+    earlier step, and the others after it, because a weight that few batches read may be what is wrong. An alarm that
+    `is_late` speaks of weights and moments, and so of earlier steps.
     """
-    again, spare = Try(AGAIN, before), Try(SPARE, before)
+    first = [Try(OTHER_DATA, before, odd)] if odd else []
+    first += [Try(AGAIN, before), Try(SPARE, before)]
     batches = [Try(OTHER_DATA, before, 2**power) for power in range(options.batches.bit_length())]
     deeper = []
     while before < options.deepest:
@@ -51,22 +52,22 @@ def tries(options: Options, before: int, is_late: bool, is_dense: bool) -> list[
         deeper.append(Try(AGAIN, before))
     last = [Try(SPARE, before)] if deeper else []
     if is_late:
-        return [again, spare, *deeper, *last, *batches]
-    if not is_dense:
-        return [again, *batches, spare, *deeper, *last]
-    return [again, spare, *batches[:1], *deeper[:1], *batches[1:], *deeper[1:], *last]
+        return [*first, *deeper, *last, *batches]
+    return [*first, *batches[:1], *deeper[:1], *batches[1:], *deeper[1:], *last]
 
 
 class ReExecute(Action):
     """Runs the steps up to the alarm again, and compares loss, gradient norm and scores bit for bit.
 
-    Other values: a transient fault, and what came out now is right; at the second one in an incident the device is
-    taken for a bad one, and the trial stays on another. The same: once more on another device, where a permanent fault
-    does not strike; and with another batch, 1, 2, 4, ... further on: if that is no alarm, and its scores are nearer to
-    what was usual than to the alarm's, the batch was bad, and is left out. If not, the state may have been bad before:
-    once more from 1, 3, 7, ... steps before, and from there on another device. Always the same: the result is right,
-    and from there on the other rungs are asked, until the incident is over. What is known only after a step is looked
-    for in the step before and in earlier ones, and then with other batches.
+    Where the batch is unlike those before by its tokens alone, the first that is not is tried at once: no alarm, and
+    the others were bad, and are left out. Else the step again. Other values: a transient fault, and what came out now
+    is right; at the second one in an incident the device is taken for a bad one, and the trial stays on another. The
+    same: once more on another device, where a permanent fault does not strike. The same there: with another batch, 1,
+    2, 4, ... further on: if that is no alarm, and its scores are nearer to what was usual than to the alarm's, the
+    batch was bad. If not, the state may have been bad before: once more from 1, 3, 7, ... steps before, and from there
+    on another device. Always the same: the result is right, and from there on the other rungs are asked, until the
+    incident is over. What is known only after a step is looked for in the step before and in earlier ones, and then
+    with other batches.
     """
 
     goes_back = True
@@ -79,43 +80,53 @@ class ReExecute(Action):
     def do(self, row: Row, options: Any) -> Detail | None:
         alarm = row.alarm
         before = max(options.back, int(alarm.is_late))
-        to = None if row.stood else row.go_back(alarm.step - before)
-        if to is None:
+        if row.stood or row.newest(alarm.step - before) is None:
             return None
         half = {name: repr((score + alarm.usual[name]) / 2) for name, score in alarm.detectors.items()}
-        memory = {"before": before, "late": alarm.is_late, "dense": to == alarm.step - before, "half": half}
-        memory |= {"tried": 0, "went": {AGAIN: to}}
-        row.wait(alarm.step, {**memory, "home": row.is_spared, "seen": _seen(alarm, alarm.detectors)})
-        return {"to": to}
+        odd = row.odd_batches(alarm.step - before, options.batches)
+        memory = {"before": before, "late": alarm.is_late, "odd": odd, "half": half, "went": {}}
+        memory |= {"home": row.is_spared, "seen": _seen(alarm, alarm.detectors)}
+        began = self._begin_next(row, options, memory, 0)
+        return None if began is None else {**began, **({"odd": odd} if odd else {})}
 
     def resume(self, row: Row, options: Any, memory: Mapping[str, Any]) -> Detail:
-        plan = tries(options, memory["before"], memory["late"], memory["dense"])
         alarm, seen = row.alarm, memory["seen"]
-        tried, is_alarm = plan[memory["tried"]], bool(alarm.detectors)
-        if tried.kind == OTHER_DATA:
+        kind, is_alarm = memory["kind"], bool(alarm.detectors)
+        if kind == OTHER_DATA:
             if not is_alarm and _is_calm(alarm, memory):
-                return {"verdict": DATA, "batches": tried.ahead}
+                return {"verdict": DATA, "batches": memory["ahead"]}
             if not is_alarm:
-                memory = {"quiet": tried.ahead, **memory}
-            row.read_on(-tried.ahead)
+                memory = {"quiet": memory["ahead"], **memory}
+            row.read_on(-memory["ahead"])
         elif _seen(alarm, seen["scores"]) != seen:
-            verdict = PERSISTENT if tried.kind == SPARE else TRANSIENT
+            verdict = PERSISTENT if kind == SPARE else TRANSIENT
             if verdict == PERSISTENT or row.used + 1 >= options.patience:
                 row.on_spare(True)
             return {"verdict": verdict, STANDS: is_alarm, "spare": row.is_spared}
         row.on_spare(memory["home"])
-        for place in range(memory["tried"] + 1, len(plan)):
-            if (to := self._begin(row, plan[place], memory)) is not None:
-                went = {**memory["went"], plan[place].kind: to}
-                row.wait(seen["step"], {**memory, "tried": place, "went": went})
-                tried = plan[place]
-                return {"tried": tried.kind, "to": to} | ({"batches": tried.ahead} if tried.ahead else {})
+        if (began := self._begin_next(row, options, memory, memory["tried"] + 1)) is not None:
+            return began
         if "quiet" not in memory:
             return {"verdict": CORRECT, STANDS: True}
         row.read_on(memory["quiet"])
         if not alarm.is_taken:
             row.redo()
         return {"verdict": DATA, "batches": memory["quiet"]}
+
+    def _begin_next(self, row: Row, options: Any, memory: Mapping[str, Any], first: int) -> Detail | None:
+        """Begin the first try from this place of the plan on that can be made; None: there is none."""
+        plan = tries(options, memory["before"], memory["late"], memory["odd"])
+        for place, one in enumerate(plan[first:], first):
+            if (to := self._begin(row, one, memory)) is None:
+                continue
+            # What lies between the snapshot and the bad batch is left out, too.
+            ahead = one.ahead + memory["seen"]["step"] - one.before - to if one.kind == OTHER_DATA else 0
+            row.on_spare(one.kind == SPARE or memory["home"])
+            row.read_on(ahead)
+            went = memory["went"] if one.kind == OTHER_DATA else {**memory["went"], one.kind: to}
+            row.wait(memory["seen"]["step"], {**memory, "tried": place, "kind": one.kind, "ahead": ahead, "went": went})
+            return ({"tried": one.kind} if place else {}) | {"to": to} | ({"batches": ahead} if ahead else {})
+        return None
 
     def _begin(self, row: Row, one: Try, memory: Mapping[str, Any]) -> int | None:
         """The step from which it is run again; None: there is no snapshot, or none that was not tried."""
@@ -124,14 +135,10 @@ class ReExecute(Action):
         stands = row.alarm.step == step and not row.alarm.is_taken
         if one.kind == OTHER_DATA and one.before == 0 and stands and to != step:  # detectors go back with a snapshot
             row.redo()
-            to = step
-        elif to is None or (one.kind != OTHER_DATA and to >= memory["went"].get(one.kind, step + 1)):
+            return step
+        if to is None or (one.kind != OTHER_DATA and to >= memory["went"].get(one.kind, step + 1)):
             return None
-        else:
-            row.go_back(to)
-        row.on_spare(one.kind == SPARE or memory["home"])
-        row.read_on(one.ahead)
-        return to
+        return row.go_back(to)
 
 
 def _seen(alarm: Alarm, names: Iterable[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, Seen
 from harness.guards.playbook import Playbook
+from harness.training.batches_ahead import odd_batches
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 from harness.training.provenance import Provenances
@@ -60,7 +61,7 @@ class Answers:
         if self.recovery:
             self.recovery.begin()
         if self._snapshots and self._quiet:
-            self._snapshots.take(tick, self._quiet.used)
+            self._snapshots.take(tick, self._quiet.used, self.recovery.awaited() if self.recovery else ())
 
     def judge(self, loss: Tensor, norm: Tensor | None, here: Tensor) -> Tensor:
         """Which of the rows of this pass, `here` [R], take the step; `norm` is None where nothing has to be judged."""
@@ -74,7 +75,8 @@ class Answers:
         seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), here, trains, self._detects, signals)
         answer = reduce(torch.maximum, [guard.judge(seen) for guard in pack.guards])
         if self._quiet:
-            self._quiet.used.copy_(torch.where(trains, answer == GO, self._quiet.used))
+            is_taken = (answer == GO) | (answer == GO_AND_ASK)
+            self._quiet.used.copy_(torch.where(trains, is_taken, self._quiet.used))
             for alarm, *_ in pack.alarms.values():
                 self._quiet.used.logical_and_(~alarm)
             pack.clock.hold((answer == ROLL_BACK) | (answer == ASK) | (answer == GO_AND_ASK))
@@ -127,6 +129,10 @@ class Answers:
         """The step of that snapshot."""
         found = self._snapshots.find(row, latest) if self._snapshots else None
         return None if found is None else found[0]
+
+    def odd_batches(self, row: int, step: int, most: int) -> int:
+        """How many batches from that of a step on are unlike those before; 0 also if more than `most` are."""
+        return odd_batches(self.pack, self.agenda, row, step, most)
 
     def go_on(self, row: int, step: int) -> None:
         """The row trains on from this step."""

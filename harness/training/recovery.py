@@ -34,6 +34,9 @@ class Door(Protocol):
     def newest(self, row: int, latest: int) -> int | None:
         """The step of that snapshot."""
 
+    def odd_batches(self, row: int, step: int, most: int) -> int:
+        """How many batches from that of a step on are unlike those before; 0 also if more than `most` are."""
+
     def go_on(self, row: int, step: int) -> None:
         """The row trains on from this step."""
 
@@ -76,6 +79,13 @@ class Recovery:
             for row in range(len(self._pack)):
                 self._expect(row)
             self.guard.is_new = False
+
+    def awaited(self) -> Iterator[int]:
+        """The rows that stand at a step that an action wanted to see again."""
+        for number, book in self.books.items():
+            row = None if book.waits is None else self._pack.place_of(number)
+            if row is not None and book.waits and self._pack.clock.steps[row] == book.waits["step"]:
+                yield row
 
     def same(self, trial: int, twin: int, step: int) -> bool:
         """Whether two trials would be answered alike after this step: in the midst of no incident, or of the same."""
@@ -270,6 +280,9 @@ class Patient:
     def redo(self) -> None:
         self._door.agenda.roll_back(self.number, self.alarm.step + 1)
         self.goes_on = self.alarm.step
+
+    def odd_batches(self, step: int, most: int) -> int:
+        return self._door.odd_batches(self.row, step, most)
 
     def read_on(self, batches: int) -> None:
         self._remedy.batches += batches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -41,13 +41,14 @@ class Snapshots:
         """Counts of acts of the rows, [R] each."""
         return {f"acts.{part}": counts[self._pack.index] for part, counts in self._pack.acts.state().items()}
 
-    def take(self, tick: Tick, quiet_R: Tensor) -> None:
-        """Keep the rows for which that is due, in the place of the oldest that each has.
+    def take(self, tick: Tick, quiet_R: Tensor, awaited: Iterable[int] = ()) -> None:
+        """Keep the rows for which that is due, and the `awaited` ones, in the place of the oldest that each has.
 
         No look at the device, but where they are kept in main memory.
         """
         pack, steps = self._pack, tick.steps
         due = [row for step, rows in tick.groups.items() if step % self._every == 0 for row in rows]
+        due += [row for row in awaited if row not in due and any(row in rows for rows in tick.groups.values())]
         if not due:
             return
         at = torch.tensor([steps] * len(pack) if isinstance(steps, int) else list(steps), device=pack.device)
