@@ -210,6 +210,8 @@ class Replayed:
 
     def visit(self, visit: Visit) -> list[Event]:
         events = self.inner.visit(visit)
+        if visit.is_look:
+            return events
         for event, recorded in zip(events, self.expected[self._seen :], strict=False):
             pairs = [(name, now, getattr(recorded, name)) for name, now in vars(event).items()]
             differing = [

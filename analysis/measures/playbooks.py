@@ -91,7 +91,8 @@ def playbooks(sweep: xr.Dataset, per_hour: float | None = None) -> pd.DataFrame:
     - `deviation`: median size of the final deviation of what is not lost, nat/token.
     - `steps_lost`: mean of the steps that an incident cost, trained in vain or skipped, where an answer was given, with
       its 95% bootstrap interval, and their median, `steps_lost_median`; `over_oracle`, the ratio of the mean to the
-      oracle's over the same incidents.
+      oracle's over the incidents that both have answered, and `over_oracle_in_all` that of the sums over all incidents,
+      of which one without an answer costs no step, to be read beside `kept`.
     - `answered`: incidents with an answer, `ended`: the share of these in which no alarm was open at the end.
     - `false_acts` in a thousand steps of golden runs, and `false_cost`, the steps lost in a thousand by them.
     - `cost`: of an answered incident's steps, in whatever `per_hour` is for an hour of one trial; left out without it.
@@ -130,7 +131,8 @@ def playbooks(sweep: xr.Dataset, per_hour: float | None = None) -> pd.DataFrame:
             "steps_lost_low": at_least,
             "steps_lost_high": at_most,
             "steps_lost_median": np.median(cost) if len(cost) else np.nan,
-            "over_oracle": _over(part, oracle),
+            "over_oracle": _over(part, oracle, in_all=False),
+            "over_oracle_in_all": _over(part, oracle, in_all=True),
             "false_acts": PER * clean["acts"].sum() / max(1, clean["steps"].sum()),
             "false_cost": PER * clean["steps_lost"].sum() / max(1, clean["steps"].sum()),
         }
@@ -140,11 +142,11 @@ def playbooks(sweep: xr.Dataset, per_hour: float | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _over(part: pd.DataFrame, oracle: pd.DataFrame | None) -> float:
-    """Mean steps lost over the oracle's, of the incidents that both have answered."""
+def _over(part: pd.DataFrame, oracle: pd.DataFrame | None, in_all: bool) -> float:
+    """Steps lost over the oracle's, of the incidents that both have answered, or `in_all`."""
     if oracle is None:
         return np.nan
-    both = ((part["acts"] > 0) & (oracle["acts"] > 0)).to_numpy()
+    both = ((part["acts"] > 0) & (oracle["acts"] > 0)).to_numpy() | in_all
     spent = oracle["steps_lost"].to_numpy()[both].sum()
     return float(part["steps_lost"].to_numpy()[both].sum() / spent) if spent else np.nan
 

@@ -18,8 +18,8 @@ MOST_GROWING = 10**6  # steps over which sequences or batches grow
 MOST_TOKENS = 10**11  # of synthetic text
 STEEPEST = 100.0  # exponent of Zipf's law; already at half of that no text has a second token
 
-# A batch is odd by its tokens alone (ours) if, of the batches before it, it is so many deviations (1.4826 MAD) above the
-# median, and so much: of the mean surprise, nat/token, or of the share of token pairs that stood in their sequence before.
+# A batch is odd by its tokens alone (ours) if it is so many deviations (1.4826 MAD) above the median of those before,
+# and so much: of the mean surprise, nat/token, or of the share of token pairs that stood in their sequence before.
 ODD_BATCH = 7.0
 RARER = 0.3
 MORE_REPEATED = 0.1

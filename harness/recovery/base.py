@@ -69,6 +69,9 @@ class Row(Protocol):
     def redo(self) -> None:
         """The step is taken once more, with weights and optimizer as they are before it."""
 
+    def sound(self, latest: int) -> int | None:
+        """The same, but of those whose weights are of the size of the ones before it."""
+
     def odd_batches(self, step: int, most: int) -> int:
         """How many batches from that of a step on are unlike those before, by their tokens alone.
 

@@ -80,8 +80,11 @@ class ReExecute(Action):
     def do(self, row: Row, options: Any) -> Detail | None:
         alarm = row.alarm
         before = max(options.back, int(alarm.is_late))
-        if row.stood or row.newest(alarm.step - before) is None:
+        newest, sound = row.newest(alarm.step - before), row.sound(alarm.step - before)
+        if row.stood or newest is None or sound is None:
             return None
+        if sound < newest:
+            before = alarm.step - sound
         half = {name: repr((score + alarm.usual[name]) / 2) for name, score in alarm.detectors.items()}
         odd = row.odd_batches(alarm.step - before, options.batches)
         memory = {"before": before, "late": alarm.is_late, "odd": odd, "half": half, "went": {}}

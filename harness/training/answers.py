@@ -130,6 +130,10 @@ class Answers:
         found = self._snapshots.find(row, latest) if self._snapshots else None
         return None if found is None else found[0]
 
+    def sound(self, row: int, latest: int) -> int | None:
+        """The step of the newest one whose weights are of the size of those before."""
+        return self._snapshots.sound(row, latest) if self._snapshots else None
+
     def odd_batches(self, row: int, step: int, most: int) -> int:
         """How many batches from that of a step on are unlike those before; 0 also if more than `most` are."""
         return odd_batches(self.pack, self.agenda, row, step, most)

@@ -33,7 +33,7 @@ def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> i
         memory = deepcopy(dict(injector.memory))
         for position, batch in enumerate(batches, first):
             if agenda.is_due(trial, Site.BATCH, position):
-                injector.visit(Visit(Site.BATCH, position, {"batch": batch}))
+                injector.visit(Visit(Site.BATCH, position, {"batch": batch}, is_look=True))
         injector.recall(memory)
     scores = Scores(pack.corpus.counts, pack.planned[trial].model.context, pack.device)
     odd = are_odd(scores, batches, planned - first)
@@ -45,7 +45,7 @@ def _handed_out(pack: Pack, row: int, position: int) -> Tensor:
 
 
 def are_odd(scores: Scores, batches: Sequence[Tensor], before: int) -> list[bool]:
-    """Of each batch of token ids [B, T + 1] after the first `before`, whether it is far rarer or repeats itself more."""
+    """Of each batch of token ids [B, T + 1] after the first `before`, whether it is far rarer, or repeats more."""
     found = np.zeros(len(batches) - before, bool)
     if before >= LEAST:
         for score, least in ((scores.rarity, RARER), (scores.repetition, MORE_REPEATED)):

@@ -34,6 +34,9 @@ class Door(Protocol):
     def newest(self, row: int, latest: int) -> int | None:
         """The step of that snapshot."""
 
+    def sound(self, row: int, latest: int) -> int | None:
+        """The step of the newest one whose weights are of the size of those before."""
+
     def odd_batches(self, row: int, step: int, most: int) -> int:
         """How many batches from that of a step on are unlike those before; 0 also if more than `most` are."""
 
@@ -280,6 +283,9 @@ class Patient:
     def redo(self) -> None:
         self._door.agenda.roll_back(self.number, self.alarm.step + 1)
         self.goes_on = self.alarm.step
+
+    def sound(self, latest: int) -> int | None:
+        return self._door.sound(self.row, latest)
 
     def odd_batches(self, step: int, most: int) -> int:
         return self._door.odd_batches(self.row, step, most)

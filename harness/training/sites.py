@@ -20,12 +20,16 @@ AT_TAPS = (Site.ACTIVATION, Site.ACTIVATION_GRADIENT)
 
 @dataclass(frozen=True)
 class Visit:
-    """One trial at one site of one step: `tensors` may be changed in place. `rank` is 0 where there are no ranks."""
+    """One trial at one site of one step: `tensors` may be changed in place. `rank` is 0 where there are no ranks.
+
+    With `is_look` nothing trains on them, and the injector's memory is what it was before, afterwards.
+    """
 
     site: Site
     step: int
     tensors: Mapping[str, Tensor]
     rank: int = 0
+    is_look: bool = False
 
 
 @dataclass(frozen=True)

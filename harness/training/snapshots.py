@@ -12,6 +12,7 @@ from harness.training.clock import Tick
 from harness.training.pack import Pack
 
 NONE = -1  # in the place of a step: nothing is kept there
+GROWN = 10.0  # largest weight over that of the snapshot before
 MAY_LOOK = ("cpu",)  # devices for which the host need not wait
 
 
@@ -93,6 +94,21 @@ class Snapshots:
         """Step and place of the newest of a row's snapshots of a step up to `latest`; the host waits for the device."""
         steps = enumerate(self._steps.used[row].tolist())
         return max(((step, slot) for slot, step in steps if step != NONE and step <= latest), default=None)
+
+    def sound(self, row: int, latest: int) -> int | None:
+        """The step of the newest of those whose weights are not `GROWN` times as large as those of the one before it.
+
+        Such are finite, and yet no update leaves them.
+        """
+        slots = sorted(
+            ((step, slot) for slot, step in enumerate(self._steps.used[row].tolist()) if NONE < step <= latest),
+            reverse=True,
+        )
+        largest = [float(dict(self._kept)["weights"][row, slot].abs().amax()) for _, slot in slots]
+        for place, now, before in zip(range(len(slots)), largest, largest[1:], strict=False):
+            if now <= GROWN * before:
+                return slots[place][0]
+        return slots[-1][0] if slots else None
 
     def put_back(self, row: int, latest: int) -> int | None:
         """The row is as it was in the newest of its snapshots of a step up to `latest`, which is returned.

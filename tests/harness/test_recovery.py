@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.config import Trial
+from harness.config import Data, Trial
 from harness.config.ladder import canonical
 from harness.detectors.table import DETECTORS
 from harness.guards.detection import Detection
@@ -20,9 +20,11 @@ from harness.guards.finite import Finite
 from harness.guards.playbook import Playbook
 from harness.recovery.table import ACTIONS
 from harness.training import batches_ahead, snapshots
+from harness.training.batches_ahead import odd_batches
 from harness.training.loop import train
 from harness.training.signals import Recorder
-from harness.training.sites import Agenda, Event, Site
+from harness.training.sites import Agenda, Event, Site, Visit
+from injectors.batch import BatchFault, DuplicatedBatch, RandomTokens, RareTokens, Repetition
 from injectors.value import Value
 from tests.harness.engine import (
     Run,
@@ -297,6 +299,65 @@ def test_a_batch_that_is_bad_is_bad_again_and_is_left_out(
     assert acts == ([None, None] if looks else [None, "spare", "other data", None])
     assert found.result.strikes[1] == (1 if looks else 3)  # at first, again, and on another device
     assert not np.array_equal(found.signals["loss"][0], found.signals["loss"][1])
+
+
+@pytest.mark.parametrize("duration", [1, 5])
+def test_batches_that_are_odd_are_left_out_at_once(duration: int) -> None:
+    memory, text, start = {"every": 1, "kept": 4}, Data(source="stdlib"), 60
+    fields = {"batch": 8, "context": 32, "steps": 70, "data": text}
+    golden = trained(rung("re_execute"), detect="combined", snapshot=memory, **fields)
+    found = run([golden, struck(golden, RareTokens(start=start, duration=duration))])
+    first, last = found.result.incidents[1][0]["acts"]
+    assert first["step"] == last["step"] == start and verdicts(found, 1)[0] == "data"
+    assert first["detail"] == {"odd": duration, "batches": duration} and last["detail"]["batches"] == duration
+    assert found.result.incidents[1][0]["steps_lost"] == 1 == found.result.strikes[1]
+
+
+@pytest.mark.parametrize("fault", [RandomTokens, RareTokens, Repetition])
+@pytest.mark.parametrize(("duration", "odd"), [(1, [0, 1, 0]), (5, [0, 5, 1]), (9, [0, 0, 5])])
+def test_a_batch_is_odd_by_its_tokens_alone(fault: type[BatchFault], duration: int, odd: list[int]) -> None:
+    """Looked at from the step before, at the first, and at the fifth; at most eight. A look is none of its strikes."""
+    golden = trial(seed=1, batch=8, context=32, **(OWN | {"steps": 60}), data=Data(source="stdlib"))
+    faulty = struck(golden, fault(start=40, duration=duration))
+    pack, agenda = pack_of([golden, faulty]), Agenda([None, injector_of(faulty)])
+    assert [odd_batches(pack, agenda, 1, step, 8) for step in (39, 40, 44)] == odd
+    assert [odd_batches(pack, agenda, 0, step, 8) for step in range(60)] == [0] * 60
+    assert agenda.strikes == [0, 0] and odd_batches(pack, agenda, 1, 3, 8) == 0
+
+
+def test_a_look_at_batches_leaves_a_fault_its_memory() -> None:
+    golden = trial(seed=1, **OWN)
+    faulty = struck(golden, DuplicatedBatch(start=START, duration=1))
+    injector = injector_of(faulty)
+    pack, agenda = pack_of([golden, faulty]), Agenda([None, injector])
+    found = []
+    for step in range(START + 1):
+        batch = pack.batch(step)
+        for number in agenda.due(Site.BATCH, step):
+            agenda.visit(number, Visit(Site.BATCH, step, {"batch": batch[1]}))
+        odd_batches(pack, agenda, 1, step, 8)
+        found.append(batch[1].clone())
+    assert agenda.changes == [0, 1] and torch.equal(found[-1], found[START - faulty.fault.late])
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_state_that_has_grown_beyond_measure_is_not_gone_back_to(every: int) -> None:
+    """Weights that an update has left far too large are finite, and were kept."""
+    golden = trained(rung("re_execute"), snapshot={"every": every, "kept": 4})
+    found = run([golden, struck(golden, nan(site="update", value=3e38))], forks=True)
+    (incident,) = found.result.incidents[1]
+    assert verdicts(found, 1) == ["transient"] and same_bits(left(found, 0), left(found, 1)) == []
+    assert incident["step"] == START + 1 and incident["acts"][0]["to"] == START == START + 2 - incident["steps_lost"]
+
+
+def test_a_state_that_is_awaited_is_kept() -> None:
+    """Snapshots are rare: the step that is run again is kept, so that the next try begins there; and what is quiet."""
+    golden = trained(rung("re_execute"), snapshot={"every": 5, "kept": 3})
+    found = run([golden, struck(golden, nan(START + 3, duration=None))], forks=True)
+    acts = found.result.incidents[1][0]["acts"]
+    assert [act["to"] for act in acts] == [10, START + 3, None] and verdicts(found, 1) == ["persistent"]
+    assert found.result.incidents[1][0]["steps_lost"] == 3 + 1
+    assert same_bits(left(found, 0), left(found, 1)) == []
 
 
 def test_what_is_right_goes_to_the_next_rung() -> None:
