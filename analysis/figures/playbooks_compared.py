@@ -11,7 +11,7 @@ from harness.basics.printing import count
 from harness.config import NO_FAULT
 
 KEPT, COST, SPREAD = "#4da88f", "#dd7442", "0.35"
-LEAST = 1e-4  # standard deviations, below which a deviation is drawn there
+LEAST, MOST = 1e-4, 1e6  # standard deviations, as drawn
 
 
 @drawn_from(Needs.INCIDENTS, place=4)
@@ -41,7 +41,7 @@ def playbooks_compared(results: Results) -> Drawing:
         for line, name in enumerate(table["playbook"]):
             here = rows[rows["playbook"] == name]
             size = (here["deviation"].abs() / here["spread"]).to_numpy()
-            size = np.clip(size[np.isfinite(size)], LEAST, None)
+            size = np.clip(size[np.isfinite(size)], LEAST, MOST)
             spots = line + generator.uniform(-0.25, 0.25, len(size))
             panels[1].plot(size, spots, ".", color=SPREAD, alpha=0.4, markersize=4)
         panels[1].axvline(LIMIT, color=COST, linestyle=":")
@@ -57,7 +57,7 @@ def playbooks_compared(results: Results) -> Drawing:
     caption = (
         f"{count(int(table['incidents'].iloc[0]), 'incident')} under each playbook. Kept: finite, and no more than "
         f"{LIMIT:g} standard deviations of seeds worse than the golden run (dotted); 95% Wilson intervals. Points: "
-        f"every incident that stayed finite, those without any deviation at {LEAST:g}. Steps lost: trained in vain or "
+        f"every incident that stayed finite, those without any deviation at {LEAST:g}, those beyond {MOST:g} there. Steps lost: trained in vain or "
         f"skipped, mean and 95% bootstrap interval; {ORACLE} knows the fault."
     )
     return Drawing(figure, caption)

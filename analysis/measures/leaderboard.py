@@ -21,8 +21,8 @@ from analysis.measures.statistics import bootstrap, wilson_interval
 
 QUIET = 5  # steps without an alarm that end an episode
 PACK = 8  # rows that share a step, in which the cost is measured
-THRESHOLDS = ("sigma", "limit", "ratio", "growth", "rise", "factor", "alpha")
-RATIOS = ("ratio", "growth")
+THRESHOLDS = ("sigma", "limit", "ratio", "growth", "fall", "rise", "factor", "alpha")
+RATIOS = ("ratio", "growth", "fall")
 NO_THRESHOLD = 1e30  # a limit that a run has to name
 FACTORS = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 
