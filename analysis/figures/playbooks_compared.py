@@ -57,7 +57,8 @@ def playbooks_compared(results: Results) -> Drawing:
     caption = (
         f"{count(int(table['incidents'].iloc[0]), 'incident')} under each playbook. Kept: finite, and no more than "
         f"{LIMIT:g} standard deviations of seeds worse than the golden run (dotted); 95% Wilson intervals. Points: "
-        f"every incident that stayed finite, those without any deviation at {LEAST:g}, those beyond {MOST:g} there. Steps lost: trained in vain or "
+        f"every incident that stayed finite, those without any deviation at {LEAST:g}, those beyond {MOST:g} there. "
+        "Steps lost: trained in vain or "
         f"skipped, mean and 95% bootstrap interval; {ORACLE} knows the fault."
     )
     return Drawing(figure, caption)

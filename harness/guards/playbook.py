@@ -42,6 +42,7 @@ class Playbook(Guard):
         self.names = () if watching == "none" else tuple(watching.split("+"))
         self.every = snapshot.every if any(map(goes_back, trials)) else None
         self.kept, self.on_host = snapshot.kept, snapshot.on == "host"
+        self.awaits = snapshot.every > 1 and any(map(waits, trials))
         rows, detectors = len(trials), len(self.names)
         self._now = torch.full((rows, detectors), UNANSWERED, device=self.device)
         self._first = self._now.clone()
@@ -117,6 +118,11 @@ def actions_of(trial: Trial) -> list[str]:
 def goes_back(trial: Trial) -> bool:
     """Whether snapshots are taken of it."""
     return any(ACTIONS[name].needs_snapshots(trial) for name in actions_of(trial) if name in ACTIONS)
+
+
+def waits(trial: Trial) -> bool:
+    """Whether steps that are awaited are kept beside its snapshots."""
+    return any(ACTIONS[name].waits for name in actions_of(trial) if name in ACTIONS)
 
 
 def has_oracle(trial: Trial) -> bool:

@@ -81,6 +81,10 @@ class Row(Protocol):
     def read_on(self, batches: int) -> None:
         """From here on it reads the batches that come so many later than the planned ones."""
 
+    @property
+    def reads_since(self) -> int:
+        """The step from which on it has read the batches that it would read now."""
+
     def scale_rate(self, factor: float, steps: int | None) -> None:
         """Its rate is multiplied by a factor for so many steps from here on; None: for good."""
 
@@ -120,6 +124,7 @@ class Action:
 
     takes: ClassVar[bool] = False  # whether the step of the alarm is taken before
     goes_back: ClassVar[bool] = False  # whether the trial goes on from an earlier step
+    waits: ClassVar[bool] = False  # whether steps that it wants to see again are kept beside the snapshots
     changes_course: ClassVar[bool] = False  # whether the trial is another from there on than it was to be
     source: ClassVar[str] = ""  # whose answer it is
 

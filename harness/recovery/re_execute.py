@@ -70,7 +70,7 @@ class ReExecute(Action):
     with other batches.
     """
 
-    goes_back = True
+    goes_back = waits = True
     source = "Megatron-LM, core/rerun_state_machine.py, which looks at the current step alone"
 
     @classmethod
@@ -79,7 +79,7 @@ class ReExecute(Action):
 
     def do(self, row: Row, options: Any) -> Detail | None:
         alarm = row.alarm
-        before = max(options.back, int(alarm.is_late))
+        before = max(options.back, int(alarm.is_late and row.newest(alarm.step - 1) is not None))
         newest, sound = row.newest(alarm.step - before), row.sound(alarm.step - before)
         if row.stood or newest is None or sound is None:
             return None
@@ -99,21 +99,26 @@ class ReExecute(Action):
             if not is_alarm and _is_calm(alarm, memory):
                 return {"verdict": DATA, "batches": memory["ahead"]}
             if not is_alarm:
-                memory = {"quiet": memory["ahead"], **memory}
+                memory = {"quiet": memory["ahead"], "quiet_to": memory["to"], **memory}
             row.read_on(-memory["ahead"])
         elif _seen(alarm, seen["scores"]) != seen:
             verdict = PERSISTENT if kind == SPARE else TRANSIENT
             if verdict == PERSISTENT or row.used + 1 >= options.patience:
                 row.on_spare(True)
+            went = memory["went"]
+            if verdict == PERSISTENT and went[AGAIN] < went[SPARE]:  # what led here was trained on the device at fault
+                return {"verdict": verdict, "to": row.go_back(went[AGAIN]), "spare": True}
             return {"verdict": verdict, STANDS: is_alarm, "spare": row.is_spared}
         row.on_spare(memory["home"])
         if (began := self._begin_next(row, options, memory, memory["tried"] + 1)) is not None:
             return began
         if "quiet" not in memory:
             return {"verdict": CORRECT, STANDS: True}
-        row.read_on(memory["quiet"])
-        if not alarm.is_taken:
+        if row.newest(memory["quiet_to"]) == memory["quiet_to"]:
+            row.go_back(memory["quiet_to"])
+        elif not alarm.is_taken:
             row.redo()
+        row.read_on(memory["quiet"])
         return {"verdict": DATA, "batches": memory["quiet"]}
 
     def _begin_next(self, row: Row, options: Any, memory: Mapping[str, Any], first: int) -> Detail | None:
@@ -127,7 +132,8 @@ class ReExecute(Action):
             row.on_spare(one.kind == SPARE or memory["home"])
             row.read_on(ahead)
             went = memory["went"] if one.kind == OTHER_DATA else {**memory["went"], one.kind: to}
-            row.wait(memory["seen"]["step"], {**memory, "tried": place, "kind": one.kind, "ahead": ahead, "went": went})
+            now = {"tried": place, "kind": one.kind, "ahead": ahead, "went": went, "to": to}
+            row.wait(memory["seen"]["step"], {**memory, **now})
             return ({"tried": one.kind} if place else {}) | {"to": to} | ({"batches": ahead} if ahead else {})
         return None
 
@@ -139,8 +145,9 @@ class ReExecute(Action):
         if one.kind == OTHER_DATA and one.before == 0 and stands and to != step:  # detectors go back with a snapshot
             row.redo()
             return step
-        if to is None or (one.kind != OTHER_DATA and to >= memory["went"].get(one.kind, step + 1)):
-            return None
+        is_known = one.kind != OTHER_DATA and to is not None and to >= memory["went"].get(one.kind, step + 1)
+        if to is None or is_known or (one.kind != OTHER_DATA and to < row.reads_since):
+            return None  # what was read before its batches were others is not what it would read now
         return row.go_back(to)
 
 

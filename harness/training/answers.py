@@ -12,6 +12,7 @@ from torch import Tensor
 
 from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, Seen
 from harness.guards.playbook import Playbook
+from harness.training import snapshots
 from harness.training.batches_ahead import odd_batches
 from harness.training.clock import Tick
 from harness.training.pack import Pack
@@ -45,7 +46,8 @@ class Answers:
         if goes_back:
             self._back, self._most = max(guard.back for guard in goes_back), max(guard.most for guard in goes_back)
             every, kept = min(guard.every for guard in goes_back if guard.every), max(guard.kept for guard in goes_back)
-            self._snapshots = Snapshots(pack, every, kept, any(guard.on_host for guard in goes_back))
+            awaits = any(playbook.awaits for playbook in playbooks)
+            self._snapshots = Snapshots(pack, every, kept, any(guard.on_host for guard in goes_back), awaits)
         self.recovery = Recovery(self, playbooks[0]) if playbooks else None
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
@@ -89,7 +91,7 @@ class Answers:
         On a CPU at every step; answers also before a checkpoint (`saves`), which has none that is waited for.
         """
         pack = self.pack
-        looks = is_due or pack.device.type == "cpu"
+        looks = is_due or pack.device.type in snapshots.MAY_LOOK
         if looks:
             pack.find_masked(tick, self.agenda.last, loss, self._stand_alike)
         has_news = self.recovery is not None and self.recovery.has_news

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 import numpy as np
-from torch import Tensor
 
 from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
 from harness.data.screening import Scores
@@ -25,32 +24,36 @@ def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> i
     trial = pack.rows[row]
     planned = step + pack.remedies.batches(trial)
     first = max(0, planned - BEFORE)
-    batches = [_handed_out(pack, row, position) for position in range(first, planned + most + 1)]
-    if batches[0].is_floating_point() or batches[0].dim() != 2:
+    if not most or planned - first < LEAST:
         return 0
-    if agenda.is_of_data(trial) and pack.remedies.strikes(trial, is_of_data=True):
-        injector = agenda.armed[trial]
-        memory = deepcopy(dict(injector.memory))
-        for position, batch in enumerate(batches, first):
-            if agenda.is_due(trial, Site.BATCH, position):
-                injector.visit(Visit(Site.BATCH, position, {"batch": batch}, is_look=True))
-        injector.recall(memory)
     scores = Scores(pack.corpus.counts, pack.planned[trial].model.context, pack.device)
-    odd = are_odd(scores, batches, planned - first)
-    return odd.index(False) if False in odd else 0
+    injector = agenda.armed[trial] if agenda.is_of_data(trial) else None
+    memory = deepcopy(dict(injector.memory)) if injector else {}
+    usual: list[tuple[float, float]] = []
+    try:
+        for position in range(first, planned + most + 1):
+            batch = pack.objective.batch(position)[row].clone()
+            if batch.is_floating_point() or batch.dim() != 2:
+                break
+            strikes = pack.remedies.strikes(trial, is_of_data=True) and agenda.is_due(trial, Site.BATCH, position)
+            if injector and strikes:
+                injector.visit(Visit(Site.BATCH, position, {"batch": batch}, is_look=True))
+            values = float(scores.rarity(batch).mean()), float(scores.repetition(batch).mean())
+            if position < planned:
+                usual.append(values)
+            elif not is_odd(values, usual):
+                return position - planned
+    finally:
+        if injector:
+            injector.recall(memory)
+    return 0
 
 
-def _handed_out(pack: Pack, row: int, position: int) -> Tensor:
-    return pack.objective.batch(position)[row].clone()
-
-
-def are_odd(scores: Scores, batches: Sequence[Tensor], before: int) -> list[bool]:
-    """Of each batch of token ids [B, T + 1] after the first `before`, whether it is far rarer, or repeats more."""
-    found = np.zeros(len(batches) - before, bool)
-    if before >= LEAST:
-        for score, least in ((scores.rarity, RARER), (scores.repetition, MORE_REPEATED)):
-            values = np.array([float(score(batch).mean()) for batch in batches])
-            usual = np.median(values[:before])
-            spread = MAD_TO_STD * np.median(np.abs(values[:before] - usual))
-            found |= values[before:] - usual > np.maximum(ODD_BATCH * spread, least)
-    return found.tolist()
+def is_odd(values: tuple[float, float], usual: Sequence[tuple[float, float]]) -> bool:
+    """Whether a batch is far rarer, or repeats itself more, than others: mean surprise and share of repeated pairs."""
+    for now, before, least in zip(values, np.transpose(usual), (RARER, MORE_REPEATED), strict=True):
+        middle = np.median(before)
+        spread = MAD_TO_STD * np.median(np.abs(before - middle))
+        if now - middle > max(ODD_BATCH * spread, least):
+            return True
+    return False

@@ -291,7 +291,11 @@ class Patient:
         return self._door.odd_batches(self.row, step, most)
 
     def read_on(self, batches: int) -> None:
-        self._remedy.batches += batches
+        self._remedy.read_on(self.goes_on, batches)
+
+    @property
+    def reads_since(self) -> int:
+        return max((step for step, _ in self._remedy.reads), default=0)
 
     def scale_rate(self, factor: float, steps: int | None) -> None:
         first = self.goes_on

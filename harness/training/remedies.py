@@ -20,14 +20,30 @@ from harness.recovery.change_recipe import amended
 
 @dataclass
 class Remedy:
-    """Of one trial. `rates` are factors, from a step on, up to another one or for good."""
+    """Of one trial. `rates` are factors, from a step on, up to another one or for good.
 
-    batches: int = 0  # that it reads ahead of the planned ones
+    `reads` are the batches that it reads ahead, each with the step at which that was begun; it reads ahead by their sum
+    at every step, also where it goes back to before.
+    """
+
+    reads: list[tuple[int, int]] = field(default_factory=list)
     rates: list[tuple[float, int, int | None]] = field(default_factory=list)
     embedding: float = 1.0
     changes: dict[str, Any] = field(default_factory=dict)
     is_spared: bool = False  # of faults of a device
     is_disarmed: bool = False  # of any fault
+
+    def read_on(self, step: int, batches: int) -> None:
+        """From this step on so many batches more; what takes back the last such order undoes it."""
+        if self.reads and self.reads[-1][1] == -batches:
+            self.reads.pop()
+        elif batches:
+            self.reads.append((step, batches))
+
+    @property
+    def batches(self) -> int:
+        """How many batches it reads ahead of the planned ones."""
+        return sum(batches for _, batches in self.reads)
 
 
 class Remedies:
@@ -106,3 +122,4 @@ class Remedies:
         self._of = {trial: Remedy(**values) for trial, values in state}
         for remedy in self._of.values():
             remedy.rates = [(by, first, end) for by, first, end in remedy.rates]
+            remedy.reads = [(step, batches) for step, batches in remedy.reads]

@@ -13,7 +13,7 @@ from harness.training.pack import Pack
 
 NONE = -1  # in the place of a step: nothing is kept there
 GROWN = 10.0  # largest weight over that of the snapshot before
-MAY_LOOK = ("cpu",)  # devices for which the host need not wait
+MAY_LOOK = ("cpu",)  # devices for which the host need not wait: on others it looks once a block of signals
 
 
 class Snapshots:
@@ -24,9 +24,11 @@ class Snapshots:
     has, and what a row has kept of steps to before which it goes back is forgotten.
     """
 
-    def __init__(self, pack: Pack, every: int, kept: int, on_host: bool = False):
+    def __init__(self, pack: Pack, every: int, kept: int, on_host: bool = False, awaits: bool = False):
+        """With `awaits` there is room for one more, of a step between two that are due."""
         self._pack, self._every, self._on_host = pack, every, on_host
-        rows = len(pack)
+        rows, self._regular = len(pack), kept
+        kept += awaits
         self._kept = State(pack.rows_state.capacity)  # [R, kept, ...] by name
         for name, now in [*pack.rows_state, *self._acts().items()]:
             room = torch.zeros((rows, kept, *now.shape[1:]), dtype=now.dtype, device=self._device(now))
@@ -43,20 +45,25 @@ class Snapshots:
         return {f"acts.{part}": counts[self._pack.index] for part, counts in self._pack.acts.state().items()}
 
     def take(self, tick: Tick, quiet_R: Tensor, awaited: Iterable[int] = ()) -> None:
-        """Keep the rows for which that is due, and the `awaited` ones, in the place of the oldest that each has.
+        """Keep the rows for which that is due, in the place of the oldest that each has, and the `awaited` ones.
 
         No look at the device, but where they are kept in main memory.
         """
         pack, steps = self._pack, tick.steps
         due = [row for step, rows in tick.groups.items() if step % self._every == 0 for row in rows]
-        due += [row for row in awaited if row not in due and any(row in rows for rows in tick.groups.values())]
+        more = [row for row in awaited if row not in due and any(row in rows for rows in tick.groups.values())]
+        due += more
         if not due:
             return
         at = torch.tensor([steps] * len(pack) if isinstance(steps, int) else list(steps), device=pack.device)
         is_due = torch.zeros(len(pack), dtype=torch.bool)
         is_due[due] = True
-        newest, place = self._steps.used.max(1).values, self._steps.used.argmin(1)
+        newest, place = self._steps.used.max(1).values, self._steps.used[:, : self._regular].argmin(1)
+        if more:
+            place[more] = self._regular
         takes = is_due.to(pack.device) & quiet_R & pack.active & self._is_finite() & (at > newest)
+        if (free := pack.clock.free()) is not None:  # one that is held stands where it was, whatever its clock says
+            takes = takes & free
         kept_steps, places = self._steps.used, place[:, None]
         kept_steps.scatter_(1, places, torch.where(takes[:, None], at[:, None], kept_steps.gather(1, places)))
         now = dict(pack.rows_state) | self._acts()

@@ -14,7 +14,7 @@ import torch
 
 from harness.basics.memory import in_units
 from harness.config import NO_FAULT, Model, Problems, Trial
-from harness.guards.playbook import goes_back
+from harness.guards.playbook import goes_back, waits
 from harness.model.branches import Branches, branches_of
 from harness.model.layers import kept_by_norms
 from harness.model.outline import placement_norms
@@ -259,7 +259,8 @@ def snapshot_bytes(trial: Trial, device: str) -> int:
     """Memory of one trial's snapshots, of weights and two moments each, where the pack's is."""
     snapshot = trial.section("playbook.snapshot")
     is_here = device == "cpu" or snapshot.on == "device"
-    return 3 * snapshot.kept * weight_bytes(trial) if is_here and goes_back(trial) else 0
+    kept = snapshot.kept + (snapshot.every > 1 and waits(trial))
+    return 3 * kept * weight_bytes(trial) if is_here and goes_back(trial) else 0
 
 
 def weight_bytes(trial: Trial) -> int:

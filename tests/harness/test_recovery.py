@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -227,12 +227,17 @@ def changed(before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor])
 @pytest.mark.parametrize("action", ["roll_back", "re_execute", "undo"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("site", ["reduced_gradient", "gradient", "weight", "moment_2", "activation"])
-def test_with_the_same_data_a_transient_fault_leaves_nothing(action: str, ranks: int, site: str) -> None:
-    """The whole trial is its golden twin, bit for bit, its detectors' memory included."""
+@pytest.mark.parametrize("may_look", [("cpu",), ()])
+def test_with_the_same_data_a_transient_fault_leaves_nothing(
+    action: str, ranks: int, site: str, may_look: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole trial is its golden twin, bit for bit, its detectors' memory included; also where the host looks once
+    a block, as on a GPU."""
+    monkeypatch.setattr(snapshots, "MAY_LOOK", may_look)
     where = {"tensor": "blocks.0.residual"} if site == "activation" else {}
     detector = "oracle" if action == "undo" else "any"
     golden = trained(rung(action, detector), detect="finite+skip_step", ranks=ranks)
-    found = run([golden, struck(golden, nan(site=site, **where))], forks=True)
+    found = run([golden, struck(golden, nan(site=site, **where))], forks=True, block=5)
     assert same_bits(left(found, 0), left(found, 1)) == [] and found.result.digest[0] == found.result.digest[1]
     assert found.result.strikes == [0, 1] and found.pack.rows_state.equal(0, 1)
     (incident,) = found.result.incidents[1]
@@ -355,9 +360,102 @@ def test_a_state_that_is_awaited_is_kept() -> None:
     golden = trained(rung("re_execute"), snapshot={"every": 5, "kept": 3})
     found = run([golden, struck(golden, nan(START + 3, duration=None))], forks=True)
     acts = found.result.incidents[1][0]["acts"]
-    assert [act["to"] for act in acts] == [10, START + 3, None] and verdicts(found, 1) == ["persistent"]
-    assert found.result.incidents[1][0]["steps_lost"] == 3 + 1
+    assert [act["to"] for act in acts] == [10, START + 3, 10] and verdicts(found, 1) == ["persistent"]
+    assert found.result.incidents[1][0]["steps_lost"] == 3 + 1 + 3
     assert same_bits(left(found, 0), left(found, 1)) == []
+
+
+class Gradient:
+    """It is wrong at some steps, and NaN from one of them on."""
+
+    taps, memory = (), {}
+
+    def __init__(self, permanent: bool, steps: Iterable[int], nan_from: int = 0):
+        self.permanent, self.nan_from = permanent, nan_from
+        self.calls = [(Site.REDUCED_GRADIENT, step) for step in steps]
+
+    def recall(self, memory: Mapping[str, Any]) -> None: ...
+
+    def visit(self, visit: Any) -> list[Any]:
+        visit.tensors["head"].mul_(-3.0 if visit.step < self.nan_from else float("nan"))
+        return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
+
+
+def test_nothing_is_left_of_what_a_bad_device_has_trained_since_the_snapshot() -> None:
+    golden = trained(rung("re_execute", limit=5), snapshot={"every": 5, "kept": 4})
+    found = run([golden, golden], {0: None, 1: Gradient(True, range(11, STEPS), nan_from=13)})
+    assert verdicts(found, 1) == ["persistent"] and same_bits(left(found, 0), left(found, 1)) == []
+
+
+def breaking(is_broken: Callable[[Any, int], bool]) -> Callable[[Any], None]:
+    """For `run(prepare=...)`: gradients of the rows that are broken are NaN, whatever is tried."""
+
+    def prepare(pack: Any) -> None:
+        unscale = pack.unscale
+
+        def noted() -> None:
+            unscale()
+            for row in range(len(pack)):
+                if is_broken(pack, row):
+                    pack.gradients[row].fill_(float("nan"))
+
+        pack.unscale = noted
+
+    return prepare
+
+
+def test_steps_before_others_batches_were_read_are_not_run_again_with_these(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would read what was left out, and differ."""
+    monkeypatch.setattr(batches_ahead, "RARER", np.inf)
+    monkeypatch.setattr(batches_ahead, "MORE_REPEATED", np.inf)
+    memory, ratio = {"every": 1, "kept": 8}, {"detect.loss_ratio": {"ratio": 1.1}}
+    golden = trained(rung("re_execute"), detect="finite+loss_ratio", batch=16, snapshot=memory, **ratio)
+    late = breaking(lambda pack, row: pack.rows[row] == 1 and pack.clock.steps[row] >= 17)
+    found = run([golden, golden], {0: None, 1: Poison(15)}, prepare=late)
+    assert verdicts(found, 1) == ["data", "correct"]
+    assert min(act["to"] for act in found.result.incidents[1][-1]["acts"] if act["to"] is not None) == 15
+
+
+class Sleeper:
+    """A weight is wrong from step 9 on, and its gradient NaN from 13 on."""
+
+    permanent, taps, memory, calls = False, (), {}, [(Site.WEIGHT, 9)]
+
+    def recall(self, memory: Mapping[str, Any]) -> None: ...
+
+    def visit(self, visit: Any) -> list[Any]:
+        visit.tensors["head"].view(-1)[0] = 7.0
+        return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
+
+
+def test_a_step_that_is_awaited_costs_no_history() -> None:
+    """The oldest snapshot is still there, to which the next rung wants to go back."""
+    prepare = breaking(lambda pack, row: pack.weights[row].abs().max() > 5 and pack.clock.steps[row] >= 13)
+    options = {"playbook.re_execute": {"deepest": 0, "batches": 0}, "playbook.roll_back": {"back": 5}}
+    memory = {"every": 5, "kept": 2}
+    golden = trained(rung("re_execute"), rung("roll_back"), snapshot=memory, **options)
+    found = run([golden, golden], {0: None, 1: Sleeper()}, prepare=prepare)
+    assert verdicts(found, 1) == ["correct"] and same_bits(left(found, 0), left(found, 1)) == []
+    deeper = trained(rung("re_execute"), snapshot=memory)
+    found = run([deeper, deeper], {0: None, 1: Sleeper()}, prepare=prepare)
+    assert verdicts(found, 1) == ["transient"] and same_bits(left(found, 0), left(found, 1)) == []
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_two_faults_in_a_block_are_both_undone(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host looks once a block: a row that waits for it is kept under no step but its own."""
+    monkeypatch.setattr(snapshots, "MAY_LOOK", ())
+    golden = trained(rung("re_execute", limit=5), snapshot={"every": every, "kept": 8}, steps=48)
+    found = run([golden, golden], {0: None, 1: Gradient(False, (9, 13))}, block=16)
+    assert verdicts(found, 1) == ["transient"] * 2
+    assert same_bits(left(found, 0), left(found, 1)) == []
+
+
+def test_without_a_snapshot_of_the_step_before_the_step_itself_is_run_again() -> None:
+    options = {"detect.update_norm": {"window": 6}}
+    golden = trained(rung("re_execute"), detect="finite+combined", snapshot={"every": 1, "kept": 1}, **options)
+    found = run([golden, struck(golden, nan(site="update", value=3e38))])
+    assert found.result.incidents[1][0]["acts"][0]["to"] == START + 1
 
 
 def test_what_is_right_goes_to_the_next_rung() -> None:
