@@ -254,7 +254,8 @@ def _incident(
     end = min(run.steps, first + AFTER)
     after = loss[max(first, end - BEFORE) : end]
     peak, place = _peak(loss[here])
-    peak = max([peak, *_logged(act.loss for act in acts)])
+    seen = [(loss, act.step) for act in acts for loss in _logged([act.loss])]
+    peak, peak_step = max([(peak, first + place), *seen], key=lambda one: one[0])
     shown = (one for one in told if one.begin <= last and one.end >= first)
     symptoms = tuple(one for one in shown if one.symptom != "plateau")
     outcome, left = _outcome(run, symptoms, earlier, slice(max(first, end - BEFORE), end), last)
@@ -266,7 +267,7 @@ def _incident(
     spent = steps * usual
     return Incident(
         run.trial, first, last, symptoms, tuple(sorted(heard, key=lambda one: one.step)), tuple(acts), log is not None,
-        outcome, _mean(before), peak, first + place, _mean(_finite(after)), end - 1, left, float(np.max(norms)),
+        outcome, _mean(before), peak, peak_step, _mean(_finite(after)), end - 1, left, float(np.max(norms)),
         steps, steps * float(np.nanmedian(tokens)), spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
     )  # fmt: skip
 

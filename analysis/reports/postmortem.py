@@ -272,11 +272,17 @@ def _recovery(run: Run, incident: Incident) -> Section:
             ", ".join(act.detectors),
             _number(act.loss),
             _number(act.grad_norm),
+            ", ".join(f"{name}: {_shown(value)}" for name, value in act.detail.items()),
         ]
         for act in incident.acts
     ]
-    heading = ["step", "action", "back to", "asked by", "loss", "gradient norm"]
+    heading = ["step", "action", "back to", "asked by", "loss", "gradient norm", "more"]
     return Section("Recovery action", [f"{count(len(rows), 'action')}."], [{"heading": heading, "rows": rows}])
+
+
+def _shown(value: Any) -> str:
+    """A detail of an action, as words of a configuration have it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _result(sweep: xr.Dataset, trial: str, run: Run, incident: Incident) -> Section:

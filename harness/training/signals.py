@@ -45,7 +45,7 @@ class Recorder:
         nan = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
         self._ends = {INITIAL: nan, FINAL: nan.clone()}
         self._layers: Tensor | None = None
-        self._started = time.perf_counter()
+        self._started, self._passed = time.perf_counter(), 0  # when a block was last written, and the passes until then
 
     def begin(self, tick: Tick, batch_RxBxx: Tensor) -> None:
         """Be ready for the forward pass of these steps, with this batch; the first one is validated before."""
@@ -166,23 +166,28 @@ class Recorder:
 
     def flush(self) -> None:
         """Write the blocks in which no row stands any more; only here does the host wait for the device."""
+        clock, has_written = self.pack.clock, False
         for first in sorted(self._pending):
             end = min(first + self.length, self.pack.steps)
-            if not any(first <= step < end for step in self.pack.clock.steps):
+            if not any(first <= step < end for step in clock.steps):
                 self._write(self._blocks[first])
+                has_written = True
         kept_from = inf if self.keeps is None else self.keeps
         for first in [first for first in self._blocks if first not in self._pending]:
             if first + self.length <= kept_from:
                 del self._blocks[first], self._speeds[first]
-        self._started = time.perf_counter()
+        if has_written:
+            self._started, self._passed = time.perf_counter(), clock.number
 
     def _write(self, block: Block) -> None:
         arrays, first = block.arrays(), block.first_step
         if first not in self._speeds:
-            # Tokens of a trial in a second, and seconds of one step of one trial, since the last block was written.
+            # Tokens of a trial in a second, and seconds of one step of one trial, by the passes since a block was last
+            # written: more than its steps where rows went back.
+            passes = max(1, self.pack.clock.number - self._passed)
             trained, seconds = self.pack.curriculum.tokens, time.perf_counter() - self._started
             tokens = int(trained[first + block.filled - 1] - (trained[first - 1] if first else 0))
-            self._speeds[first] = tokens / seconds, seconds / block.filled / len(self.pack)
+            self._speeds[first] = tokens * passes / (block.filled * seconds), seconds / passes / len(self.pack)
         # Steps that a trial shares with its twin are not trained for it, so they have no speed.
         has_row = np.isfinite(arrays["learning_rate"])
         self.pack.twins.fill(first, arrays)
@@ -224,6 +229,7 @@ class Recorder:
             "speeds": list(self._speeds.items()),
             "losses": [(first, torch.from_numpy(losses)) for first, losses in self._losses.items()],
             "seconds": time.perf_counter() - self._started,
+            "passed": self._passed,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -237,7 +243,7 @@ class Recorder:
         for first, tensors in state["blocks"]:
             self._blocks[first] = Block(self.pack, first, self.length, self._names, self._read)
             self._blocks[first].restore(tensors)
-        self._started = time.perf_counter() - state["seconds"]
+        self._started, self._passed = time.perf_counter() - state["seconds"], state["passed"]
 
     def nonfinite_step(self, trial: int) -> int | None:
         """The step at which a planned trial froze, in its own row or in that of its twin which it shared."""

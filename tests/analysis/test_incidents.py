@@ -234,7 +234,8 @@ def test_an_incident_of_the_log_is_told_as_it_was() -> None:
     assert incident.money == pytest.approx(12 * 0.5 / 100)
     assert incident.loss_peak == np.inf, "the loss was NaN at the alarm"
     louder = replace(logged, acts=(replace(logged.acts[0], loss=8.0),))
-    assert only(run_of(calm()), [louder]).loss_peak == 8.0
+    told = only(run_of(calm()), [louder])
+    assert (told.loss_peak, told.peak_step) == (8.0, louder.acts[0].step)
 
 
 @pytest.mark.filterwarnings("error")

@@ -19,8 +19,9 @@ from harness.guards.detection import Detection
 from harness.guards.finite import Finite
 from harness.guards.playbook import Playbook
 from harness.recovery.table import ACTIONS
-from harness.training import batches_ahead, snapshots
+from harness.training import batches_ahead, signals, snapshots
 from harness.training.batches_ahead import odd_batches
+from harness.training.clock import Clock
 from harness.training.loop import train
 from harness.training.signals import Recorder
 from harness.training.sites import Agenda, Event, Site, Visit
@@ -657,3 +658,21 @@ def test_the_host_waits_for_no_healthy_step(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Playbook, name, noted)
     train(pack, Agenda([injector_of(golden)] * 2), 4, lambda first, arrays: None)
     assert calls == [("expect", 0), ("expect", 1)]
+
+
+def test_the_time_of_a_step_is_that_of_a_pass_also_where_rows_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second a pass."""
+    clock = [0.0]
+    done = Clock.done
+
+    def noted(*arguments: Any) -> Any:
+        clock[0] += 1
+        return done(*arguments)
+
+    monkeypatch.setattr(signals.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Clock, "done", noted)
+    golden = trained(rung("roll_back", limit=3), snapshot={"every": 1, "kept": 8})
+    found = run([golden, struck(golden), struck(golden, nan(START + 5))], block=4)
+    seconds, tokens = found.signals["step_seconds"], found.signals["tokens_per_second"]
+    assert set(seconds[np.isfinite(seconds)]) <= {1 / 3, 1 / 2} and clock[0] > STEPS  # rows that are done may go
+    assert (tokens[np.isfinite(tokens)] == golden.train.batch * golden.model.context).all()
