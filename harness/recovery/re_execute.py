@@ -60,14 +60,14 @@ class ReExecute(Action):
     """Runs the steps up to the alarm again, and compares loss, gradient norm and scores bit for bit.
 
     Where the batch is unlike those before by its tokens alone, the first that is not is tried at once: no alarm, and
-    the others were bad, and are left out. Else the step again. Other values: a transient fault, and what came out now
-    is right; at the second one in an incident the device is taken for a bad one, and the trial stays on another. The
-    same: once more on another device, where a permanent fault does not strike. The same there: with another batch, 1,
-    2, 4, ... further on: if that is no alarm, and its scores are nearer to what was usual than to the alarm's, the
-    batch was bad. If not, the state may have been bad before: once more from 1, 3, 7, ... steps before, and from there
-    on another device. Always the same: the result is right, and from there on the other rungs are asked, until the
-    incident is over. What is known only after a step is looked for in the step before and in earlier ones, and then
-    with other batches.
+    the others were bad, and are left out. Else the step again, from a snapshot whose weights are sound. Other values: a
+    transient fault, and what came out now is right; at the second one in an incident the device is taken for a bad one,
+    and the trial stays on another. The same: once more on another device, where a permanent fault does not strike. The
+    same there: with another batch, 1, 2, 4, ... further on: if that is no alarm, and its scores are nearer to what was
+    usual than to the alarm's, the batch was bad. If not, the state may have been bad before: once more from 1, 3, 7,
+    ... steps before, and from there on another device. Always the same: the result is right, and from there on the
+    other rungs are asked, until the incident is over. What is known only after a step is looked for in the step before
+    and in earlier ones, and then with other batches.
     """
 
     goes_back = waits = True
@@ -106,7 +106,8 @@ class ReExecute(Action):
             if verdict == PERSISTENT or row.used + 1 >= options.patience:
                 row.on_spare(True)
             went = memory["went"]
-            if verdict == PERSISTENT and went[AGAIN] < went[SPARE]:  # what led here was trained on the device at fault
+            if verdict == PERSISTENT and went.get(AGAIN, alarm.step) < went[SPARE]:
+                # What led here was trained on the device at fault.
                 return {"verdict": verdict, "to": row.go_back(went[AGAIN]), "spare": True}
             return {"verdict": verdict, STANDS: is_alarm, "spare": row.is_spared}
         row.on_spare(memory["home"])
