@@ -61,6 +61,8 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.throughput
 	$(BIN)/python -m tests.benchmarks.telemetry
 	$(BIN)/python -m tests.benchmarks.signals
+	$(BIN)/python -m tests.benchmarks.detection
+	$(BIN)/python -m tests.benchmarks.recovery
 	$(BIN)/python -m tests.benchmarks.pack_size
 	$(BIN)/python -m tests.benchmarks.planning
 	$(BIN)/python -m tests.benchmarks.scale
