@@ -78,9 +78,16 @@ def _other_gradient(e: Evidence) -> str | None:
 
 
 def _other_loss(e: Evidence) -> str | None:
-    if e.verdict not in REPAIRED:
+    if e.verdict not in REPAIRED or e.rerun_before:
         return None
     return f"run again, the step had another loss, of the same weights and batch: the fault was {e.verdict}."
+
+
+def _older(e: Evidence) -> str | None:
+    if e.verdict not in REPAIRED:
+        return None
+    since = f"run again from {e.rerun_before} before, the step had another loss"
+    return f"{since}: what was wrong is older, an update, a moment, a rate or a weight, and the fault was {e.verdict}."
 
 
 def _wrong_rate(e: Evidence) -> str | None:
@@ -228,6 +235,7 @@ def _times(ratio: float) -> str:
 RULES: tuple[tuple[str, Rule], ...] = (
     (GRADIENT, _other_gradient),
     (WEIGHT, _other_loss),
+    (UNKNOWN, _older),
     (RATE, _wrong_rate),
     (WEIGHT, _weight_law),
     (STALE, _moment_law),

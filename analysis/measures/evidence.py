@@ -64,6 +64,7 @@ class Evidence:
     bad_batches: tuple[int, ...] = ()  # steps from the onset on whose batches are as unusual
     verdict: str = ""  # of the steps that were run again, where a playbook has had that done
     is_loss_again: bool = False  # the loss came out the same then, and the gradient norm another
+    rerun_before: int = 0  # steps before it from which it had to be run again, for that
     provenance: Mapping[str, str] = field(default_factory=dict)  # where the first non-finite value arose, if stored
 
 
@@ -121,12 +122,11 @@ def evidence_of(
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         numbers = _numbers(run, begin)
     batches = {} if reading is None else _batches(reading, begin)
-    verdict, is_loss_again = _verdict(incident)
+    verdict, is_loss_again, before = _verdict(incident)
     if verdict in REPAIRED:  # the signals are those of the steps as they were run again
         numbers |= {"moment_law": 0.0, "weight_law": 0.0}
-    return Evidence(
-        begin, odd, **numbers, **batches, verdict=verdict, is_loss_again=is_loss_again, provenance=known or {}
-    )
+    told: dict[str, Any] = {"verdict": verdict, "is_loss_again": is_loss_again, "rerun_before": before}
+    return Evidence(begin, odd, **numbers, **batches, **told, provenance=known or {})
 
 
 def offending(evidence: Evidence, incident: Incident) -> list[int]:
@@ -135,13 +135,16 @@ def offending(evidence: Evidence, incident: Incident) -> list[int]:
     return bad if evidence.begin in bad else [evidence.begin]
 
 
-def _verdict(incident: Incident) -> tuple[str, bool]:
-    """What came of the first step that was run again, and whether its loss came out as it was."""
+def _verdict(incident: Incident) -> tuple[str, bool, int]:
+    """What came of the first step that was run again, whether its loss came out as it was, and from how many steps
+    before it was run, by what was wrong there."""
     first = next((act for act in incident.acts if act.detectors), None)
-    ruled = next((act for act in incident.acts if "verdict" in act.detail), None)
-    if first is None or ruled is None:
-        return "", False
-    return str(ruled.detail["verdict"]), first.step == ruled.step and number(first.loss) == number(ruled.loss)
+    place = next((place for place, act in enumerate(incident.acts) if "verdict" in act.detail), 0)
+    if first is None or not place:
+        return "", False, 0
+    ruled, begun = incident.acts[place], incident.acts[place - 1].detail
+    is_same = first.step == ruled.step and number(first.loss) == number(ruled.loss)
+    return str(ruled.detail["verdict"]), is_same, int(begun.get("before", 0))
 
 
 def _numbers(run: Run, begin: int) -> dict[str, Any]:

@@ -135,7 +135,8 @@ class ReExecute(Action):
             went = memory["went"] if one.kind == OTHER_DATA else {**memory["went"], one.kind: to}
             now = {"tried": place, "kind": one.kind, "ahead": ahead, "went": went, "to": to}
             row.wait(memory["seen"]["step"], {**memory, **now})
-            return ({"tried": one.kind} if place else {}) | {"to": to} | ({"batches": ahead} if ahead else {})
+            told = {"tried": one.kind if place else "", "before": one.before, "batches": ahead}
+            return {"to": to} | {name: value for name, value in told.items() if value}
         return None
 
     def _begin(self, row: Row, one: Try, memory: Mapping[str, Any]) -> int | None:

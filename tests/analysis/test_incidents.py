@@ -13,7 +13,7 @@ import xarray as xr
 
 from analysis.again.batches import Setup
 from analysis.again.sweep_folder import SweepFolder
-from analysis.measures.causes import GRADIENT, cause_of
+from analysis.measures.causes import GRADIENT, UNKNOWN, WEIGHT, cause_of
 from analysis.measures.evidence import evidence_of
 from analysis.measures.incidents import AFTER, APART, BEFORE, LEFT, WATCHING, Incident, of_one, runs, worst
 from analysis.measures.oddities import Run
@@ -246,6 +246,19 @@ def test_evidence_is_what_the_log_saw_where_a_rollback_took_it_out_of_the_signal
     assert (found.begin, found.odd) == (BEGIN, ("grad_norm",)) and found.norm_ratio == pytest.approx(40, rel=0.05)
     assert cause_of(found).cause == GRADIENT
     assert run["grad_norm"][BEGIN] < 2, "the run itself is as it was"
+
+
+@pytest.mark.parametrize(
+    ("loss", "before", "cause"), [(3.0, 0, GRADIENT), (3.0, 1, GRADIENT), (2.5, 0, WEIGHT), (2.5, 1, UNKNOWN)]
+)
+def test_of_a_step_that_was_run_again_the_loss_tells_where_it_was_wrong(loss: float, before: int, cause: str) -> None:
+    """From steps before it on, it tells only that these were."""
+    detail = {"before": before} if before else {}
+    seen = Act(step=BEGIN, action="re_execute", detectors={"finite": 1.0}, loss=3.0, grad_norm=40.0, detail=detail)
+    ruled = Act(step=BEGIN, action="re_execute", loss=loss, grad_norm=1.0, detail={"verdict": "transient"})
+    run, log = run_of(calm()), [Logged(step=BEGIN, last=BEGIN, alarms=1, steps_lost=1, acts=(seen, ruled))]
+    found = cause_of(evidence_of(run, only(run, log), None))
+    assert found.cause == cause and ("1 before" in found.reason) == (cause == UNKNOWN)
 
 
 # --- words -------------------------------------------------------------------------------------------------------
