@@ -7,6 +7,7 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | cause | rule |
 |---|---|
 | corrupted gradient, or weight | a step that a playbook ran again has another gradient norm alone, or another loss |
+| unknown | the steps before it had to be run again for that |
 | rate too high | the rate in force is above the one of the schedule |
 | stale second moment | it left the bounds that its gradients set; or gradients grew and stayed, and updates too |
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
