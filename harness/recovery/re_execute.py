@@ -36,8 +36,10 @@ class Try:
     ahead: int = 0
 
 
-def tries(options: Options, before: int, is_late: bool, odd: int) -> list[Try]:
+def tries(options: Options, before: int, is_late: bool, odd: int, history: int) -> list[Try]:
     """What is tried in turn: from `before` steps before the alarm, with other batches, and from further back.
+
+    That is as far back as snapshots surely go, `history` steps, and no further than `options.deepest`.
 
     Where `odd` batches are unlike those before, what comes after them is tried first. Else one batch is tried before an
     earlier step, and the others after it, because a weight that few batches read may be what is wrong. An alarm that
@@ -46,9 +48,9 @@ def tries(options: Options, before: int, is_late: bool, odd: int) -> list[Try]:
     first = [Try(OTHER_DATA, before, odd)] if odd else []
     first += [Try(AGAIN, before), Try(SPARE, before)]
     batches = [Try(OTHER_DATA, before, 2**power) for power in range(options.batches.bit_length())]
-    deeper = []
-    while before < options.deepest:
-        before = min(2 * before + 1, options.deepest)
+    deeper, deepest = [], min(options.deepest, history)
+    while before < deepest:
+        before = min(2 * before + 1, deepest)
         deeper.append(Try(AGAIN, before))
     last = [Try(SPARE, before)] if deeper else []
     if is_late:
@@ -124,7 +126,8 @@ class ReExecute(Action):
 
     def _begin_next(self, row: Row, options: Any, memory: Mapping[str, Any], first: int) -> Detail | None:
         """Begin the first try from this place of the plan on that can be made; None: there is none."""
-        plan = tries(options, memory["before"], memory["late"], memory["odd"])
+        history = row.trial.section("playbook.snapshot").history
+        plan = tries(options, memory["before"], memory["late"], memory["odd"], history)
         for place, one in enumerate(plan[first:], first):
             if (to := self._begin(row, one, memory)) is None:
                 continue

@@ -40,9 +40,8 @@ class Answers:
         playbooks = [guard for guard in guards if isinstance(guard, Playbook)]
         self._holds = bool(goes_back or playbooks)
         rows = torch.ones(len(pack), dtype=torch.bool, device=pack.device)
-        self._quiet = (
-            pack.rows_state.add("quiet", rows) if self._holds else None
-        )  # nothing was wrong with its last step
+        # Whether nothing was wrong with a row's last step.
+        self._quiet = pack.rows_state.add("quiet", rows) if self._holds else None
         if goes_back:
             self._back, self._most = max(guard.back for guard in goes_back), max(guard.most for guard in goes_back)
             every, kept = min(guard.every for guard in goes_back if guard.every), max(guard.kept for guard in goes_back)

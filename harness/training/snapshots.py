@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -107,14 +108,12 @@ class Snapshots:
 
         Such are finite, and yet no update leaves them.
         """
-        slots = sorted(
-            ((step, slot) for slot, step in enumerate(self._steps.used[row].tolist()) if NONE < step <= latest),
-            reverse=True,
-        )
-        largest = [float(dict(self._kept)["weights"][row, slot].abs().amax()) for _, slot in slots]
-        for place, now, before in zip(range(len(slots)), largest, largest[1:], strict=False):
-            if now <= GROWN * before:
-                return slots[place][0]
+        steps = enumerate(self._steps.used[row].tolist())
+        slots = sorted(((step, slot) for slot, step in steps if NONE < step <= latest), reverse=True)
+        largest = dict(self._kept)["weights"][row].abs().amax(-1).tolist()
+        for (step, now), (_, before) in pairwise(slots):
+            if largest[now] <= GROWN * largest[before]:
+                return step
         return slots[-1][0] if slots else None
 
     def put_back(self, row: int, latest: int) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,70 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.config import Data, Trial
-from harness.config.ladder import canonical
-from harness.detectors.table import DETECTORS
-from harness.guards.detection import Detection
-from harness.guards.finite import Finite
-from harness.guards.playbook import Playbook
 from harness.recovery.table import ACTIONS
-from harness.training import batches_ahead, signals, snapshots
-from harness.training.batches_ahead import odd_batches
+from harness.training import signals, snapshots
 from harness.training.clock import Clock
-from harness.training.loop import train
 from harness.training.signals import Recorder
-from harness.training.sites import Agenda, Event, Site, Visit
-from injectors.batch import BatchFault, DuplicatedBatch, RandomTokens, RareTokens, Repetition
-from injectors.value import Value
+from harness.training.sites import Event, Site
 from tests.harness.engine import (
-    Run,
     assert_fork_equals_full_run,
     assert_resumes,
     assert_same_trials,
     injector_of,
     left,
-    pack_of,
     run,
     same_bits,
-    trial,
 )
-
-STEPS, START = 24, 9
-OWN: dict[str, Any] = {"steps": STEPS, "lr": 1e-2, "depth": 1}
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "change_recipe": {"set": "{optim.beta2: 0.9, optim.weight_decay: 0.1}"},
-    "skip_batches": {"count": 2},
-}
-SNAPSHOT = {"every": 2, "kept": 4}
-
-
-def trained(
-    *rungs: Mapping[str, Any], detect: str = "finite", snapshot: Mapping[str, Any] = SNAPSHOT, **fields: Any
-) -> Trial:
-    """A small trial with a ladder."""
-    actions = {action for rung in rungs for action in rung["action"].split("+")}
-    options = {f"playbook.{name}": OPTIONS[name] for name in actions if name in OPTIONS}
-    if any(ACTIONS[name].goes_back for name in actions):
-        options["playbook.snapshot"] = snapshot
-    book = {"name": "test", "ladder": canonical(list(rungs))}
-    return trial(**{"seed": 1, **OWN, "detect": {"name": detect}, "playbook": book} | options | fields)
-
-
-def rung(action: str, detector: str = "any", limit: int | None = 3, cool_down: int = 4) -> dict[str, Any]:
-    return {"detector": detector, "action": action, "limit": limit, "cool_down": cool_down}
-
-
-def nan(start: int = START, duration: int | None = 1, **fields: Any) -> Value:
-    """What makes the gradient of one step NaN, and leaves nothing else behind."""
-    options = {"site": "reduced_gradient", "tensor": "head", "element": 3, "model": "set", "value": float("nan")}
-    return Value(start=start, duration=duration, **options | fields)
-
-
-def struck(golden: Trial, fault: Any = None) -> Trial:
-    return replace(golden, fault=nan() if fault is None else fault)
-
+from tests.harness.ladders import SNAPSHOT, START, STEPS, nan, rung, struck, trained, verdicts
 
 LADDERS = {name: [rung("undo", "oracle")] if name == "undo" else [rung(name)] for name in ACTIONS if name != "carry_on"}
 LADDERS |= {
@@ -245,235 +197,6 @@ def test_with_the_same_data_a_transient_fault_leaves_nothing(
     assert incident["acts"][0]["to"] <= START
 
 
-def verdicts(found: Run, number: int) -> list[str]:
-    acts = [act for incident in found.result.incidents[number] for act in incident["acts"]]
-    return [act["detail"]["verdict"] for act in acts if "verdict" in act["detail"]]
-
-
-@pytest.mark.parametrize("detector", ["moment_bound", "combined", "update_norm"])
-def test_what_is_known_after_a_step_is_looked_for_in_the_step_before(detector: str) -> None:
-    options = {"detect.update_norm": {"window": 6}} if detector == "update_norm" else {}
-    read = {"signals": {"moment_size": 1}} if detector == "moment_bound" else {}
-    golden = trained(rung("re_execute"), detect=detector, snapshot={"every": 1, "kept": 4}, **options, **read)
-    fault = {"site": "moment_1" if detector == "update_norm" else "moment_2", "model": "scale", "value": 1e12}
-    found = run([golden, struck(golden, nan(tensor="head", element=None, **fault))], forks=True)
-    assert verdicts(found, 1) == ["transient"] and found.result.incidents[1][0]["steps_lost"] == 2
-    assert same_bits(left(found, 0), left(found, 1)) == []
-
-
-def test_a_permanent_fault_is_left_behind_with_its_device() -> None:
-    golden = trained(rung("re_execute", limit=1))  # which is used once, however often it goes back
-    found = run([golden, struck(golden, nan(duration=None))], forks=True)
-    assert verdicts(found, 1) == ["persistent"]
-    assert same_bits(left(found, 0), left(found, 1)) == []
-    again = run([struck(trained(rung("roll_back")), nan(duration=None)), golden])
-    assert again.result.outcome[0] == "non-finite" and again.result.strikes[0] == 4
-
-
-class Poison:
-    """NaN wherever one batch is read, as a bad document is."""
-
-    permanent, taps, memory = False, (), {}
-
-    def __init__(self, start: int):
-        self.start, self.calls = start, [(Site.BATCH, start)]
-
-    def recall(self, memory: Mapping[str, Any]) -> None: ...
-
-    def visit(self, visit: Any) -> list[Any]:
-        visit.tensors["batch"].fill_(63)
-        return [Event("batch", "batch", None, None, visit.step, "a", "b", None, None, True)]
-
-
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("looks", [True, False])
-def test_a_batch_that_is_bad_is_bad_again_and_is_left_out(
-    every: int, looks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The loss of a text of one rare token is 5, and none of the others' is beyond 4.8 after step 13.
-
-    Where its tokens show that it is bad, another is tried at once; where not, what else may be wrong is tried first.
-    """
-    if not looks:
-        monkeypatch.setattr(batches_ahead, "RARER", np.inf)
-        monkeypatch.setattr(batches_ahead, "MORE_REPEATED", np.inf)
-    memory, ratio = {"every": every, "kept": 4}, {"detect.loss_ratio": {"ratio": 1.1}}
-    golden = trained(rung("re_execute"), detect="loss_ratio", batch=16, snapshot=memory, **ratio)
-    found = run([golden, golden], {1: Poison(START + 6)})
-    assert found.result.incidents[0] == [] and verdicts(found, 1) == ["data"], found.result.incidents
-    acts = [act["detail"].get("tried") for act in found.result.incidents[1][0]["acts"]]
-    assert acts == ([None, None] if looks else [None, "spare", "other data", None])
-    assert found.result.strikes[1] == (1 if looks else 3)  # at first, again, and on another device
-    assert not np.array_equal(found.signals["loss"][0], found.signals["loss"][1])
-
-
-@pytest.mark.parametrize("duration", [1, 5])
-def test_batches_that_are_odd_are_left_out_at_once(duration: int) -> None:
-    memory, text, start = {"every": 1, "kept": 4}, Data(source="stdlib"), 60
-    fields = {"batch": 8, "context": 32, "steps": 70, "data": text}
-    golden = trained(rung("re_execute"), detect="combined", snapshot=memory, **fields)
-    found = run([golden, struck(golden, RareTokens(start=start, duration=duration))])
-    first, last = found.result.incidents[1][0]["acts"]
-    assert first["step"] == last["step"] == start and verdicts(found, 1)[0] == "data"
-    assert first["detail"] == {"odd": duration, "batches": duration} and last["detail"]["batches"] == duration
-    assert found.result.incidents[1][0]["steps_lost"] == 1 == found.result.strikes[1]
-
-
-@pytest.mark.parametrize("fault", [RandomTokens, RareTokens, Repetition])
-@pytest.mark.parametrize(("duration", "odd"), [(1, [0, 1, 0]), (5, [0, 5, 1]), (9, [0, 0, 5])])
-def test_a_batch_is_odd_by_its_tokens_alone(fault: type[BatchFault], duration: int, odd: list[int]) -> None:
-    """Looked at from the step before, at the first, and at the fifth; at most eight. A look is none of its strikes."""
-    golden = trial(seed=1, batch=8, context=32, **(OWN | {"steps": 60}), data=Data(source="stdlib"))
-    faulty = struck(golden, fault(start=40, duration=duration))
-    pack, agenda = pack_of([golden, faulty]), Agenda([None, injector_of(faulty)])
-    assert [odd_batches(pack, agenda, 1, step, 8) for step in (39, 40, 44)] == odd
-    assert [odd_batches(pack, agenda, 0, step, 8) for step in range(60)] == [0] * 60
-    assert agenda.strikes == [0, 0] and odd_batches(pack, agenda, 1, 3, 8) == 0
-
-
-def test_a_look_at_batches_leaves_a_fault_its_memory() -> None:
-    golden = trial(seed=1, **OWN)
-    faulty = struck(golden, DuplicatedBatch(start=START, duration=1))
-    injector = injector_of(faulty)
-    pack, agenda = pack_of([golden, faulty]), Agenda([None, injector])
-    found = []
-    for step in range(START + 1):
-        batch = pack.batch(step)
-        for number in agenda.due(Site.BATCH, step):
-            agenda.visit(number, Visit(Site.BATCH, step, {"batch": batch[1]}))
-        odd_batches(pack, agenda, 1, step, 8)
-        found.append(batch[1].clone())
-    assert agenda.changes == [0, 1] and torch.equal(found[-1], found[START - faulty.fault.late])
-
-
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_state_that_has_grown_beyond_measure_is_not_gone_back_to(every: int) -> None:
-    """Weights that an update has left far too large are finite, and were kept."""
-    golden = trained(rung("re_execute"), snapshot={"every": every, "kept": 4})
-    found = run([golden, struck(golden, nan(site="update", value=3e38))], forks=True)
-    (incident,) = found.result.incidents[1]
-    assert verdicts(found, 1) == ["transient"] and same_bits(left(found, 0), left(found, 1)) == []
-    assert incident["step"] == START + 1 and incident["acts"][0]["to"] == START == START + 2 - incident["steps_lost"]
-
-
-def test_a_state_that_is_awaited_is_kept() -> None:
-    """Snapshots are rare: the step that is run again is kept, so that the next try begins there; and what is quiet."""
-    golden = trained(rung("re_execute"), snapshot={"every": 5, "kept": 3})
-    found = run([golden, struck(golden, nan(START + 3, duration=None))], forks=True)
-    acts = found.result.incidents[1][0]["acts"]
-    assert [act["to"] for act in acts] == [10, START + 3, 10] and verdicts(found, 1) == ["persistent"]
-    assert found.result.incidents[1][0]["steps_lost"] == 3 + 1 + 3
-    assert same_bits(left(found, 0), left(found, 1)) == []
-
-
-class Gradient:
-    """It is wrong at some steps, and NaN from one of them on."""
-
-    taps, memory = (), {}
-
-    def __init__(self, permanent: bool, steps: Iterable[int], nan_from: int = 0):
-        self.permanent, self.nan_from = permanent, nan_from
-        self.calls = [(Site.REDUCED_GRADIENT, step) for step in steps]
-
-    def recall(self, memory: Mapping[str, Any]) -> None: ...
-
-    def visit(self, visit: Any) -> list[Any]:
-        visit.tensors["head"].mul_(-3.0 if visit.step < self.nan_from else float("nan"))
-        return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
-
-
-def test_nothing_is_left_of_what_a_bad_device_has_trained_since_the_snapshot() -> None:
-    golden = trained(rung("re_execute", limit=5), snapshot={"every": 5, "kept": 4})
-    found = run([golden, golden], {0: None, 1: Gradient(True, range(11, STEPS), nan_from=13)})
-    assert verdicts(found, 1) == ["persistent"] and same_bits(left(found, 0), left(found, 1)) == []
-
-
-def breaking(is_broken: Callable[[Any, int], bool]) -> Callable[[Any], None]:
-    """For `run(prepare=...)`: gradients of the rows that are broken are NaN, whatever is tried."""
-
-    def prepare(pack: Any) -> None:
-        unscale = pack.unscale
-
-        def noted() -> None:
-            unscale()
-            for row in range(len(pack)):
-                if is_broken(pack, row):
-                    pack.gradients[row].fill_(float("nan"))
-
-        pack.unscale = noted
-
-    return prepare
-
-
-def test_steps_before_others_batches_were_read_are_not_run_again_with_these(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would read what was left out, and differ."""
-    monkeypatch.setattr(batches_ahead, "RARER", np.inf)
-    monkeypatch.setattr(batches_ahead, "MORE_REPEATED", np.inf)
-    memory, ratio = {"every": 1, "kept": 8}, {"detect.loss_ratio": {"ratio": 1.1}}
-    golden = trained(rung("re_execute"), detect="finite+loss_ratio", batch=16, snapshot=memory, **ratio)
-    late = breaking(lambda pack, row: pack.rows[row] == 1 and pack.clock.steps[row] >= 17)
-    found = run([golden, golden], {0: None, 1: Poison(15)}, prepare=late)
-    assert verdicts(found, 1) == ["data", "correct"]
-    assert min(act["to"] for act in found.result.incidents[1][-1]["acts"] if act["to"] is not None) == 15
-
-
-class Sleeper:
-    """A weight is wrong from step 9 on, and its gradient NaN from 13 on."""
-
-    permanent, taps, memory, calls = False, (), {}, [(Site.WEIGHT, 9)]
-
-    def recall(self, memory: Mapping[str, Any]) -> None: ...
-
-    def visit(self, visit: Any) -> list[Any]:
-        visit.tensors["head"].view(-1)[0] = 7.0
-        return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
-
-
-def test_a_step_that_is_awaited_costs_no_history() -> None:
-    """The oldest snapshot is still there, to which the next rung wants to go back."""
-    prepare = breaking(lambda pack, row: pack.weights[row].abs().max() > 5 and pack.clock.steps[row] >= 13)
-    options = {"playbook.re_execute": {"deepest": 0, "batches": 0}, "playbook.roll_back": {"back": 5}}
-    memory = {"every": 5, "kept": 2}
-    golden = trained(rung("re_execute"), rung("roll_back"), snapshot=memory, **options)
-    found = run([golden, golden], {0: None, 1: Sleeper()}, prepare=prepare)
-    assert verdicts(found, 1) == ["correct"] and same_bits(left(found, 0), left(found, 1)) == []
-    deeper = trained(rung("re_execute"), snapshot=memory)
-    found = run([deeper, deeper], {0: None, 1: Sleeper()}, prepare=prepare)
-    assert verdicts(found, 1) == ["transient"] and same_bits(left(found, 0), left(found, 1)) == []
-
-
-@pytest.mark.parametrize("every", [1, 4])
-def test_two_faults_in_a_block_are_both_undone(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host looks once a block: a row that waits for it is kept under no step but its own."""
-    monkeypatch.setattr(snapshots, "MAY_LOOK", ())
-    golden = trained(rung("re_execute", limit=5), snapshot={"every": every, "kept": 8}, steps=48)
-    found = run([golden, golden], {0: None, 1: Gradient(False, (9, 13))}, block=16)
-    assert verdicts(found, 1) == ["transient"] * 2
-    assert same_bits(left(found, 0), left(found, 1)) == []
-
-
-def test_without_a_snapshot_of_the_step_before_the_step_itself_is_run_again() -> None:
-    options = {"detect.update_norm": {"window": 6}}
-    golden = trained(rung("re_execute"), detect="finite+combined", snapshot={"every": 1, "kept": 1}, **options)
-    found = run([golden, struck(golden, nan(site="update", value=3e38))])
-    assert found.result.incidents[1][0]["acts"][0]["to"] == START + 1
-
-
-def test_what_is_right_goes_to_the_next_rung() -> None:
-    """A limit that every step is above is no fault: the same value on both devices, with every batch."""
-    golden = trained(
-        rung("re_execute", limit=1),
-        rung("skip", limit=2),
-        detect="grad_norm_skip",
-        **{"detect.grad_norm_skip": {"limit": 1e-6}},
-    )
-    found = run([golden, replace(golden, seed=2)])
-    acts = found.result.incidents[0][0]["acts"]
-    tried = [act["detail"].get("tried") for act in acts if act["action"] == "re_execute"]
-    assert tried == [None, "spare", *["other data"] * 4, None] and acts[6]["detail"]["verdict"] == "correct"
-    assert [act["action"] for act in acts[7:]] == ["skip"] * 2
-
-
 def test_rungs_are_climbed_in_turn_and_begin_anew_after_the_cool_down() -> None:
     ladder = [rung("skip", limit=2), rung("lower_rate+skip", limit=1), rung("skip_batches", limit=1)]
     golden = trained(*ladder)
@@ -599,65 +322,6 @@ def test_where_the_scale_is_dynamic_an_overflow_is_no_alarm() -> None:
     options = {"precision": "fp16", "loss_scaling": "dynamic", "loss_scale": 2.0**40}
     found = run([trained(rung("skip"), **options), trained(rung("skip"), seed=2, **options)])
     assert (found.signals["loss_scale"][:, -1] < 2.0**40).all() and found.result.incidents == [[], []]
-
-
-def test_a_pack_without_alarms_keeps_every_bit() -> None:
-    """A playbook that never answers is no more than the memory that it takes."""
-    watched = [trained(rung("roll_back"), seed=seed) for seed in range(2)]
-    plain = [trial(seed=seed, **OWN) for seed in range(2)]
-    ours, theirs = run(watched), run(plain)
-    names = set(theirs.signals) - {"tokens_per_second", "step_seconds"}
-    assert all(np.array_equal(ours.signals[name], theirs.signals[name], equal_nan=True) for name in names)
-    assert torch.equal(ours.pack.weights, theirs.pack.weights)
-
-
-class NoLook(TorchDispatchMode):
-    """Raises where the host would have to wait for a device."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert function not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default), function
-        return function(*args, **(kwargs or {}))
-
-
-def test_judging_and_keeping_a_step_look_at_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MAY_LOOK", ())
-    looked: list[str] = []
-    for cls in (Detection, Finite, Playbook):
-        _watch(monkeypatch, cls, "judge", looked)
-    _watch(monkeypatch, snapshots.Snapshots, "take", looked)
-    watching = "+".join(name for name in DETECTORS if name not in ("expert_share", "gain_peers"))
-    golden = trained(rung("roll_back"), detect=watching, steps=8)
-    pack = pack_of([golden, replace(golden, seed=2)])
-    train(pack, Agenda([None] * 2), 4, lambda first, arrays: None)
-    assert looked.count("Detection.judge") == looked.count("Playbook.judge") == looked.count("Snapshots.take") == 8
-
-
-def _watch(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, looked: list[str]) -> None:
-    plain = getattr(cls, name)
-
-    def noted(*arguments: Any) -> Any:
-        looked.append(f"{cls.__name__}.{name}")
-        with NoLook():
-            return plain(*arguments)
-
-    monkeypatch.setattr(cls, name, noted)
-
-
-def test_the_host_waits_for_no_healthy_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked where there is no alarm, and the device is told of its rows once."""
-    golden = trained(rung("roll_back"))
-    pack = pack_of([golden, replace(golden, seed=2)])
-    calls: list[tuple[str, int]] = []
-    for name in ("alarm", "expect"):
-        plain = getattr(Playbook, name)
-
-        def noted(guard: Playbook, row: int, *arguments: Any, name: str = name, plain: Any = plain) -> Any:
-            calls.append((name, row))
-            return plain(guard, row, *arguments)
-
-        monkeypatch.setattr(Playbook, name, noted)
-    train(pack, Agenda([injector_of(golden)] * 2), 4, lambda first, arrays: None)
-    assert calls == [("expect", 0), ("expect", 1)]
 
 
 def test_the_time_of_a_step_is_that_of_a_pass_also_where_rows_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
