@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from math import isfinite
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from harness.config import Trial, sections
-from harness.config.ladder import ORACLE, Rung, rungs
-from harness.config.limits import KEPT_EVENTS
+from harness.config import Trial
+from harness.config.ladder import ORACLE
 from harness.guards import ASK
 from harness.guards.playbook import Playbook, calls, has_oracle
-from harness.recovery.base import STANDS, Alarm
-from harness.recovery.table import ACTIONS
+from harness.recovery.base import Alarm
+from harness.training import ladders
+from harness.training.ladders import Book
 from harness.training.pack import Pack
 from harness.training.provenance import Provenances
 from harness.training.sites import Agenda
@@ -48,24 +47,6 @@ class Door(Protocol):
 
     def earliest(self, row: int) -> Mapping[str, Tensor] | None:
         """The oldest sound state that is kept of a row, by name."""
-
-
-@dataclass
-class Book:
-    """Where one planned trial stands on its ladder; `front` is the farthest step of the incident's alarms."""
-
-    used: dict[int, int] = field(default_factory=dict)  # times that each rung was used in the incident at hand
-    front: int = -1
-    over: int = -1  # the incident is over beyond this step, unless there is another alarm up to it
-    reached: int | None = None  # the earliest step to which it went back
-    stood: int = 0  # times that an action found the alarm to be one still
-    waits: dict[str, Any] | None = None  # for a step: place of the rung, action, step, memory
-    is_undone: bool = False  # the oracle has spoken
-    log: list[dict[str, Any]] = field(default_factory=list)
-
-    def open(self, step: int) -> None:
-        """Another incident begins."""
-        self.log.append({"step": step, "last": 0, "closed": None, "alarms": 0, "steps_lost": 0, "acts": []})
 
 
 class Recovery:
@@ -118,10 +99,10 @@ class Recovery:
         alarm = self.guard.alarm(row, step)
         if alarm is None:
             return False
-        if not alarm.is_taken and not (isfinite(alarm.loss) and isfinite(alarm.grad_norm)):
+        if ladders.is_broken(alarm):
             self._door.provenances.explain(row, step)
         patient = Patient(self._door, self, row, alarm)
-        self._treat(patient)
+        ladders.treat(patient, self.books.setdefault(patient.number, Book()), self.guard.names)
         patient.finish()
         self._expect(row)
         return True
@@ -146,89 +127,14 @@ class Recovery:
             alarm = Alarm(step, {ORACLE: nan}, nan, nan, True)
             patient = Patient(self._door, self, row, alarm)
             self.books.setdefault(number, Book()).is_undone = True
-            self._treat(patient)
+            ladders.treat(patient, self.books.setdefault(patient.number, Book()), self.guard.names)
             patient.finish()
             self._expect(row)
 
-    def _treat(self, patient: Patient) -> None:
-        alarm, ladder = patient.alarm, rungs(patient.trial.playbook.ladder)
-        book = self.books.setdefault(patient.number, Book())
-        waited, book.waits = book.waits, None
-        is_inside = alarm.step <= book.over or waited is not None
-        if not book.log and is_inside:  # it forked in the middle of an incident of its twin
-            book.open(alarm.step)
-        if waited is not None:
-            patient.place, patient.action = waited["place"], waited["action"]
-            patient.used = book.used.get(patient.place, 1) - 1
-            options = _options(patient.trial, patient.action)
-            detail = ACTIONS[patient.action]().resume(patient, options, waited["memory"])
-            self._log(patient, detail)
-            self._rest(book, ladder[patient.place])
-            if not detail.get(STANDS, False):
-                return
-            book.stood += 1
-        if not alarm.detectors:
-            return
-        if alarm.step > book.over:
-            book.used, book.reached, book.stood = {}, None, 0
-            book.open(alarm.step)
-        book.front = max(book.front, alarm.step)
-        book.log[-1]["alarms"] += 1
-        is_broken = not alarm.is_taken and not (isfinite(alarm.loss) and isfinite(alarm.grad_norm))
-        for place, rung in enumerate(ladder):
-            used = book.used.get(place, 0)
-            answers = set(rung.detectors(self.guard.names)) & set(alarm.detectors)
-            if not answers or (rung.limit is not None and used >= rung.limit):
-                continue
-            if is_broken and all(ACTIONS[name].takes for name in rung.actions):
-                continue  # that step cannot be taken
-            book.used[place], patient.used, patient.place = used + 1, used, place
-            if self._climbed(patient, rung):
-                self._rest(book, rung)
-                return
-        patient.action = "none"
-        self._log(patient, {})
-        if is_broken and not patient.went_back:
-            patient.is_frozen = True
-
-    def _climbed(self, patient: Patient, rung: Rung) -> bool:
-        """Whether the actions of a rung were done: its first one may find that it cannot be."""
-        for place, patient.action in enumerate(rung.actions):
-            detail = ACTIONS[patient.action]().do(patient, _options(patient.trial, patient.action))
-            if detail is None:
-                return place > 0
-            self._log(patient, detail)
-        if patient.went_back and any(ACTIONS[name].changes_course for name in rung.actions):
-            patient.forget_signals()
-        return True
-
-    def _rest(self, book: Book, rung: Rung) -> None:
-        book.over = max(book.over, book.front + rung.cool_down)
-        book.log[-1]["closed"] = book.over + 1
-
-    def _log(self, patient: Patient, detail: Mapping[str, Any]) -> None:
-        alarm, incident = patient.alarm, self.books[patient.number].log[-1]
-        incident["last"] = max(incident["last"], alarm.step)
-        if len(incident["acts"]) < KEPT_EVENTS:
-            scores = {name: _number(score) for name, score in alarm.detectors.items()}
-            more = {name: value for name, value in detail.items() if name not in ("to", STANDS)}
-            act = {"step": alarm.step, "detectors": scores, "loss": _number(alarm.loss)}
-            act |= {"grad_norm": _number(alarm.grad_norm), "action": patient.action}
-            incident["acts"].append(act | {"to": detail.get("to"), "detail": more})
-
-    def lose(self, number: int, steps: int) -> None:
-        """Steps of a trial that were trained in vain, or skipped."""
-        if log := self.books[number].log:
-            log[-1]["steps_lost"] += steps
-
     def incidents(self) -> list[list[dict[str, Any]]]:
         """Of each planned trial, the first incidents in its own row."""
-        found: list[list[dict[str, Any]]] = []
-        for number, trial in enumerate(self._pack.planned):
-            log = self.books[number].log[:KEPT_EVENTS] if number in self.books else []
-            closed = [None if one["closed"] is None or one["closed"] >= trial.steps else one["closed"] for one in log]
-            found.append([one | {"closed": step} for one, step in zip(log, closed, strict=True)])
-        return found
+        planned = enumerate(self._pack.planned)
+        return [self.books[n].incidents(trial.steps) if n in self.books else [] for n, trial in planned]
 
     def state(self) -> list[tuple[int, dict[str, Any]]]:
         """What has happened so far, to `restore`."""
@@ -333,8 +239,7 @@ class Patient:
         return self._door.agenda.first_change(self.number)
 
     def wait(self, step: int, memory: Mapping[str, Any]) -> None:
-        memory = {"place": self.place, "action": self.action, "step": step, "memory": dict(memory)}
-        self._recovery.books[self.number].waits = memory
+        self._recovery.books[self.number].wait(self, step, memory)
 
     def finish(self) -> None:
         """Let the row go on where it is to."""
@@ -342,19 +247,8 @@ class Patient:
         if self.is_frozen:
             self._door.freeze(self.row, step)
             return
-        self._recovery.lose(
-            self.number, step + 1 - self.goes_on if self.goes_on <= step else int(not self.alarm.is_taken)
-        )
+        lost = step + 1 - self.goes_on if self.goes_on <= step else int(not self.alarm.is_taken)
+        self._recovery.books[self.number].lose(lost)
         self._door.go_on(self.row, self.goes_on)
         if self._is_amended:
             self._pack.refresh()
-
-
-def _options(trial: Trial, action: str) -> Any:
-    key = f"playbook.{action}"
-    return trial.section(key) if key in sections() else None
-
-
-def _number(value: float) -> float | str:
-    """As JSON has it, which knows neither NaN nor infinities."""
-    return value if isfinite(value) else repr(value)
