@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from itertools import accumulate, islice
 
 from harness.config import ConfigError
 from injectors.draws import shuffled, stream
+from injectors.facts import layer_of
 
 WEIGHTS = ("size", "tensor")
 STRATIFICATIONS = ("none", "tensor", "layer", "bit", "step")
@@ -155,8 +155,9 @@ def _inside(part: Population, weight: str, seed: int, *key: str) -> Iterator[Add
 def stratum_of(address: Address, population: Population, stratify: str) -> str:
     """The name of the stratum of an address of the population.
 
-    `none`: all are one. `tensor`: its name. `layer`: `blocks.3` for a tensor of that block, and for any other the first
-    part of its name, such as `embedding`, `head` or `final_norm`, each a stratum of its own. `bit`: its number. `step`:
+    `none`: all are one. `tensor`: its name. `layer`: `blocks.3` for a tensor of that block (its name up to the first
+    number), and for any other the first part of its name, such as `embedding`, `head` or `final_norm`, each a stratum
+    of its own. `bit`: its number. `step`:
     its number, or if there are more than ten, the first and the last of its tenth of them: `100-149`.
     """
     if stratify == "bit":
@@ -187,8 +188,8 @@ def strata(population: Population, stratify: str) -> dict[str, Population]:
 
 
 def _layer(tensor: str) -> str:
-    block = re.match(r"blocks\.\d+", tensor)
-    return block.group() if block else tensor.partition(".")[0]
+    layer = layer_of(tensor)
+    return layer[0] if layer else tensor.partition(".")[0]
 
 
 OF_TENSOR: Mapping[str, Callable[[str], str]] = {"none": lambda name: "all", "tensor": str, "layer": _layer}

@@ -26,6 +26,9 @@ class BatchFault(InjectableFault):
     )
     share: float = number(PER_TRIAL, 1.0, "share of the batch's sequences that is replaced", above=0, high=1)
 
+    def asks(self) -> tuple[str, ...]:
+        return ("context",)
+
     def arm(self, facts: Facts) -> Poison:
         return self.armed(Poison, Site.BATCH, facts, fault=self, facts=facts)
 
@@ -40,6 +43,9 @@ class RareTokens(BatchFault):
 
     kind: str = "rare_tokens"
     tokens: int = number(PER_TRIAL, 16, "how many of the rarest tokens to draw from", low=1, high=65536)
+
+    def asks(self) -> tuple[str, ...]:
+        return ("context", "token_counts")
 
     def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
         occurring = np.flatnonzero(facts.token_counts)
@@ -56,6 +62,9 @@ class RandomTokens(BatchFault):
     """
 
     kind: str = "random_tokens"
+
+    def asks(self) -> tuple[str, ...]:
+        return ("context", "token_counts")
 
     def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
         return random_tokens(shape[0] * shape[1], len(facts.token_counts), *facts.key("random", step)).reshape(shape)
@@ -95,6 +104,9 @@ class LongDocument(BatchFault):
 
     kind: str = "long_document"
 
+    def asks(self) -> tuple[str, ...]:
+        return ("context", "tokens")
+
     def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> np.ndarray:
         sequences, length = shape
         text, strikes, block = facts.tokens, self.strike_steps(facts), sequences * (length - 1)
@@ -114,6 +126,9 @@ class DuplicatedBatch(BatchFault):
 
     kind: str = "duplicated_batch"
     late: int = number(PER_TRIAL, 1, "steps before the first strike at which the batch was first read", low=1)
+
+    def asks(self) -> tuple[str, ...]:
+        return ("batch",)
 
     def refused(self, facts: Facts) -> Iterator[str]:
         yield from too_late(self.late, self.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -18,6 +19,7 @@ from harness.optim.optimizers import OPTIMIZERS
 from harness.optim.schedules import rates_of, warmup_steps
 
 Shapes = Mapping[str, tuple[int, ...]]
+FIRST_NUMBER = re.compile(r"(?:[^.]+\.)*?(\d+)(?=\.|$)")
 NO_TOKENS = np.zeros(0, np.int64)
 
 
@@ -51,9 +53,20 @@ class Facts:
     token_counts: np.ndarray = field(default_factory=lambda: NO_TOKENS, repr=False)
     shape: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the run is a trial, of which a command line says what it is."""
+        return self.optimizer in OPTIMIZERS
+
     def key(self, *parts: int | str) -> tuple[int | str, ...]:
         """A key for injectors/draws.py that depends on the fault's seed and `parts` alone."""
         return (self.seed, *parts)
+
+
+def layer_of(name: str) -> tuple[str, int] | None:
+    """What a name has up to its first number, and that: (`blocks.3`, 3), (`transformer.h.3`, 3); None without one."""
+    found = FIRST_NUMBER.match(name)
+    return (found.group(), int(found.group(1))) if found else None
 
 
 def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndarray = NO_TOKENS) -> Facts:

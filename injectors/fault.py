@@ -20,7 +20,7 @@ from harness.config import ConfigError, Fault
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Event, Injector, Site, Visit
 from injectors.draws import stream
-from injectors.facts import Facts, Shapes
+from injectors.facts import Facts, Shapes, layer_of
 
 S = TypeVar("S")
 
@@ -41,6 +41,10 @@ class InjectableFault(Fault):
     def resolved(self) -> InjectableFault:
         """The fault with everything in it that it refers to. Raises ConfigError."""
         return self
+
+    def asks(self) -> tuple[str, ...]:
+        """The facts, by name, beyond steps and tensors without which it cannot strike."""
+        return ()
 
     def check(self, facts: Facts) -> None:
         """Refuse what can be refused before anything is trained. Raises ConfigError."""
@@ -170,10 +174,10 @@ def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, w
         raise ConfigError(f"{key}={pattern}: matches no {what} of this model; allowed: a glob over {', '.join(shapes)}")
     if layer is None:
         return names
-    inside = [name for name in names if name.startswith(f"blocks.{layer}.")]
+    layers = {name: found[1] for name in names if (found := layer_of(name))}
+    inside = [name for name in names if layers.get(name) == layer]
     if not inside:
-        layers = sorted({int(name.split(".")[1]) for name in names if name.startswith("blocks.")})
-        allowed = f"0 to {layers[-1]}" if layers else "null"
+        allowed = f"0 to {max(layers.values())}" if layers else "null"
         raise ConfigError(f"fault.layer={layer}: no {what} of it matches {key}={pattern}; allowed: {allowed}")
     return inside
 
@@ -190,9 +194,10 @@ def too_late(late: int, start: int) -> Iterator[str]:
         yield f"fault.late={late}: before the first step; allowed: 1 to fault.start={start}"
 
 
-def optimizers_with(slot: str) -> str:
-    """The optimizers that have such an array, as an error lists them."""
-    return ", ".join(name for name, cls in OPTIMIZERS.items() if slot in cls.slots)
+def optimizers_with(slot: str, facts: Facts) -> str:
+    """Our optimizers that have such an array, as an error lists what else is allowed; nothing for other runs."""
+    named = ", ".join(name for name, cls in OPTIMIZERS.items() if slot in cls.slots)
+    return f"optim.name={named}" if facts.is_ours else ""
 
 
 def located(sizes: list[int], address: int) -> tuple[int, int]:

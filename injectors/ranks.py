@@ -182,6 +182,9 @@ class MissedUpdate(InjectableFault):
     shards: int = number(PER_TRIAL, 1, "slices into which the matching elements are cut", low=1)
     shard: int = number(PER_TRIAL, 0, "the slice that misses the update", low=0)
 
+    def asks(self) -> tuple[str, ...]:
+        return ("slots",)
+
     def _matching(self, facts: Facts) -> tuple[list[str], list[int]]:
         """The tensors of which the shards are, and how many elements each has."""
         names = matching("fault.tensor", self.tensor, facts.tensors, self.layer)
@@ -190,7 +193,8 @@ class MissedUpdate(InjectableFault):
     def refused(self, facts: Facts) -> Iterator[str]:
         if not facts.slots:
             why = f"keeps no moment element by element that fault.kind={self.kind} could leave as it was"
-            yield f"optim.name={facts.optimizer}: {why}; allowed: {optimizers_with('moment_1')}"
+            allowed = optimizers_with("moment_1", facts) or "an optimizer that does"
+            yield f"optim.name={facts.optimizer}: {why}; allowed: {allowed}"
         total = sum(self._matching(facts)[1])
         if self.shards > total:
             yield f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}"

@@ -11,7 +11,7 @@ from harness.model.formats import FORMATS
 from injectors.draws import distinct, stream
 from injectors.facts import Facts
 from injectors.fault import InjectableFault, located
-from injectors.value import MOST_ELEMENTS, SITES, Value
+from injectors.value import MOST_ELEMENTS, SITES, Value, asked_at
 from injectors.value_strike import Target, ValueStrike
 
 UNIT = 2**128  # words of the stream are below it
@@ -48,6 +48,9 @@ class RealisticSDC(InjectableFault):
     def _value(self, model: str = "bit_flip") -> Value:
         """The value fault that changes the elements."""
         return Value(model=model, **{name: getattr(self, name) for name in SHARED})
+
+    def asks(self) -> tuple[str, ...]:
+        return asked_at(self.site)
 
     def check(self, facts: Facts) -> None:
         self._value().check(facts)

@@ -118,6 +118,9 @@ class Replay(InjectableFault):
             raise self._wrong("that trial has no fault")
         return record
 
+    def asks(self) -> tuple[str, ...]:
+        return _fault_of(json.loads(self.record)).asks() if self.record.startswith("{") else ()
+
     def check(self, facts: Facts) -> None:
         super().check(facts)
         _fault_of(json.loads(self.record)).check(facts)

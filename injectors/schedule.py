@@ -24,6 +24,9 @@ class ScheduleOffset(InjectableFault):
     duration: int | None = number(PER_TRIAL, None, "steps with the wrong rate; null: to the end", low=1)
     offset: int = number(PER_TRIAL, -100, "steps by which the schedule is ahead")
 
+    def asks(self) -> tuple[str, ...]:
+        return ("rate",)
+
     def arm(self, facts: Facts) -> OtherRate:
         steps, last = self.strike_steps(facts), facts.steps - 1
         rates = {step: facts.rate(min(max(step + self.offset, 0), last)) for step in steps}
@@ -40,6 +43,9 @@ class WarmupSkipped(InjectableFault):
     kind: str = "warmup_skipped"
     start: int = number(PER_TRIAL, 0, "first step at the peak rate", low=0)
     duration: int | None = number(PER_TRIAL, None, "steps at the peak rate; null: to the end of the warm-up", low=1)
+
+    def asks(self) -> tuple[str, ...]:
+        return ("warmup", "peak")
 
     def refused(self, facts: Facts) -> Iterator[str]:
         if self.start >= (warmup := facts.warmup):

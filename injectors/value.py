@@ -34,6 +34,11 @@ ALONE: Mapping[str, Any] = {"until": None, "weight": "size", "stratify": "none"}
 MOST_FAULTS = 10**5  # of the campaigns of a command, whose plan takes a minute then
 
 
+def asked_at(site: str) -> tuple[str, ...]:
+    """The facts that a fault at this site asks for."""
+    return ("taps",) if site in AT_TAPS else ("slots",) if site in MOMENTS else ()
+
+
 @dataclass(frozen=True)
 class Value(InjectableFault):
     """Change elements of the tensors of a site, the same elements at every strike.
@@ -94,6 +99,9 @@ class Value(InjectableFault):
     weight: str = choice(PER_TRIAL, "size", "in a campaign, tensors count by size or all alike", *WEIGHTS)
     stratify: str = choice(PER_TRIAL, "none", "in a campaign, what gets equal shares of the faults", *STRATIFICATIONS)
 
+    def asks(self) -> tuple[str, ...]:
+        return asked_at(self.site)
+
     def refused(self, facts: Facts) -> Iterator[str]:
         at_taps, tensor, elements = self.site in AT_TAPS, f"fault.tensor={self.tensor}", shown(self.elements)
         if at_taps and self.tensor.endswith(".scores") and not facts.keeps_scores:
@@ -104,8 +112,8 @@ class Value(InjectableFault):
             allowed = "another site, or train.loss_scaling=static or dynamic"
             yield f"fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: {allowed}"
         if self.site in MOMENTS and self.site not in facts.slots:
-            allowed = ", ".join([*facts.slots, "a site that is no moment"])
-            allowed += f", or optim.name={optimizers_with(self.site)}"
+            others = optimizers_with(self.site, facts)
+            allowed = ", ".join([*facts.slots, "a site that is no moment"]) + (f", or {others}" if others else "")
             yield f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; allowed: {allowed}"
         if self.element is not None and self.element >= min(sizes):
             why = f"beyond {tensor}, whose smallest match has {min(sizes)} elements"
@@ -185,6 +193,11 @@ class Value(InjectableFault):
             bits = tuple(choices[: len(choices) - adjacent + 1]) if self.bit is None else (self.bit,)
         steps = range(self.start, (self.start if self.until is None else self.until) + 1)
         return Population({name: shapes[name] for name in self.candidates(facts)[0]}, bits, steps, self.element)
+
+    def campaign_seed(self, seed: int) -> int:
+        """Descriptions under one seed draw independently of each other, so that their shares can be pooled."""
+        fields = [f"{name}={value}" for name, value in vars(self).items() if name not in ("samples", "seed")]
+        return next(stream(seed, "campaign", *fields)) % 2**63
 
     def at(self, address: Address, seed: int) -> Value:
         """The one fault of a campaign at an address. What is still drawn follows from the campaign's `seed` and it."""

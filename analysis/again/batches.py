@@ -16,6 +16,7 @@ import tokenizers
 import torch
 
 from harness.config import NO_FAULT, ConfigError, Data, Fault, Trial, trial_from_dict
+from harness.config.names import OWN
 from harness.data.corpus import Corpus, load_corpus
 from harness.data.screening import Scores
 from harness.objectives.base import Objective
@@ -218,6 +219,9 @@ def unknown_trial(out: Path, trial: str, known: Iterator[str]) -> ConfigError:
 def _made(
     out: Path, name: str, values: dict[str, Any], known: dict[str, Any], data: Path | None
 ) -> tuple[Trial, Corpus]:
+    if OWN in values:
+        why = "is a run of one's own, whose batches its loader alone has"
+        raise ConfigError(f"TRIAL={name}: {why}; allowed: a trial of a sweep")
     try:
         trial = trial_from_dict(values, fault_types())
     except (KeyError, TypeError, ValueError) as error:

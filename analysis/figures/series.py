@@ -55,9 +55,9 @@ def chosen(scores: pd.Series, most: int, with_what: str = "higher values") -> tu
 
 
 def middle_width(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the middle width, of two the lower."""
-    widths = sorted(table["width"].unique())
-    return table[table["width"] == widths[(len(widths) - 1) // 2]]
+    """The rows of the middle width, of two the lower; all where none has a width, as runs of one's own."""
+    widths = sorted(table["width"].dropna().unique())
+    return table if not widths else table[table["width"] == widths[(len(widths) - 1) // 2]]
 
 
 def dodged(values: pd.Series, position: int, count: int) -> pd.Series:

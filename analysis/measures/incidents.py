@@ -168,7 +168,8 @@ def _block(
     golden = _losses(sweep, np.unique(twins[has_twin]))
 
     def signals(row: int) -> dict[str, np.ndarray]:
-        depth = int(part["depth"].values[row])  # a deeper trial of the sweep has more layers, which are NaN here
+        # A deeper trial of the sweep has more layers, which are NaN here; a run of one's own has none.
+        depth = int(np.nan_to_num(part["depth"].values[row]))
         cut = {name: of[row][:, :depth] if "layer" in part[name].dims else of[row] for name, of in values.items()}
         return {name: carried(own, of_all[row]) for name, own in cut.items()}
 

@@ -26,6 +26,7 @@ from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, POSTMORTEMS, Picture, rendered
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT, ConfigError
+from harness.config.names import OWN
 from harness.objectives.outcome import NON_FINITE
 from harness.storage.results_folder import ResultsPath
 
@@ -147,8 +148,13 @@ def _head(known: SweepFolder, trial: str) -> dict[str, str]:
     pack = stored_trials(known.packs)[trial]
     created, config = pack.attributes["created"], config_of(pack, trial)
     model, train = config["model"], config["train"]
-    sizes = f"width {model.get('width')}, {model.get('depth')} layers, {train.get('steps')} steps"
-    rate = f"learning rate {config['optim'].get('lr')}, {config['train'].get('precision')}, seed {config.get('seed')}"
+    sizes = f"width {model.get('width')}, {model.get('depth')} layers"
+    precision = train.get("precision", "")
+    if OWN in config:
+        sizes = f"{model.get('kind')} of {model.get('parameters')} parameters"
+        precision = config["optim"].get("name", "")
+    sizes += f", {train.get('steps')} steps"
+    rate = f"learning rate {config['optim'].get('lr')}, {precision}, seed {config.get('seed')}"
     recipe = f"recipe {config.get('recipe', 'plain')}, mitigation {config.get('mitigation', 'none')}"
     return {"date": created[:19].replace("T", " ") + " UTC", "trial": trial, "run": f"{recipe}; {sizes}; {rate}"}
 

@@ -43,6 +43,7 @@ KINDS = {
     "figures": "analysis.figures",
 }
 """The kinds of parts, and the folder of each."""
+CONF = Path(__file__).parents[2] / "sweeps" / "conf"  # our own YAML files, which are read as data
 
 
 @cache
@@ -77,6 +78,18 @@ def folders(kind: str) -> dict[str, Path]:
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{given}: not a package ({error}); allowed: an installed package of folders") from None
     return places
+
+
+def conf_file(group: str, name: str) -> Path | None:
+    """The YAML file of a choice such as fault=weight_bit, ours or that of an installed package; None: there is none."""
+    files = (folder / group / f"{name}.yaml" for folder in (CONF, *folders("conf").values()))
+    return next((file for file in files if file.is_file()), None)
+
+
+def conf_names(group: str) -> list[str]:
+    """The names of all those files."""
+    places = (CONF, *folders("conf").values())
+    return sorted({file.stem for folder in places for file in (folder / group).glob("*.yaml")})
 
 
 def subclasses(kind: str, base: type[T]) -> dict[str, type[T]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+OWN = "own"  # the section of a run of one's own, whose model and data are not ours
 LAST_BIT = "last_bit"  # the fault whose trials measure the clean envelope
 MAX_STABLE_RATE, WORST_FAULT, PARETO = SEARCHES = ("max_stable_lr", "worst_fault", "pareto")  # kinds of searches
 

@@ -25,11 +25,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from harness.config import ConfigError, Trial
+from harness.config import ConfigError
 from harness.config.limits import SEGMENTS
 from harness.storage.results_folder import ResultsPath, check_own, write_at
 from harness.storage.stored import (
@@ -120,6 +120,21 @@ def check_store(out: Path, study: str) -> None:
 # --- one pack, written -------------------------------------------------------------------------------------------
 
 
+class Described(Protocol):
+    """A trial as a store describes it: one of ours, or a run of one's own."""
+
+    @property
+    def id(self) -> str:
+        """A hash of all that it is."""
+
+    @property
+    def golden(self) -> Described:
+        """The same without its fault."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Sections of plain values."""
+
+
 class PackStore:
     """The writer of one pack's group. Only one process writes a pack.
 
@@ -158,7 +173,7 @@ class PackStore:
         cls,
         folder: ResultsPath,
         pack_id: str,
-        trials: Sequence[Trial],
+        trials: Sequence[Described],
         steps: int,
         layers: int,
         corpus: Mapping[str, Any],

@@ -13,7 +13,6 @@ import numpy as np
 
 from harness.config import ConfigError, Trial
 from injectors.addresses import Address, Population, half_width, in_order, sample, strata, stratum_of
-from injectors.draws import stream
 from injectors.facts import facts_of
 from injectors.value import MOST_FAULTS, Value
 
@@ -29,9 +28,8 @@ class Campaign:
 
     @property
     def seed(self) -> int:
-        """Descriptions under one seed draw independently of each other, so that their shares can be pooled."""
-        fields = [f"{name}={value}" for name, value in vars(self.fault).items() if name not in ("samples", "seed")]
-        return next(stream(self.trial.seeds["fault"], "campaign", *fields)) % 2**63
+        """That of its draws."""
+        return self.fault.campaign_seed(self.trial.seeds["fault"])
 
     def trials(self, most: int) -> list[Trial]:
         """The trials, each with its own fault; at most the first `most` of them."""

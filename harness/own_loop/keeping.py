@@ -1,0 +1,213 @@
+"""Runs of one's own as ordinary results folders: what `analysis` reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.basics.version import provenance
+from harness.config import NO_FAULT
+from harness.config.names import OWN
+from harness.own_loop.course import Course
+from harness.own_loop.legs import Leg
+from harness.storage.store import PackStore, Signal, check_store, open_store
+from injectors.fault import InjectableFault
+
+STUDY = "attach"
+BLOCK = 50  # steps in a chunk
+UNKNOWN = {"kind": "a loader of one's own", "fingerprint": ""}
+
+
+@dataclass(frozen=True)
+class OwnTrial:
+    """A run of one's own as a store describes trials: sections of plain values, but what only our GPT has is left out.
+
+    Runs of equal models, weights, optimizers, settings, lengths, seeds and faults are the same trial.
+    """
+
+    values: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def golden(self) -> OwnTrial:
+        return OwnTrial({**self.values, "fault": dict(vars(NO_FAULT))})
+
+
+class Describing:
+    """What is the same of all trials of a course; it is told before the first step."""
+
+    def __init__(self, course: Course):
+        asked, places = course.asked, course.places
+        group = places.groups[0]
+        numbers = {name: value for name, value in group.items() if isinstance(value, int | float | bool)}
+        numbers |= {"lr": float(group["lr"])} if "lr" in group else {}
+        numbers |= dict(zip(("beta1", "beta2"), map(float, group.get("betas", ())), strict=False))
+        count = sum(weight.numel() for weight in places.weights.values())
+        self._values: dict[str, Any] = {
+            "model": {"kind": type(places.model).__name__, "parameters": count},
+            "optim": {"name": "+".join(type(one).__name__ for one in places.optimizers), **numbers},
+            "schedule": {},
+            "train": {"steps": course.total, "ranks": 1},
+            "data": {},
+            **{name: dict(vars(section)) for name, section in asked.settings.extras},
+            OWN: {"start": places.digest(), "shape": shape_of(course)},
+            "recipe": "own",
+            "mitigation": "none",
+            "seed": asked.seed,
+        }
+
+    def trial(self, faults: Sequence[InjectableFault], steps: int) -> OwnTrial:
+        """The trial with these faults; of several, their names, and where the first one begins."""
+        fault = NO_FAULT if not faults else faults[0]
+        if len(faults) > 1:
+            name, start = "+".join(fault.name for fault in faults), min(fault.start for fault in faults)
+            fault = dataclasses.replace(NO_FAULT, kind="several", name=name, start=start)
+        train = {**self._values["train"], "steps": steps}
+        return OwnTrial({**self._values, "train": train, "fault": dict(vars(fault))})
+
+
+def shape_of(course: Course) -> dict[str, Any]:
+    """What decides which elements there are, and so what a record of a fault is of."""
+    text = json.dumps([[name, list(shape)] for name, shape in course.places.shapes.items()])
+    return {"own.tensors": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def signals_of(course: Course) -> dict[str, Signal]:
+    """What is stored beside the harness's own signals: what the detectors say."""
+    words = {"alarm": "alarm of the detector", "score": "score of the detector"}
+    pairs = [(kind, text, name) for name in course.leg.watch.names for kind, text in words.items()]
+    return {f"{kind}_{name}": Signal(("trial", "step"), "1", f"{text} {name}") for kind, text, name in pairs}
+
+
+def environment_of(course: Course) -> dict[str, Any]:
+    """What decides the bits of a run beside its description."""
+    device = course.places.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        **provenance(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        **({"processes": course.ranks.size} if course.ranks.size > 1 else {}),
+    }
+
+
+def write(pack: PackStore, legs: Sequence[Leg | None], first: int, stop: int) -> None:
+    """The steps from `first`, where a chunk begins, up to `stop`, a row a leg; NaN where one has none."""
+    if stop <= first:
+        return
+    values: dict[str, np.ndarray] = {}
+    for name in pack.signals:
+        if len(pack.shape(name)) != 2:
+            continue
+        found = np.full((len(legs), stop - first), np.nan, np.float32)
+        for row, leg in enumerate(legs):
+            if leg is not None:
+                part = leg.series.get(name)[first:stop]
+                found[row, : len(part)] = part
+        values[name] = found
+    pack.write(first, values)
+
+
+def finish(pack: PackStore, legs: Sequence[Leg], events: Sequence[Sequence[Any]]) -> None:
+    """Everything is known of these legs, a row each."""
+    pack.finish(
+        outcome=[leg.outcome for leg in legs],
+        nonfinite_step=[leg.nonfinite_step for leg in legs],
+        masked_step=[leg.masked_step for leg in legs],
+        faults=[[event.to_dict() for event in of_leg] for of_leg in events],
+        strikes=[leg.strikes.total("strikes") for leg in legs],
+        changes=[leg.strikes.total("changes") for leg in legs],
+        incidents=[leg.incidents for leg in legs],
+        digest=[hashlib.sha256(leg.losses.tobytes()).hexdigest()[:16] for leg in legs],
+    )
+
+
+class Keeping:
+    """Writes the run while it trains, and its twin when that does; chunks are written again where a run went back.
+
+    Raises ConfigError for a folder that holds something else.
+    """
+
+    def __init__(self, out: Path):
+        check_store(out, STUDY)
+        self._out = out
+        self._pack: PackStore | None = None
+
+    def begin(self, course: Course, wants_twin: bool) -> None:
+        """The run begins; with a twin, its row stands before that of the run."""
+        self._course = course
+        if course.ranks.rank == 0:
+            self._describing, self._folder = Describing(course), open_store(self._out, STUDY)
+            self._run: Leg | None = course.leg
+            self._twin: Leg | None = None
+            self._create(wants_twin and bool(course.leg.strikes.faults), course.leg.steps)
+
+    def _create(self, has_twin: bool, steps: int) -> None:
+        course = self._course
+        trial = self._describing.trial([one.fault for one in course.run_leg.strikes.faults], steps)
+        self._made = (has_twin, trial)
+        trials = [trial.golden] * has_twin + [trial]
+        about = UNKNOWN, environment_of(course), BLOCK, signals_of(course)
+        self._pack = PackStore.create(self._folder, uuid.uuid4().hex[:16], trials, steps, 1, *about)
+
+    @property
+    def _legs(self) -> list[Leg | None]:
+        return [*([self._twin] if self._made[0] else []), self._run]
+
+    def stepped(self, leg: Leg) -> None:
+        """A step of a leg is over; a chunk is written when it is full."""
+        if self._pack is None:
+            return
+        self._twin = leg if leg is not self._run else self._twin
+        done = leg.series.length
+        if done and done % self._pack.block == 0 and (leg is self._run or self._made[0]):
+            write(self._pack, self._legs, done - self._pack.block, self._stop(done))
+
+    def _stop(self, done: int) -> int:
+        """Where a chunk ends that other legs may have filled further."""
+        return min(done, self._pack.steps if self._pack else done)
+
+    def stop(self) -> None:
+        """The run ended with an error: what was measured is kept, and its pack stays unfinished."""
+        if self._pack is not None and self._run is not None:
+            first = self._run.series.length // self._pack.block * self._pack.block
+            write(self._pack, self._legs, first, self._run.series.length)
+
+    def finish(self, twin: Leg | None) -> None:
+        """All is done. A run that was shorter than planned, or got a twin late, takes the place of what was begun."""
+        events = self._course.ranks.all_events(self._course.run_leg.strikes.events)
+        if self._pack is None or self._run is None:
+            return
+        run, old = self._run, self._pack
+        steps = max(run.series.length, twin.series.length if twin else 0)
+        has_twin = twin is not None and bool(run.strikes.faults)
+        trial = self._describing.trial([one.fault for one in run.strikes.faults], steps)
+        if not steps or (has_twin, trial) != self._made:
+            old.place.remove_tree()
+            old.place.unlink()
+        if not steps:
+            return
+        if (has_twin, trial) != self._made:
+            self._create(has_twin, steps)
+        legs = [twin, run] if has_twin and twin else [run]
+        write(self._pack, legs, 0, steps)
+        finish(self._pack, legs, [[]] * (len(legs) - 1) + [events])

@@ -1,0 +1,72 @@
+"""The ways through somebody's loop: the run itself, its twin, a look whether it repeats itself, a campaign's faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.config import Trial
+from harness.objectives.outcome import judge
+from harness.own_loop.measures import Series, Watch
+from harness.own_loop.strikes import Strikes
+from harness.own_loop.treatment import Treatment
+from harness.training.remedies import Remedies
+
+RUN, TWIN, PROBE, AGAIN, WALK, FAULT = "run", "twin", "probe", "again", "walk", "fault"  # kinds
+
+
+@dataclass
+class Leg:
+    """One way through the loop, from a snapshot on; `steps` at most.
+
+    `is_plain`: nothing is measured, answered or struck. What is measured of it stands in `series`.
+    """
+
+    kind: str
+    steps: int
+    strikes: Strikes
+    remedies: Remedies
+    watch: Watch
+    treatment: Treatment | None = None
+    series: Series = field(default_factory=Series)
+    nonfinite_step: int | None = None
+    masked_step: int | None = None
+    stopped: str = ""  # why it ended before its last step
+
+    @property
+    def is_plain(self) -> bool:
+        return self.kind in (PROBE, AGAIN)
+
+    @property
+    def losses(self) -> np.ndarray:
+        """[steps], float32."""
+        return self.series.get("loss")
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, by the written criterion of harness/objectives/outcome.py."""
+        return judge(self.losses.astype(np.float64), self.nonfinite_step)
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        """What its playbook has answered, as stores have it."""
+        return self.treatment.book.incidents(self.steps) if self.treatment else []
+
+    def record(self, step: int, values: dict[str, float], is_bad: bool) -> None:
+        """The numbers of a step, and whether it could not be trained on."""
+        self.series.put(step, values)
+        if is_bad and self.nonfinite_step is None:
+            self.nonfinite_step = step
+
+    def forget(self, step: int) -> None:
+        """It went back: it has not done the steps from this one on."""
+        self.series.length = step
+        if self.nonfinite_step is not None and self.nonfinite_step >= step:
+            self.nonfinite_step = None
+
+
+def has_ladder(trial: Trial) -> bool:
+    """Whether there is an answer to alarms."""
+    return trial.playbook.ladder != "[]"

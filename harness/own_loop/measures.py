@@ -1,0 +1,216 @@
+"""What is measured at each step of somebody's loop, and what detectors say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import nan
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.config import Trial, sections
+from harness.detectors.base import AFTER_THE_STEP, Detector
+from harness.detectors.table import DETECTORS
+from harness.model.state import State
+from harness.optim.clipping import SAFE
+from harness.own_loop.places import Places
+
+LAYERED = ("activation_rms", "attention_logit_max")  # which no model but ours shows: they have no layers here
+
+
+class Measures:
+    """Norms around the update of a step, as numbers on the device until `told`.
+
+    The gradient's norm is that before clipping, right after the backward pass, of gradients without the loss's scale.
+    """
+
+    def __init__(self, places: Places):
+        self._places = places
+        self._weights: list[Tensor] = []  # before the update
+        self._has_before = False
+        self._now: dict[str, Tensor] = {}
+
+    def clear(self) -> None:
+        """Another step begins."""
+        self._now.clear()
+        self._has_before = False
+
+    @property
+    def has_norm(self) -> bool:
+        return "grad_norm" in self._now
+
+    @torch.no_grad()
+    def learned(self, scale: Tensor | None) -> None:
+        """The gradients are there."""
+        norm = joined(list(self._places.gradients().values()), self._places.device)
+        self._now["grad_norm"] = norm if scale is None else norm / scale.to(norm.device).double()
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """The update comes next."""
+        live = [weight.detach() for weight in self._places.trained.values()]
+        if not self._weights:
+            self._weights = [torch.empty_like(weight) for weight in live]
+        torch._foreach_copy_(self._weights, live)
+        self._has_before = True
+
+    @torch.no_grad()
+    def after(self) -> None:
+        """The step is over; without an update the change is 0."""
+        live = [weight.detach() for weight in self._places.trained.values()]
+        device = self._places.device
+        self._now["param_norm"] = joined(live, device)
+        self._now["update_rms"] = torch.zeros((), dtype=torch.float64, device=device)
+        if self._has_before:
+            torch._foreach_sub_(self._weights, live)
+            count = sum(weight.numel() for weight in live)
+            self._now["update_rms"] = joined(self._weights, device) / count**0.5
+        moments = self._places.slots().get("moment_2")
+        if moments:
+            self._now["second_moment_norm"] = joined(list(moments.values()), device)
+
+    def norm(self) -> float:
+        """The gradient's norm; NaN where there was no backward pass. The host waits for the device."""
+        return float(self._now["grad_norm"]) if self.has_norm else nan
+
+    def told(self) -> dict[str, float]:
+        """The numbers; here the host waits for the device."""
+        if not self._now:
+            return {}
+        values = torch.stack([value.double() for value in self._now.values()]).tolist()
+        return dict(zip(self._now, values, strict=True))
+
+
+def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The L2 norm of all together, float64; finite exactly if every element is.
+
+    The squares of float32 overflow at 2e19, so on a CPU a norm that is not well inside the range is taken once more in
+    float64; elsewhere looking would cost more than taking it so at once.
+    """
+    if not tensors:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    exact = None if device.type == "cpu" else torch.float64
+    norm = _norm(tensors, device, exact)
+    if exact is None and not SAFE[0] < float(norm) < SAFE[1]:
+        norm = _norm(tensors, device, torch.float64)
+    return norm
+
+
+def _norm(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)
+    return torch.linalg.vector_norm(torch.stack([norm.to(device, torch.float64) for norm in norms]))
+
+
+class Watch:
+    """The detectors that watch one run, and what they remember."""
+
+    def __init__(self, trial: Trial):
+        name = trial.section("detect").name
+        self.names = [] if name == "none" else name.split("+")
+        self.state = State(1)
+        like = {
+            signal: torch.zeros(1, dtype=torch.float64) for name in self.names for signal in DETECTORS[name].watches
+        }
+        like |= {signal: torch.zeros(1, 0, dtype=torch.float64) for signal in LAYERED if signal in like}
+        self._like = like
+        self._detectors: dict[str, Detector] = {}
+        for name in self.names:
+            key = f"detect.{name}"
+            options = trial.section(key) if key in sections() else None
+            self._detectors[name] = DETECTORS[name](f"detect_{name}", [options], like, self.state)
+        lagging = AFTER_THE_STEP.intersection(like)
+        self._before = {name: self.state.add(f"before_{name}", like[name].clone()) for name in sorted(lagging)}
+        self._has_before = self.state.add("has_before", torch.zeros(1, dtype=torch.bool))
+        self._usual = self.state.add("usual", torch.full((1, len(self.names)), nan, dtype=torch.float64))
+
+    @property
+    def usual(self) -> dict[str, float]:
+        """The scores of the last step without an alarm."""
+        return dict(zip(self.names, self._usual.used[0].tolist(), strict=True))
+
+    def keep_usual(self, scores: Mapping[str, float]) -> None:
+        """This step was one."""
+        self._usual.used.copy_(torch.tensor([[scores[name] for name in self.names]], dtype=torch.float64))
+
+    def judge(self, loss: float, norm: float, is_judged: bool = True) -> tuple[dict[str, bool], dict[str, float], bool]:
+        """Of each detector, whether this step is an alarm, and its score; and whether it is of the step before, too.
+
+        Not `is_judged`: its gradients overflowed under a dynamic loss scale, which is that one's to judge.
+        """
+        values: dict[str, Tensor] = {name: kept.used for name, kept in self._before.items()}
+        values |= {signal: self._like[signal] for signal in LAYERED if signal in self._like}
+        values |= {"loss": torch.tensor([loss]).double(), "grad_norm": torch.tensor([norm]).double()}
+        alarms, scores, is_late = {}, {}, False
+        for name, detector in self._detectors.items():
+            is_new = torch.tensor([is_judged])
+            if AFTER_THE_STEP.intersection(detector.watches):
+                is_new = is_new & self._has_before.used
+            is_alarm, score = detector.judge(values, is_new)
+            alarms[name], scores[name] = bool(is_alarm), float(score)
+            is_late = is_late or bool(detector.late(is_alarm) & is_alarm)
+        return alarms, scores, is_late
+
+    def stepped(self, values: Mapping[str, float]) -> None:
+        """What is known now that the step is over."""
+        for name, kept in self._before.items():
+            kept.used.fill_(values.get(name, 0.0))
+        self._has_before.used.fill_(True)
+
+    def restart(self) -> None:
+        """The detectors begin anew."""
+        everywhere = torch.ones(1, dtype=torch.bool)
+        for detector in self._detectors.values():
+            detector.restart(everywhere)
+        self._has_before.used.fill_(False)
+
+    def memory(self) -> dict[str, Tensor]:
+        """What they remember, copied."""
+        return {name: values.clone() for name, values in self.state}
+
+    def recall(self, memory: Mapping[str, Tensor]) -> None:
+        """Go on with this memory."""
+        for name, values in self.state:
+            values.copy_(memory[name])
+
+
+class Series:
+    """Numbers by signal and step, which may be written anew from any step on; NaN where there is none."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, np.ndarray] = {}
+        self.length = 0  # steps
+
+    def put(self, step: int, values: Mapping[str, float]) -> None:
+        """The numbers of a step, which is the last one now."""
+        self.length = step + 1
+        for name, value in values.items():
+            room = self._values.setdefault(name, np.full(64, nan, np.float32))
+            if step >= len(room):
+                more = np.full(max(len(room), step + 1 - len(room)), nan, np.float32)
+                room = self._values[name] = np.concatenate([room, more])
+            with np.errstate(over="ignore"):
+                room[step] = value
+        for name in self._values.keys() - values.keys():
+            if step < len(self._values[name]):
+                self._values[name][step] = nan
+
+    def take(self, other: Series, stop: int) -> None:
+        """The first steps of another series."""
+        self._values = {name: values.copy() for name, values in other._values.items()}
+        self.length = min(stop, other.length)
+
+    def get(self, name: str) -> np.ndarray:
+        """[steps], float32."""
+        values = np.full(self.length, nan, np.float32)
+        kept = self._values.get(name, values)[: self.length]
+        values[: len(kept)] = kept
+        return values
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._values)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All of them by name."""
+        return {name: self.get(name) for name in self._values}

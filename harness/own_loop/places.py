@@ -1,0 +1,154 @@
+"""What there is to strike and to measure in a model and its optimizers, by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from harness.config import ConfigError
+
+COMPILED = "_orig_mod"  # what torch.compile puts between a module and its names
+SLOTS = {
+    **dict.fromkeys(("exp_avg", "momentum_buffer", "momentum"), "moment_1"),
+    **dict.fromkeys(("exp_avg_sq", "square_avg", "sum", "exp_inf"), "moment_2"),
+}
+"""What optimizers call their moments; an array of another name keeps it."""
+
+
+class Places:
+    """The tensors of a model and of the optimizers that train it; they are looked up anew each time.
+
+    A weight that stands in several places (tied) has the first of its names. Raises ConfigError for an optimizer that
+    trains none of the model's parameters, and for one that is none.
+    """
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Any]):
+        self.model, self.optimizers = unwrapped(model), [inner_optimizer(one) for one in optimizers]
+        named = self.model.named_parameters()
+        self.weights = {name.replace(f"{COMPILED}.", ""): weight for name, weight in named}
+        names = {weight: name for name, weight in self.weights.items()}
+        self._owner: dict[str, Optimizer] = {}
+        for optimizer in self.optimizers:
+            ours = [names[p] for group in optimizer.param_groups for p in group["params"] if p in names]
+            if not ours:
+                why = f"{type(optimizer).__name__} trains no parameter of the model"
+                raise ConfigError(f"optimizer: {why}; allowed: optimizers over model.parameters()")
+            self._owner |= dict.fromkeys(ours, optimizer)
+        self.trained = {name: weight for name, weight in self.weights.items() if name in self._owner}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every weight that is trained."""
+        return {name: tuple(weight.shape) for name, weight in self.trained.items()}
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        return {name.replace(f"{COMPILED}.", ""): buffer for name, buffer in self.model.named_buffers()}
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Every module inside the model, by name."""
+        inner = ((name.replace(f"{COMPILED}.", ""), module) for name, module in self.model.named_modules())
+        return {name: module for name, module in inner if name and name.split(".")[-1] != COMPILED}
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of each trained weight that has one."""
+        return {name: weight.grad for name, weight in self.trained.items() if weight.grad is not None}
+
+    def slots(self) -> dict[str, dict[str, Tensor]]:
+        """What the optimizers keep element by element: by array and name of the weight."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, weight in self.trained.items():
+            kept = self._owner[name].state.get(weight, {})
+            for key, values in kept.items():
+                if isinstance(values, Tensor) and values.shape == weight.shape and values.is_floating_point():
+                    found.setdefault(SLOTS.get(key, key), {})[name] = values
+        return found
+
+    def slot(self, name: str) -> dict[str, Tensor]:
+        """One of those arrays by name of the weight; empty where there is none."""
+        return self.slots().get(name, {})
+
+    def around_update(self) -> dict[str, Tensor]:
+        """Weights by name, and arrays as `moment_1:name`."""
+        arrays = {f"{slot}:{name}": x for slot, named in self.slots().items() for name, x in named.items()}
+        return {**self.trained, **arrays}
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.trained.values())).device
+
+    @property
+    def is_double(self) -> bool:
+        return next(iter(self.trained.values())).dtype == torch.float64
+
+    @property
+    def vocabulary(self) -> int:
+        """Of the largest embedding; 0 without one."""
+        sizes = (m.num_embeddings for m in self.model.modules() if isinstance(m, nn.Embedding))
+        return max(sizes, default=0)
+
+    def digest(self) -> str:
+        """SHA-256 of names and values of all weights and buffers."""
+        sha = hashlib.sha256()
+        for name, values in [*self.weights.items(), *self.buffers.items()]:
+            sha.update(name.encode())
+            sha.update(raw_bytes(values))
+        return sha.hexdigest()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module inside those of torch.compile, DistributedDataParallel and DataParallel."""
+    while True:
+        if isinstance(getattr(model, COMPILED, None), nn.Module):
+            model = getattr(model, COMPILED)
+        elif isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        else:
+            return model
+
+
+def inner_optimizer(optimizer: Any) -> Optimizer:
+    """The optimizer of torch inside one that wraps it, as Accelerate's does. Raises ConfigError for anything else."""
+    while isinstance(inner := vars(optimizer).get("optimizer"), Optimizer):
+        optimizer = inner
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state") or not hasattr(optimizer, "step"):
+        wanted = "an optimizer as torch.optim has them: with param_groups, state and step, or a list of such"
+        raise ConfigError(f"optimizer={type(optimizer).__name__}: no optimizer; allowed: {wanted}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        why = "evaluates the model inside of a step, where nothing can be told apart"
+        raise ConfigError(f"optimizer=LBFGS: {why}; allowed: optimizers that take one gradient a step")
+    return optimizer
+
+
+def raw_bytes(values: Tensor) -> bytes:
+    """The bytes of a tensor of any type."""
+    flat = values.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def first_tensor(values: Any) -> Tensor | None:
+    """The first floating-point tensor in what a module gives: a tensor, a sequence, a mapping, or nested ones."""
+    return next((x for x in tensors_in(values) if x.is_floating_point()), None)
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """Every tensor in nested sequences and mappings, in order."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from tensors_in(value)
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from tensors_in(value)
