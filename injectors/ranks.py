@@ -223,7 +223,8 @@ class Missed(Strike):
 
     def _shard(self, visit: Visit) -> dict[str, Tensor]:
         keys = [(f"{array}{name}", part) for array in self.arrays for name, part in self.slices.items()]
-        return {key: visit.tensors[key].view(-1)[part] for key, part in keys}
+        # Where several optimizers share the tensors, not each of these has every array.
+        return {key: visit.tensors[key].view(-1)[part] for key, part in keys if key in visit.tensors}
 
     def look(self, visit: Visit) -> None:
         self._before = _copy(self._shard(visit))

@@ -19,7 +19,36 @@ from harness.own_loop.presets import Given, chosen_faults, settings
 from harness.own_loop.run import Run
 
 
-class attach:
+class _Door(type):
+    """What needs a package that not everybody has is looked up when it is asked for."""
+
+    @property
+    def TrainerCallback(cls) -> Any:
+        """Makes a `harness.own_loop.trainer.TrainerCallback`, by the arguments of `attach` that no Trainer has."""
+        try:
+            from harness.own_loop.trainer import TrainerCallback
+        except ImportError as error:
+            why = f"needs transformers, which cannot be imported ({error})"
+            raise ConfigError(
+                f"attach.TrainerCallback: {why}; allowed: pip install 'stability-harness[transformers]'"
+            ) from None
+
+        def made(
+            fault: Given | Sequence[Given] | None = None,
+            detect: str | Mapping[str, Any] | None = "default",
+            recover: str | Path | Mapping[str, Any] | None = None,
+            out: str | Path | None = None,
+            extra: Sequence[Any] = (),
+            seed: int = 0,
+            facts: Mapping[str, Any] | None = None,
+        ) -> Any:
+            asked = _asked(nn.Identity(), (), extra, fault, detect, recover, None, seed, facts)
+            return TrainerCallback(asked, None if out is None else Keeping(Path(out)))
+
+        return made
+
+
+class attach(metaclass=_Door):
     """Faults, detectors, a playbook and a golden twin for a model and a loop of one's own, while the block lasts.
 
         with attach(model, optimizer, extra=[scheduler, scaler], fault="weight_bit", recover="ladder") as run:

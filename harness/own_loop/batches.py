@@ -45,14 +45,14 @@ class Batches:
         self._kept: dict[int, list[Fetched]] = {}
         self._digests: dict[tuple[int, int], int] = {}  # of those that were handed out, if they are checked
         self._source: Iterator[Any] = iter(())
-        self._loaders: list[Iterable[Any]] = []
-        self._again: list[Iterable[Any]] = []  # that are still to be gone through once more
+        self._loaders: list[tuple[Iterable[Any], Streams]] = []  # with the random streams under which each was begun
+        self._again: list[tuple[Iterable[Any], Streams]] = []  # that are still to be gone through once more
         self._front = -1  # the position up to which the source was read
         self._bytes = 0
 
     def begin(self, loader: Iterable[Any]) -> None:
         """Read from this loader from here on."""
-        self._loaders.append(loader)
+        self._loaders.append((loader, streams()))
         self._source = iter(loader)
 
     @property
@@ -65,8 +65,7 @@ class Batches:
         if self.checks:
             self._kept.clear()
             self._bytes, self._front = 0, -1
-            self._again = list(self._loaders)
-            self._source = iter(self._again.pop(0)) if self._again else iter(())
+            self._again, self._source = list(self._loaders), iter(())
 
     def get(self, position: int, number: int) -> Any:
         """Batch `number` of those of a position; END where the loader has no more."""
@@ -99,7 +98,9 @@ class Batches:
         while (batch := next(self._source, END)) is END:
             if not self._again:
                 return None
-            self._source = iter(self._again.pop(0))
+            loader, at_first = self._again.pop(0)
+            set_streams(at_first)  # what stands between two loaders, such as a validation, is no part of the loop
+            self._source = iter(loader)
         digest = digest_of(batch) if self.checks else 0
         if before is None:
             return Fetched(batch, None, digest, 0)

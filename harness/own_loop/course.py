@@ -70,7 +70,7 @@ class Course:
         self.total = asked.steps  # of the run
         self.step, self.is_over = 0, False
         self.hooks = ExitStack()
-        self._as_written: set[int] = set()
+        self.as_written: set[int] = set()  # steps that run without compilation, on every leg
         self._ends_with_loader = asked.steps is None
         settings = asked.settings
         self._is_measured = (
@@ -84,7 +84,7 @@ class Course:
         self._measures = Measures(self.places)
         self._stepping = Stepping(self.places, self.scaler, self._measures, self.leg.strikes, self.leg.remedies, self)
         self._stepping.measures_now = self._is_measured
-        self._taps = Taps(self.places, self._as_written, self.ranks.rank)
+        self._taps = Taps(self.places, self.as_written, self.ranks.rank)
         self.hooks.callback(self._taps.close)
         self._stepping.attach(self.hooks)
 
@@ -93,7 +93,7 @@ class Course:
     def new_leg(self, kind: str, steps: int, chosen: Sequence[Chosen] = (), is_treated: bool = True) -> Leg:
         """A way through the loop that has not begun, with these faults."""
         asked, remedies, watch = self.asked, Remedies(torch.device("cpu")), Watch(self.asked.settings)
-        strikes = Strikes(chosen, self.places, asked.facts, asked.seed, remedies, self.ranks, self._as_written)
+        strikes = Strikes(chosen, self.places, asked.facts, asked.seed, remedies, self.ranks, self.as_written)
         treatment = None
         if is_treated and has_ladder(asked.settings):
             treatment = Treatment(asked.settings, watch, strikes, remedies, self.places, asked.extras)
@@ -112,20 +112,16 @@ class Course:
     def passes(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The batches of a loader, and of all legs that follow the run's last step."""
         if self.leg.strikes.facts is None and not self.is_over:
-            self._begin(loader)
+            self.open(_length(loader) if self.total is None else self.total)
+            self._plan.begin(self, loader)
         self.batches.begin(loader)
         yield from self.go_on()
 
-    def _begin(self, loader: Iterable[Any]) -> None:
-        """The first loader tells how long the run is, if nobody else does."""
-        if self.total is None:
-            try:
-                self.total = len(loader)  # type: ignore[arg-type]
-            except TypeError:
-                why = f"steps=null: a loader of type {type(loader).__name__} does not say how long it is"
-                raise ConfigError(f"{why}; allowed: attach(..., steps=N)") from None
-        if not self.total:
+    def open(self, total: int) -> None:
+        """The run has so many steps. Raises ConfigError for what it cannot have."""
+        if not total:
             raise ConfigError("steps=0: nothing to train on; allowed: a loader that is not empty")
+        self.total = total
         if reasons := list(refused(with_steps(self.asked.settings, self.total))):
             raise ConfigError(*reasons)
         self.leg.steps = self.total
@@ -133,7 +129,6 @@ class Course:
             self.batches.keeps = 0
         self.leg.strikes.begin(self.total, self.scaler is not None)
         self.go(self.leg)
-        self._plan.begin(self, loader)
 
     def go_on(self) -> Iterator[Any]:
         """The batches of the leg at hand, and of those that follow."""
@@ -157,10 +152,12 @@ class Course:
         if batch is END:
             return END
         if self._pass == 0:
-            self._begin_step(leg, step)
+            self.begin_step()
         return batch if leg.is_plain else leg.strikes.batch(position, batch)
 
-    def _begin_step(self, leg: Leg, step: int) -> None:
+    def begin_step(self) -> None:
+        """A step of the optimizer begins: keep what it may have to go back to, and let faults strike."""
+        leg, step = self.leg, self.step
         self._losses, self._judged, self._answer = [], None, GO
         self._stepping.begin(step)
         if leg.is_plain:
@@ -234,7 +231,7 @@ class Course:
         is_scaled_back = self.scaler is not None and not self._stepping.has_arrived
         is_fine = isfinite(values["loss"]) and (is_scaled_back or isfinite(values.get("grad_norm", 0.0)))
         leg.record(step, values, not is_fine)
-        leg.watch.stepped(values)
+        leg.watch.stepped(values, self._stepping.planned)
         leg.strikes.stepped(step)
         if leg.treatment:
             self._answered(leg, values, is_taken)
@@ -277,3 +274,12 @@ class Course:
         if patient is not None and patient.is_frozen:
             leg.stopped = f"step {step}: not finite, and the ladder has no rung left for it"
             warnings.warn(f"recover: {leg.stopped}; the run ends with the weights from before that step", stacklevel=4)
+
+
+def _length(loader: Any) -> int:
+    """How many batches a loader has. Raises ConfigError where it does not say."""
+    try:
+        return len(loader)
+    except TypeError:
+        why = f"steps=null: a loader of type {type(loader).__name__} does not say how long it is"
+        raise ConfigError(f"{why}; allowed: attach(..., steps=N)") from None

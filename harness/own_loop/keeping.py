@@ -193,7 +193,10 @@ class Keeping:
             write(self._pack, self._legs, first, self._run.series.length)
 
     def finish(self, twin: Leg | None) -> None:
-        """All is done. A run that was shorter than planned, or got a twin late, takes the place of what was begun."""
+        """All is done; perhaps once more, with a twin that was trained late.
+
+        A run that was shorter than planned, or has a twin that was not planned, takes the place of what was written.
+        """
         events = self._course.ranks.all_events(self._course.run_leg.strikes.events)
         if self._pack is None or self._run is None:
             return

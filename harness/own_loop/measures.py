@@ -151,10 +151,14 @@ class Watch:
             is_late = is_late or bool(detector.late(is_alarm) & is_alarm)
         return alarms, scores, is_late
 
-    def stepped(self, values: Mapping[str, float]) -> None:
-        """What is known now that the step is over."""
+    def stepped(self, values: Mapping[str, float], rate: float) -> None:
+        """What is known now that the step is over, whose rate was to be this one.
+
+        Updates are shown as multiples of it: schedules that end at zero, as most do, are no alarm, and a wrong rate is.
+        """
         for name, kept in self._before.items():
-            kept.used.fill_(values.get(name, 0.0))
+            value = values.get(name, 0.0)
+            kept.used.fill_(value if name != "update_rms" else value / rate if rate > 0 else 0.0)
         self._has_before.used.fill_(True)
 
     def restart(self) -> None:

@@ -120,7 +120,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def inner_optimizer(optimizer: Any) -> Optimizer:
     """The optimizer of torch inside one that wraps it, as Accelerate's does. Raises ConfigError for anything else."""
-    while isinstance(inner := vars(optimizer).get("optimizer"), Optimizer):
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "state") or not hasattr(optimizer, "step"):
         wanted = "an optimizer as torch.optim has them: with param_groups, state and step, or a list of such"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,11 @@ from harness.own_loop.course import Asked, Course
 from harness.own_loop.handle import PROBED, SWITCHES, Handle
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.legs import AGAIN, PROBE, RUN, TWIN, Leg
+from harness.own_loop.results import Results
 from harness.own_loop.snapshots import Snapshot, difference
-from harness.training.sites import Event
 
 
-class Run(Handle):
+class Run(Handle, Results):
     """`steps` hands out batches, `observe` is told the loss; the rest says what came of it."""
 
     def __init__(self, asked: Asked, wants_twin: bool | None, keeping: Keeping | None):
@@ -28,7 +27,7 @@ class Run(Handle):
         self._probed: Snapshot | None = None
         self._left: list[str] = []  # legs that come
         super().__init__(Course(asked, self))
-        self._leg = self._course.run_leg
+        self._leg: Leg | None = self._course.run_leg
         self._twin: Leg | None = None
         self.differing: str | None = None
         """The first tensor that is another one when two steps are run again from the same state."""
@@ -49,47 +48,6 @@ class Run(Handle):
         self._final, self._left, course.is_over = course.keeper.take(course.step), [PROBE, AGAIN, TWIN], False
         self.turn(course)
         yield from course.go_on()
-
-    # --- what came of it -----------------------------------------------------------------------------------------
-
-    @property
-    def signals(self) -> dict[str, np.ndarray]:
-        """What was measured, [steps] each, float32, by the names that stores have."""
-        return self._leg.series.arrays()
-
-    @property
-    def twin_signals(self) -> dict[str, np.ndarray]:
-        """The same of the golden twin; empty without one."""
-        return self._twin.series.arrays() if self._twin else {}
-
-    @property
-    def deviation(self) -> np.ndarray:
-        """Loss of the run less that of its golden twin, [steps], float64; NaN where one of them has none.
-
-        Raises ConfigError without a twin.
-        """
-        if self._twin is None:
-            raise ConfigError("run.deviation: there is no golden twin; allowed: with twin=True, or after run.twin()")
-        losses, golden = (leg.losses.astype(np.float64) for leg in (self._leg, self._twin))
-        found, both = np.full(max(len(losses), len(golden)), nan), min(len(losses), len(golden))
-        with np.errstate(invalid="ignore"):
-            found[:both] = losses[:both] - golden[:both]
-        return found
-
-    @property
-    def events(self) -> list[Event]:
-        """What the faults did, as the records of a sweep have it."""
-        return self._course.ranks.all_events(self._leg.strikes.events)
-
-    @property
-    def incidents(self) -> list[dict[str, Any]]:
-        """What the playbook has answered, as stores have it."""
-        return self._leg.incidents
-
-    @property
-    def outcome(self) -> str:
-        """How the run ended: trained, divergent or non-finite (harness/objectives/outcome.py)."""
-        return self._leg.outcome
 
     # --- its ways through the loop -------------------------------------------------------------------------------
 
@@ -130,8 +88,8 @@ class Run(Handle):
 
     def _of(self, kind: str, course: Course) -> Leg:
         if kind == RUN:
-            return self._leg
-        leg = course.new_leg(kind, self._leg.steps if kind == TWIN else PROBED)
+            return self._run
+        leg = course.new_leg(kind, self._run.steps if kind == TWIN else PROBED)
         self._twin = leg if kind == TWIN else None
         return leg
 
@@ -146,12 +104,12 @@ class Run(Handle):
 
     def _see_whether_masked(self, twin: Leg, final: Snapshot) -> None:
         """A run that ended as its twin, bit for bit, was its twin again after the last step whose loss was another."""
-        changed = self._leg.strikes.first_change
+        changed = self._run.strikes.first_change
         if changed is None or twin.series.length < twin.steps or difference(final, self._course.keeper.take(-1)):
             return
         with np.errstate(invalid="ignore"):
-            others = np.flatnonzero(self._leg.losses != twin.losses)
-        self._leg.masked_step = int(max(changed, others.max(initial=0)))
+            others = np.flatnonzero(self._run.losses != twin.losses)
+        self._run.masked_step = int(max(changed, others.max(initial=0)))
 
     def stepped(self, course: Course) -> None:
         if self._keeping and not course.leg.is_plain:
@@ -166,7 +124,7 @@ class Run(Handle):
             if is_whole:
                 self._course.end_early()
                 if self._left and self._wants_twin:
-                    done, total = self._leg.series.length, self._course.total
+                    done, total = self._run.series.length, self._course.total
                     why = f"the loop ended after {done} of {total} steps, so its twin was not trained"
                     warnings.warn(f"twin=true: {why}; allowed: steps={done}", stacklevel=4)
             self._end()

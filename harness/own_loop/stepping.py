@@ -58,7 +58,7 @@ class Stepping:
         self.step, self._backwards, self._arrived = step, 0, 0
         self.was_asked = self._is_reduced = self._is_queued = False
         self.is_taken = True
-        self._planned = self.rate = float("nan")
+        self.planned = self.rate = float("nan")
         self._measures.clear()
         self._local.close()
         if self._is_distributed and not self.is_muted:
@@ -203,23 +203,23 @@ class Stepping:
 
     def _strike_rate(self) -> None:
         """The rate in force is that of the first group, after remedies and faults; others follow it in proportion."""
-        self._planned = float(self._places.groups[0].get("lr", float("nan")))
+        self.planned = float(self._places.groups[0].get("lr", float("nan")))
         factor = self.remedies.rates([0], self.step)
-        rate = torch.tensor(self._planned * (1.0 if factor is None else float(factor)), dtype=torch.float64)
+        rate = torch.tensor(self.planned * (1.0 if factor is None else float(factor)), dtype=torch.float64)
         self.strikes(Site.LEARNING_RATE, self.step, lambda: {"learning_rate": rate})
         self.rate = float(rate)
 
     @contextmanager
     def _rates(self, optimizer: Optimizer) -> Iterator[None]:
         """The rates of an optimizer are those in force while it steps."""
-        if self.rate == self._planned or self._planned != self._planned:
+        if self.rate == self.planned or self.planned != self.planned:
             yield
             return
         kept = [group["lr"] for group in optimizer.param_groups]
         numbers = [float(rate) for rate in kept]
         for group, rate in zip(optimizer.param_groups, numbers, strict=True):
-            is_first = rate == self._planned
-            _put_rate(group, self.rate if is_first else rate * (self.rate / self._planned if self._planned else 1.0))
+            is_first = rate == self.planned
+            _put_rate(group, self.rate if is_first else rate * (self.rate / self.planned if self.planned else 1.0))
         try:
             yield
         finally:

@@ -1,0 +1,66 @@
+"""What came of a run of one's own, and of its golden twin."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from harness.config import ConfigError
+from harness.own_loop.course import Course
+from harness.own_loop.legs import Leg
+from harness.training.sites import Event
+
+
+class Results:
+    """Read from the two legs that a run and its twin are."""
+
+    _course: Course
+    _leg: Leg | None
+    _twin: Leg | None
+
+    @property
+    def _run(self) -> Leg:
+        if self._leg is None:
+            raise ConfigError("results: nothing was trained; allowed: after the training has begun")
+        return self._leg
+
+    @property
+    def signals(self) -> dict[str, np.ndarray]:
+        """What was measured, [steps] each, float32, by the names that stores have."""
+        return self._run.series.arrays()
+
+    @property
+    def twin_signals(self) -> dict[str, np.ndarray]:
+        """The same of the golden twin; empty without one."""
+        return self._twin.series.arrays() if self._twin else {}
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """Loss of the run less that of its golden twin, [steps], float64; NaN where one of them has none.
+
+        Raises ConfigError without a twin.
+        """
+        if self._twin is None:
+            raise ConfigError("deviation: there is no golden twin; allowed: after one was trained")
+        losses, golden = (leg.losses.astype(np.float64) for leg in (self._run, self._twin))
+        found, both = np.full(max(len(losses), len(golden)), nan), min(len(losses), len(golden))
+        with np.errstate(invalid="ignore"):
+            found[:both] = losses[:both] - golden[:both]
+        return found
+
+    @property
+    def events(self) -> list[Event]:
+        """What the faults did, as the records of a sweep have it."""
+        return self._course.ranks.all_events(self._run.strikes.events)
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        """What the playbook has answered, as stores have it."""
+        return self._run.incidents
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended: trained, divergent or non-finite (harness/objectives/outcome.py)."""
+        return self._run.outcome

@@ -1,0 +1,169 @@
+"""The same for the Trainer of `transformers`, as a callback."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback as Base
+
+from harness.config import ConfigError
+from harness.guards.playbook import actions_of
+from harness.own_loop.course import Asked, Course
+from harness.own_loop.handle import PROBED, SWITCHES
+from harness.own_loop.keeping import Keeping
+from harness.own_loop.legs import AGAIN, PROBE, RUN, TWIN, Leg
+from harness.own_loop.results import Results
+from harness.own_loop.snapshots import Snapshot, difference
+from harness.recovery.table import ACTIONS
+
+
+class TrainerCallback(Results, Base):
+    """Faults, detectors, a ladder of answers and a golden twin for a `transformers.Trainer`.
+
+        callback = attach.TrainerCallback(fault="weight_bit")
+        trainer = Trainer(model, arguments, train_dataset=texts, callbacks=[callback])
+        trainer.train()
+        callback.twin(trainer)  # trains the golden twin, and leaves the model as the run did
+        print(callback.deviation)
+
+    The arguments are those of `attach`. The loss is that of the model's output. A Trainer does not go back, so neither
+    do playbooks: they may skip steps, lower the rate and reset moments. Raises ConfigError as `attach` does.
+    """
+
+    def __init__(self, asked: Asked, keeping: Keeping | None):
+        for name in dict.fromkeys(actions_of(asked.settings)):
+            if ACTIONS[name].goes_back or name == "skip_batches":
+                stays = [action for action in ("carry_on", "skip", "lower_rate", "reset_moments") if action in ACTIONS]
+                why = "goes back or reads on, and the loop of a Trainer does not"
+                raise ConfigError(f"playbook.ladder: action {name}: {why}; allowed: {', '.join(stays)}")
+        self._asked, self._keeping = asked, keeping
+        self._kind = RUN
+        self._first: Snapshot | None = None
+        self._probed: Snapshot | None = None
+        self._hooks = ExitStack()
+        self._leg: Leg | None = None
+        self._twin: Leg | None = None
+        self.differing: str | None = None
+
+    # --- what the Trainer calls ----------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Attach to its model and optimizer."""
+        self._hooks.close()
+        extras = [objects["lr_scheduler"]] if objects.get("lr_scheduler") is not None else []
+        asked = Asked(
+            objects["model"],
+            [objects["optimizer"]],
+            [*extras, *self._asked.extras],
+            self._asked.chosen if self._kind == RUN else (),
+            self._asked.settings,
+            int(state.max_steps),
+            self._asked.seed,
+            self._asked.facts,
+        )
+        course = self._course = Course(asked, self, is_measured=True)
+        self._hooks.enter_context(course.hooks)
+        course.open(int(state.max_steps))
+        if self._kind == RUN:
+            self._leg, self._first = course.run_leg, course.keeper.take(0)
+            if self._keeping:
+                self._keeping.begin(course, False)
+        else:
+            assert self._first is not None
+            leg = course.run_leg if self._kind == TWIN else course.new_leg(self._kind, PROBED)
+            leg.kind = self._kind
+            course.as_written |= self._as_written
+            course.go(leg, self._first)
+            self._twin = leg if self._kind == TWIN else self._twin
+        model = course.places.model
+        self._hooks.callback(model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+        self._hooks.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """A step of the optimizer begins."""
+        self._parts: list[Any] = []
+        self._is_sum = False
+        self._course.begin_step()
+
+    def _before(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        """The batch is handed to the model."""
+        if not model.training or self._course.leg.is_plain:
+            return None
+        return inputs, dict(self._course.leg.strikes.batch(self._course.step, named))
+
+    def _after(self, model: nn.Module, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
+        """The model has given its loss: a part of the step's where the Trainer says how many items there are."""
+        if model.training:
+            loss = output["loss"] if isinstance(output, Mapping) else getattr(output, "loss", None)
+            if loss is None:
+                raise ConfigError(
+                    "attach.TrainerCallback: the model gives no loss; allowed: with labels in its batches"
+                )
+            self._is_sum = named.get("num_items_in_batch") is not None
+            self._parts.append(loss.detach())
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """The loss is known."""
+        self._course.observe(sum(self._parts) / (1 if self._is_sum else max(1, len(self._parts))))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> Any:
+        """A step is over; a look whether the training repeats itself ends here."""
+        course = self._course
+        course.end_pass()
+        if course.leg.stopped or course.step >= course.leg.steps:
+            control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Nothing of its objects is changed any more."""
+        if self._kind == RUN and self._keeping:
+            self._keeping.finish(None)
+        self._as_written = set(self._course.as_written)
+        if self._kind == AGAIN and self._probed is not None:
+            self.differing = difference(self._probed, self._course.keeper.take(0))
+        elif self._kind == PROBE:
+            self._probed = self._course.keeper.take(0)
+        self._hooks.close()
+
+    # --- the twin ------------------------------------------------------------------------------------------------
+
+    def twin(self, trainer: Any) -> None:
+        """Train the golden twin from the same beginning with the same Trainer, by its `train`; after the run.
+
+        Two steps are trained twice before, to see whether the training repeats itself; if not, a warning names the
+        first tensor that differs, and there is no twin.
+        """
+        if self._first is None or self._twin is not None:
+            raise ConfigError("callback.twin: needs a run, and no twin; allowed: once, after trainer.train()")
+        final = self._course.keeper.take(0)
+        try:
+            for self._kind in (PROBE, AGAIN, TWIN):
+                if self.differing:
+                    why = f"the training does not repeat itself: its first {PROBED} steps, run twice, differ"
+                    warnings.warn(
+                        f"twin: {why} in {self.differing}, so there is none; allowed: {SWITCHES}", stacklevel=2
+                    )
+                    break
+                trainer.train()
+        finally:
+            self._hooks.close()
+            self._course.keeper.put_back(final)
+            self._kind = RUN
+        if self._keeping and self._twin is not None:
+            self._keeping.finish(self._twin)
+
+    # --- as the plan of a course ---------------------------------------------------------------------------------
+
+    def begin(self, course: Course, loader: Iterable[Any]) -> None:
+        """There is no loader."""
+
+    def turn(self, course: Course) -> bool:
+        return False
+
+    def stepped(self, course: Course) -> None:
+        if self._keeping and self._kind == RUN:
+            self._keeping.stepped(course.leg)
