@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.config import ConfigError, Trial
-from harness.guards.base import ASK, GO, GO_AND_ASK
+from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
 from harness.guards.playbook import refused
 from harness.own_loop.batches import END, Batches
 from harness.own_loop.legs import RUN, Leg, has_ladder
@@ -198,7 +198,7 @@ class Course:
             treatment.undo.keep()  # the loss comes later
             return True
         self._judge()
-        return self._answer != ASK
+        return self._answer not in (ASK, FREEZE)
 
     def _judge(self) -> None:
         loss = self._mean_loss()
@@ -206,7 +206,7 @@ class Course:
         loss, norm = self.ranks.mean([loss, self._measures.norm()])
         self._judged = self.leg.watch.judge(loss, norm, is_judged)
         if self.leg.treatment:
-            self._answer = self.leg.treatment.answer(self.step, self._judged[0], loss, norm)
+            self._answer = self.leg.treatment.answer(self.step, self._judged[0], loss, norm, is_judged)
 
     def _mean_loss(self) -> float:
         if not self._losses:
@@ -224,7 +224,7 @@ class Course:
         if self._judged is None and self._is_measured:
             self._judge()
         self._observes = len(self._losses)
-        is_taken = self._stepping.is_taken and self._answer != ASK
+        is_taken = self._stepping.is_taken and self._answer not in (ASK, FREEZE)
         if leg.treatment and not is_taken:
             leg.treatment.undo.take_back()
         values = self._measured()
@@ -258,6 +258,9 @@ class Course:
         treatment, judged, step, patient = leg.treatment, self._judged, self.step, None
         assert treatment is not None and judged is not None
         alarms, scores, is_late = judged
+        if self._answer == FREEZE:
+            self._stop(leg)
+            return
         raised = {name: scores[name] for name, is_alarm in alarms.items() if is_alarm}
         treatment.is_quiet = is_taken and not raised
         if self._answer in (ASK, GO_AND_ASK):
@@ -272,8 +275,12 @@ class Course:
             treatment.is_quiet = True
             leg.forget(self.step)
         if patient is not None and patient.is_frozen:
-            leg.stopped = f"step {step}: not finite, and the ladder has no rung left for it"
-            warnings.warn(f"recover: {leg.stopped}; the run ends with the weights from before that step", stacklevel=4)
+            self._stop(leg)
+
+    def _stop(self, leg: Leg) -> None:
+        """The step at hand cannot be taken, and nothing is left to do about it."""
+        leg.stopped = f"step {leg.series.length - 1}: not finite, and the ladder has no rung left for it"
+        warnings.warn(f"recover: {leg.stopped}; the run ends with the weights from before that step", stacklevel=5)
 
 
 def _length(loader: Any) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.guards.base import ASK, GO, GO_AND_ASK
+from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
 from harness.guards.playbook import ANSWERS, UNANSWERED, calls, goes_back, has_oracle, waits
 from harness.own_loop.measures import Watch
 from harness.own_loop.places import Places
@@ -150,8 +150,8 @@ class Treatment:
         if self.ring:
             self.ring.take(step, self.is_quiet, self.awaited if self._awaits else -1)
 
-    def answer(self, step: int, alarms: Mapping[str, bool], loss: float, norm: float) -> int:
-        """GO, GO_AND_ASK or ASK, as the guard of a pack has it."""
+    def answer(self, step: int, alarms: Mapping[str, bool], loss: float, norm: float, is_judged: bool = True) -> int:
+        """GO, GO_AND_ASK or ASK, as the guard of a pack has it; FREEZE for what no rung answers and cannot be taken."""
         raised, names = [name for name, is_alarm in alarms.items() if is_alarm], self.watch.names
         answer = GO
         if raised:
@@ -162,8 +162,9 @@ class Treatment:
                 answer = min((told[names.index(name)] for name in raised), default=UNANSWERED) % ANSWERS
         if step == self.awaited and answer == GO:
             answer = GO_AND_ASK
-        is_fine = isfinite(loss) and isfinite(norm)
-        return ASK if answer == GO_AND_ASK and not is_fine else answer
+        if isfinite(loss) and (isfinite(norm) or not is_judged):
+            return answer
+        return {GO_AND_ASK: ASK, GO: FREEZE}.get(answer, answer)
 
     def settle(self, alarm: Alarm) -> OwnPatient:
         """Let the ladder answer; the patient says where the run goes on."""
