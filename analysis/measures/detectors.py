@@ -69,7 +69,9 @@ def watched(sweep: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
 def taken(sweep: xr.Dataset) -> np.ndarray:
     """The steps that each trial has trained in, [trial, step]: none after it froze, or whose batch was dropped."""
     is_dropped = sweep["loss"].isnull() & (sweep["dropped"] > 0) & (sweep["step"] != sweep["nonfinite_step"])
-    return (sweep["tokens"].notnull() & ~is_dropped).transpose("trial", "step").values
+    # A run of one's own has no tokens that anybody has counted.
+    is_there = sweep["tokens"].notnull() | sweep["learning_rate"].notnull()
+    return (is_there & ~is_dropped).transpose("trial", "step").values
 
 
 def last_step(is_taken: np.ndarray) -> int:

@@ -155,7 +155,7 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
     log_levels, log_spreads = usual(np.log(norm))
     level, spread, log_level = levels[begin], spreads[begin], log_levels[begin]
     speed = run["update_rms"] / rate
-    activation, layer = _largest_layer(run["activation_rms"], begin)
+    activation, layer = _largest_layer(run["activation_rms"], begin) if run.has_layers else (np.nan, 0)
     here = slice(begin, begin + SHORTLY)
     is_high = ~(loss[here] - level <= max(1.0, ODD * np.nan_to_num(spread)))
     is_steep = ~(np.abs(np.log(norm[here]) - log_level) <= max(np.log(2), ODD * np.nan_to_num(log_spreads[begin])))
@@ -172,7 +172,7 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
         "weight_law": float(run.weight_law[begin]),
         "activation_ratio": activation,
         "activation_layer": layer,
-        "is_activation_finite": bool(np.isfinite(run["activation_rms"][begin]).all()),
+        "is_activation_finite": not run.has_layers or bool(np.isfinite(run["activation_rms"][begin]).all()),
         "scale_ratio": float(scale[begin] / scale[before]),
         "scale": float(scale[begin]),
         "precision": run.setup.precision if run.setup else "",

@@ -168,8 +168,8 @@ def _block(
     golden = _losses(sweep, np.unique(twins[has_twin]))
 
     def signals(row: int) -> dict[str, np.ndarray]:
-        # A deeper trial of the sweep has more layers, which are NaN here; a run of one's own has none.
-        depth = int(np.nan_to_num(part["depth"].values[row]))
+        # A deeper trial of the sweep has more layers, which are NaN here; in a run of one's own the only one is.
+        depth = max(1, int(np.nan_to_num(part["depth"].values[row])))
         cut = {name: of[row][:, :depth] if "layer" in part[name].dims else of[row] for name, of in values.items()}
         return {name: carried(own, of_all[row]) for name, own in cut.items()}
 
@@ -269,7 +269,7 @@ def _incident(
     return Incident(
         run.trial, first, last, symptoms, tuple(sorted(heard, key=lambda one: one.step)), tuple(acts), log is not None,
         outcome, _mean(before), peak, peak_step, _mean(_finite(after)), end - 1, left, float(np.max(norms)),
-        steps, steps * float(np.nanmedian(tokens)), spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
+        steps, steps * (float(np.nanmedian(tokens)) if np.isfinite(tokens).any() else np.nan), spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
     )  # fmt: skip
 
 

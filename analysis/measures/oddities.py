@@ -61,6 +61,11 @@ class Run:
         return last_step(self.taken) + 1
 
     @cached_property
+    def has_layers(self) -> bool:
+        """Whether activations were measured by layer, as of a model of one's own they are not."""
+        return bool(np.isfinite(self["activation_rms"]).any())
+
+    @cached_property
     def oddities(self) -> Mapping[str, np.ndarray]:
         """Signal -> where it is odd, bool [steps]; those of laws end with " law"."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -209,8 +209,9 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
     name = incident.trial
     drawings = {
         "signals": incident_signals(run, incident, evidence),
-        "layers": activation_picture(run, incident, evidence),
     }
+    if run.has_layers:
+        drawings["layers"] = activation_picture(run, incident, evidence)
     section = Section("Evidence", lines, tables)
     if reading is None:
         lines.append(f"The batches could not be made again: {missing}.")
@@ -327,14 +328,13 @@ def _follow_ups(known: SweepFolder, diagnosis: Diagnosis) -> Section:
         tables = [{"heading": list(table.columns), "rows": rows}]
     else:
         lines = ["The sweep has no other trial with the same fault and seed."]
-    names = [
-        name
-        for name in SUGGESTED[diagnosis.finding.cause]
-        if f"mitigation={name}" not in " ".join(map(str, table.get("under", [])))
-    ]
+    trial, tried = diagnosis.incident.trial, " ".join(map(str, table.get("under", [])))
+    if OWN in config_of(stored_trials(known.packs)[trial], trial):
+        return Section("Follow-ups", lines, tables)
+    names = [name for name in SUGGESTED[diagnosis.finding.cause] if f"mitigation={name}" not in tried]
     if names:
         lines.append(f"Not in this sweep, and made for this cause: mitigation={','.join(names)}.")
-    lines.append(f"Whether the data are to blame: stability-harness cross OUT {diagnosis.incident.trial} --from OTHER.")
+    lines.append(f"Whether the data are to blame: stability-harness cross OUT {trial} --from OTHER.")
     return Section("Follow-ups", lines, tables)
 
 

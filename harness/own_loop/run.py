@@ -89,7 +89,8 @@ class Run(Handle, Results):
     def _of(self, kind: str, course: Course) -> Leg:
         if kind == RUN:
             return self._run
-        leg = course.new_leg(kind, self._run.steps if kind == TWIN else PROBED)
+        steps = self._run.steps if self._run.stopped else self._run.series.length
+        leg = course.new_leg(kind, steps if kind == TWIN else PROBED)
         self._twin = leg if kind == TWIN else None
         return leg
 

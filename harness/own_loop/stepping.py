@@ -58,7 +58,7 @@ class Stepping:
         self.step, self._backwards, self._arrived = step, 0, 0
         self.was_asked = self._is_reduced = self._is_queued = False
         self.is_taken = True
-        self.planned = self.rate = float("nan")
+        self.planned = self.rate = self._first_rate()
         self._measures.clear()
         self._local.close()
         if self._is_distributed and not self.is_muted:
@@ -201,9 +201,12 @@ class Stepping:
             self.strikes(site, step, partial(places.slot, site.value))
         self.strikes(Site.BEFORE_UPDATE, step, places.around_update)
 
+    def _first_rate(self) -> float:
+        return float(self._places.groups[0].get("lr", float("nan")))
+
     def _strike_rate(self) -> None:
         """The rate in force is that of the first group, after remedies and faults; others follow it in proportion."""
-        self.planned = float(self._places.groups[0].get("lr", float("nan")))
+        self.planned = self._first_rate()
         factor = self.remedies.rates([0], self.step)
         rate = torch.tensor(self.planned * (1.0 if factor is None else float(factor)), dtype=torch.float64)
         self.strikes(Site.LEARNING_RATE, self.step, lambda: {"learning_rate": rate})
