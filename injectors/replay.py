@@ -21,6 +21,7 @@ from harness.config import (
     shown,
     trial_from_dict,
 )
+from harness.config.names import OWN
 from harness.storage.stored import read_packs
 from harness.training.sites import Event, Injector, Visit
 from injectors.facts import Facts, shape_of
@@ -38,12 +39,17 @@ class ReplayError(RuntimeError):
 
 def record_of(trial: Mapping[str, Any], events: list[Mapping[str, Any]], fingerprint: str) -> dict[str, Any]:
     """The record of a fault, as plain values: from a trial's stored config, its events and its corpus' fingerprint."""
-    whole = trial_from_dict(trial, fault_types())
+    if OWN in trial:  # a run of one's own, whose model is none of ours
+        fault, seed, shape = dict(trial["fault"]), trial["fault"]["seed"], trial[OWN]["shape"]
+        seed = trial["seed"] if seed is None else seed
+    else:
+        whole = trial_from_dict(trial, fault_types())
+        fault, seed, shape = vars(whole.fault), whole.seeds["fault"], shape_of(whole.model, whole.train)
     return {
-        "fault": vars(whole.fault),
-        "seed": whole.seeds["fault"],
+        "fault": fault,
+        "seed": seed,
         "corpus": fingerprint,
-        "shape": shape_of(whole.model, whole.train),
+        "shape": shape,
         "events": [dict(event) for event in events],
     }
 

@@ -264,12 +264,13 @@ def _incident(
     steps = log.steps_lost if log else (run.steps - first if outcome == 3 else last - first + 1)
     seconds = run["step_seconds"]
     usual = float(np.nanmedian(seconds)) if np.isfinite(seconds).any() else np.nan
-    tokens = np.diff(run["tokens"], prepend=0)
+    counts = np.diff(run["tokens"], prepend=0)
+    tokens = steps * float(np.nanmedian(counts)) if np.isfinite(counts).any() else np.nan
     spent = steps * usual
     return Incident(
         run.trial, first, last, symptoms, tuple(sorted(heard, key=lambda one: one.step)), tuple(acts), log is not None,
         outcome, _mean(before), peak, peak_step, _mean(_finite(after)), end - 1, left, float(np.max(norms)),
-        steps, steps * (float(np.nanmedian(tokens)) if np.isfinite(tokens).any() else np.nan), spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
+        steps, tokens, spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
     )  # fmt: skip
 
 

@@ -128,6 +128,7 @@ class Strikes:
             precision="fp64" if places.is_double else "fp32",
             has_loss_scale=has_loss_scale,
             ranks=self._ranks.size,
+            shape=places.shape_key,
             **known,
         )
         self._learn_slots()
