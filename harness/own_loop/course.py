@@ -230,7 +230,7 @@ class Course:
         values = self._measured()
         is_scaled_back = self.scaler is not None and not self._stepping.has_arrived
         is_fine = isfinite(values["loss"]) and (is_scaled_back or isfinite(values.get("grad_norm", 0.0)))
-        leg.record(step, values, not is_fine)
+        leg.record(step, values, not is_fine and leg.treatment is None)
         leg.watch.stepped(values, self._stepping.planned)
         leg.strikes.stepped(step)
         if leg.treatment:
@@ -279,6 +279,7 @@ class Course:
 
     def _stop(self, leg: Leg) -> None:
         """The step at hand cannot be taken, and nothing is left to do about it."""
+        leg.nonfinite_step = leg.series.length - 1
         leg.stopped = f"step {leg.series.length - 1}: not finite, and the ladder has no rung left for it"
         warnings.warn(f"recover: {leg.stopped}; the run ends with the weights from before that step", stacklevel=5)
 

@@ -55,7 +55,7 @@ class Leg:
         return self.treatment.book.incidents(self.steps) if self.treatment else []
 
     def record(self, step: int, values: dict[str, float], is_bad: bool) -> None:
-        """The numbers of a step, and whether it could not be trained on."""
+        """The numbers of a step, and whether it was not finite and trained on all the same."""
         self.series.put(step, values)
         if is_bad and self.nonfinite_step is None:
             self.nonfinite_step = step
