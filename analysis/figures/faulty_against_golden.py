@@ -46,7 +46,7 @@ def faulty_against_golden(results: Results) -> Drawing:
     table["golden_loss"] = golden_loss.reindex(table["golden"]).to_numpy()
     kinds = sorted(table["fault"].unique())
     mitigations, left_out = chosen(table.groupby("mitigation")["size"].median(), MOST_COLUMNS)
-    with page(4.2 * len(mitigations) + 0.8, 4.4 * len(kinds) + 1.0, "Faulty against golden loss") as figure:
+    with page(max(7.4, 4.2 * len(mitigations) + 0.8), 4.4 * len(kinds) + 1.0, "Faulty against golden loss") as figure:
         shape, ratios = (2 * len(kinds), len(mitigations)), [2.2, 1] * len(kinds)
         panels = figure.subplots(*shape, squeeze=False, height_ratios=ratios, sharex="col", sharey="row")
         for row, kind in enumerate(kinds):
@@ -109,7 +109,8 @@ def _draw_twins(
     known = np.flatnonzero(np.isfinite(faulty))
     if not np.isnan(trial["nonfinite_step"]) and len(known):
         upper.plot(steps[known[-1]], faulty[known[-1]], **END | {"markersize": 9})
-    details = f"width {trial['width']}, lr {trial['lr']:g}, seed {trial['seed']}\n{_strike_words(spans)}"
+    width = "" if np.isnan(trial["width"]) else f"width {trial['width']}, "  # a run of one's own has none
+    details = f"{width}lr {trial['lr']:g}, seed {trial['seed']}\n{_strike_words(spans)}"
     if not np.isnan(trial["nonfinite_step"]):
         details += f", non-finite from step {trial['nonfinite_step']:.0f}"
     upper.set_title(title, pad=TITLE_PAD)

@@ -119,9 +119,9 @@ class attach(metaclass=_Door):
         goes through the golden run, then on from the start of each fault to the end, or until the run is its golden
         twin again, bit for bit, or not finite. What `fault` leaves open, such as tensor, element, bit and step (up to
         `until`), is drawn with the seed. `out` becomes an ordinary results folder with all of them, to which the same
-        call again adds only what is missing. `report(done, total)` follows each fault. The other arguments are those of
-        `attach`. The model ends as the golden run does. Raises ConfigError as `attach`, and for a loop that does not
-        repeat itself.
+        call again adds only what is missing; of a list of faults each may have `samples` of its own. `report(done,
+        total)` follows each fault. The other arguments are those of `attach`. The model is left as it was. Raises
+        ConfigError as `attach`, and for a loop that does not repeat itself.
         """
         asked = _asked(model, optimizer, extra, fault, detect, recover, steps, seed, facts)
         described, asked = asked.chosen, replace(asked, chosen=())

@@ -103,7 +103,6 @@ class CampaignPlan:
                 raise ConfigError(f"campaign: {why} in {differing}; allowed: {SWITCHES}")
             self._go(course, self._golden, self._first)
         elif ended is self._golden:
-            self._final = course.keeper.take(course.step)
             self._draw(course)
             self._walk = course.new_leg(WALK, 0)
             return self._walk_on(course, self._first)
@@ -129,15 +128,16 @@ class CampaignPlan:
             what = facts.taps if "taps" in one.fault.asks() else facts.tensors
             fault = chosen.fitted(what, "activation" if what is facts.taps else "tensor")
             assert isinstance(fault, Value)
-            fault = replace(fault, samples=self._samples)
+            samples = self._samples if fault.samples is None else fault.samples
+            fault = replace(fault, samples=samples)
             fault.check(facts)
             population = fault.population(facts)
-            if population.size < self._samples:
+            if population.size < samples:
                 why = f"the description allows {population.size} different faults"
-                raise ConfigError(f"samples={self._samples}: {why}; allowed: 1 to {population.size}")
+                raise ConfigError(f"samples={samples}: {why}; allowed: 1 to {population.size}")
             seed = fault.campaign_seed(facts.seed if fault.seed is None else fault.seed)
             order = in_order(population, seed, fault.weight, fault.stratify)
-            for address in islice(order, self._samples):
+            for address in islice(order, samples):
                 drawn = fault.at(address, seed)
                 if self._describing.trial([drawn], steps).id in there:
                     self.stored += 1
@@ -224,7 +224,7 @@ class CampaignPlan:
 
     def _end(self, course: Course) -> bool:
         self.store(course)
-        course.keeper.put_back(self._final)
+        course.keeper.put_back(self._first)
         return False
 
 

@@ -36,9 +36,8 @@ def flips(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Loop, Any]:
 
 def test_a_campaign_is_an_ordinary_store(flips: Any) -> None:
     out, loop, told = flips
-    untouched = plain()
-    losses = train(untouched)
-    assert (told.faults, told.stored) == (SAMPLES, 0) and same(loop.state(), untouched.state())
+    losses = train(plain())
+    assert (told.faults, told.stored) == (SAMPLES, 0) and same(loop.state(), plain().state()), "left as it was"
     assert traces(loop) == []
     sweep, events = open_sweep(out), fault_events(out)
     faulty = sweep.sel(trial=sweep["fault"] != "none")

@@ -113,9 +113,7 @@ def test_a_step_is_skipped(tmp_path: Path) -> None:
 
 
 def test_what_a_trainer_cannot_do_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="action re_execute: goes back or reads on, .* allowed: carry"
-    ):
+    with pytest.raises(ConfigError, match="action re_execute: goes back or reads on, .* allowed: carry"):
         attach.TrainerCallback(recover="repair")
     with pytest.raises(ConfigError, match="fault=weight_bitt: unknown"):
         attach.TrainerCallback(fault="weight_bitt")
