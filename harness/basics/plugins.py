@@ -41,6 +41,7 @@ KINDS = {
     "objectives": "harness.objectives",
     "faults": "injectors",
     "figures": "analysis.figures",
+    "exports": "analysis.export.targets",
 }
 """The kinds of parts, and the folder of each."""
 
