@@ -42,7 +42,7 @@ class Event:
     @property
     def json(self) -> str:
         """Its detail; numbers that are not finite as text, for which JSON has no word."""
-        return json.dumps(self.detail, sort_keys=True, default=str)
+        return json.dumps(_finite(self.detail), sort_keys=True, default=str, allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -236,6 +236,17 @@ def _struck(strikes: pd.DataFrame | None) -> Iterator[Event]:
         detail = {str(name): value for name, value in row.items() if not _is_nothing(value)}
         place = f"{row.get('site')} {row.get('tensor')}"
         yield Event("fault", _step(row.get("step")), text(f"fault struck {place}"), detail)
+
+
+def _finite(value: Any) -> Any:
+    """JSON's value with text for each number that is not finite."""
+    if isinstance(value, float):
+        return value if np.isfinite(value) else str(float(value))
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    return value
 
 
 def _is_nothing(value: Any) -> bool:

@@ -24,6 +24,7 @@ from typing import ClassVar
 
 import filelock
 
+from analysis.export.names import text
 from analysis.export.pages import digest, postmortem, sweep_pages
 from analysis.export.registry import Target
 from analysis.export.runs import Run, Series, Source, checksum
@@ -60,6 +61,7 @@ class Tracker(Target):
     """A target that has runs, to which curves are added."""
 
     finished_only: ClassVar[bool] = False  # whether a run cannot be gone on with
+    errors: tuple[type[Exception], ...] = ()  # of its library, where it cannot write; known once it is open
 
     # --- what a tracker says ---------------------------------------------------------------------------------------
 
@@ -106,6 +108,9 @@ class Tracker(Target):
                 state.open.clear()
                 done = self._put_runs(source, state, file)
                 pages = self._put_pages(source, state, file)
+            except self.errors as error:
+                reason = f"{type(error).__name__}: {text(str(error))}"
+                raise ConfigError(f"--into {place}: {reason}; allowed: a place that the tracker can write to") from None
             finally:
                 self.close()
         total = source.sweep.sizes["trial"]

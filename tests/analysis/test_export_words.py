@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,9 @@ from tests.analysis.test_strangers_names import EVIL, Odd
 from tests.analysis.tracked import LIBRARIES, READ, is_in_ci
 
 __all__ = ["environment", "no_network", "out", "target", "tracker"]  # fixtures
+
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 # --- which trials, and where -------------------------------------------------------------------------------------
@@ -150,8 +155,57 @@ def test_a_database_that_is_none(out: Path, monkeypatch: pytest.MonkeyPatch, tmp
     place = out.parent / "place"
     place.mkdir()
     (place / "mlflow.db").write_bytes(b"not a database, but long enough to look at" * 100)
-    lines = said(["export", str(out), "--to", "mlflow", "--into", str(place)], 2)
-    assert lines[-1].startswith(f"error: --into {place}: MLflow cannot use its mlflow.db")
+    (line,) = said(["export", str(out), "--to", "mlflow", "--into", str(place)], 2)
+    assert line.startswith(f"error: --into {place}: its mlflow.db is no database")
+
+
+def test_a_database_of_another_mlflow(out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usable("mlflow", monkeypatch, tmp_path)
+    export(out, "mlflow")
+    with contextlib.closing(sqlite3.connect(out.parent / "place" / "mlflow.db")) as tables:
+        tables.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+        tables.commit()
+    words = ["export", str(out), "--to", "mlflow", "--into", str(out.parent / "place")]
+    done = subprocess.run([sys.executable, "-m", "analysis", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: --into {out.parent / 'place'}: MLflow cannot use its mlf")
+
+
+@pytest.mark.parametrize("name", ["a?b=1", "a%20b"])
+def test_a_place_that_mlflow_would_take_for_another(
+    out: Path, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usable("mlflow", monkeypatch, tmp_path)
+    (line,) = said(["export", str(out), "--to", "mlflow", "--into", str(out.parent / name)], 2)
+    assert "as in the address of a page" in line
+    assert not list(out.parent.rglob("mlflow.db"))
+
+
+def test_a_tracker_that_cannot_write(out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    usable("mlflow", monkeypatch, tmp_path)
+    export(out, "mlflow", "--where", "seed=0")
+    with contextlib.closing(sqlite3.connect(out.parent / "place" / "mlflow.db")) as tables:
+        tables.execute("CREATE TRIGGER full BEFORE INSERT ON metrics BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
+        tables.commit()
+        (line,) = said(["export", str(out), "--to", "mlflow", "--into", str(out.parent / "place")], 2)
+        assert line.startswith("error: --into ") and "disk is full" in line
+        tables.execute("DROP TRIGGER full")
+        tables.commit()
+    export(out, "mlflow")
+    check_equal(out, "mlflow")
+
+
+def test_a_damaged_chunk_ends_an_export_which_goes_on_once_it_is_whole(out: Path, tracker: str) -> None:
+    sweep = open_sweep(out)
+    pack = sweep["pack"].values[sweep["complete"].values][-1]
+    chunk = out / "store.zarr" / pack / "loss" / "c.0.1"
+    content = chunk.read_bytes()
+    chunk.write_bytes(content[:-1])
+    (line,) = said(["export", str(out), "--to", tracker, "--into", str(out.parent / "place")], 2)
+    assert line.startswith(f"error: {chunk}: is damaged")
+    chunk.write_bytes(content)
+    export(out, tracker)
+    check_equal(out, tracker, waits(tracker))
 
 
 def test_other_tables_of_mlflow_are_written_by_mlflow(
@@ -297,7 +351,7 @@ def test_nothing_asks_a_network(out: Path, tracker: str) -> None:
         subprocess.run(
             [*command, "--into", str(out.parent / "place")],
             env=variables | names | remote | {"HOME": str(out.parent / "home")},
-            cwd=Path(__file__).parent.parent.parent,
+            cwd=ROOT,
             check=True,
             capture_output=True,
         )

@@ -46,8 +46,10 @@ class MLflow(Tracker):
             from mlflow.entities import Metric, Param
             from mlflow.exceptions import MlflowException
         with _quiet():
-            self._metric, self._param, self._error = Metric, Param, MlflowException
+            self._metric, self._param = Metric, Param
+            self.errors = (MlflowException, sqlite3.Error)
             self._file = (place / DATABASE).resolve()
+            _check_file(self._file)
             try:
                 self._client = mlflow.MlflowClient(f"sqlite:///{self._file}")
                 found = self._client.get_experiment_by_name(source.name)
@@ -74,7 +76,7 @@ class MLflow(Tracker):
         """See `Tracker`."""
         try:
             return self._client.get_run(handle).info.lifecycle_stage == "active"
-        except self._error:
+        except self.errors:
             return False
 
     def _found(self, query: str) -> Iterator[Any]:
@@ -166,6 +168,21 @@ def _insert(verb: str, table: str) -> str:
 def _number(value: float) -> float:
     """As MLflow stores an infinity: as the largest number of 64 bits, beyond all that a store has."""
     return value if math.isfinite(value) else math.copysign(sys.float_info.max, value)
+
+
+def _check_file(file: Path) -> None:
+    """Raises ConfigError for what MLflow would try for minutes to open, or would take for another file."""
+    if found := {*"?%"} & {*str(file)}:
+        reason = f"MLflow reads {' and '.join(sorted(found))} in it as in the address of a page"
+        raise ConfigError(f"--into {file.parent}: {reason}; allowed: a folder without")
+    if file.exists():
+        try:
+            with contextlib.closing(sqlite3.connect(file)) as tables:
+                tables.execute("PRAGMA schema_version")
+        except sqlite3.Error as error:
+            raise ConfigError(
+                f"--into {file.parent}: its {DATABASE} is no database ({error}); allowed: another folder"
+            ) from None
 
 
 def _has_known_tables(file: Path) -> bool:

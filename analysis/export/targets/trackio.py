@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ class Trackio(Tracker):
         if Path(sqlite_storage.TRACKIO_DIR) != place:
             used = f"trackio writes to {sqlite_storage.TRACKIO_DIR} in this process"
             raise ConfigError(f"--into {place}: {used}; allowed: that folder, or another process")
+        self.errors = (sqlite3.Error,)
         self._storage, self._project, self._folder = sqlite_storage.SQLiteStorage, source.name, place
         return self._storage.get_project_db_path(self._project).exists()
 

@@ -31,6 +31,7 @@ class WandB(Tracker):
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # else its own crashes are reported
         with needed("wandb", "wandb"):
             import wandb
+        self.errors = (wandb.Error,)
         self._wandb, self._project = wandb, source.name
         self._folder = place / source.name
         is_there = self._folder.is_dir()
