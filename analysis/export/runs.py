@@ -26,7 +26,7 @@ from harness.basics.printing import label
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import PackInfo
 
-GROUP_BYTES = 16 * 2**20  # of curves that are in memory at once
+GROUP_BYTES = 2**27  # of curves that are in memory at once: of a chunk all of its trials are read, each time
 PARTS = {"layer": "layer_{}", "rank": "rank_{}"}  # of a name, for each value of a signal beside `step`
 
 
@@ -168,7 +168,7 @@ class Source:
         at_once = max(1, GROUP_BYTES * self.sweep.sizes["trial"] // max(1, sum(sizes)))
         for begin in range(0, len(numbers), at_once):
             group = list(numbers[begin : begin + at_once])
-            # A slice is read as such, and what lies between is left out.
+            # Of a slice dask reads those trials alone, of a list whole chunks of them.
             span = self.sweep[self.signals].isel(trial=slice(group[0], group[-1] + 1))
             is_dense = len(group) == span.sizes["trial"]
             part = span if is_dense else self.sweep[self.signals].isel(trial=group)

@@ -103,8 +103,7 @@ class Tracker(Target):
                 state = Marks()
             try:
                 for trial, handle in state.open.items():
-                    self.remove(trial, handle)
-                    state.marks.pop(trial, None)
+                    self._remove(trial, handle, state)
                 state.open.clear()
                 done = self._put_runs(source, state, file)
                 pages = self._put_pages(source, state, file)
@@ -134,7 +133,7 @@ class Tracker(Target):
                 if how := self._put(run, next(curves), state):
                     done[how] += 1
             state.open.clear()
-            _write(file, state)
+        _write(file, state)
         return done
 
     def _is_due(self, run: Run, state: Marks) -> bool:
@@ -156,13 +155,20 @@ class Tracker(Target):
                 return None
             earlier = [series.between(0, mark.steps) for series in curves]
             if mark.complete or run.steps < mark.steps or checksum(earlier) != mark.curves:
-                self.remove(run.trial, mark.handle)
+                self._remove(run.trial, mark.handle, state)
                 mark, how = None, ANEW
             else:
                 curves, how = [series.between(mark.steps, run.steps) for series in curves], LONGER
         handle = self.put(run, [series for series in curves if len(series.steps)], mark.handle if mark else None)
         state.marks[run.trial] = dataclasses.replace(now, handle=handle)
         return how
+
+    def _remove(self, trial: str, handle: str, state: Marks) -> None:
+        """Take away what there is of a trial, and know nothing of it any more."""
+        self.remove(trial, handle)
+        state.marks.pop(trial, None)
+        for place in [place for place in state.pages if place.startswith((f"{trial}/", f"{handle or trial}/"))]:
+            del state.pages[place]
 
     def _put_pages(self, source: Source, state: Marks, file: Path) -> int:
         """How many pages were new, or others than before."""
@@ -209,7 +215,8 @@ def _read(file: Path) -> Marks:
 
 
 def _write(file: Path, state: Marks) -> None:
-    write_whole(file, json.dumps(dataclasses.asdict(state)).encode())
+    marks = {trial: vars(mark) for trial, mark in state.marks.items()}
+    write_whole(file, json.dumps({**vars(state), "marks": marks}).encode())
 
 
 def write_whole(file: Path, content: bytes) -> None:

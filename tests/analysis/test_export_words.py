@@ -24,7 +24,7 @@ from analysis.export.pages import SEAL
 from analysis.export.targets import mlflow as mlflow_target
 from harness.storage.results_folder import ResultsPath
 from tests.analysis import synthetic
-from tests.analysis.test_export import (
+from tests.analysis.exporting import (
     check_equal,
     environment,
     export,
@@ -311,6 +311,9 @@ def test_pages_are_handed_on_sealed_and_once(out: Path, tracker: str) -> None:
     (out / "report.html").write_text("<p>another</p>")
     assert "nothing new, 1 page." in export(out, tracker)[0]
     assert b"<p>another</p>" in {path.read_bytes().removeprefix(SEAL) for path in pages}
+    export(out, tracker, "--signals", "loss")  # all runs are made anew, and have their pages
+    kept = {path.read_bytes().removeprefix(SEAL) for path in (out.parent / "place").rglob("*.html")}
+    assert kept == {b"<p>another</p>", b"<p>post-mortem</p>"}
 
 
 def test_a_browser_runs_nothing_of_a_sealed_page(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def main() -> None:
             goal = f" (goal {GOALS[name]} s)" if name in GOALS else ""
             print(f"{name}: {first:.1f} s{goal}, {size / values:.1f} bytes a value; again {second:.1f} s")
             for what, seconds in (peers or {"reading the store": reading}).items():
-                print(f"  export / {what} = {first / seconds:.3f}", flush=True)
+                print(f"  export / {what} = {first / seconds:.2g}", flush=True)
             shutil.rmtree(place)
 
 

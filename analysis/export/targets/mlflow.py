@@ -1,7 +1,7 @@
 """MLflow: an experiment a sweep, in `mlflow.db` of the place, a SQLite file that `mlflow ui` opens.
 
 Points go straight into MLflow's tables where these have the columns that we know, else through `log_batch`, which takes
-some thirteen times as long. All else goes through its client.
+some ten times as long. All else goes through its client.
 """
 
 from __future__ import annotations
