@@ -70,6 +70,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.mitigations
 	$(BIN)/python -m tests.benchmarks.checkpoint
 	$(BIN)/python -m tests.benchmarks.provenance
+	$(BIN)/python -m tests.benchmarks.export
 
 # A real two-node Slurm on this machine, from Debian's packages; needs root.
 slurm:

@@ -1,5 +1,6 @@
 """`python -m analysis`: `report OUT` and `campaign OUT` write figures and a page, `figure NAME OUT FILE` one figure,
-`postmortem OUT TRIAL` what was wrong with one trial; the others print what they find.
+`postmortem OUT TRIAL` what was wrong with one trial, `export OUT --to TARGET` what others read; the
+others print what they find.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import matplotlib
 import pandas as pd
 
+from analysis.export.command import add_export, export
 from analysis.figures.drawing import PICTURES
 from analysis.figures.registry import Needs, Results, figures
 from analysis.incident_commands import RUN, add_commands
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     )
     provenances = commands.add_parser("provenance", help="say where first non-finite values came from")
     add_commands(commands)
+    add_export(commands)
     pages = "also write the post-mortems of the N trials with the worst incidents"
     report.add_argument("--postmortems", metavar="N", type=int, default=0, help=pages)
     for command in (report, campaign, figure, detectors, provenances, board, lead, books):
@@ -74,10 +77,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     try:
         if options.command == "report":
             _report(options.out, options.postmortems)
-        elif options.command in RUN:
-            RUN[options.command](options)
-        elif options.command == "campaign":
-            _campaign(options.out)
+        elif options.command in ACTS:
+            ACTS[options.command](options)
         elif options.command == "detectors":
             _detectors(options.out, options.chosen)
         elif options.command == "leaderboard":
@@ -180,6 +181,9 @@ def _figure(name: str, out: Path, file: Path) -> None:
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
     mark = "" if figure.needs == Needs.SEARCHES else idle_note(results.sweep)
     say(f"Figure: {file}", " ".join(filter(None, (drawing.caption, mark))))
+
+
+ACTS = {**RUN, "campaign": lambda options: _campaign(options.out), "export": export}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ for shared in (
     "analysis.synthetic",
     "analysis.judging",
     "analysis.mitigated",
+    "analysis.exporting",
+    "analysis.tracked",
     "injectors.faults",
 ):
     pytest.register_assert_rewrite(f"tests.{shared}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -90,6 +91,9 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
     campaign = next(line for line in REPORTS if line.startswith("stability-harness campaign"))
     shutil.copytree(home / "results" / "first", home / words_of(campaign, home)[1])
     assert "Page: " in command(campaign, home, capsys)
+    for line in commands(README, "export"):
+        if "mlflow" not in line or os.environ.get("CI") or importlib.util.find_spec("mlflow"):
+            assert "trials" in command(line, home, capsys)
     for line in (*commands(README, "status"), *commands(README, "cancel")):
         shutil.copytree(home / "results" / "first", home / words_of(line, home)[1], dirs_exist_ok=True)
         assert command(line, home, capsys)
@@ -97,7 +101,9 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
 
 def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
-    assert {line.split()[1] for line in commands(README)} == {"sweep", "report", "campaign", "status", "cancel"}
+    assert {line.split()[1] for line in commands(README)} == {
+        *("sweep", "report", "campaign", "status", "cancel", "export"),
+    }
     blocks = [text for kind, text in BLOCKS if not kind]
     others = [line for text in blocks for line in text.splitlines() if line not in commands(README)]
     assert {line.split()[0] for line in others} == {"make"}

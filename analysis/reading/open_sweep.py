@@ -24,6 +24,7 @@ from analysis.reading.finals import FINALS
 from analysis.reading.provenances import NAMES as PROVENANCES
 from analysis.reading.provenances import provenance_variables
 from analysis.reading.stored_variables import stored_variables
+from harness.basics.printing import encodable
 from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
 from harness.readings.table import SHOWN
 from harness.storage.store import ENDS, SIGNALS
@@ -82,13 +83,13 @@ def fault_events(out: Path | str) -> pd.DataFrame:
     row never fired; of one that struck often the store keeps the first events alone, and the coordinate `strikes` of
     `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep` does.
     """
-    return _events(list(read_packs(Path(out))))
+    return events_of(list(read_packs(Path(out))))
 
 
 def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
     """`open_sweep` and `fault_events` of the same moment of a sweep that may go on, for one read of each file."""
     sweep, packs = open_with_packs(out)
-    return sweep, _events(packs)
+    return sweep, events_of(packs)
 
 
 def open_with_packs(out: Path | str) -> tuple[xr.Dataset, list[PackInfo]]:
@@ -133,7 +134,7 @@ def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
     return sweep.assign(finals)
 
 
-def _events(packs: Sequence[PackInfo]) -> pd.DataFrame:
+def events_of(packs: Sequence[PackInfo]) -> pd.DataFrame:
     rows = []
     for trial in _kept_trials(packs):
         for event in trial.of("faults", []):
@@ -171,7 +172,8 @@ class Stored:
     def of(self, name: str, missing: Any = None) -> Any:
         """What an attribute of the pack says of the trial; `missing` where the pack is not finished, or is older."""
         is_there = name in self.pack.attributes and (self.pack.complete or name in BEGUN)
-        return self.pack.attributes[name][self.row] if is_there else missing
+        value = self.pack.attributes[name][self.row] if is_there else missing
+        return value if name == "trials" else encodable(value)  # those are read section by section
 
     @property
     def acting(self) -> Acting | None:
@@ -341,10 +343,10 @@ def _left_out() -> dict[str, dict[str, Any]]:
 def _flat(name: str, value: Any) -> dict[str, Any]:
     """Path -> value of a section, or of a field that belongs to none. No fault has none of its fields but the name."""
     if not isinstance(value, dict):
-        return {name: value}
+        return {encodable(name): value}
     if name == "fault" and value["name"] == NO_FAULT.name:
         return {"fault.name": NO_FAULT.name}
-    return {f"{name}.{field}": item for field, item in value.items()}
+    return {encodable(f"{name}.{field}"): item for field, item in value.items()}
 
 
 @functools.cache
@@ -371,7 +373,9 @@ def _column(values: Sequence[Any]) -> np.ndarray:
     present = [value for value in values if value is not None]
     if any(not isinstance(value, (bool, int, float)) for value in present):
         texts = ("" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values)
-        return np.array([text.replace("\0", r"\x00") for text in texts], dtype=str)  # numpy drops zeros at the end
+        return np.array(
+            [encodable(text.replace("\0", r"\x00")) for text in texts], dtype=str
+        )  # numpy drops zeros at the end
     if len(present) == len(values) and len({type(value) for value in present}) == 1:
         return np.array(values)
     return np.array([np.nan if value is None else value for value in values], dtype=float)

@@ -41,6 +41,7 @@ KINDS = {
     "objectives": "harness.objectives",
     "faults": "injectors",
     "figures": "analysis.figures",
+    "exports": "analysis.export.targets",
 }
 """The kinds of parts, and the folder of each."""
 CONF = Path(__file__).parents[2] / "sweeps" / "conf"  # our own YAML files, which are read as data

@@ -40,6 +40,20 @@ def _encodable(text: str, encoding: str | None) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def encodable(value: Any) -> Any:
+    r"""JSON's `value` with an escape such as \ud800 for each half of a surrogate pair in it, which no UTF-8 has.
+
+    pandas keeps texts as UTF-8 where pyarrow is installed.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else _encodable(value, "utf-8")
+    if isinstance(value, list):
+        return [encodable(item) for item in value]
+    if isinstance(value, dict):
+        return {encodable(name): encodable(item) for name, item in value.items()}
+    return value
+
+
 def say(*lines: str, file: TextIO | None = None) -> None:
     """Print each of these as one line, to standard output if no other file is given."""
     file = file or sys.stdout

@@ -131,6 +131,7 @@ COMMANDS = {
     "causes": Command("how often the inferred cause of incidents is the true one", partial(_analysis, "causes")),
     "cross": Command("feed the batches of an incident to another trial", partial(_analysis, "cross")),
     "figure": Command("write one figure of a sweep to a file", partial(_analysis, "figure")),
+    "export": Command("hand runs, curves and reports to a tracker, or write tables", partial(_analysis, "export")),
     "coordinate-check": Command("whether every size changes equally in its first steps", _coordinate_check),
     "completion": Command("a script that completes these commands in bash, zsh or fish", _completion),
 }

@@ -76,6 +76,7 @@ COMMANDS: dict[str, list[str]] = {
     "trains more": ["sweep", *MORE, "out=out"],
     "finishes": ["sweep", *GRID[: len(TINY)], *UNFINISHED, "out=out"],
     "plans": ["sweep", *MORE, "out=out", "plan=true"],
+    **{f"is {name}": ["export", "out", "--to", name] for name in ("csv", "netcdf", "tensorboard")},
 }
 figures = st.sampled_from(figure_names()).map(lambda name: ["figure", name, "out", "x.png"])
 acts = st.one_of(st.sampled_from(list(COMMANDS.values())), figures)
@@ -92,7 +93,7 @@ def check(folder: Path, harm: Sequence[Damage], words: Sequence[Sequence[str]]) 
     done = [
         f"{names[one.file % len(names)]}: {damage(folder, out / names[one.file % len(names)], one)}" for one in harm
     ]
-    own = (out, folder / "x.png")
+    own = (out, folder / "x.png", folder / "export")
     before = commands.seen(folder, *own)
     for one in words:
         (folder / "x.png").unlink(missing_ok=True)

@@ -1,0 +1,47 @@
+"""The command `export`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from analysis.export.registry import targets
+from analysis.export.runs import Source
+from harness.basics.printing import say
+from harness.config import ConfigError
+
+DEFAULT = Path("export")  # in the current folder: trackers put several sweeps beside each other
+
+
+def add_export(commands: argparse._SubParsersAction) -> None:
+    """Add its parser."""
+    parser = commands.add_parser("export", help="hand runs, curves, events and reports to a tracker, or write tables")
+    parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep, finished or not")
+    names = "; ".join(f"{name}: {target.about}" for name, target in targets().items())
+    parser.add_argument("--to", metavar="TARGET", choices=targets(), required=True, help=names)
+    where = "trials of which it holds, by a coordinate of the dataset; may be given several times"
+    parser.add_argument("--where", metavar="KEY=VALUE[,VALUE]", action="append", default=[], help=where)
+    parser.add_argument("--signals", metavar="NAME[,NAME]", help="curves that are exported; by default all")
+    parser.add_argument("--into", metavar="PLACE", type=Path, help="folder; by default ./export/TARGET")
+    parser.add_argument("--incidents", action="store_true", help="also those that `incidents OUT` finds afterwards")
+
+
+def export(options: argparse.Namespace) -> None:
+    """Raises ConfigError for what is wrong with the words, the folder or the place."""
+    place = Path(options.into or DEFAULT / options.to)
+    _check_place(place, options.out)
+    target = targets()[options.to]()
+    source = Source.open(options.out, options.where, options.signals, options.incidents)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        said = target.write(source, place)
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}" if error.strerror else str(error)
+        raise ConfigError(f"--into {place}: cannot be written ({reason}); allowed: a folder of your own") from None
+    say(*said)
+
+
+def _check_place(place: Path, out: Path) -> None:
+    """Raises ConfigError for a place in a results folder, which may be a stranger's, with links in it."""
+    if place.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(f"--into {place}: lies in the results folder; allowed: a folder outside of {out}")
