@@ -25,7 +25,7 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "objectives",
         "training",
     ],
-    "analysis": ["reading", "again", "measures", "figures", "reports"],
+    "analysis": ["reading", "again", "measures", "figures", "pages", "reports"],
     "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],
     "injectors": [],
     "hydra_plugins": [],

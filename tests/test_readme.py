@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,19 @@ def typed(line: str, home: Path) -> str:
     return done.stdout
 
 
+def started(line: str, home: Path) -> str:
+    """Type a line of a command that goes on until Ctrl-C; the first line that it prints."""
+    code = "import sys; from sweeps.commands.console import main; sys.exit(main())"
+    words = [sys.executable, "-c", code, *words_of(line, home)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=home, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            return process.stdout.readline()
+        finally:
+            process.send_signal(signal.SIGINT)
+
+
 @pytest.mark.parametrize("line", SWEEPS)
 def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "slurm" in line and shutil.which("sbatch") is None:
@@ -90,6 +104,8 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
     campaign = next(line for line in REPORTS if line.startswith("stability-harness campaign"))
     shutil.copytree(home / "results" / "first", home / words_of(campaign, home)[1])
     assert "Page: " in command(campaign, home, capsys)
+    (watch,) = commands(README, "watch")
+    assert started(watch, home).startswith("Watching results/first at http://127.0.0.1:")
     for line in (*commands(README, "status"), *commands(README, "cancel")):
         shutil.copytree(home / "results" / "first", home / words_of(line, home)[1], dirs_exist_ok=True)
         assert command(line, home, capsys)
@@ -97,7 +113,14 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
 
 def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
-    assert {line.split()[1] for line in commands(README)} == {"sweep", "report", "campaign", "status", "cancel"}
+    assert {line.split()[1] for line in commands(README)} == {
+        "sweep",
+        "watch",
+        "report",
+        "campaign",
+        "status",
+        "cancel",
+    }
     blocks = [text for kind, text in BLOCKS if not kind]
     others = [line for text in blocks for line in text.splitlines() if line not in commands(README)]
     assert {line.split()[0] for line in others} == {"make"}

@@ -82,13 +82,13 @@ def fault_events(out: Path | str) -> pd.DataFrame:
     row never fired; of one that struck often the store keeps the first events alone, and the coordinate `strikes` of
     `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep` does.
     """
-    return _events(list(read_packs(Path(out))))
+    return events_of(list(read_packs(Path(out))))
 
 
 def open_with_events(out: Path | str) -> tuple[xr.Dataset, pd.DataFrame]:
     """`open_sweep` and `fault_events` of the same moment of a sweep that may go on, for one read of each file."""
     sweep, packs = open_with_packs(out)
-    return sweep, _events(packs)
+    return sweep, events_of(packs)
 
 
 def open_with_packs(out: Path | str) -> tuple[xr.Dataset, list[PackInfo]]:
@@ -96,7 +96,7 @@ def open_with_packs(out: Path | str) -> tuple[xr.Dataset, list[PackInfo]]:
     with _uncollected():
         attributes, packs = read_store(Path(out))
         known = list(packs)
-        return _dataset(attributes, known), known
+        return dataset_of(attributes, known), known
 
 
 @contextlib.contextmanager
@@ -111,7 +111,8 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
+def dataset_of(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
+    """`open_sweep` of these packs of a store with these attributes."""
     packs = sorted(packs, key=lambda pack: (pack.attributes["created"], pack.id))
     trials = _kept_trials(packs)
     coordinates = _coordinates(trials)
@@ -133,7 +134,8 @@ def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
     return sweep.assign(finals)
 
 
-def _events(packs: Sequence[PackInfo]) -> pd.DataFrame:
+def events_of(packs: Sequence[PackInfo]) -> pd.DataFrame:
+    """`fault_events` of these packs."""
     rows = []
     for trial in _kept_trials(packs):
         for event in trial.of("faults", []):
