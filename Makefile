@@ -66,6 +66,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.pack_size
 	$(BIN)/python -m tests.benchmarks.planning
 	$(BIN)/python -m tests.benchmarks.scale
+	$(BIN)/python -m tests.benchmarks.watch
 	$(BIN)/python -m tests.benchmarks.faults
 	$(BIN)/python -m tests.benchmarks.mitigations
 	$(BIN)/python -m tests.benchmarks.checkpoint
@@ -76,6 +77,6 @@ benchmark: install
 slurm:
 	bash tests/slurm/cluster.sh up
 
-# A browser for the test that opens the report; needs root.
+# A browser for the tests that open pages; needs root. What speaks with it comes with the Python package playwright.
 browser:
 	@command -v chromium >/dev/null || { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends chromium; }

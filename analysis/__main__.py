@@ -1,6 +1,6 @@
 """`python -m analysis`: `report OUT` and `campaign OUT` write figures and a page, `figure NAME OUT FILE` one figure,
-`postmortem OUT TRIAL` what was wrong with one trial, `export OUT --to TARGET` what others read; the
-others print what they find.
+`postmortem OUT TRIAL` what was wrong with one trial, `trial OUT TRIAL` its curves, `export OUT --to TARGET` what others
+read; `watch OUT` serves a page that follows a sweep; the others print what they find.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from analysis.incident_commands import RUN, add_commands
 from analysis.measures.detectors import measured, options_of
 from analysis.measures.leaderboard import scored
 from analysis.measures.provenance import named, provenance
+from analysis.page_commands import RUN_PAGES, add_page_commands
 from analysis.reading.acted import idle_note
 from analysis.reading.open_sweep import open_sweep
 from analysis.reports.campaign import write_campaign
@@ -33,6 +34,9 @@ from harness.config import ConfigError
 from harness.config.fields import from_yaml
 from harness.storage.results_folder import FolderLost
 
+WITH_POSTMORTEMS = "also write the post-mortems of the N trials with the worst incidents"
+CHOSEN = "detectors, all without any; and constants, detect.NAME.FIELD=VALUE"
+
 
 def figure_names() -> list[str]:
     """Every figure that `figure NAME` draws."""
@@ -43,10 +47,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     """Exit status 0; or, with one line on it, 2 if something is wrong, 1 if the folder was lost meanwhile."""
     parser = Parser(prog=program, description="Figures and reports from stored results.")
     commands = parser.add_subparsers(dest="command", required=True)
-    report = commands.add_parser("report", help="write OUT/figures/*.png and OUT/report.html, and say what was found")
-    campaign = commands.add_parser(
-        "campaign", help="say what faults did; write OUT/figures/*.png and OUT/campaign.html"
-    )
+    report = commands.add_parser("report", help="write OUT/report.html, trials.html and figures; say what was found")
+    campaign = commands.add_parser("campaign", help="the same for what faults did: OUT/campaign.html")
     figure = commands.add_parser("figure", help="write one figure to FILE (.svg, .pdf, .png)")
     figure.add_argument("name", metavar="NAME", choices=figure_names(), help=", ".join(figure_names()))
     detectors = commands.add_parser("detectors", help="say how well detectors do on stored runs, with any constants")
@@ -58,15 +60,14 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     provenances = commands.add_parser("provenance", help="say where first non-finite values came from")
     add_commands(commands)
     add_export(commands)
-    pages = "also write the post-mortems of the N trials with the worst incidents"
-    report.add_argument("--postmortems", metavar="N", type=int, default=0, help=pages)
+    add_page_commands(commands)
+    report.add_argument("--postmortems", metavar="N", type=int, default=0, help=WITH_POSTMORTEMS)
     for command in (report, campaign, figure, detectors, provenances, board, lead, books):
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     figure.add_argument("file", metavar="FILE", type=Path)
     books.add_argument("--per-hour", metavar="MONEY", type=float, help="what an hour of one trial costs")
-    named = "detectors, all without any; and constants, detect.NAME.FIELD=VALUE"
     for command in (detectors, board):
-        command.add_argument("chosen", metavar="NAME or KEY=VALUE", nargs="*", help=named)
+        command.add_argument("chosen", metavar="NAME or KEY=VALUE", nargs="*", help=CHOSEN)
     provenances.add_argument("trial", metavar="TRIAL", nargs="?", help="the id of one trial, or how it begins")
     try:
         options = parser.parse_args(arguments)
@@ -109,7 +110,7 @@ def _report(out: Path, postmortems: int) -> None:
     written = write_report(out)
     pictures = ", ".join(str(path) for path in written.figures) or "none; the report says why"
     say(*(line for page in pages for line in page.words[:1]))
-    say(*written.findings, f"Report: {written.html}", f"Figures: {pictures}")
+    say(*written.findings, f"Trials: {written.trials}", f"Report: {written.html}", f"Figures: {pictures}")
 
 
 def _campaign(out: Path) -> None:
@@ -118,7 +119,7 @@ def _campaign(out: Path) -> None:
     say("Shares in percent with 95% Wilson intervals.")
     say(*(f"Note: {note}" for note in written.notes))
     say(*(f"{picture.name}: {picture.path or picture.caption}" for picture in written.pictures))
-    say(f"Page: {written.html}")
+    say(f"Trials: {written.trials}", f"Page: {written.html}")
 
 
 def _chosen(chosen: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
@@ -183,7 +184,7 @@ def _figure(name: str, out: Path, file: Path) -> None:
     say(f"Figure: {file}", " ".join(filter(None, (drawing.caption, mark))))
 
 
-ACTS = {**RUN, "campaign": lambda options: _campaign(options.out), "export": export}
+ACTS = {**RUN, **RUN_PAGES, "campaign": lambda options: _campaign(options.out), "export": export}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.browsing import chromium  # noqa: F401  a fixture for every folder
+
 # What tests share is asserted in as in a test: with the values of both sides.
 for shared in (
     "harness.engine",

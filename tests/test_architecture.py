@@ -26,7 +26,7 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "training",
         "own_loop",
     ],
-    "analysis": ["reading", "again", "measures", "figures", "reports", "export"],
+    "analysis": ["reading", "again", "measures", "figures", "pages", "reports", "export"],
     "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],
     "injectors": [],
     "hydra_plugins": [],

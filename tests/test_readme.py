@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,6 +74,19 @@ def typed(line: str, home: Path) -> str:
     return done.stdout
 
 
+def started(line: str, home: Path) -> str:
+    """Type a line of a command that goes on until Ctrl-C; the first line that it prints."""
+    code = "import sys; from sweeps.commands.console import main; sys.exit(main())"
+    words = [sys.executable, "-c", code, *words_of(line, home)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=home, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            return process.stdout.readline()
+        finally:
+            process.send_signal(signal.SIGINT)
+
+
 @pytest.mark.parametrize("line", SWEEPS)
 def test_every_sweep_of_the_readme_can_be_planned(line: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "slurm" in line and shutil.which("sbatch") is None:
@@ -94,6 +108,8 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
     for line in commands(README, "export"):
         if "mlflow" not in line or os.environ.get("CI") or importlib.util.find_spec("mlflow"):
             assert "trials" in command(line, home, capsys)
+    (watch,) = commands(README, "watch")
+    assert started(watch, home).startswith("Watching results/first at http://127.0.0.1:")
     for line in (*commands(README, "status"), *commands(README, "cancel")):
         shutil.copytree(home / "results" / "first", home / words_of(line, home)[1], dirs_exist_ok=True)
         assert command(line, home, capsys)
@@ -102,7 +118,7 @@ def test_the_grid_of_the_readme_runs_and_is_reported(home: Path, capsys: pytest.
 def test_every_line_of_the_readme_is_run_here() -> None:
     """But `make`, which every test has behind it."""
     assert {line.split()[1] for line in commands(README)} == {
-        *("sweep", "report", "campaign", "status", "cancel", "export"),
+        *("sweep", "watch", "report", "campaign", "status", "cancel", "export"),
     }
     blocks = [text for kind, text in BLOCKS if not kind]
     others = [line for text in blocks for line in text.splitlines() if line not in commands(README)]

@@ -28,7 +28,7 @@ MOST_PANELS, MOST_LINES = 4, 60
 CEILING = 10
 
 
-@drawn_from(Needs.OUTCOMES, place=3)
+@drawn_from(Needs.OUTCOMES, place=3, points="x=struck_site&y=deviation_final&colour=fault_outcome")
 def deviation_curves(results: Results) -> Drawing:
     """|D_t| against the steps since the strike, a thin line a fault, over the clean envelope: a panel a recipe.
 

@@ -27,7 +27,7 @@ GOLDEN, FAULTY = "#4c72b0", "#c44e52"
 END: dict[str, Any] = {"color": FAULTY, "marker": "x", "markersize": 8, "markeredgewidth": 2.2}
 
 
-@drawn_from(Needs.SWEEP, place=4)
+@drawn_from(Needs.SWEEP, place=4, points="x=fault&y=final_loss&colour=mitigation")
 def faulty_against_golden(results: Results) -> Drawing:
     """Loss of a faulty trial and of its golden twin, and their difference, with the strike marked.
 

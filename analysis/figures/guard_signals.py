@@ -29,7 +29,7 @@ MOST_TICKS = 4  # of powers of ten on one side of 0
 STRIKE = "0.6"  # grey, since lines have all colours
 
 
-@drawn_from(Needs.GUARDS, place=1)
+@drawn_from(Needs.GUARDS, place=1, points="x=lr&y=final_loss&colour=playbook")
 def guard_signals(results: Results) -> Drawing:
     """A panel a signal, a line a mitigation and fault: the median over seeds at each step, with the strikes marked.
 

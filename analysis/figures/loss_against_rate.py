@@ -20,7 +20,7 @@ from harness.basics.printing import count
 LINE = 0.21  # inches: of a legend's line
 
 
-@drawn_from(Needs.SWEEP, place=1)
+@drawn_from(Needs.SWEEP, place=1, points="x=lr&y=final_validation_loss&colour=mitigation")
 def loss_against_rate(results: Results) -> Drawing:
     """Final validation loss of the clean trials against the learning rate: a panel a width, a line a mitigation.
 

@@ -45,7 +45,7 @@ class Columns:
     full: float | None
 
 
-@drawn_from(Needs.COMPARISON, place=1)
+@drawn_from(Needs.COMPARISON, place=1, points="kind=map&x=lr&y=mitigation&colour=final_validation_loss")
 def mitigation_map(results: Results) -> Drawing:
     """A row a mitigation, the baseline on top; a column a metric and width; the numbers are the values.
 

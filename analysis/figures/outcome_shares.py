@@ -22,7 +22,7 @@ BAR, LETTER, SHORTEST = 0.46, 0.085, 2.3  # inches a bar, and a letter; bars tha
 NARROWEST = 0.045  # share of a bar that has room for a number
 
 
-@drawn_from(Needs.OUTCOMES, place=2)
+@drawn_from(Needs.OUTCOMES, place=2, points="x=struck_site&y=deviation_max&colour=fault_outcome")
 def outcome_shares(results: Results) -> Drawing:
     """Share of each outcome as stacked bars with counts: one a site, and one a stretch of time when faults began."""
     table = fault_table(results.judged)

@@ -32,7 +32,7 @@ MEASURES = {
 }
 
 
-@drawn_from(Needs.OUTCOMES, place=4)
+@drawn_from(Needs.OUTCOMES, place=4, points="x=beta2&y=recovery_steps&colour=clip")
 def recovery_against_beta2(results: Results) -> Drawing:
     """Recovery time against beta2, and below it the share that did not recover: a column a clipping, a line a fault.
 

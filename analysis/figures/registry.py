@@ -22,9 +22,10 @@ from analysis.figures.labels import labelled
 from analysis.measures import metrics
 from analysis.measures.mitigations import Comparison, compare
 from analysis.measures.outcomes import outcomes_and_notes
-from analysis.reading.open_sweep import TAKEN, open_with_events
+from analysis.reading.open_sweep import TAKEN, events_of, open_with_packs
 from analysis.reading.searches import History, read_searches
 from harness.basics import plugins
+from harness.storage.stored import PackInfo
 
 
 class Needs(StrEnum):
@@ -47,11 +48,13 @@ class Results:
     sweep: xr.Dataset
     events: pd.DataFrame | None = None
     out: Path | None = None  # the folder, for the searches in it
+    packs: Sequence[PackInfo] | None = None  # those of the store that the sweep was made of
 
     @classmethod
     def open(cls, out: Path) -> Results:
         """Those in folder `out`, with labels for texts. Raises ConfigError as `open_sweep` does."""
-        return cls(*labelled(*open_with_events(out)), out)
+        sweep, packs = open_with_packs(out)
+        return cls(*labelled(sweep, events_of(packs)), out, packs)
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -89,19 +92,24 @@ class Results:
 
 @dataclass(frozen=True)
 class Registered:
-    """A figure: its name is that of its function, and `place` orders those with the same needs."""
+    """A figure: its name is that of its function, and `place` orders those with the same needs.
+
+    `points`, such as `x=lr&y=final_loss&colour=mitigation`, are axes of the page of all trials (analysis/pages) under
+    which it shows the same trials.
+    """
 
     draw: Callable[[Results], Drawing]
     needs: Needs
     place: int
+    points: str = ""
 
     def __call__(self, results: Results) -> Drawing:
         return self.draw(results)
 
 
-def drawn_from(needs: Needs, place: int) -> Callable[[Callable[[Results], Drawing]], Registered]:
+def drawn_from(needs: Needs, place: int, points: str = "") -> Callable[[Callable[[Results], Drawing]], Registered]:
     """Make a function a figure."""
-    return lambda draw: Registered(draw, needs, place)
+    return lambda draw: Registered(draw, needs, place, points)
 
 
 @cache

@@ -12,7 +12,7 @@ from analysis.measures import metrics
 MOST_NAME = 21  # letters of a name beside a figure of the usual width
 
 
-@drawn_from(Needs.SWEEP, place=3)
+@drawn_from(Needs.SWEEP, place=3, points="x=width&y=final_validation_loss&colour=mitigation")
 def sensitivity_against_width(results: Results) -> Drawing:
     """LR sensitivity against width, a line a mitigation, with intervals over seeds and held-out text."""
     table = results.sensitivity

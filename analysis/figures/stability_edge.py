@@ -40,7 +40,7 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*axes, "stable", "unstable", "seeds", "rates"])
 
 
-@drawn_from(Needs.SWEEP, place=2)
+@drawn_from(Needs.SWEEP, place=2, points="kind=map&x=lr&y=width&colour=outcome")
 def stability_edge(results: Results) -> Drawing:
     """The largest stable learning rate against width: a line a mitigation, and a bar up to the smallest unstable one.
 

@@ -97,7 +97,7 @@ def open_with_packs(out: Path | str) -> tuple[xr.Dataset, list[PackInfo]]:
     with _uncollected():
         attributes, packs = read_store(Path(out))
         known = list(packs)
-        return _dataset(attributes, known), known
+        return dataset_of(attributes, known), known
 
 
 @contextlib.contextmanager
@@ -112,7 +112,8 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _dataset(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
+def dataset_of(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
+    """`open_sweep` of these packs of a store with these attributes."""
     packs = sorted(packs, key=lambda pack: (pack.attributes["created"], pack.id))
     trials = _kept_trials(packs)
     coordinates = _coordinates(trials)
@@ -135,6 +136,7 @@ def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
 
 
 def events_of(packs: Sequence[PackInfo]) -> pd.DataFrame:
+    """`fault_events` of these packs."""
     rows = []
     for trial in _kept_trials(packs):
         for event in trial.of("faults", []):

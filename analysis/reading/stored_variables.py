@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from harness.storage.store import ENDS, SIGNALS
-from harness.storage.stored import PackInfo, read_signal
+from harness.storage.stored import PackInfo, is_once, read_signal
 
 CHUNK_BYTES = 2 * 2**20
 
@@ -80,7 +80,10 @@ class StoredVariable:
             rows = pack_rows[trials[is_in_pack] - (self.ends[number] - len(pack_rows))]
             # A slice that ends beyond the pack's own steps or layers gives what there is, as in numpy.
             steps, *layers = spans
-            part = read_signal(pack, self.name, steps.start, steps.stop)[rows][(slice(None), slice(None), *layers)]
+            is_whole = pack.complete or is_once(pack.arrays[self.name])
+            # A block that is being written may have some of its signals: it counts once the attributes say so.
+            stop = steps.stop if is_whole else min(steps.stop, pack.attributes["steps_done"])
+            part = read_signal(pack, self.name, steps.start, stop)[rows][(slice(None), slice(None), *layers)]
             inside = tuple(slice(0, size) for size in part.shape[1:])
             values[(is_in_pack, *inside)] = part
         for axis in range(self.ndim - 1, 0, -1):

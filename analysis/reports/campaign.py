@@ -15,7 +15,8 @@ from analysis.figures.registry import Needs, Results
 from analysis.measures.judged_faults import site_labels
 from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE
 from analysis.measures.statistics import rates, studied, wilson_interval
-from analysis.reading.open_sweep import UNFINISHED, open_sweep
+from analysis.pages.static_page import write_trials
+from analysis.reading.open_sweep import UNFINISHED, open_with_packs
 from analysis.reports.report import Picture, save_figures, with_losses, write_page
 from harness.basics.printing import count
 from harness.config import ConfigError
@@ -32,16 +33,18 @@ class Campaign:
     table: pd.DataFrame
     notes: list[str]
     pictures: list[Picture]
+    trials: Path  # the page of all trials beside it
 
 
 def write_campaign(out: Path | str) -> Campaign:
-    """Write the figures to `out`/figures/*.png and `out`/campaign.html from the results in `out`, finished or not.
+    """Write `out`/figures/*.png, `out`/campaign.html and `out`/trials.html from the results in `out`, finished or not.
 
     Raises ConfigError, a ValueError, if `out` holds no results or none of its trials has a fault to study, and OSError
     if it cannot be written to.
     """
     out = Path(out)
-    sweep = labelled_sweep(open_sweep(out))
+    opened, packs = open_with_packs(out)
+    sweep = labelled_sweep(opened)
     folder = ResultsPath.open(out)
     if not studied(sweep).sizes["trial"]:
         raise ConfigError(f"out={out}: its sweep has no faulty trial; allowed: a folder with trials that have a fault")
@@ -52,7 +55,7 @@ def write_campaign(out: Path | str) -> Campaign:
     texts = in_words(table)
     rows = {"heading": list(texts.columns), "rows": texts.to_numpy().tolist()}
     html = write_page("campaign", folder, sweep, notes=notes, table=rows, pictures=pictures)
-    return Campaign(out / html, texts, notes, pictures)
+    return Campaign(out / html, texts, notes, pictures, write_trials(out, results.judged, packs))
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:

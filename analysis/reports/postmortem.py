@@ -21,9 +21,10 @@ from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
 from analysis.measures.evidence import offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
 from analysis.measures.oddities import Run, usual
+from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.twins import values_of
 from analysis.reports.follow_ups import SUGGESTED, followed
-from analysis.reports.report import DOTS_PER_INCH, POSTMORTEMS, Picture, rendered
+from analysis.reports.report import DOTS_PER_INCH, Picture, rendered
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT, ConfigError
 from harness.config.names import OWN

@@ -18,6 +18,8 @@ from analysis.figures.mitigation_words import coverage, mitigation_findings, tab
 from analysis.figures.registry import Needs, Results, figures
 from analysis.measures import metrics
 from analysis.measures.mitigations import UNLIKE_PACKS
+from analysis.pages.static_page import TRIALS_PAGE, write_trials
+from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.acted import BASELINE, idle_note
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reports.words import html_lines, markdown_block, markdown_text
@@ -27,7 +29,6 @@ from harness.storage.results_folder import ResultsPath
 
 DOTS_PER_INCH = 110
 MOST_MITIGATIONS = 3  # with more of them, sentences say what holds for all, and the tables the rest
-POSTMORTEMS = "postmortems"  # the folder of pages on single trials
 KEPT_IN_MEMORY = 2**28  # bytes of losses
 
 
@@ -38,6 +39,7 @@ class Report:
     html: Path
     figures: list[Path]
     findings: list[str]
+    trials: Path  # the page of all trials beside it
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,11 @@ class Picture:
     caption: str
     path: Path | None = None
     base64: str | None = None
+    points: str = ""  # axes under which the page of all trials shows the same trials
 
 
 def write_report(out: Path | str) -> Report:
-    """Write `out`/figures/*.png and `out`/report.html from the results in `out`, finished or not.
+    """Write `out`/figures/*.png, `out`/report.html and `out`/trials.html from the results in `out`, finished or not.
 
     Raises ConfigError, a ValueError, if `out` holds no results, and OSError if it cannot be written to.
     """
@@ -84,7 +87,8 @@ def write_report(out: Path | str) -> Report:
         faults=_fault_rows(faults),
         postmortems=_postmortems(folder, ds),
     )
-    return Report(out / html, [picture.path for picture in pictures if picture.path], sentences)
+    trials = write_trials(out, ds, results.packs)
+    return Report(out / html, [picture.path for picture in pictures if picture.path], sentences, trials)
 
 
 def _postmortems(folder: ResultsPath, sweep: xr.Dataset) -> list[str]:
@@ -120,7 +124,9 @@ def rendered(page: str, sweep: xr.Dataset, **content: Any) -> str:
     )
     environment.filters["plain"] = markdown_text
     words = {"plain": markdown_text, "quoted": markdown_block, "lines_of": html_lines}
-    return environment.get_template(f"{page}.j2").render(study=sweep.attrs["study"], **words, **content)
+    return environment.get_template(f"{page}.j2").render(
+        study=sweep.attrs["study"], trials_page=TRIALS_PAGE, **words, **content
+    )
 
 
 def save_figures(results: Results, out: Path, *needs: Needs) -> list[Picture]:
@@ -139,7 +145,9 @@ def save_figures(results: Results, out: Path, *needs: Needs) -> list[Picture]:
             drawing.figure.savefig(drawn, dpi=DOTS_PER_INCH)
             file.write(drawn.getvalue())
             shown = base64.b64encode(drawn.getvalue()).decode()
-            pictures.append(Picture(name, figure.needs, drawing.caption, out / "figures" / file.name, shown))
+            pictures.append(
+                Picture(name, figure.needs, drawing.caption, out / "figures" / file.name, shown, figure.points)
+            )
     return pictures
 
 

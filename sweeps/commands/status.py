@@ -11,19 +11,19 @@ from rich.console import Console
 
 from harness.basics.printing import count
 from harness.config import ConfigError
-from harness.storage.records import Missing, Unreadable, read_bytes, read_record
+from harness.storage.progress_files import PROGRESS, read_asked, read_progress
+from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import complete_trials, read_packs, read_root
 from sweeps.commands.verify import verify
 from sweeps.running.claims import LOCK, LOCKS, lock_of
-from sweeps.running.job import ERRORS, PLAN, PROGRESS
+from sweeps.running.job import ERRORS
 from sweeps.running.locks import is_locked
-from sweeps.running.progress_files import read_progress
 from sweeps.slurm.squeue import ours_and_others, scancel, user_name, with_numbers
 from sweeps.slurm.submitted import submitted
 
 MOST_LINES = 20  # failed or lost packs that are listed
-MOST_PLAN, MOST_TRACE = 2**26, 2**20  # bytes that are read
+MOST_TRACE = 2**20  # bytes that are read
 MOST_LETTERS = 300  # of an error
 
 
@@ -39,13 +39,6 @@ class Status:
     stopped: dict[str, str] = field(default_factory=dict)  # pack -> how far its checkpoint is
     lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
     damaged: list[Unreadable] = field(default_factory=list)  # files that say nothing
-
-
-@dataclass(frozen=True)
-class Asked:
-    """plan.json: the ids of the trials that the last command asked for."""
-
-    trials: tuple[str, ...]
 
 
 def status_of(out: Path) -> Status:
@@ -82,7 +75,7 @@ def status_of(out: Path) -> Status:
 def _asked(out: Path, status: Status) -> set[str]:
     """What the last command that trained asked for; if that cannot be known, what the store holds."""
     try:
-        return set(read_record(out / PLAN, Asked, MOST_PLAN).trials)
+        return set(read_asked(out).trials)
     except Missing:  # an older store
         pass
     except Unreadable as error:

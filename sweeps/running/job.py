@@ -35,6 +35,7 @@ from harness.model.precision import make_deterministic, pick_device
 from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.last_weights import write_weights
+from harness.storage.progress_files import PLAN, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, is_complete, read_pack
@@ -50,10 +51,8 @@ from sweeps.planning.planner import PackPlan
 from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
 from sweeps.running.locks import is_locked
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
-from sweeps.running.progress_files import ProgressFile
 
-PROGRESS, ERRORS, CHECKPOINTS = "progress", "errors", "checkpoints"
-PLAN = "plan.json"
+ERRORS, CHECKPOINTS = "errors", "checkpoints"
 PACK_ID = "[0-9a-f]{16}"
 ATTEMPTS = 3  # at a pack whose chunks are found damaged when it is trained
 

@@ -17,10 +17,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from harness.basics.printing import count, duration
 from harness.objectives.outcome import TRAINED
+from harness.storage.progress_files import PROGRESS, PackProgress, read_progress
 from sweeps.compose.settings import Run
 from sweeps.planning.planner import PackPlan, Plan
-from sweeps.running.job import PROGRESS, Elsewhere, Ended, Failed, Finished
-from sweeps.running.progress_files import PackProgress, read_progress
+from sweeps.running.job import Elsewhere, Ended, Failed, Finished
 
 FIRST_SECONDS = 2.0  # before the first line where there is no terminal: short sweeps need none
 PLAIN_SECONDS = 10.0  # between two of them

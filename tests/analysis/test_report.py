@@ -75,7 +75,9 @@ def test_the_report_holds_figures_tables_and_origins(written) -> None:
 def test_the_page_needs_nothing_beside_it(written) -> None:
     _, page = written
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]{1,30})""", page)
-    assert len(links) == 5 and all(link.startswith("data:image/png;base64,") for link in links)
+    pictures = [link for link in links if not link.startswith("trials.html")]
+    assert len(pictures) == 5 and all(link.startswith("data:image/png;base64,") for link in pictures)
+    assert len(links) - len(pictures) == 1 + 5, "to all trials, and from each figure to its own"
     assert "<script" not in page
 
 
@@ -282,6 +284,7 @@ def test_many_mitigations_do_not_make_many_sentences(tmp_path: Path) -> None:
 def test_the_command_says_what_was_found_and_where_to_look(written, again) -> None:
     out, lines = written[0].html.parent, again[0]
     assert any("LR sensitivity at width 128" in line for line in lines)
+    assert lines[-3] == f"Trials: {out / 'trials.html'}"
     assert lines[-2] == f"Report: {out / 'report.html'}" and str(out / "figures" / "loss_against_rate.png") in lines[-1]
 
 
@@ -317,22 +320,12 @@ def test_errors_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.Capture
 # --- in a browser ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def browser() -> str:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next((path for path in map(shutil.which, names) if path), None)
-    if found is None:
-        message = f"no browser: none of {', '.join(names)} is installed"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    return found
-
-
 def dump_dom(browser: str, page: Path, profile: Path) -> str:
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom"]
     return subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=60, check=True).stdout
 
 
-def test_a_browser_shows_the_page(written, browser: str, tmp_path: Path) -> None:
+def test_a_browser_shows_the_page(written, chromium: str, tmp_path: Path) -> None:
     measure = """<script>
     addEventListener("load", () => {
       const images = [...document.images].map(i => i.complete ? i.naturalWidth : 0);
@@ -342,7 +335,7 @@ def test_a_browser_shows_the_page(written, browser: str, tmp_path: Path) -> None
     </script></body>"""
     page = tmp_path / "page.html"
     page.write_text(written[1].replace("</body>", measure), encoding="utf-8")
-    title = re.search(r"<title>(.*?)</title>", dump_dom(browser, page, tmp_path / "profile"))
+    title = re.search(r"<title>(.*?)</title>", dump_dom(chromium, page, tmp_path / "profile"))
     assert title, "no page"
     found = json.loads(html.unescape(title[1]))
     assert len(found["images"]) == 5 and all(width > 400 for width in found["images"])

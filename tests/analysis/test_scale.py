@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from analysis import open_sweep
+from analysis.pages.static_page import MOST_PAGES
+from analysis.pages.trial_page import AT_ONCE
 from analysis.reports.campaign import write_campaign
 from analysis.reports.report import write_report
 from harness.storage.stored import STORE
@@ -63,6 +65,9 @@ def opened(all_opened: Opened) -> Iterator[Opened]:
     all_opened.is_on = False
 
 
+PAGES = MOST_PAGES // AT_ONCE
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smallest store that the benchmark makes."""
@@ -102,10 +107,11 @@ def test_the_status_opens_no_pack_twice(store: Path, opened: Opened) -> None:
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("write", [write_report, write_campaign])
 def test_report_and_campaign_open_each_file_once(store: Path, opened: Opened, write: Callable[[Path], object]) -> None:
+    """But for the pages of trials, of which there are so many at most: once for each hundred of them."""
     found = opened.during(lambda: write(store), store)
     assert found.pop("zarr.json") == {1: packs_of(store) + 1}
     assert {"loss", "grad_norm"} <= set(found)
-    assert all(set(own) == {1} for own in found.values()), found
+    assert all(max(own) <= 1 + PAGES for own in found.values()), found
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -116,8 +122,8 @@ def test_losses_that_do_not_fit_into_memory_are_read_some_thirty_times(
     monkeypatch.setattr("analysis.reports.report.KEPT_IN_MEMORY", 0)
     found = opened.during(lambda: write_report(store), store)
     losses = found.pop("loss")
-    assert max(losses) <= 38
-    assert all(set(own) == {1} for own in found.values()), found
+    assert max(losses) <= 38 + PAGES
+    assert all(max(own) <= 1 + PAGES for own in found.values()), found
 
 
 def calls(work: Callable[[], object]) -> int:

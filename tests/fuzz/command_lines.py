@@ -31,6 +31,7 @@ HYDRA = [
     *("hydra.launcher.workers", "hydra.launcher.time", "hydra.launcher.partition", "hydra.launcher.extra.nice"),
     *("hydra.launcher.setup", "hydra.launcher._target_", "hydra.nothing"),
 ]
+ENDING = [name for name in COMMANDS if name != "watch"]  # by themselves
 FLAGS = [
     *("-m", "--multirun", "--help", "-h", "--hydra-help", "--list", "--version", "--cfg", "--cfg=job", "--cfg=hydra"),
     *("--cfg=all", "-c", "--info", "--info=searchpath", "--info=config", "--info=defaults-tree", "--info=plugins"),
@@ -183,7 +184,7 @@ others = st.one_of(
         ),
         values.texts,
     ),
-    st.builds(lambda words: words, st.lists(st.one_of(st.sampled_from([*COMMANDS, *FLAGS]), values.texts), max_size=3)),
+    st.builds(lambda words: words, st.lists(st.one_of(st.sampled_from([*ENDING, *FLAGS]), values.texts), max_size=3)),
     st.builds(
         lambda out, own: ["coordinate-check", *out, "--steps=1", "--seeds=1", "--widths=32,64", *own],
         st.lists(folders, min_size=1, max_size=1) | st.just(["x.png"]),

@@ -16,9 +16,10 @@ import pytest
 from rich.console import Console
 
 from harness.config import Trial
+from harness.storage import progress_files
 from harness.storage.store import open_store
 from sweeps.planning.planner import make_plan, pack_bytes
-from sweeps.running import local, progress, progress_files
+from sweeps.running import local, progress
 from sweeps.running.job import Finished, Job, record_failure
 from sweeps.running.local import LocalExecutor
 from tests.jobs import job_of

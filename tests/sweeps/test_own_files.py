@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from analysis.__main__ import main
+from harness.storage.progress_files import PLAN, PROGRESS
 from harness.storage.results_folder import MARKER
 from harness.storage.stored import STORE
-from sweeps.running.job import CHECKPOINTS, ERRORS, PLAN, PROGRESS
+from sweeps.running.job import CHECKPOINTS, ERRORS
 from tests.sweeps import command
 
 GRID = ("seed=range(2)", "fault=none,weight_bit", "fault.start=3")

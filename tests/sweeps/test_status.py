@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.storage.progress_files import PROGRESS
 from sweeps.commands.status import status_of
 from sweeps.running.claims import LOCKS
-from sweeps.running.job import ERRORS, PROGRESS
+from sweeps.running.job import ERRORS
 from tests.sweeps import command
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.storage.progress_files import PROGRESS
 from harness.storage.stored import read_packs
-from sweeps.running.job import ERRORS, PROGRESS
+from sweeps.running.job import ERRORS
 from tests.sweeps import command
 
 TRAPS = ("seed=range(3)", "fault=rigged", "fault.switch=switch", "pack.size=2", "out=out")  # 3 packs of golden and trap

@@ -1,6 +1,7 @@
-"""How far the packs in training are: a small file each, written by whoever trains the pack. It is for people alone.
+"""How far a sweep is, for people alone: which trials were asked for, and a small file for each pack in training.
 
-The same for processes here and for jobs on Slurm.
+<out>/plan.json                 the trials that the last command that had any to train asked for
+<out>/progress/<pack>.json      how far that pack is, written by whoever trains it, here or on Slurm
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from harness.config import ConfigError
 from harness.storage.records import Missing, Unreadable, read_record
 from harness.storage.results_folder import ResultsPath
 
+PROGRESS, PLAN = "progress", "plan.json"
 WRITE_SECONDS = 0.25  # between two writes of one file
-MOST_BYTES = 2**12
+MOST_BYTES, MOST_PLAN = 2**12, 2**26
+
+
+@dataclass(frozen=True)
+class Asked:
+    """plan.json: the ids of the trials that the last command asked for."""
+
+    trials: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -79,3 +88,8 @@ def read_progress(folder: Path) -> tuple[dict[str, PackProgress], dict[str, Unre
         except Unreadable as error:
             damaged[file.stem] = error
     return progress, damaged
+
+
+def read_asked(out: Path) -> Asked:
+    """What the last command that trained into `out` asked for. Raises Unreadable; Missing in an older store."""
+    return read_record(out / PLAN, Asked, MOST_PLAN)
