@@ -67,6 +67,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.planning
 	$(BIN)/python -m tests.benchmarks.scale
 	$(BIN)/python -m tests.benchmarks.watch
+	$(BIN)/python -m tests.benchmarks.attach
 	$(BIN)/python -m tests.benchmarks.faults
 	$(BIN)/python -m tests.benchmarks.mitigations
 	$(BIN)/python -m tests.benchmarks.checkpoint

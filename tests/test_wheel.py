@@ -53,5 +53,9 @@ def test_it_runs_elsewhere(wheel: Path, tmp_path: Path) -> None:
     printed = run_all(program, *commands, cwd=elsewhere, python=python)
     assert "1 trial asked for" in printed and "trained 16 of 16 trials" in printed
     assert "16 of 16 trials done" in printed and "Report: out/report.html" in printed and "qk_norm" in printed
+    loop = (ROOT / "examples" / "attach" / "convolutions.py").read_text()
+    (elsewhere / "own.py").write_text(loop)
+    assert run(python, "own.py", "flips", "6", cwd=elsewhere).startswith("18 faults in ")
+    assert "Page: flips/campaign.html" in run(program, "campaign", "flips", cwd=elsewhere)
     where = run(python, "-c", "import harness, sweeps; print(harness.__file__, sweeps.__file__)", cwd=elsewhere)
     assert all(path.startswith(str(site)) for path in where.split())

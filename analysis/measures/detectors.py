@@ -62,7 +62,9 @@ def measured(sweep: xr.Dataset) -> list[str]:
 
 def watched(sweep: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
     """Of a sweep what these detectors watch, and what says which steps were taken."""
-    needed = {"loss", "dropped", "tokens"}.union(*(DETECTORS[name].watches for name in names if name in DETECTORS))
+    needed = {"loss", "dropped", "tokens", "learning_rate"}.union(
+        *(DETECTORS[name].watches for name in names if name in DETECTORS)
+    )
     return sweep[[name for name in sweep.data_vars if name in needed]]
 
 

@@ -10,10 +10,12 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from harness.basics.errors import PROGRAM
 from harness.config import CORE, IDENTITY, NO_FAULT, sections
+from harness.config.names import OWN
 from harness.config.trial import Detect, Playbook
 
 PLAIN = "plain"  # the recipe whose fields are the defaults
 CHOSEN = {"detect": Detect, "playbook": Playbook}  # sections that a choice of this name sets
+OWN_LOOP = "There is no command for it: it is a run of one's own, which its own program trains."
 NO_COMMAND = "There is no command for it: its configuration has letters that are not to be typed."
 
 
@@ -22,6 +24,8 @@ def training_command(config: Mapping[str, Any], out: str = "results/alone") -> s
 
     Nothing of the configuration is a shell's: each word is quoted. A sentence instead, if it cannot be typed.
     """
+    if OWN in config:
+        return OWN_LOOP
     words = [
         PROGRAM,
         "sweep",

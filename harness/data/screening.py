@@ -16,7 +16,7 @@ Scores follow from a sequence alone: nothing is remembered from step to step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from torch import Tensor
 
 from harness.config import Trial
 from harness.config.limits import KEPT_EVENTS
-from harness.data.corpus import Corpus
+
+if TYPE_CHECKING:  # runs of one's own have no corpus, and load nothing of it
+    from harness.data.corpus import Corpus
 
 
 def ordered(values: Tensor) -> Tensor:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.data.corpus import Corpus
 from harness.model.gpt import GPT
+
+if TYPE_CHECKING:  # runs of one's own have no corpus, and load nothing of it
+    from harness.data.corpus import Corpus
 
 Steps = int | Sequence[int]  # the step at which all rows stand, or that of each
 

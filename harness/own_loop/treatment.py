@@ -18,10 +18,9 @@ from harness.own_loop.measures import Watch
 from harness.own_loop.places import Places
 from harness.own_loop.snapshots import Keeper, Snapshot, Undo
 from harness.own_loop.strikes import Strikes
-from harness.recovery.base import Alarm
+from harness.recovery.base import GROWN, Alarm
 from harness.training.ladders import Book, treat
 from harness.training.remedies import Remedies
-from harness.training.snapshots import GROWN
 
 
 @dataclass

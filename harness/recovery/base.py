@@ -12,6 +12,7 @@ from harness.config import Trial
 
 Tensors = Mapping[str, Tensor]  # of one trial, by name
 Detail = Mapping[str, Any]  # what the log says of an action, as JSON has it
+GROWN = 10.0  # largest weight over that of the snapshot before, from which on it is not sound
 STANDS = "stands"  # in a detail: whether the alarm is still one, and the next rung is asked
 
 

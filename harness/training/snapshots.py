@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from harness.model.state import State
+from harness.recovery.base import GROWN
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 
 NONE = -1  # in the place of a step: nothing is kept there
-GROWN = 10.0  # largest weight over that of the snapshot before
 MAY_LOOK = ("cpu",)  # devices for which the host need not wait: on others it looks once a block of signals
 
 

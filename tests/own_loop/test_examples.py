@@ -1,0 +1,65 @@
+"""The examples of docs/attach.md: programs of at most 60 lines that say what their documentation says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis import open_sweep
+from analysis.__main__ import main
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = sorted((ROOT / "examples" / "attach").glob("*.py"))
+FIGURES = {"convolutions": "vulnerability_map", "gpt2_campaign": "vulnerability_map"}
+NEEDED = {"gpt2_trainer": "accelerate", "gpt2_campaign": "transformers"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_its_figure_is_drawn(example: Path, tmp_path: Path) -> None:
+    if example.stem in NEEDED:
+        pytest.importorskip(NEEDED[example.stem])
+    out = tmp_path / "out"
+    few = ["12"] if example.stem in FIGURES else []
+    command = [sys.executable, str(example), str(out), *few]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    sweep = open_sweep(out)
+    losses, begins = sweep["loss"].values, sweep["fault_start"].values
+    golden = losses[sweep["fault"].values == "none"][0]
+    for loss, begin in zip(losses, begins, strict=True):
+        shared = int(begin) if begin == begin else len(loss)
+        assert np.array_equal(loss[:shared], golden[:shared]), "the twin is the run up to the strike"
+    assert (sweep["changes"].values[sweep["fault"].values != "none"] > 0).all()
+    name = FIGURES.get(example.stem, "faulty_against_golden")
+    assert main(["figure", name, str(out), str(tmp_path / "figure.svg")]) == 0
+    documented = (ROOT / "docs" / "attach.md").read_text()
+    assert f"examples/attach/{example.name}" in documented
+    if not few:
+        told = re.findall(r"```\n(.*?)\n```", documented, re.DOTALL)
+        assert any(done.stdout.strip() == block.strip() for block in told), done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short(example: Path) -> None:
+    assert len(example.read_text().splitlines()) <= 60
+
+
+def test_attach_needs_neither_hydra_nor_what_reads_results() -> None:
+    """`import harness` takes no time, and `attach` brings torch along, and nothing that is heavy beside it."""
+    heavy = ("hydra", "omegaconf", "optuna", "submitit", "xarray", "pandas", "zarr", "dask", "matplotlib", "scipy")
+    heavy += ("transformers", "accelerate", "tokenizers", "seaborn", "plotly", "mlflow", "wandb", "jinja2", "rich")
+    program = f"""
+import sys
+import harness
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+from harness import attach
+assert callable(attach) and callable(attach.campaign)
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
