@@ -128,7 +128,7 @@ def test_every_line_of_the_readme_is_run_here() -> None:
 def test_the_six_lines_of_python_open_a_quickstart(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = "stability-harness sweep study=quickstart"
     command(line, home, capsys, *QUICK, "model.width=32,64", "optim.lr=1e-3,1e-2")
-    code, _, _ = [text for kind, text in BLOCKS if kind == "python"]
+    code, *_ = [text for kind, text in BLOCKS if kind == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) == 6
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
     words = [sys.executable, "-W", "error", "-c", code]
@@ -142,7 +142,7 @@ def test_the_weights_of_the_readme_are_kept(
 ) -> None:
     (line,) = [line for line in SWEEPS if "keep=weights" in line]
     command(line, home, capsys, *(word for word in QUICK if not word.startswith("fault")))
-    _, code, _ = [text for kind, text in BLOCKS if kind == "python"]
+    _, code, *_ = [text for kind, text in BLOCKS if kind == "python"]
     monkeypatch.chdir(home)
     exec(code, space := {})
     assert space["weights"]["blocks.0.attention.query"].shape == (64, 64)
@@ -150,7 +150,7 @@ def test_the_weights_of_the_readme_are_kept(
 
 
 def test_the_lines_for_a_notebook_train(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, code = [text for kind, text in BLOCKS if kind == "python"]
+    _, _, code, _ = [text for kind, text in BLOCKS if kind == "python"]
     monkeypatch.chdir(home)
     words = [*QUICK, "fault=none,weight_bit", "optim.lr=1e-3", "mitigation=none", "hydra.launcher.workers=1"]
     exec(code.replace('"seed=range(3)"', f'"seed=range(3)", *{words}'), space := {})

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from analysis import open_sweep
 from analysis.__main__ import main
+from tests.own_loop.loops import plain, shuffled
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples" / "attach").glob("*.py"))
@@ -40,8 +42,25 @@ def test_an_example_runs_and_its_figure_is_drawn(example: Path, tmp_path: Path) 
     documented = (ROOT / "docs" / "attach.md").read_text()
     assert f"examples/attach/{example.name}" in documented
     if not few:
-        told = re.findall(r"```\n(.*?)\n```", documented, re.DOTALL)
-        assert any(done.stdout.strip() == block.strip() for block in told), done.stdout
+        told = [text for kind, text in re.findall(r"```(\w*)\n(.*?)```", documented, re.DOTALL) if not kind]
+        assert any(done.stdout.endswith(block) for block in told), done.stdout
+
+
+def test_the_lines_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the README and of docs/attach.md, with a model and a loop that know nothing of them."""
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/attach.md")]
+    first, campaign = re.findall(r"```python\n(.*?)```", pages[1], re.DOTALL)
+    assert first in pages[0]
+    monkeypatch.chdir(tmp_path)
+    loop = plain()
+    loop.loader = shuffled(120)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    names = {"model": loop.model, "optimizer": loop.optimizer, "scheduler": loop.extra[0], "scaler": scaler}
+    names |= {"loader": loop.loader(), "my_step": lambda model, batch: loop.body(batch)}
+    exec(first, names)
+    assert open_sweep("runs/a")["changes"].values.tolist() == [1]
+    exec("from harness import attach\n" + campaign.replace("200", "3"), names)
+    assert open_sweep("runs/flips").sizes["trial"] == 4
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
