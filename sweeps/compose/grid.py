@@ -185,8 +185,8 @@ class Composer:
         mitigated = values | mitigation.fields
         for key, value in given.items():
             if key in mitigation.fields:
-                is_same = mitigation.fields[key] == value
-                self._note(key, value, "" if is_same else f"mitigation={mitigation.name} sets it")
+                if mitigation.fields[key] != value:
+                    self._note(key, value, f"mitigation={mitigation.name} sets it")
             elif key in values:
                 self._note(key, value, _why_idle(key.rpartition(".")[0], mitigated))
         problems.check()

@@ -79,6 +79,11 @@ CASES = {
         "optim.clip=0.5: reaches no trial, because mitigation=clip_1 sets it",
         "allowed: leave it out, or another mitigation",
     ),
+    "a value beside the one that the mitigation sets": (
+        ["mitigation=clip_1", "optim.clip=1,0.5"],
+        "optim.clip=0.5: reaches no trial, because mitigation=clip_1 sets it",
+        "allowed: leave it out, or another mitigation",
+    ),
     "warm-up": (["schedule.warmup=9"], "schedule.warmup=9: longer than train.steps=6", "allowed: 0 to 6"),
     "no path": (["data.source=text", "data.vocabulary=256"], "data.path=null: missing for", "a file or a folder"),
     "missing folder": (
