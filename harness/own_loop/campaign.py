@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.config import ConfigError, shown
 from harness.own_loop.course import Asked, Course
-from harness.own_loop.handle import PROBED, SWITCHES, Handle
+from harness.own_loop.handle import PROBED, Handle, not_repeated
 from harness.own_loop.keeping import BLOCK, STUDY, UNKNOWN, Describing, environment_of, finish, signals_of, write
 from harness.own_loop.legs import AGAIN, FAULT, PROBE, WALK, Leg
 from harness.own_loop.places import raw_bytes
@@ -88,7 +88,7 @@ class CampaignPlan:
         self._describing, self._folder = Describing(course), open_store(self._out, STUDY)
         self._first = course.keeper.take(0)
         course.batches.keeps, course.batches.keeps_all = 0, True
-        course.go(course.new_leg(PROBE, PROBED))
+        course.go(course.new_leg(PROBE, min(PROBED, self._golden.steps)))
 
     # --- the order of legs ---------------------------------------------------------------------------------------
 
@@ -96,11 +96,10 @@ class CampaignPlan:
         ended = course.leg
         if ended.kind == PROBE:
             self._probed = course.keeper.take(course.step)
-            self._go(course, course.new_leg(AGAIN, PROBED), self._first)
+            self._go(course, course.new_leg(AGAIN, ended.steps), self._first)
         elif ended.kind == AGAIN:
             if differing := difference(self._probed, course.keeper.take(course.step)):
-                why = f"the loop does not repeat itself: its first {PROBED} steps, run twice from one state, differ"
-                raise ConfigError(f"campaign: {why} in {differing}; allowed: {SWITCHES}")
+                raise ConfigError(f"campaign: {not_repeated(differing)}")
             self._go(course, self._golden, self._first)
         elif ended is self._golden:
             self._draw(course)

@@ -17,6 +17,12 @@ SWITCHES = (
 )
 
 
+def not_repeated(name: str) -> str:
+    """What is said of a loop two of whose ways from one state differ, first in the tensor of this name."""
+    why = f"the loop does not repeat itself: its first {PROBED} steps, run twice from one state, differ in {name}"
+    return f"{why}; allowed: {SWITCHES}"
+
+
 class Handle:
     """`steps` hands out batches, `observe` is told the loss.
 

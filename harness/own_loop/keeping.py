@@ -21,6 +21,7 @@ from harness.config.names import OWN
 from harness.own_loop.course import Course
 from harness.own_loop.legs import Leg
 from harness.storage.store import PackStore, Signal, check_store, open_store
+from harness.training.sites import Event
 from injectors.fault import InjectableFault
 
 STUDY = "attach"
@@ -186,12 +187,11 @@ class Keeping:
             first = self._run.series.length // self._pack.block * self._pack.block
             write(self._pack, self._legs, first, self._run.series.length)
 
-    def finish(self, twin: Leg | None) -> None:
+    def finish(self, twin: Leg | None, events: Sequence[Event]) -> None:
         """All is done; perhaps once more, with a twin that was trained late.
 
         A run that was shorter than planned, or has a twin that was not planned, takes the place of what was written.
         """
-        events = self._course.ranks.all_events(self._course.run_leg.strikes.events)
         if self._pack is None or self._run is None:
             return
         run, old = self._run, self._pack

@@ -19,6 +19,12 @@ class Results:
     _course: Course
     _leg: Leg | None
     _twin: Leg | None
+    _events: list[Event] | None = None  # of all processes, once they have ended together
+
+    def _gather(self) -> list[Event]:
+        """What faults did in all processes; each of them has to ask."""
+        self._events = self._course.ranks.all_events(self._run.strikes.events)
+        return self._events
 
     @property
     def _run(self) -> Leg:
@@ -52,8 +58,8 @@ class Results:
 
     @property
     def events(self) -> list[Event]:
-        """What the faults did, as the records of a sweep have it."""
-        return self._course.ranks.all_events(self._run.strikes.events)
+        """What the faults did, as the records of a sweep have it; of several processes those of all after the end."""
+        return self._run.strikes.events if self._events is None else self._events
 
     @property
     def incidents(self) -> list[dict[str, Any]]:

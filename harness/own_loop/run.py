@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from harness.config import ConfigError
+from harness.own_loop.batches import Batches
 from harness.own_loop.course import Asked, Course
-from harness.own_loop.handle import PROBED, SWITCHES, Handle
+from harness.own_loop.handle import PROBED, Handle, not_repeated
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.legs import AGAIN, PROBE, RUN, TWIN, Leg
 from harness.own_loop.results import Results
@@ -51,6 +52,10 @@ class Run(Handle, Results):
 
     # --- its ways through the loop -------------------------------------------------------------------------------
 
+    @property
+    def _tried(self) -> int:
+        return min(PROBED, self._run.steps)
+
     def begin(self, course: Course, loader: Iterable[Any]) -> None:
         """Keep what a twin needs, and see whether the loop repeats itself."""
         is_iterator, wants = hasattr(loader, "__next__"), self._wants_twin
@@ -63,7 +68,7 @@ class Run(Handle, Results):
             self._keeping.begin(course, bool(wants))
         if wants:
             self._left = [AGAIN, RUN, TWIN]
-            course.go(course.new_leg(PROBE, PROBED))
+            course.go(course.new_leg(PROBE, self._tried))
 
     def turn(self, course: Course) -> bool:
         if not self._left:
@@ -76,8 +81,7 @@ class Run(Handle, Results):
             self._probed = None
             if self.differing:
                 self._left = []
-                why = f"the loop does not repeat itself: its first {PROBED} steps, run twice from one state, differ"
-                warnings.warn(f"twin: {why} in {self.differing}, so there is none; allowed: {SWITCHES}", stacklevel=5)
+                warnings.warn(f"twin: there is none, because {not_repeated(self.differing)}", stacklevel=5)
                 if kind == TWIN:
                     return self._end()
         if kind == TWIN and self._final is None:
@@ -90,7 +94,7 @@ class Run(Handle, Results):
         if kind == RUN:
             return self._run
         steps = self._run.steps if self._run.stopped else self._run.series.length
-        leg = course.new_leg(kind, steps if kind == TWIN else PROBED)
+        leg = course.new_leg(kind, steps if kind == TWIN else self._tried)
         self._twin = leg if kind == TWIN else None
         return leg
 
@@ -129,9 +133,12 @@ class Run(Handle, Results):
                     why = f"the loop ended after {done} of {total} steps, so its twin was not trained"
                     warnings.warn(f"twin=true: {why}; allowed: steps={done}", stacklevel=4)
             self._end()
+            events = self._gather() if is_whole else []
             if self._keeping and is_whole:
-                self._keeping.finish(self._twin)
+                self._keeping.finish(self._twin, events)
             elif self._keeping:
                 self._keeping.stop()
         finally:
             self._course.hooks.close()
+            self._first = self._final = self._probed = None
+            self._course.batches = Batches()

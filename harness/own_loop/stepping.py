@@ -55,7 +55,7 @@ class Stepping:
 
     def begin(self, step: int) -> None:
         """A step begins."""
-        self.step, self._backwards, self._arrived = step, 0, 0
+        self.step, self._backwards, self._arrived, self._unscaled_of = step, 0, 0, 0
         self.was_asked = self._is_reduced = self._is_queued = False
         self.is_taken = True
         self.planned = self.rate = self._first_rate()
@@ -94,7 +94,9 @@ class Stepping:
 
     def _unscaled(self, real: Callable[..., Any], *args: Any, **more: Any) -> Any:
         given = real(*args, **more)
-        self._reduced(None)
+        self._unscaled_of += 1
+        if self._unscaled_of >= len(self._places.optimizers):
+            self._reduced(None)
         return given
 
     def _scaled_step(self, real: Callable[..., Any], *args: Any, **more: Any) -> Any:

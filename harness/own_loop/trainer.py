@@ -13,7 +13,7 @@ from transformers import TrainerCallback as Base
 from harness.config import ConfigError
 from harness.guards.playbook import actions_of
 from harness.own_loop.course import Asked, Course
-from harness.own_loop.handle import PROBED, SWITCHES
+from harness.own_loop.handle import PROBED, not_repeated
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.legs import AGAIN, PROBE, RUN, TWIN, Leg
 from harness.own_loop.results import Results
@@ -120,8 +120,10 @@ class TrainerCallback(Results, Base):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Nothing of its objects is changed any more."""
-        if self._kind == RUN and self._keeping:
-            self._keeping.finish(None)
+        if self._kind == RUN:
+            events = self._gather()
+            if self._keeping:
+                self._keeping.finish(None, events)
         self._as_written = set(self._course.as_written)
         if self._kind == AGAIN and self._probed is not None:
             self.differing = difference(self._probed, self._course.keeper.take(0))
@@ -143,10 +145,7 @@ class TrainerCallback(Results, Base):
         try:
             for self._kind in (PROBE, AGAIN, TWIN):
                 if self.differing:
-                    why = f"the training does not repeat itself: its first {PROBED} steps, run twice, differ"
-                    warnings.warn(
-                        f"twin: {why} in {self.differing}, so there is none; allowed: {SWITCHES}", stacklevel=2
-                    )
+                    warnings.warn(f"twin: there is none, because {not_repeated(self.differing)}", stacklevel=2)
                     break
                 trainer.train()
         finally:
@@ -154,7 +153,7 @@ class TrainerCallback(Results, Base):
             self._course.keeper.put_back(final)
             self._kind = RUN
         if self._keeping and self._twin is not None:
-            self._keeping.finish(self._twin)
+            self._keeping.finish(self._twin, self.events)
 
     # --- as the plan of a course ---------------------------------------------------------------------------------
 

@@ -365,6 +365,12 @@ def test_a_loader_that_gives_other_batches_is_told_so() -> None:
     assert traces(loop) == []
 
 
+def test_a_run_of_one_step_has_a_twin() -> None:
+    fault = {"name": "weight_bit", "start": 0, "bit": 29, "tensor": "norm.weight"}
+    _, run = attached(plain(), fault=fault, steps=1, twin=True)
+    assert len(run.deviation) == 1 and run.deviation.all() and run.differing is None
+
+
 # --- loops of other shapes ---------------------------------------------------------------------------------------
 
 
