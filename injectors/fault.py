@@ -196,8 +196,7 @@ def too_late(late: int, start: int) -> Iterator[str]:
 
 def optimizers_with(slot: str, facts: Facts) -> str:
     """Our optimizers that have such an array, as an error lists what else is allowed; nothing for other runs."""
-    named = ", ".join(name for name, cls in OPTIMIZERS.items() if slot in cls.slots)
-    return f"optim.name={named}" if facts.is_ours else ""
+    return ", ".join(name for name, cls in OPTIMIZERS.items() if slot in cls.slots) if facts.is_ours else ""
 
 
 def located(sizes: list[int], address: int) -> tuple[int, int]:

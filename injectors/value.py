@@ -113,7 +113,7 @@ class Value(InjectableFault):
             yield f"fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: {allowed}"
         if self.site in MOMENTS and self.site not in facts.slots:
             others = optimizers_with(self.site, facts)
-            allowed = ", ".join([*facts.slots, "a site that is no moment"]) + (f", or {others}" if others else "")
+            allowed = ", ".join([*facts.slots, "a site that is no moment"]) + (others and f", or optim.name={others}")
             yield f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; allowed: {allowed}"
         if self.element is not None and self.element >= min(sizes):
             why = f"beyond {tensor}, whose smallest match has {min(sizes)} elements"

@@ -129,7 +129,7 @@ COMMANDS = {
     "provenance": Command("say where first non-finite values came from", partial(_analysis, "provenance")),
     "incidents": Command("every incident of a sweep: symptoms, alarms, outcome, cost", partial(_analysis, "incidents")),
     "postmortem": Command("write the post-mortem of a trial's incident", partial(_analysis, "postmortem")),
-    "trial": Command("write the page of one trial: curves, strikes, incidents, config", partial(_analysis, "trial")),
+    "trial": Command("write a trial's page: curves, strikes, incidents, config", partial(_analysis, "trial")),
     "causes": Command("how often the inferred cause of incidents is the true one", partial(_analysis, "causes")),
     "cross": Command("feed the batches of an incident to another trial", partial(_analysis, "cross")),
     "figure": Command("write one figure of a sweep to a file", partial(_analysis, "figure")),

@@ -36,7 +36,6 @@ from harness.storage.stored import read_packs
 from injectors import fault_types
 from injectors.fault import digest
 from sweeps.compose.hydra_calls import FOLDER
-from tests.analysis.test_report import browser as browser
 from tests.analysis.test_report import dump_dom
 from tests.sweeps import command
 
@@ -290,7 +289,7 @@ def test_the_page_has_all_that_an_operator_writes(out: Path, sweep: xr.Dataset) 
 
 
 @pytest.mark.parametrize("fault", ["rare_tokens", "weight_bit"])
-def test_a_browser_shows_the_page(out: Path, sweep: xr.Dataset, browser: str, tmp_path: Path, fault: str) -> None:
+def test_a_browser_shows_the_page(out: Path, sweep: xr.Dataset, chromium: str, tmp_path: Path, fault: str) -> None:
     measure = """<script>
     addEventListener("load", () => {
       const images = [...document.images].map(i => i.complete ? i.naturalWidth : 0);
@@ -301,7 +300,7 @@ def test_a_browser_shows_the_page(out: Path, sweep: xr.Dataset, browser: str, tm
     made = write_postmortem(out, trial_of(sweep, fault))
     page = tmp_path / "page.html"
     page.write_text(made.html.read_text(encoding="utf-8").replace("</body>", measure), encoding="utf-8")
-    title = re.search(r"<title>(.*?)</title>", dump_dom(browser, page, tmp_path / "profile"))
+    title = re.search(r"<title>(.*?)</title>", dump_dom(chromium, page, tmp_path / "profile"))
     assert title, "no page"
     found = json.loads(html.unescape(title[1]))
     assert len(found["images"]) == 3 and all(width > 400 for width in found["images"])
