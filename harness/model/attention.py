@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import for_each_trial, soft_cap
 from harness.model.precision import Precision
@@ -52,7 +53,7 @@ def _turn(pairs: Tensor, rotation: Tensor) -> WithBackward[Tensor]:
 
 
 def _turned(pairs: Tensor, rotation: Tensor) -> Tensor:
-    if pairs.device.type != "cpu" or torch.get_num_threads() == 1:
+    if not on_cpu(pairs) or torch.get_num_threads() == 1:
         return pairs * rotation
     # A CPU rounds complex products at the end of a thread's share differently, so each trial is shared out on its own.
     turned = torch.empty(pairs.shape, dtype=pairs.dtype)
@@ -132,7 +133,7 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 def _in_whole_lines(x_RxBxHxTxD: Tensor) -> Tensor:
     """With as many more sequences of zeros that every trial's part starts alike, see harness/model/products.py."""
-    if x_RxBxHxTxD.device.type != "cpu" or start_alike(x_RxBxHxTxD):
+    if not on_cpu(x_RxBxHxTxD) or start_alike(x_RxBxHxTxD):
         return x_RxBxHxTxD
     sequence = math.prod(x_RxBxHxTxD.shape[2:]) * x_RxBxHxTxD.element_size()
     extra = -x_RxBxHxTxD.shape[1] % (CACHE_LINE // math.gcd(CACHE_LINE, sequence))

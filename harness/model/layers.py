@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import Model
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.precision import Precision
@@ -178,7 +179,7 @@ def for_each_trial(function: Callable[..., Tensor], x_Rxxx: Tensor) -> Tensor:
     A CPU may round what is left over beside whole vectors differently, and where that is depends on the number of
     trials. So there each trial has a call of its own.
     """
-    for part in x_Rxxx if x_Rxxx.device.type == "cpu" else (x_Rxxx,):
+    for part in x_Rxxx if on_cpu(x_Rxxx) else (x_Rxxx,):
         function(part, out=part)
     return x_Rxxx
 
@@ -216,12 +217,12 @@ def _curve(x: Tensor, name: str, options: dict[str, Any]) -> WithBackward[Tensor
 
 def silu(x_RxNxF: Tensor) -> Tensor:
     """x * sigmoid(x)."""
-    return _curve(x_RxNxF, "silu", {}) if x_RxNxF.device.type == "cpu" else F.silu(x_RxNxF)
+    return _curve(x_RxNxF, "silu", {}) if on_cpu(x_RxNxF) else F.silu(x_RxNxF)
 
 
 def gelu_tanh(x_RxNxF: Tensor) -> Tensor:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), as GPT-2's code has it."""
-    if x_RxNxF.device.type == "cpu":
+    if on_cpu(x_RxNxF):
         return _curve(x_RxNxF, "gelu", {"approximate": "tanh"})
     return F.gelu(x_RxNxF, approximate="tanh")
 
@@ -245,7 +246,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 @differentiable
 def _clamp(x: Tensor, low: Tensor, high: Tensor) -> WithBackward[Tensor]:
     def backward(dy: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        if x.device.type != "cpu":
+        if not on_cpu(x):
             return torch.where((x >= low) & (x <= high), dy, 0.0)
         # Five times faster. It passes what lies between its bounds, so those are the next numbers outside of ours.
         lows = torch.nextafter(low, torch.full_like(low, -torch.inf)).flatten().tolist()

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import ConfigError, Train, Trial
 from harness.model.formats import round_scaled, round_to
 
@@ -97,7 +98,7 @@ def precision_of(train: Train, device: torch.device) -> Precision:
     state, products = FORMATS[train.precision]
     is_half = products.itemsize < state.itemsize
     is_fp8, rounds = train.precision == "fp8", None
-    if is_half and device.type == "cpu":
+    if is_half and on_cpu(device):
         products, rounds = state, "bf16" if is_fp8 else train.precision
     norms, softmax = (is_half and format == "products" for format in (train.norms, train.softmax))
     return Precision(products, rounds, is_fp8, norms, softmax)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.model.gradients import WithBackward, differentiable
 
 CACHE_LINE = 64  # bytes
@@ -20,7 +21,7 @@ def product(a_RxxxMxK: Tensor, b_RxxxKxN: Tensor, scale: float = 1.0, out: Tenso
     a, b = a_RxxxMxK, b_RxxxKxN
     if out is None:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
-    if a.device.type != "cpu" or start_alike(a, b, out):
+    if not on_cpu(a) or start_alike(a, b, out):
         return _multiply(a, b, scale, out)
     for one_a, one_b, one_out in zip(a, b, out, strict=True):
         one_out.copy_(_multiply(one_a.clone()[None], one_b.clone()[None], scale, torch.empty_like(one_out)[None])[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.model.parameters import Layout
 
 CPU_COLUMNS = 65_536  # a piece of that many is summed at once; never a function of R
@@ -27,7 +28,7 @@ def tensor_norms(gradients_RxP: Tensor, layout: Layout) -> Tensor:
 
 
 def _norms(gradients: list[Tensor]) -> Tensor:
-    if gradients[0].device.type != "cpu":
+    if not on_cpu(gradients[0]):
         return torch.stack([torch.linalg.vector_norm(x, dim=1, dtype=torch.float64) for x in gradients], dim=1)
     norms = torch.stack([_quick_norm(x) for x in gradients], dim=1).double()
     for row, number in (~((norms > SAFE[0]) & (norms < SAFE[1]))).nonzero().tolist():
@@ -62,7 +63,7 @@ def scale_trials(gradients_RxP: Tensor, factor_R: Tensor, padding: Tensor) -> No
     On a CPU only trials whose factor is not one are passed over.
     """
     factor_R = factor_R.to(gradients_RxP.dtype)
-    if gradients_RxP.device.type != "cpu":
+    if not on_cpu(gradients_RxP):
         gradients_RxP.mul_(factor_R[:, None]).index_fill_(1, padding, 0.0)
         return
     for row in (factor_R != 1).nonzero().flatten().tolist():
@@ -75,7 +76,7 @@ def scale_tensors(gradients_RxP: Tensor, factors: Tensor, layout: Layout) -> Non
     On a CPU only tensors for which some factor is not one are passed over.
     """
     factors, numbers = factors.to(gradients_RxP.dtype), list(range(len(layout.spans)))
-    if gradients_RxP.device.type == "cpu":
+    if on_cpu(gradients_RxP):
         numbers = (factors != 1).any(0).nonzero().flatten().tolist()
     for number in numbers:
         span = layout.spans[number]

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import Model, Trial
 from harness.model.parameters import Layout
 from harness.model.state import Rows
@@ -59,7 +60,7 @@ class QKClip:
         is_over = torch.isfinite(largest) & (largest > self._limit) & stepping_R[:, None, None]
         factor = torch.where(is_over, self._limit / largest, 1.0).sqrt().to(self._weights.used.dtype)
         layers = list(range(self._layers))
-        if is_over.device.type == "cpu":
+        if on_cpu(is_over):
             layers = is_over.any(2).any(0).nonzero().flatten().tolist()
         for layer in layers:
             name = f"blocks.{layer}.attention"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, Seen
 from harness.guards.playbook import Playbook
-from harness.training import snapshots
 from harness.training.batches_ahead import odd_batches
 from harness.training.clock import Tick
 from harness.training.pack import Pack
@@ -90,7 +90,7 @@ class Answers:
         On a CPU at every step; answers also before a checkpoint (`saves`), which has none that is waited for.
         """
         pack = self.pack
-        looks = is_due or pack.device.type in snapshots.MAY_LOOK
+        looks = is_due or on_cpu(pack.device)
         if looks:
             pack.find_masked(tick, self.agenda.last, loss, self._stand_alike)
         has_news = self.recovery is not None and self.recovery.has_news

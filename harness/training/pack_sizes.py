@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.basics.devices import on_cpu
 from harness.config import Model
 
 SMALLEST_PACK = 2  # a batch of one takes other kernels, so a trial's bits would change in mid-run
@@ -14,7 +15,7 @@ def smallest_pack(device: torch.device) -> int:
 
     With fewer trials than threads a CPU splits single matrices, and then rounds them differently.
     """
-    return max(SMALLEST_PACK, torch.get_num_threads()) if device.type == "cpu" else SMALLEST_PACK
+    return max(SMALLEST_PACK, torch.get_num_threads()) if on_cpu(device) else SMALLEST_PACK
 
 
 def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
@@ -23,7 +24,7 @@ def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
 
     From tests/benchmarks/pack_size.py, see docs/benchmarks.md.
     """
-    most, features = (64, 2**25) if device.type == "cuda" else (8, 2**18)
+    most, features = (8, 2**18) if on_cpu(device) else (64, 2**25)
     return max(2, min(most, features // (sequences * model.context * model.width)))
 
 
@@ -32,4 +33,4 @@ def windows_at_once(model: Model, vocabulary: int, device: torch.device) -> int:
 
     On a CPU a third faster than four windows at a time, at widths 32 and 64 with context 32; for CUDA it is a guess.
     """
-    return (2**19 if device.type == "cuda" else 2**18) // (model.context * max(model.width, vocabulary))
+    return (2**18 if on_cpu(device) else 2**19) // (model.context * max(model.width, vocabulary))

@@ -8,13 +8,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.model.state import State
 from harness.recovery.base import GROWN
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 
 NONE = -1  # in the place of a step: nothing is kept there
-MAY_LOOK = ("cpu",)  # devices for which the host need not wait: on others it looks once a block of signals
 
 
 class Snapshots:
@@ -69,7 +69,7 @@ class Snapshots:
         kept_steps.scatter_(1, places, torch.where(takes[:, None], at[:, None], kept_steps.gather(1, places)))
         now = dict(pack.rows_state) | self._acts()
         shared = [(kept, now[name]) for name, kept in self._kept if name in now]
-        may_look = pack.device.type in MAY_LOOK
+        may_look = on_cpu(pack.device)
         for row in takes.nonzero()[:, 0].tolist() if may_look else due:  # one after the other, so little is temporary
             for kept, values in shared:
                 if may_look:

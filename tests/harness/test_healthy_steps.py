@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from harness.basics import devices
 from harness.detectors.table import DETECTORS
 from harness.guards.detection import Detection
 from harness.guards.finite import Finite
@@ -40,7 +41,7 @@ class NoLook(TorchDispatchMode):
 
 
 def test_judging_and_keeping_a_step_look_at_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MAY_LOOK", ())
+    monkeypatch.setattr(devices, "CPUS", ())
     looked: list[str] = []
     for cls in (Detection, Finite, Playbook):
         _watch(monkeypatch, cls, "judge", looked)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.basics import devices
 from harness.config import Data
 from harness.training import batches_ahead, snapshots
 from harness.training.batches_ahead import odd_batches
@@ -226,7 +227,7 @@ def test_another_device_is_tried_from_as_far_back_as_snapshots_go(monkeypatch: p
 @pytest.mark.parametrize("every", [1, 4])
 def test_two_faults_in_a_block_are_both_undone(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host looks once a block: a row that waits for it is kept under no step but its own."""
-    monkeypatch.setattr(snapshots, "MAY_LOOK", ())
+    monkeypatch.setattr(devices, "CPUS", ())
     golden = trained(rung("re_execute", limit=5), snapshot={"every": every, "kept": 8}, steps=48)
     found = run([golden, golden], {0: None, 1: Gradient(False, (9, 13))}, block=16)
     assert verdicts(found, 1) == ["transient"] * 2

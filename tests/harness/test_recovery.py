@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from harness.basics import devices
 from harness.recovery.table import ACTIONS
-from harness.training import signals, snapshots
+from harness.training import signals
 from harness.training.clock import Clock
 from harness.training.signals import Recorder
 from harness.training.sites import Event, Site
@@ -180,13 +181,13 @@ def changed(before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor])
 @pytest.mark.parametrize("action", ["roll_back", "re_execute", "undo"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("site", ["reduced_gradient", "gradient", "weight", "moment_2", "activation"])
-@pytest.mark.parametrize("may_look", [("cpu",), ()])
+@pytest.mark.parametrize("cpus", [("cpu",), ()])
 def test_with_the_same_data_a_transient_fault_leaves_nothing(
-    action: str, ranks: int, site: str, may_look: tuple, monkeypatch: pytest.MonkeyPatch
+    action: str, ranks: int, site: str, cpus: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole trial is its golden twin, bit for bit, its detectors' memory included; also where the host looks once
     a block, as on a GPU."""
-    monkeypatch.setattr(snapshots, "MAY_LOOK", may_look)
+    monkeypatch.setattr(devices, "CPUS", cpus)
     where = {"tensor": "blocks.0.residual"} if site == "activation" else {}
     detector = "oracle" if action == "undo" else "any"
     golden = trained(rung(action, detector), detect="finite+skip_step", ranks=ranks)
@@ -238,10 +239,10 @@ def test_each_rollback_of_an_incident_goes_further_back() -> None:
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
-@pytest.mark.parametrize("may_look", [("cpu",), ()])
-def test_snapshots_may_lie_in_main_memory(where: str, may_look: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cpus", [("cpu",), ()])
+def test_snapshots_may_lie_in_main_memory(where: str, cpus: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the same where the host looks which rows are sound, and where it does not."""
-    monkeypatch.setattr(snapshots, "MAY_LOOK", may_look)
+    monkeypatch.setattr(devices, "CPUS", cpus)
     golden = trained(rung("roll_back"), snapshot={**SNAPSHOT, "on": where})
     found = run([golden, struck(golden)])
     assert same_bits(left(found, 0), left(found, 1)) == []

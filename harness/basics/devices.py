@@ -1,0 +1,18 @@
+"""Which way code takes that has one of its own for CPUs: one question, so that tests can ask it otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # this folder is loaded where torch is not needed
+    import torch
+    from torch import Tensor
+
+CPUS: tuple[str, ...] = ("cpu",)  # kinds of devices that are a CPU; a test sets () to take the other ways on a CPU
+
+
+def on_cpu(where: Tensor | torch.device) -> bool:
+    """Whether a tensor or a device is a CPU's: a look at its numbers waits for nothing, and kernels differ there."""
+    from torch import device
+
+    return (where if isinstance(where, device) else where.device).type in CPUS
