@@ -16,3 +16,8 @@ def on_cpu(where: Tensor | torch.device) -> bool:
     from torch import device
 
     return (where if isinstance(where, device) else where.device).type in CPUS
+
+
+def sent(values: Tensor, to: torch.device) -> Tensor:
+    """What lies in main memory, on a device; the host goes on meanwhile."""
+    return (values.pin_memory() if to.type == "cuda" else values).to(to, non_blocking=True)

@@ -38,9 +38,9 @@ class Window:
 
     def add(self, values: Tensor, where_R: Tensor) -> None:
         """A value more, [R, ...], in these rows, in the place of their oldest where they have `length`."""
-        place = self._wide(self._count.used % self.length).expand_as(values)[..., None]
-        before = self._values.used.gather(-1, place)
-        self._values.used.scatter_(-1, place, torch.where(self._wide(where_R)[..., None], values[..., None], before))
+        kept, place = self._values.used, (self._count.used % self.length)[:, None]
+        is_there = (torch.arange(self.length, device=kept.device) == place) & where_R[:, None]
+        kept.copy_(torch.where(self._wide(is_there), values[..., None], kept))
         self._count.used.add_(where_R)
 
     def restart(self, where_R: Tensor) -> None:
@@ -70,8 +70,9 @@ class Window:
         some = self._values.used[..., 0]
         return some, self._values.used - some[..., None]
 
-    def _wide(self, values_R: Tensor) -> Tensor:
-        return values_R.view(-1, *self._ones)
+    def _wide(self, values_Rx: Tensor) -> Tensor:
+        """Numbers of each row, [R] or [R, length], beside the values."""
+        return values_Rx.view(-1, *self._ones, *values_Rx.shape[1:])
 
     def _median_of(self, values: Tensor) -> Tensor:
         """Of what there is: the middle value, or the mean of the two in the middle."""

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.basics.devices import sent
+
 # As int64 has their 64 bits.
 GAMMA, FIRST, SECOND = (bits - 2**64 for bits in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -20,6 +22,36 @@ def stream(seed: int, step: int, place: str) -> int:
     """The state from which the numbers of a trial start, at a step and a place in the model."""
     digest = hashlib.sha256(f"dropout {seed} {step} {place}".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)
+
+
+class Streams:
+    """The states of all rows at the steps where they stand, a place at a time. Places are found as they are asked for;
+    those that are known are looked up for all rows on the host, and sent at once.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def bind(self, seeds: Sequence[int], device: torch.device) -> None:
+        """For rows with these seeds from now on."""
+        self._seeds, self._device = seeds, device
+        self._now = torch.zeros((len(self._places), len(seeds)), dtype=torch.int64, device=device)
+
+    def stand_at(self, steps: Sequence[int]) -> None:
+        """The rows stand at these steps."""
+        self._steps = steps
+        if self._places:
+            self._now.copy_(sent(torch.tensor([self._of(place) for place in self._places]), self._device))
+
+    def at(self, place: str) -> Tensor:
+        """Of each row, [R], int64."""
+        if place not in self._places:
+            self._places[place] = len(self._places)
+            self._now = torch.cat([self._now, sent(torch.tensor([self._of(place)]), self._device)])
+        return self._now[self._places[place]]
+
+    def _of(self, place: str) -> list[int]:
+        return [stream(seed, step, place) for seed, step in zip(self._seeds, self._steps, strict=True)]
 
 
 def random_words(streams_R: Tensor, numbers: range) -> Tensor:
@@ -36,7 +68,7 @@ def _shifted_right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def dropped(x_RxNxxx: Tensor, shares_R: Tensor, streams: Sequence[int], sequences: range) -> Tensor:
+def dropped(x_RxNxxx: Tensor, shares_R: Tensor, streams_R: Tensor, sequences: range) -> Tensor:
     """x, of which each trial's share of elements is 0 and the others are divided by 1 - share (Srivastava et al. 2014).
 
     x holds the `sequences`, one after the other; where they are all of a batch, numbers count from 0. A share is
@@ -44,9 +76,8 @@ def dropped(x_RxNxxx: Tensor, shares_R: Tensor, streams: Sequence[int], sequence
     """
     size = x_RxNxxx[0].numel() // len(sequences)
     numbers = -(-size // 2)  # of 64 bits each, for two elements
-    states = torch.tensor(streams, device=x_RxNxxx.device)
-    drawn = random_words(states, range(sequences.start * numbers, sequences.stop * numbers)).view(torch.int32)
-    drawn = drawn.view(len(streams), len(sequences), -1)[:, :, :size]
+    drawn = random_words(streams_R, range(sequences.start * numbers, sequences.stop * numbers)).view(torch.int32)
+    drawn = drawn.view(len(streams_R), len(sequences), -1)[:, :, :size]
     shares = shares_R.double()
     limits = (shares * 2**32).round() - 2**31
     kept = drawn >= limits.to(torch.int64)[:, None, None]

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from harness.basics.devices import sent
 from harness.config import Model, Trial
 from harness.model.branches import Branches, branches_of
+from harness.model.dropout import Streams
 from harness.model.layers import add_positions, embedding, soft_cap
 from harness.model.outline import tap_shapes
 from harness.model.parameters import Layout
@@ -48,7 +50,7 @@ class GPT:
         self._branches = branches or branches_of(Trial(config))
         self.taps = Taps(list(tap_shapes(config, 1, 1, self._branches)))
         self.notice: Notices = lambda part, acted_r, rows: None  # is told what acted in a pass, and in which rows
-        self.steps: int | Sequence[int] = 0  # at which all rows stand, or each
+        self._streams = Streams()
         self._vectors = vectors
         self.explicit_attention = config.explicit_attention
         self.first_sequence = 0  # number within the batch of the first sequence of the next pass
@@ -63,23 +65,32 @@ class GPT:
         parts_of_rows = (Part(rows, trials[rows], weights_RxP[rows], gradients_RxP[rows]) for rows in parts)
         self._parts = {part.rows.start: part for part in parts_of_rows}
         self._root = weights_RxP.new_zeros((), requires_grad=True)
+        self._at = torch.zeros(len(trials), dtype=torch.int64, device=weights_RxP.device)
+        self._streams.bind([trial.seeds["data"] for trial in trials], weights_RxP.device)
+        self._streams.stand_at([0] * len(trials))
 
-    def begin(self, steps: int | Sequence[int], active_R: Tensor) -> None:
-        """Be ready for all forward passes up to the next call, now that the weights of this step are known.
+    def stand_at(self, steps: int | Sequence[int]) -> None:
+        """The forward passes up to the next call are of this step, or those of each row."""
+        if isinstance(steps, int):
+            self._at.fill_(steps)
+        else:
+            self._at.copy_(sent(torch.tensor(steps), self._at.device))
+        self._streams.stand_at([steps] * len(self._at) if isinstance(steps, int) else steps)
 
-        `steps`: that of all rows, or of each. Nothing changes in trials that are not active.
+    def begin(self, active_R: Tensor) -> None:
+        """Be ready for the forward passes of a step, now that its weights are known.
+
+        Nothing changes in trials that are not active.
         """
-        self.steps = steps
         if self._vectors:
             self._vectors.iterate(active_R)
 
     def tools(self, rows: slice = ALL, sequences: int = 1) -> Tools:
         """For one pass of these rows."""
-        part, steps = self._parts[rows.start or 0], self.steps
-        steps = [steps] * len(part.trials) if isinstance(steps, int) else steps[part.rows]
+        part = self._parts[rows.start or 0]
         numbers = range(self.first_sequence, self.first_sequence + sequences)
-        taps = RowTaps(self.taps, part.rows)
-        return Tools(self.config, self.layout, self.precision, self._vectors, self.notice, part, steps, numbers, taps)
+        beside = self._at[part.rows], self._streams, numbers, RowTaps(self.taps, part.rows)
+        return Tools(self.config, self.layout, self.precision, self._vectors, self.notice, part, *beside)
 
     def __call__(self, tokens_RxBxT: Tensor, rows: slice = ALL) -> Tensor:
         """Logits [R, B x T, V] of the rows of one part, the first where none is named."""
@@ -132,7 +143,7 @@ class GPT:
             branch = branch.to(x.dtype) * multiplier
         if placement.grows:
             steps = tools.strength("branch_steps", 3, branch_steps)
-            branch = branch * (torch.tensor(tools.steps).to(steps).view_as(steps) / steps).clamp(max=1.0)
+            branch = branch * (tools.at.to(steps).view_as(steps) / steps).clamp(max=1.0)
         branch = tools.dropped(name, branch)
         x = (x if placement.skip == 1 else x * placement.skip) + branch
         return tools.norm(f"{name}_sum_norm", tools.taps(f"{name}.sum", x)).to(x.dtype)

@@ -59,7 +59,13 @@ def embedding(root: Tensor, ids_RxN: Tensor, leaf: Leaf, adds: bool = False) -> 
     trials, vocabulary, width = leaf.weight.shape
 
     def backward(dy: Tensor, offset_ids: Tensor) -> None:
-        dense = torch.ops.aten.embedding_dense_backward(dy, offset_ids, trials * vocabulary, -1, False)
+        if on_cpu(dy):
+            dense = torch.ops.aten.embedding_dense_backward(dy, offset_ids, trials * vocabulary, -1, False)
+        else:
+            # Adds what one id gets in the order of its tokens; embedding_dense_backward cuts that by where it lies.
+            dense = dy.new_zeros(trials * vocabulary, width)
+            where, rows = [offset_ids.flatten()], dy.reshape(-1, width)
+            torch.ops.aten._index_put_impl_(dense, where, rows, accumulate=True, unsafe=True)
         dense = dense.view(trials, vocabulary, width)
         leaf.gradient.add_(dense) if adds else leaf.gradient.copy_(dense)
 

@@ -65,6 +65,10 @@ class State:
         """Name and [R, ...] of every array but the scratch ones."""
         return ((name, rows.used) for name, rows in self._rows.items() if name not in self._scratch)
 
+    def of_rows(self, rows: int) -> dict[str, Tensor]:
+        """The same of the first rows alone."""
+        return {name: values[:rows] for name, values in self}
+
     def equal(self, left: int, right: int) -> bool:
         """Whether two rows are the same, bit for bit."""
         return all(torch.equal(raw_words(values[left]), raw_words(values[right])) for _, values in self)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Model, Trial
-from harness.model.dropout import dropped, stream
+from harness.model.dropout import Streams, dropped
 from harness.model.layers import NORMS, Leaf, linear, scaled, shifted
 from harness.model.parameters import Layout
 from harness.model.precision import Precision
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Tools:
-    """The same for all parts of a model, in one pass: that of the rows of `part` at their `steps`.
+    """The same for all parts of a model, in one pass: that of the rows of `part`, `at` their steps, [r].
 
     `sequences` are the numbers of its sequences in the batch. `vectors` are there where hidden matrices are
     reparametrised. `notices` are told what acted: a key, where [r], and in which rows.
@@ -49,7 +49,8 @@ class Tools:
     vectors: SingularVectors | None
     notices: Notices
     part: Part
-    steps: Sequence[int]
+    at: Tensor
+    streams: Streams
     sequences: range
     taps: RowTaps
 
@@ -122,8 +123,7 @@ class Tools:
         shares = self.switched("dropout", 1)
         if shares is None or not torch.is_grad_enabled():
             return x_RxNxxx
-        seeds = zip((trial.seeds["data"] for trial in self.part.trials), self.steps, strict=True)
-        return dropped(x_RxNxxx, shares, [stream(seed, step, name) for seed, step in seeds], self.sequences)
+        return dropped(x_RxNxxx, shares, self.streams.at(name)[self.part.rows], self.sequences)
 
     def tap(self, name: str, x: Tensor) -> Tensor:
         """A tap on what matrix products read or leave: whatever is written there is held in their precision too."""

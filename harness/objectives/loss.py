@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from harness.basics.devices import on_cpu
+
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
@@ -36,7 +38,12 @@ class _CrossEntropy(torch.autograd.Function):
         else:
             of_target.mul_(slope + 1.0)
             dlogits.mul_((slope + 1.0) * each)
-        dlogits.scatter_(-1, targets[..., None], of_target.add_(-1.0).mul_(each))
+        of_target.add_(-1.0).mul_(each)
+        if on_cpu(dlogits):
+            dlogits.scatter_(-1, targets[..., None], of_target)
+        else:  # where scattering, made deterministic, would sort
+            places = torch.arange(dlogits.shape[-1], device=dlogits.device)
+            torch.where(places == targets[..., None], of_target, dlogits, out=dlogits)
         if weights is not None:
             dlogits.masked_fill_(weights[..., None] == 0, 0.0)  # 0 x NaN is NaN
         return dlogits, None, None, None

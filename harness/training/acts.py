@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import Trial
 from harness.data import curriculum
 from harness.data.screening import CRITERIA
@@ -21,6 +22,7 @@ from harness.optim.clippers import CLIPPERS
 from harness.optim.optimizers import OPTIMIZERS
 from harness.optim.optimizers.base import CLIP_UPDATE
 from harness.optim.qk_clip import QKClip
+from harness.training.slots import Slots
 from harness.training.twins import Twins
 
 
@@ -50,23 +52,26 @@ class Acts:
         self._parts = [parts_of(trial) for trial in trials]
         names = dict.fromkeys(name for parts in self._parts for name in parts)
         self._counts = {name: torch.zeros(len(trials), dtype=torch.int64, device=device) for name in names}
-        self._index = torch.arange(len(trials), device=device)
         self.noticed: dict[str, Tensor] = {}  # in forward passes since it was cleared: part -> in which rows, [R]
 
-    def bind(self, index_R: Tensor) -> None:
-        """Count for these rows from now on: their trials' numbers as planned."""
-        self._index = index_R
+    def bind(self, slots: Slots) -> None:
+        """Count for the rows in these slots from now on."""
+        self._slots = slots
 
     def notice(self, part: str, acted_r: Tensor, rows: slice) -> None:
         """The part acted in a forward pass of these rows."""
         if part not in self.noticed:
-            self.noticed[part] = torch.zeros(len(self._index), dtype=torch.bool, device=self._index.device)
+            self.noticed[part] = torch.zeros(self._slots.count, dtype=torch.bool, device=acted_r.device)
         self.noticed[part][rows] |= acted_r
 
     def count(self, part: str, acted_R: Tensor) -> None:
         """The part changed something in these rows at this step."""
         if part in self._counts:
-            self._counts[part].index_add_(0, self._index, acted_R.to(torch.int64))
+            counts = self._counts[part]
+            if on_cpu(counts):
+                counts.index_add_(0, self._slots.index, acted_R.to(torch.int64))
+            else:  # where adding by an index, made deterministic, would sort
+                self._slots.update(counts, counts.index_select(0, self._slots.index) + 1, acted_R)
 
     def take(self, planned: int, source: int, counts: Mapping[str, Tensor]) -> None:
         """A trial has what `source`, itself or its twin, had by these counts: as it forks, or goes back."""

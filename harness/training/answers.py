@@ -15,6 +15,7 @@ from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, Seen
 from harness.guards.playbook import Playbook
 from harness.training.batches_ahead import odd_batches
 from harness.training.clock import Tick
+from harness.training.masking import Masking
 from harness.training.pack import Pack
 from harness.training.provenance import Provenances
 from harness.training.recovery import Recovery
@@ -39,7 +40,7 @@ class Answers:
         goes_back = [guard for guard in guards if guard.every is not None]
         playbooks = [guard for guard in guards if isinstance(guard, Playbook)]
         self._holds = bool(goes_back or playbooks)
-        rows = torch.ones(len(pack), dtype=torch.bool, device=pack.device)
+        rows = torch.ones_like(pack.active)
         # Whether nothing was wrong with a row's last step.
         self._quiet = pack.rows_state.add("quiet", rows) if self._holds else None
         if goes_back:
@@ -50,6 +51,7 @@ class Answers:
         self.recovery = Recovery(self, playbooks[0]) if playbooks else None
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
+        self._masking = Masking(pack, agenda.last, self._stand_alike)
 
     def forked(self, leaders: Mapping[int, int]) -> None:
         """These planned trials have a row of their own now, a copy of that of their twins."""
@@ -64,10 +66,12 @@ class Answers:
         if self._snapshots and self._quiet:
             self._snapshots.take(tick, self._quiet.used, self.recovery.awaited() if self.recovery else ())
 
-    def judge(self, loss: Tensor, norm: Tensor | None, here: Tensor) -> Tensor:
-        """Which of the rows of this pass, `here` [R], take the step; `norm` is None where nothing has to be judged."""
-        pack = self.pack
-        trains = here & pack.objective.trains
+    def judge(self, loss: Tensor, norm: Tensor | None, here: Tensor, trains: Tensor) -> Tensor:
+        """Which of the rows of this pass, `here` [R], take the step; of `trains` [R] some of the batch is left.
+
+        `norm` is None where nothing has to be judged.
+        """
+        pack, trains = self.pack, here & trains
         self._recorder.learned()
         if norm is None:
             return trains
@@ -87,12 +91,11 @@ class Answers:
     def settle(self, tick: Tick, loss: Tensor, is_due: bool, saves: bool) -> None:
         """Find what is masked, and let the rows go on that wait for an answer, where a block ends (`is_due`).
 
-        On a CPU at every step; answers also before a checkpoint (`saves`), which has none that is waited for.
+        On a CPU at every step; also before a checkpoint (`saves`), which has nothing that is waited for.
         """
         pack = self.pack
         looks = is_due or on_cpu(pack.device)
-        if looks:
-            pack.find_masked(tick, self.agenda.last, loss, self._stand_alike)
+        self._masking.look(tick, loss, looks or saves)
         has_news = self.recovery is not None and self.recovery.has_news
         if not self._holds or not (looks or saves or has_news):
             return

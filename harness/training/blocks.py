@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -15,6 +16,21 @@ from harness.training.pack import Pack
 SPEED = ("tokens_per_second", "step_seconds")
 PER_LAYER = tuple(name for name, signal in SIGNALS.items() if "layer" in signal.dims)
 PER_STEP = tuple(name for name, signal in SIGNALS.items() if "layer" not in signal.dims and name not in SPEED)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step has come to, all on the device: `values` [R, signals + signals of layers x layers], float64, NaN in
+    rows that were not active before it and for what is known later; `read` [R, n] of each reading that was due;
+    `froze` [R]: rows that are not active any more. `loss` [R] as it was judged; `trained` [R]: rows that took the step,
+    or would have.
+    """
+
+    loss: Tensor
+    values: Tensor
+    read: Mapping[str, Tensor]
+    froze: Tensor
+    trained: Tensor
 
 
 class Block:
@@ -37,39 +53,19 @@ class Block:
         self._values = torch.full((length, rows, trials), torch.nan, dtype=torch.float64, device=device)
         self._froze = torch.zeros((length, trials), dtype=torch.bool, device=device)
 
-    def record(
-        self,
-        step: int,
-        values: Mapping[str, Tensor],
-        layers: Tensor | None,
-        read: Mapping[str, Tensor],
-        measured: Tensor,
-        active: Tensor,
-        rows: Tensor | None,
-    ) -> None:
-        """A step: [R] per signal, [signals, layers, R] and [R, ...] of each reading that was due, of the trials that
-        were active before it (`measured`).
-
-        `active` are those that still are, now that its loss and gradients are known; `rows` stand at this step, [k];
-        None: all do.
-        """
-        i, index = step - self.first_step, self.pack.index
-        nan = torch.full_like(values["loss"], float("nan"), dtype=torch.float64)
-        stacked = torch.stack([values[name].double() if name in values else nan for name in self.names])
-        stacked = stacked if layers is None else torch.cat([stacked, layers.flatten(0, 1)])
-        stacked, froze = torch.where(measured, stacked, nan), measured & ~active
-        of_readings = {
-            name: torch.where(measured, value.double().flatten(1).mT if value.dim() > 1 else value.double()[None], nan)
-            for name, value in read.items()
-        }
-        if rows is not None:
-            index, stacked, froze = index[rows], stacked[:, rows], froze[rows]
-            of_readings = {name: value[:, rows] for name, value in of_readings.items()}
-        self._values[i, : len(stacked)].index_copy_(1, index, stacked)
-        for name, value in of_readings.items():
-            self._values[i, self._places[name]].index_copy_(1, index, value)
-        self._froze[i].index_copy_(0, index, froze)
+    def record(self, step: int, found: Found, here: Tensor | None) -> None:
+        """What a step has come to, of the rows that stand at it (`here`, [R]; None: all do)."""
+        i, slots = step - self.first_step, self.pack.slots
+        slots.update(self._values[i, : found.values.shape[1]].mT, found.values, here)
+        for name, value in found.read.items():
+            slots.update(self._values[i, self._places[name]].mT, value, here)
+        slots.update(self._froze[i], found.froze, here)
         self.filled = max(self.filled, i + 1)
+
+    def set(self, step: int, values: Mapping[str, Tensor], measured: Tensor) -> None:
+        """Signals of a step that are known later, [R] each, of the rows that are `measured`, [R]."""
+        for name, value in values.items():
+            self.pack.slots.update(self._values[step - self.first_step, self.names.index(name)], value, measured)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """[R, n], [R, n, layers], ... of all planned trials."""

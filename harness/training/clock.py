@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.basics.devices import sent
 from harness.config.curriculum import Curriculum
 from harness.model.state import State
 from harness.objectives.base import Steps
@@ -17,7 +18,8 @@ from harness.objectives.base import Steps
 class Tick:
     """One pass of the loop: the step of every row, and which rows take it; the others wait, or have finished.
 
-    `trains` is [R] on the device; None: all rows do. `groups` are the rows that train, by step.
+    `steps` is one number, or one for each slot of the pack. `trains` is [R] on the device; None: all rows do. `groups`
+    are the rows that train, by step.
     """
 
     number: int
@@ -42,18 +44,23 @@ class Clock:
     Where rows stand at steps whose batches are of different sizes, those that are farther wait for the others.
     """
 
-    def __init__(self, rows: int, state: State, curriculum: Curriculum, device: torch.device):
-        self._steps = state.add("step", torch.zeros(rows, dtype=torch.int64, device=device))
-        self._held = state.add("held", torch.full((rows,), -1, dtype=torch.int64, device=device))
+    def __init__(self, rows: int, slots: int, state: State, curriculum: Curriculum, device: torch.device):
+        """Of so many `slots`, of which the first are the rows."""
+        self._steps = state.add("step", torch.zeros(slots, dtype=torch.int64, device=device))
+        self._held = state.add("held", torch.full((slots,), -1, dtype=torch.int64, device=device))
         self._sizes, self._device = curriculum, device
         self.last = curriculum.steps
         self.number = 0  # of passes so far
         self._holds = False  # whether a row may be held
         self.steps = [0] * rows
 
-    def bind(self) -> None:
-        """Work on the rows in use from now on; here the host waits for the device."""
-        self.steps = self._steps.used.tolist()
+    def arrange(self, sources: Sequence[int]) -> None:
+        """Each row stands where one of the rows as they were stands."""
+        self.steps = [self.steps[row] for row in sources]
+
+    def read(self) -> None:
+        """Take over what is on the device; here the host waits for it."""
+        self.steps = self._steps.used[: len(self.steps)].tolist()
         self._holds = self._holds or bool((self._held.used >= 0).any())
 
     def tick(self, until: int | None = None) -> Tick | None:
@@ -67,13 +74,15 @@ class Clock:
             return None
         size = self._size(min(step for _, step in here))
         groups: dict[int, Sequence[int]] = {}
-        trains = torch.zeros(len(self.steps), dtype=torch.bool)
+        slots = len(self._steps.used)
+        trains = torch.zeros(slots, dtype=torch.bool)
         for row, step in here:
             if self._size(step) == size:
                 groups[step] = [*groups.get(step, ()), row]
                 trains[row] = True
         shown = [min(step, self.last - 1) for step in self.steps]  # one that has finished reads something all the same
-        return Tick(self.number, shown, groups, trains.to(self._device))
+        shown += shown[:1] * (slots - len(shown))
+        return Tick(self.number, shown, groups, sent(trains, self._device))
 
     def done(self, tick: Tick) -> None:
         """The rows that trained stand at their next step."""
@@ -104,7 +113,8 @@ class Clock:
 
     def held(self) -> list[tuple[int, int]]:
         """The rows that are held, and since which step; here the host waits for the device."""
-        return [(row, step) for row, step in enumerate(self._held.used.tolist()) if step >= 0] if self._holds else []
+        held = self._held.used[: len(self.steps)].tolist() if self._holds else []
+        return [(row, step) for row, step in enumerate(held) if step >= 0]
 
     def is_held(self, row: int) -> bool:
         """Whether the row waits; here the host waits for the device."""

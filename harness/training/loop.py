@@ -1,4 +1,6 @@
-"""The training loop of a pack, on one screen: every site at which a fault can strike is in it."""
+"""The training loop of a pack, on one screen; a step of it, with every site at which a fault can strike, is in
+harness/training/passes.py.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,19 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from harness.optim.clipping import global_norm
 from harness.storage.checkpoint import Checkpoints, Saved
 from harness.training.acts import idle_parts
 from harness.training.answers import Answers
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
+from harness.training.passes import Passes
 from harness.training.ranks import Replica
 from harness.training.resume import restore, state_of
 from harness.training.signals import Recorder, Write
-from harness.training.sites import Agenda, Event, Site
-from harness.training.strikes import Strikes, one
+from harness.training.sites import Agenda, Event
+from harness.training.strikes import Strikes
 
 Leave = Callable[[int, Mapping[str, Tensor]], None]  # is given a planned trial's number and tensors by name
 SHRINK_SHARE = 0.25  # the pack drops the rows of trials that are done once they are this share of it
@@ -77,8 +78,9 @@ def train(
     two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
     trial.
     """
-    recorder, strike = Recorder(pack, block, write, telemetry), Strikes(pack, agenda)
+    recorder = Recorder(pack, block, write, telemetry)
     answers = Answers(pack, agenda, recorder, detection, provenance)
+    passes = Passes(pack, recorder, answers, Strikes(pack, agenda), telemetry, detection)
     state = partial(state_of, pack, agenda, recorder, answers)
     if saved:
         restore(saved, pack, agenda, recorder, answers)
@@ -88,46 +90,12 @@ def train(
             answers.forked(forked)
             tick = pack.clock.tick(until) or tick
         answers.begin(tick)
-        rate = pack.learning_rate(tick.steps)
-        strike(Site.LEARNING_RATE, tick, one("learning_rate", rate))
-        batch = pack.batch(tick.steps)
-        strike(Site.BATCH, tick, one("batch", batch))
-        here = pack.here(tick)
-        batch, weights = pack.what_trains(batch, tick.steps, tick.size, here)
-        strike(Site.WEIGHT, tick, partial(pack.tensors, pack.weights))
-        strike(Site.LOSS_SCALE, tick, pack.loss_scale.shown)
-
-        pack.begin(tick.steps, here)
-        recorder.begin(tick, batch)
-        scale, losses = pack.loss_scale.scale.clone(), []
-        for rank, part in pack.ranks.parts(batch):
-            of_part = None if weights is None else pack.ranks.part(weights, rank)
-            losses.append(pack.learn(part, of_part, strike.at_taps(tick, rank), rank))
-            strike.at_gradient(tick, rank)
-            pack.ranks.add(pack.gradients)
-        pack.ranks.finish(pack.gradients)
-        pack.unscale()
-        loss = pack.ranks.mean(losses).where(pack.objective.trains, torch.nan)
-        strike(Site.REDUCED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
-
-        has_norm = pack.clippers or telemetry or detection or pack.loss_scale.is_dynamic
-        norm = global_norm(pack.gradients) if has_norm else None
-        stepping = answers.judge(loss, norm, here)
-        if norm is not None:
-            pack.clip(norm, stepping)
-        strike(Site.CLIPPED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
-        strike(Site.MOMENT_1, tick, partial(pack.slot, "moment_1"))
-        strike(Site.MOMENT_2, tick, partial(pack.slot, "moment_2"))
-        strike(Site.BEFORE_UPDATE, tick, pack.state)
-        norms = pack.step(rate, stepping, measure=telemetry)
-        strike(Site.UPDATE, tick, pack.state)
-
-        values = {"loss": loss.detach(), "learning_rate": rate, "loss_scale": scale}
-        recorder.record(tick, values if norm is None else values | {"grad_norm": norm}, norms, here)
+        found = passes.train(tick, passes.feed(tick))
+        recorder.keep(tick, found)
         pack.clock.done(tick)
         is_due = recorder.is_due(tick)
         saves = checkpoints is not None and pack.ranks.agreed(checkpoints.is_due(pack.clock.number))
-        answers.settle(tick, loss, is_due, saves)
+        answers.settle(tick, found.loss, is_due, saves)
         if is_due and not _look(pack, recorder, answers, state, leave):
             break
         progress(tick.front + 1, len(recorder.nonfinite))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from harness.basics.devices import sent
 from harness.config import Trial
 from harness.data.corpus import Corpus
 from harness.guards import GUARDS, GuardSignal, Parts
@@ -34,6 +35,7 @@ from harness.training.distributed import Group, ProcessCommunicator
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
 from harness.training.remedies import Remedies
+from harness.training.slots import Slots
 from harness.training.twins import Twins
 
 NOTHING = nullcontext()
@@ -44,7 +46,8 @@ class Pack:
 
     `planned` numbers the trials as they were given; `rows[i]` is the planned number of row i. Rows come when a fault
     begins (`fork`), and go when a trial is done (`keep`). `begins` holds for each trial the step from which it needs a
-    row of its own, beside its golden twin; without it all have one from the start.
+    row of its own, beside its golden twin; without it all have one from the start. Arrays [R, ...] have a place for
+    each of the `slots`, which are the rows, and on an accelerator idle ones behind them.
     """
 
     def __init__(
@@ -56,20 +59,22 @@ class Pack:
         self.planned, self.corpus, self.device = tuple(trials), corpus, device
         self.curriculum, self.steps = first.curriculum, first.steps
         self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
-        self.rows = self.twins.beginning(0)
+        self.slots = Slots(len(trials), rows_at_once(first.model, first.train.sequences, device), device)
+        self.slots.arrange(self.twins.beginning(0))
         self.twins.forked.update(self.rows)
-        here = [trials[number] for number in self.rows]
+        here = [trials[number] for number in self.slots.planned]
+        is_row = torch.arange(len(here)) < len(self.rows)
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer = OPTIMIZERS[first.optim.name]
         rule, decays = optimizer.rule_of(first), first.optim.decay_embedding
         branches = branches_of(first)
         self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays, branches)))
         weights = new_weights(self.layout, here, self.dtype, device)
-        self.rows_state = State(len(trials))
+        self.rows_state = State(self.slots.cut(len(trials))[-1].stop)
         self.beside: list[State] = []  # what else has the pack's rows, and comes and goes with them
         self._weights = self.rows_state.add("weights", weights)
         self._gradients = self.rows_state.add("gradients", torch.zeros_like(weights), scratch=True)
-        self._active = self.rows_state.add("active", torch.ones(len(here), dtype=torch.bool, device=device))
+        self._active = self.rows_state.add("active", is_row.to(device))
         precision = precision_of(first.train, device)
         vectors = SingularVectors(self.layout, self._weights, self.rows_state) if first.model.sigma_reparam else None
         self.model = GPT(first.model, self.layout, precision, first.train.checkpointing, vectors, branches)
@@ -83,14 +88,14 @@ class Pack:
         self.alarms, self.remedies = parts.alarms, Remedies(device)
         self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
         self.objective = OBJECTIVES[first.objective.name](trials, corpus, self.dtype, device)
-        self.clock = Clock(len(here), self.rows_state, self.curriculum, device)
+        self.clock = Clock(len(self.rows), len(here), self.rows_state, self.curriculum, device)
         self.acts = Acts(trials, device)
         self.model.notice = self.acts.notice
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
-        sequences = first.train.sequences
-        self._at_once = rows_at_once(first.model, sequences, device)
-        self._windows_at_once = max(sequences, windows_at_once(first.model, corpus.vocabulary, device))
+        self._tokens = torch.from_numpy(self.curriculum.tokens).double().to(device)
+        self._windows_at_once = max(first.train.sequences, windows_at_once(first.model, corpus.vocabulary, device))
         self.ranks = Communicator(first.train.ranks, first.train.reduction, first.train.accumulation)
+        self.bound = 0  # how often the parts were told of their rows
         self._bind()
 
     def spread_over(self, group: Group) -> None:
@@ -99,10 +104,8 @@ class Pack:
 
     def _bind(self) -> None:
         """Let every part work on the rows that are there now."""
-        self._row_of = {planned: row for row, planned in enumerate(self.rows)}
-        self.index = torch.tensor(self.rows, device=self.device)
-        self.parts = self._cut()
-        trials = [self.remedies.acting(number, self.planned[number]) for number in self.rows]
+        self.bound += 1
+        trials = [self.remedies.acting(number, self.planned[number]) for number in self.slots.planned]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
         parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]
         for part in filter(None, parts):
@@ -111,9 +114,8 @@ class Pack:
         self._clipper_repairs, self._optimizer_may = (
             torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
         )
-        self.objective.bind(trials, self.rows)
-        self.acts.bind(self.index)
-        self.clock.bind()
+        self.objective.bind(trials, self.slots.planned)
+        self.acts.bind(self.slots)
 
     def _first_to_repair(self, trial: Trial) -> str | None:
         """Who can make a finite step of an infinite gradient: what acts on it first decides, because 0 * inf is NaN.
@@ -125,12 +127,15 @@ class Pack:
         acting = [clipper.repairs_infinity for clipper in self.clippers if clipper.is_on(trial)]
         return ("clipper" if acting[0] else None) if acting else "optimizer"
 
-    def _cut(self) -> list[slice]:
-        """Rows that pass through the model together: parts of about the size that is fastest, none too small."""
-        rows, least = len(self.rows), smallest_pack(self.device)
-        count = max(1, min(round(rows / max(self._at_once, least)), rows // least))
-        ends = [rows * i // count for i in range(count + 1)]
-        return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+    @property
+    def rows(self) -> list[int]:
+        """The planned number of the trial in each row."""
+        return self.slots.rows
+
+    @property
+    def parts(self) -> list[slice]:
+        """Slots that pass through the model together, of about the size that is fastest."""
+        return self.slots.parts
 
     @property
     def weights(self) -> Tensor:
@@ -167,23 +172,29 @@ class Pack:
 
     def place_of(self, planned: int) -> int | None:
         """The row of a trial, frozen or not, or None if it has none."""
-        return self._row_of.get(planned)
+        return self.slots.row_of.get(planned)
 
     def row_of(self, planned: int) -> int | None:
         """Where the trial stands now, or None if it has no row, is frozen, or waits for an answer."""
-        row = self._row_of.get(planned)
+        row = self.slots.row_of.get(planned)
         return row if row is not None and bool(self.active[row]) and not self.clock.is_held(row) else None
 
     def learning_rate(self, steps: Steps) -> Tensor:
         """The scheduled rate of each row, [R], less what a playbook has taken off; the caller's own copy."""
-        each = steps if isinstance(steps, int) else torch.tensor(steps, device=self.device)
-        rate = self._learning_rates[each, self.index]
-        factors = self.remedies.rates(self.rows, steps)
+        rate = self._learning_rates[self._on_device(steps), self.slots.index]
+        factors = self.remedies.rates(self.slots.planned, steps)
         return rate if factors is None else (rate * factors).to(rate.dtype)
+
+    def tokens(self, steps: Steps) -> Tensor:
+        """Tokens that each row has trained on after these steps, [R], float64."""
+        return self._tokens[self._on_device(steps)].expand(self.slots.count)
+
+    def _on_device(self, steps: Steps) -> Tensor | int:
+        return steps if isinstance(steps, int) else sent(torch.tensor(steps), self.device)
 
     def batch(self, steps: Steps) -> Tensor:
         """What the data loader hands out to each row at these steps, [R, B, ...]."""
-        return self.objective.batch(self.remedies.positions(self.rows, steps))
+        return self.objective.batch(self.remedies.positions(self.slots.planned, steps))
 
     def unscale(self) -> None:
         """Gradients are those of the loss itself; that of the embedding is smaller where a playbook has said so."""
@@ -197,8 +208,7 @@ class Pack:
 
     def forget_signals(self, row: int) -> None:
         """The detectors of a row begin anew."""
-        where = torch.zeros(len(self), dtype=torch.bool, device=self.device)
-        where[row] = True
+        where = self.slots.of_rows([row]).to(self.device)
         for guard in self.guards:
             guard.restart(where)
 
@@ -235,8 +245,13 @@ class Pack:
 
         `here` are the rows that train in this pass, [R]: in no other anything changes. None: all that are not frozen.
         """
+        self.model.stand_at(steps)
+        self.know_weights(self.active if here is None else here)
+
+    def know_weights(self, here: Tensor) -> None:
+        """The second half of `begin`, after the model was told the steps."""
         self.acts.noticed.clear()
-        self.model.begin(steps, self.active if here is None else here)
+        self.model.begin(here)
 
     def loss(self, batch_RxBxx: Tensor, weights_RxB: Tensor | None = None, rows: slice | None = None) -> Tensor:
         """Mean loss of each row of one of the `parts`, the first where none is named, [r]; it fills `gradients`."""
@@ -344,36 +359,12 @@ class Pack:
 
     def _arrange(self, planned: Sequence[int], sources: Sequence[int]) -> None:
         """Rows are now these trials, each with the state of one of the rows as they were."""
-        self.rows = list(planned)
+        self.slots.arrange(planned)
+        self.clock.arrange(sources)
         for state in (self.rows_state, *self.beside):
-            state.arrange(sources)
+            state.arrange(self.slots.sources(sources))
+        self.active[len(planned) :] = False
         self._bind()
-
-    def find_masked(
-        self, tick: Tick, over: Sequence[int | None], loss_R: Tensor, alike: Callable[[int, int, int], bool]
-    ) -> None:
-        """Note the trials whose fault is over (`over`: its last step) and whose state is that of their twin again.
-
-        `alike` says of a trial, its twin and the step whether what is known of them on the host is equal, too.
-
-        States are compared only where the loss of this step is equal: a state that differs nearly always shows there.
-        """
-        pairs = []
-        for step, rows in tick.groups.items():
-            for row in rows:
-                trial = self.rows[row]
-                last, leader = over[trial], self.twins.leader[trial]
-                if last is None or last > step or trial in self.twins.masked or leader is None:
-                    continue
-                if (twin := self._row_of.get(leader)) is not None and twin in rows:
-                    pairs.append((row, twin, step))
-        if not pairs:
-            return
-        equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[leader for _, leader, _ in pairs]]
-        for is_equal, (row, leader, step) in zip(equal.tolist(), pairs, strict=True):
-            is_alike = is_equal and alike(self.rows[row], self.rows[leader], step)
-            if is_alike and self.active[[row, leader]].all() and self.rows_state.equal(row, leader):
-                self.twins.masked[self.rows[row]] = step
 
     def whole_state(self) -> dict[str, Any]:
         """Everything that training changes, to `restore`; the arrays in it change with the next step.
@@ -383,7 +374,7 @@ class Pack:
         """
         twins, rows = self.twins, {"planned": self.rows, "dropped": self.objective.records}
         rows |= {"begins": twins.begins, "forked": sorted(twins.forked), "masked": list(twins.masked.items())}
-        return {"pack": dict(self.rows_state), "acts": self.acts.state(), "rows": rows}
+        return {"pack": self.rows_state.of_rows(len(self)), "acts": self.acts.state(), "rows": rows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to the state of this pack, or to that of another one of the same trials."""
@@ -393,6 +384,6 @@ class Pack:
         self.twins.masked = dict(rows["masked"])
         self.objective.restore(rows["dropped"])
         self.acts.restore(state["acts"])
-        for name, now in self.rows_state:
+        for name, now in self.rows_state.of_rows(len(self)).items():
             now.copy_(state["pack"][name])
-        self.clock.bind()
+        self.clock.read()

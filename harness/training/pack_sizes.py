@@ -28,6 +28,14 @@ def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
     return max(2, min(most, features // (sequences * model.context * model.width)))
 
 
+def part_size(rows: int, at_once: int) -> int:
+    """Slots of each part of so many rows on an accelerator, a power of two: as few idle ones as parts of at least half
+    of `at_once` leave, and no more than hold all rows.
+    """
+    most = 1 << (max(SMALLEST_PACK, min(at_once, 2 * rows - 1)).bit_length() - 1)
+    return min((most, max(SMALLEST_PACK, most // 2)), key=lambda size: (-(-rows // size) * size, -size))
+
+
 def windows_at_once(model: Model, vocabulary: int, device: torch.device) -> int:
     """Held-out windows that pass through the model together, for each row, so that the fixed cost is shared.
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from harness.basics.devices import sent
 from harness.config import Trial, sections
 from harness.detectors.table import DETECTORS
 from harness.readings.base import (
@@ -222,9 +223,7 @@ class Readings:
         every, rows = self._every[name], len(self._pack)
         due = [row for step, group in self._tick.groups.items() if step % every == 0 for row in group]
         if len(due) < rows:
-            here = torch.zeros(rows, dtype=torch.bool)
-            here[due] = True
-            here = here.to(self._pack.device)
+            here = sent(self._pack.slots.of_rows(due), self._pack.device)
             values = {
                 signal: torch.where(here.view(-1, *[1] * (x.dim() - 1)), x, torch.nan) for signal, x in values.items()
             }

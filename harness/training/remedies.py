@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.basics.devices import sent
 from harness.config import Trial
 from harness.objectives.base import Steps
 from harness.recovery.change_recipe import amended
@@ -95,7 +96,7 @@ class Remedies:
             return None
         each = [steps] * len(rows) if isinstance(steps, int) else steps
         factors = [self._rate(trial, step) for trial, step in zip(rows, each, strict=True)]
-        return torch.tensor(factors, dtype=torch.float64, device=self._device)
+        return sent(torch.tensor(factors, dtype=torch.float64), self._device)
 
     def _rate(self, trial: int, step: int) -> float:
         factor = 1.0

@@ -177,7 +177,7 @@ class Rerun:
         parts, weights = copies.what_trains(batch, step, step)
         for name in copies.layout.by_name:
             self._see(FORWARD, Site.WEIGHT, name, copies.layout.view(copies.weights, name))
-        copies.model.steps = step  # not `begin`: what that moves has been moved in this step
+        copies.model.stand_at(step)  # not `begin`: what that moves has been moved in this step
         copies.model.taps.attach_to_rows("*", self._read)
         self._listen_to_loss()
         losses = []

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics.devices import sent
 from harness.config.limits import SEGMENTS
 from harness.optim.optimizers import Norms
-from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block
+from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block, Found
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 from harness.training.readings import Readings, shapes_of
@@ -74,12 +75,11 @@ class Recorder:
             self._layers = self._readings.layers()
         return self._layers
 
-    def record(self, tick: Tick, values: dict[str, Tensor], norms: Norms | None, trained: Tensor) -> None:
-        """One step of the rows that train: signals, [R] each; `trained` are the trials that were not frozen before it.
+    def found(self, values: dict[str, Tensor], norms: Norms | None, trained: Tensor) -> Found:
+        """What a step has come to: signals, [R] each; `trained` are the trials that were not frozen before it.
 
-        What else is measured of a step is added to `values`.
+        What else is measured of a step is added to `values`. Nothing here depends on which step it is.
         """
-        values |= {"tokens": self._tokens(tick), "dropped": self.pack.objective.dropped}
         if norms is not None:
             rms = norms.update / self.pack.layout.elements**0.5
             values |= {"param_norm": norms.weights, "update_rms": rms}
@@ -92,17 +92,23 @@ class Recorder:
         for guard in self.pack.guards:
             guard.measured({**values, **read}, trained)
             values |= guard.shown()
-        for step in tick.groups:
-            validated = self._validation(tick, step, trained)
-            rows = None if tick.trains is None else torch.tensor(tick.groups[step], device=self.pack.device)
-            self._block_of(step).record(step, values | validated, self.layers(), read, trained, self.pack.active, rows)
+        nan = torch.full_like(values["loss"], torch.nan, dtype=torch.float64)
+        stacked = torch.stack([values[name].double() if name in values else nan for name in self._names])
+        if (layers := self.layers()) is not None:
+            stacked = torch.cat([stacked, layers.flatten(0, 1)])
+        numbers = {name: value.double().reshape(len(trained), -1) for name, value in read.items()}
+        numbers = {name: torch.where(trained[:, None], value, torch.nan) for name, value in numbers.items()}
+        froze = trained & ~self.pack.active
+        return Found(values["loss"], torch.where(trained, stacked, nan).mT, numbers, froze, trained)
 
-    def _tokens(self, tick: Tick) -> Tensor:
-        """Tokens trained on so far, [R], float64."""
-        trained, device = self.pack.curriculum.tokens[tick.steps], self.pack.device
-        if isinstance(tick.steps, int):
-            return torch.full((len(self.pack),), int(trained), dtype=torch.float64, device=device)
-        return torch.tensor(trained, dtype=torch.float64, device=device)
+    def keep(self, tick: Tick, found: Found) -> None:
+        """Keep what the rows that train have come to at their steps, and validate those for which that is due."""
+        for step in tick.groups:
+            here = None if tick.trains is None else self._rows_at(tick, step)
+            block = self._block_of(step)
+            block.record(step, found, here)
+            validated = self._validation(tick, step, found.trained)
+            block.set(step, validated, found.trained if here is None else found.trained & here)
 
     def _block_of(self, step: int) -> Block:
         first = next((first for first in self._blocks if first <= step < first + self.length), step)
@@ -113,9 +119,7 @@ class Recorder:
 
     def _rows_at(self, tick: Tick, step: int) -> Tensor:
         """The rows that train at a step, [R]."""
-        here = torch.zeros(len(self.pack), dtype=torch.bool)
-        here[list(tick.groups[step])] = True
-        return here.to(self.pack.device)
+        return sent(self.pack.slots.of_rows(tick.groups[step]), self.pack.device)
 
     # --- validation ----------------------------------------------------------------------------------------------
 
@@ -137,8 +141,7 @@ class Recorder:
         started = self._now(waits)
         losses = self.pack.validation_losses(tokens)
         if end is not None and measured is not None:
-            kept, index = self._ends[end][:, : losses.shape[1]], self.pack.index
-            kept.index_copy_(0, index, torch.where(measured[:, None], losses, kept[index]))
+            self.pack.slots.update(self._ends[end][:, : losses.shape[1]], losses, measured)
         self._started += self._now(waits) - started
         return losses
 

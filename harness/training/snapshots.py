@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from harness.basics.devices import on_cpu
+from harness.basics.devices import on_cpu, sent
 from harness.model.state import State
 from harness.recovery.base import GROWN
 from harness.training.clock import Tick
@@ -28,7 +28,7 @@ class Snapshots:
     def __init__(self, pack: Pack, every: int, kept: int, on_host: bool = False, awaits: bool = False):
         """With `awaits` there is room for one more, of a step between two that are due."""
         self._pack, self._every, self._on_host = pack, every, on_host
-        rows, self._regular = len(pack), kept
+        rows, self._regular = pack.slots.count, kept
         kept += awaits
         self._kept = State(pack.rows_state.capacity)  # [R, kept, ...] by name
         for name, now in [*pack.rows_state, *self._acts().items()]:
@@ -43,43 +43,46 @@ class Snapshots:
 
     def _acts(self) -> dict[str, Tensor]:
         """Counts of acts of the rows, [R] each."""
-        return {f"acts.{part}": counts[self._pack.index] for part, counts in self._pack.acts.state().items()}
+        counts, index = self._pack.acts.state(), self._pack.slots.index
+        return {f"acts.{part}": of_trials.index_select(0, index) for part, of_trials in counts.items()}
 
     def take(self, tick: Tick, quiet_R: Tensor, awaited: Iterable[int] = ()) -> None:
         """Keep the rows for which that is due, in the place of the oldest that each has, and the `awaited` ones.
 
         No look at the device, but where they are kept in main memory.
         """
-        pack, steps = self._pack, tick.steps
+        pack = self._pack
         due = [row for step, rows in tick.groups.items() if step % self._every == 0 for row in rows]
         more = [row for row in awaited if row not in due and any(row in rows for rows in tick.groups.values())]
         due += more
         if not due:
             return
-        at = torch.tensor([steps] * len(pack) if isinstance(steps, int) else list(steps), device=pack.device)
-        is_due = torch.zeros(len(pack), dtype=torch.bool)
-        is_due[due] = True
-        newest, place = self._steps.used.max(1).values, self._steps.used[:, : self._regular].argmin(1)
+        at, newest = pack.clock.on_device, self._steps.used.max(1).values
+        place = self._steps.used[:, : self._regular].argmin(1)
+        takes = quiet_R & pack.active & self._is_finite() & (at > newest)
+        if len(due) < len(pack):
+            takes = takes & sent(pack.slots.of_rows(due), pack.device)
         if more:
-            place[more] = self._regular
-        takes = is_due.to(pack.device) & quiet_R & pack.active & self._is_finite() & (at > newest)
+            place = torch.where(sent(pack.slots.of_rows(more), pack.device), self._regular, place)
         if (free := pack.clock.free()) is not None:  # one that is held stands where it was, whatever its clock says
             takes = takes & free
-        kept_steps, places = self._steps.used, place[:, None]
-        kept_steps.scatter_(1, places, torch.where(takes[:, None], at[:, None], kept_steps.gather(1, places)))
-        now = dict(pack.rows_state) | self._acts()
-        shared = [(kept, now[name]) for name, kept in self._kept if name in now]
-        may_look = on_cpu(pack.device)
-        for row in takes.nonzero()[:, 0].tolist() if may_look else due:  # one after the other, so little is temporary
+        self._copy(takes, place, at)
+
+    def _copy(self, takes_R: Tensor, place_R: Tensor, at_R: Tensor) -> None:
+        """Rows that `take` are kept in their place, as those of the step `at` which they stand."""
+        now = dict(self._pack.rows_state) | self._acts()
+        shared = [(self._steps.used, at_R), *((kept, now[name]) for name, kept in self._kept if name in now)]
+        if on_cpu(self._pack.device) or self._on_host:  # the host looks, so that no more is copied than has to be
+            places = place_R.tolist()
+            for row in takes_R.nonzero()[:, 0].tolist():  # one after the other, so little is temporary
+                for kept, values in shared:
+                    kept[row, places[row]].copy_(values[row])
+            return
+        for slot in range(self._steps.used.shape[1]):
+            is_here = takes_R & (place_R == slot)
             for kept, values in shared:
-                if may_look:
-                    kept[row, place[row]].copy_(values[row])
-                    continue
-                where = place[row : row + 1].to(kept.device)
-                old = kept[row].index_select(0, where)
-                kept[row].index_copy_(
-                    0, where, torch.where(takes[row].to(kept.device), values[row].to(kept.device), old)
-                )
+                old = kept[:, slot]
+                torch.where(is_here.view(-1, *[1] * (values.dim() - 1)), values, old, out=old)
 
     def _is_finite(self) -> Tensor:
         """Of each row, whether its weights and what its optimizer keeps are finite, [R]."""
@@ -94,7 +97,8 @@ class Snapshots:
         None: there is none.
         """
         clock = self._pack.clock
-        kept = zip(self._steps.used.tolist(), self._pack.active.tolist(), clock.steps, strict=True)
+        rows = len(clock.steps)
+        kept = zip(self._steps.used[:rows].tolist(), self._pack.active[:rows].tolist(), clock.steps, strict=True)
         of_rows = (steps for steps, is_active, now in kept if is_active and now < clock.last)
         return min((step for steps in of_rows for step in steps if step != NONE), default=None)
 
@@ -130,7 +134,7 @@ class Snapshots:
         for part, counts in self._pack.acts.state().items():
             counts[self._pack.rows[row]] = kept[f"acts.{part}"]
         steps.masked_fill_(steps > step, NONE)
-        self._pack.clock.bind()
+        self._pack.clock.read()
         return step
 
     def earliest(self, row: int) -> Mapping[str, Tensor] | None:
@@ -140,9 +144,9 @@ class Snapshots:
 
     def state(self) -> dict[str, Tensor]:
         """What is kept, to `restore`."""
-        return dict(self._kept)
+        return self._kept.of_rows(len(self._pack))
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` has given, with the rows as they were then."""
-        for name, values in self._kept:
+        for name, values in self._kept.of_rows(len(self._pack)).items():
             values.copy_(state[name])

@@ -31,7 +31,7 @@ def seconds(trials: list[Trial], steps: int, device: str) -> float:
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
     agenda = Agenda([None] * len(trials))
     pack.clock.on_device.fill_(MIDDLE)
-    pack.clock.bind()
+    pack.clock.read()
     train(pack, agenda, 50, lambda first, signals: None, until=MIDDLE + 2)
     started = time.perf_counter()
     train(pack, agenda, 50, lambda first, signals: None, until=MIDDLE + 2 + steps)

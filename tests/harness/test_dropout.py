@@ -21,7 +21,7 @@ SHARES = torch.tensor([0.1, 0.0, 0.75])
 def kept(step: int = 0, place: str = "embedding", seeds=(0, 1, 2), sequences=range(4)) -> torch.Tensor:
     """Which elements are kept of `SHAPE`, [trials, sequences, elements of each]."""
     shape = (SHAPE[0], 100 * len(sequences), SHAPE[2])
-    found = dropped(torch.ones(shape), SHARES, [stream(seed, step, place) for seed in seeds], sequences)
+    found = dropped(torch.ones(shape), SHARES, torch.tensor([stream(seed, step, place) for seed in seeds]), sequences)
     return (found != 0).view(3, len(sequences), -1)
 
 
@@ -35,7 +35,7 @@ def test_numbers_are_those_of_splitmix64() -> None:
 
 def test_a_share_is_dropped_and_the_rest_grows() -> None:
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
-    found = dropped(x, SHARES, [stream(0, 0, "a")] * 3, range(4))
+    found = dropped(x, SHARES, torch.tensor([stream(0, 0, "a")] * 3), range(4))
     assert torch.equal(found[1], x[1])
     for trial, share in ((0, 0.1), (2, 0.75)):
         is_kept, n = found[trial] != 0, x[trial].numel()
@@ -45,7 +45,7 @@ def test_a_share_is_dropped_and_the_rest_grows() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 2, 7, 7)])
 def test_odd_numbers_of_elements(shape: tuple[int, ...]) -> None:
-    found = dropped(torch.ones(shape), SHARES, [1, 2, 3], range(4))
+    found = dropped(torch.ones(shape), SHARES, torch.tensor([1, 2, 3]), range(4))
     assert found.shape == shape and (found[1] == 1).all()
 
 

@@ -166,11 +166,11 @@ def test_the_largest_answer_is_done() -> None:
 
 def test_rows_wait_where_batches_are_of_other_sizes() -> None:
     sizes = curriculum(10, (4, None, 1, 1), (8, 4, 6, False))
-    clock = Clock(3, State(3), sizes, torch.device("cpu"))
+    clock = Clock(3, 3, State(3), sizes, torch.device("cpu"))
     clock.on_device.fill_(5)
-    clock.bind()
+    clock.read()
     clock._steps.used[1] = 2
-    clock.bind()
+    clock.read()
     tick = clock.tick()
     assert tick is not None and tick.groups == {2: [1]} and tick.trains.tolist() == [0, 1, 0]
     clock.done(tick)
