@@ -49,6 +49,7 @@ class Reading:
     cadence: ClassVar[int]
     help: ClassVar[str]  # what is read
     signals: ClassVar[Mapping[str, Shown]]
+    waits: ClassVar[bool] = False  # whether it makes the host wait for a GPU
 
     def __init__(self, known: Known):
         self.known, self.depth = known, known.trial.model.depth

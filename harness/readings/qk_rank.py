@@ -23,11 +23,12 @@ class QkRank(StepReading):
 
     Of each head, with dW the change of the step, and the mean over heads; NaN where nothing changed. The change is
     [dWq Wq] [Wk dWk]^T, of which a head has 2 x head_dim columns, so s^2 are the eigenvalues of a product of two Gram
-    matrices of that size, in float64. Eigenvalues on a GPU make the host wait for it.
+    matrices of that size, in float64.
     """
 
     cadence = 0
     compares = True
+    waits = True  # for whether eigenvalues were found
     help = "effective rank of the change of query-key products"
     signals = {"qk_rank": Shown(("layer",), "1", "effective rank of the change of query-key products, mean over heads")}
 

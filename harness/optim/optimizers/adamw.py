@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import Trial
 from harness.optim.optimizers.base import BETAS, CPU_PIECE, Numbers, Optimizer, Piece, Step, each, options
 
@@ -56,10 +57,12 @@ class AdamW(Adam):
 
     def bind(self, trials: Sequence[Trial]) -> None:
         super().bind(trials)
-        self._taken = {key: rates[:, 0].tolist() for key, rates in self._decays.items()}
+        self._is_fused = self._limit is None and on_cpu(self.weights)
+        if self._is_fused:
+            self._taken = {key: rates[:, 0].tolist() for key, rates in self._decays.items()}
 
     def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
-        if self._limit is not None:
+        if not self._is_fused:
             return super()._step(learning_rate, active)
         self._rates = {s.learning_rate: (learning_rate * s.learning_rate).unbind() for s in self.layout.segments}
         self._counts, self._skip = self.updates.unbind(), (~active).float().unbind()
@@ -67,7 +70,7 @@ class AdamW(Adam):
         return Step({}, {}, None, None)
 
     def _move(self, piece: Piece, step: Step, measure: bool) -> Tensor | None:
-        if self._limit is not None:
+        if not self._is_fused:
             return super()._move(piece, step, measure)
         segment, weights = piece.segment, piece.weights
         before = weights.clone() if measure else None

@@ -1,0 +1,164 @@
+"""A healthy step of an accelerator waits for nothing, bakes nothing in, and has no operation that is not repeatable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config import Trial
+from harness.readings.table import READINGS
+from harness.recovery.table import ACTIONS
+from harness.training.loop import train
+from harness.training.pack import Pack
+from harness.training.sites import Agenda
+from tests.harness import engine, ladders
+from tests.harness.features import FEATURES
+from tests.harness.tracing import FromHost, Trace, Traced, steps_of
+from tests.sweeps import test_mitigations
+
+STEPS = (1, 2)  # neither is validated after, nor has what is read at every tenth step
+LATER = (6, 7)  # where batches have grown
+
+# Operations that give the same bits in every run on CUDA, and need no sort for it, by torch's documentation of
+# `use_deterministic_algorithms`: element-wise ones, views and copies, gathers, products, sums along an axis, sorts, and
+# forward and backward passes that torch does not list there. `_index_put_impl_` is the backward pass of the embedding,
+# which sorts, so that ids add up in the order of their tokens.
+OPERATIONS = """
+    _conj _index_put_impl_ _log_softmax _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view abs add add_
+    alias all amax amin any arange argmax argmin baddbmm bitwise_and bitwise_and_ bitwise_not bitwise_or bitwise_or_
+    bitwise_xor_ bmm cat clamp clamp_ clamp_min clone copy_ cos detach diagonal div div_ embedding eq exp expand fill_
+    floor_divide fmax full full_like gather ge gelu gelu_backward gt gt_ index index_select isinf isnan le
+    linalg_vector_norm log logical_and_ logical_or_ lt masked_fill_ max maximum mean minimum mul mul_ nansum
+    native_layer_norm native_layer_norm_backward ne neg neg_ new_empty new_zeros ones ones_like permute pow pow_
+    promote_types reciprocal reciprocal_ relu remainder round rsub scalar_tensor searchsorted select sign silu
+    silu_backward slice sort split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ sum tanh threshold_backward topk
+    transpose tril unbind unfold unsqueeze view view_as_complex view_as_real where zeros zeros_like __rshift__
+    index_fill_
+"""
+ALLOWED = frozenset(OPERATIONS.split())
+
+
+def healthy(trials: list[Trial]) -> list[Traced]:
+    """Two steps in which nothing is due that is not due at every step."""
+    lasting = [replace(trial, train=replace(trial.train, steps=40, validate_every=40)) for trial in trials]
+    sizes = lasting[0].curriculum
+    grows = len({*sizes.sequences.tolist()}) + len({*sizes.lengths.tolist()}) > 2
+    return steps_of(lasting, LATER if grows else STEPS)
+
+
+def check(trials: list[Trial]) -> None:
+    first, second = healthy(trials)
+    assert first.trained == second.trained, "a step is the same whatever its number"
+    names = {operation.name.split(".")[1] for operation in [*first.all, *second.all]}
+    assert names <= ALLOWED, sorted(names - ALLOWED)
+
+
+@pytest.mark.parametrize("name", [name for name in FEATURES if not name.startswith("readings: ")])
+def test_whatever_is_on(name: str) -> None:
+    fields = FEATURES[name]
+    waits = [reading for reading, cls in READINGS.items() if cls.waits]
+    signals = {**fields.get("signals", {}), **dict.fromkeys(waits, 0)}
+    check(engine.different(3, **{**fields, "signals": signals}))
+
+
+@pytest.mark.parametrize("mitigation", sorted(test_mitigations.ABOUT))
+def test_every_mitigation(mitigation: str) -> None:
+    check(test_mitigations.different(mitigation, 3))
+
+
+@pytest.mark.parametrize("reading", [name for name, cls in READINGS.items() if not cls.waits])
+def test_every_reading(reading: str) -> None:
+    check(engine.different(3, batch=4, ranks=2, signals=dict.fromkeys(READINGS, 0) | {reading: 1}))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_action_that_has_nothing_to_answer(action: str) -> None:
+    """The host looks at no step, and takes a snapshot when one is due."""
+    detector, detect = ("oracle", "finite") if action == "undo" else ("any", "finite+skip_step+update_norm")
+    golden = ladders.trained(ladders.rung(action, detector), detect=detect)
+    check([golden, replace(golden, seed=7)])
+
+
+def test_as_many_operations_whatever_the_number_of_rows() -> None:
+    """While they pass through the model together."""
+    counts = {rows: len(healthy([engine.trial(seed=seed) for seed in range(rows)])[0].all) for rows in (2, 3, 8, 64)}
+    assert len(set(counts.values())) == 1, counts
+
+
+def test_a_batch_of_one_row_is_as_large_as_that_of_two() -> None:
+    """No step has a batch of one, which takes other kernels."""
+    one, two = (healthy([engine.trial(seed=seed) for seed in range(rows)])[0] for rows in (1, 2))
+    assert one.trained == two.trained
+
+
+# --- that such things are found out ---------------------------------------------------------------------------------
+
+
+def spoiled(spoil: Any) -> None:
+    """A step in which something is done to the loss."""
+
+    def prepare(pack: Pack) -> None:
+        plain = pack.can_step
+        pack.can_step = lambda norm: plain(spoil(norm))  # type: ignore[method-assign]
+
+    steps_of(engine.different(2), [3], prepare)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda x: x * float(x[0]),
+        lambda x: x if bool((x > 0).all()) else x,
+        lambda x: x[x > 0],
+        lambda x: x + torch.tensor([1.0, 2.0], device=x.device),
+        lambda x: x + torch.ones(2),
+        lambda x: x + torch.tensor(1.0),
+        lambda x: x * len(x.nonzero()),
+    ],
+    ids=["item", "bool", "mask", "list", "other device", "number of another device", "nonzero"],
+)
+def test_a_look_at_the_device_and_a_value_of_the_host_are_found(spoil: Any) -> None:
+    with pytest.raises((FromHost, NotImplementedError, RuntimeError)):
+        spoiled(spoil)
+    spoiled(lambda x: x + 1)
+
+
+def test_what_a_step_bakes_in_is_found() -> None:
+    numbers = iter(range(100))
+
+    def prepare(pack: Pack) -> None:
+        plain = pack.can_step
+        pack.can_step = lambda norm: plain(norm + next(numbers))  # type: ignore[method-assign]
+
+    first, second = steps_of(engine.different(2), [3, 4], prepare)
+    assert first.trained != second.trained
+
+
+def test_what_is_sent_must_not_be_waited_for() -> None:
+    with Trace(may_send=True):
+        torch.ones(2).to("meta", non_blocking=True)
+        with pytest.raises(FromHost):
+            torch.ones(2).to("meta")
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------
+
+
+def addresses(pack: Pack) -> dict[str, int]:
+    arrays = {**dict(pack.rows_state), "gradients": pack.gradients}
+    return {name: values.data_ptr() for name, values in arrays.items()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "spam", "adafactor"])
+def test_what_lasts_stays_where_it_is(optimizer: str) -> None:
+    trials = [engine.trial(name=optimizer, seed=seed, steps=12, clip=1.0) for seed in range(3)]
+    pack, seen = engine.pack_of(trials), []
+
+    def progress(steps: int, frozen: int) -> None:
+        seen.append(addresses(pack))
+
+    train(pack, Agenda([None] * 3), 4, lambda first, signals: None, progress)
+    assert len(seen) == 12 and all(each == seen[0] for each in seen)

@@ -1,0 +1,145 @@
+"""A step of a pack without data, on torch's `meta` device, as an accelerator takes it: each of its operations.
+
+On that device nothing has a value, so whatever would make the host wait raises by itself. What would not are operands
+of two devices, and values that come from the host in the midst of a step: those raise here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from harness.config import Trial
+from harness.training.answers import Answers
+from harness.training.clock import Tick
+from harness.training.pack import Pack
+from harness.training.passes import Passes
+from harness.training.signals import Recorder
+from harness.training.sites import Agenda
+from harness.training.strikes import Strikes
+from tests.harness import engine
+
+META = torch.device("meta")
+BLOCK = 1000  # steps, so that the host does not look at any that is traced
+
+
+class FromHost(Exception):
+    """A value of the host would be baked into a step, or waited for."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Its name, the shapes, types and strides of its tensors, and all its other arguments."""
+
+    name: str
+    tensors: tuple[Any, ...]
+    others: tuple[Any, ...]
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Raises FromHost for tensors that are made on the device of Python's numbers: what does so waits on CUDA."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in (torch.tensor, torch.as_tensor) and torch.device(kwargs.get("device") or "cpu") == META:
+            raise FromHost(f"{function} of {args}")
+        return function(*args, **kwargs)
+
+
+class Trace(TorchDispatchMode):
+    """Notes every operation; raises FromHost for one with an operand of another device.
+
+    Where a step is fed and kept, it `may_send` what lies in main memory, if the host does not wait for that.
+    """
+
+    def __init__(self, may_send: bool = False) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self._may_send, self._numbers = may_send, _NoNumbers()
+
+    def __enter__(self) -> Trace:
+        self._numbers.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._numbers.__exit__(*error)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, _ = tree_flatten((args, kwargs or {}))
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        if self._may_send and all(x.device.type == "cpu" for x in tensors) and tensors:
+            is_sent = function is torch.ops.aten._to_copy.default and bool((kwargs or {}).get("non_blocking"))
+            if is_sent or torch.device((kwargs or {}).get("device") or "cpu").type == "cpu":
+                return function(*args, **(kwargs or {}))
+        if any(x.device.type != "meta" for x in tensors):
+            raise FromHost(f"{function} of {[(x.device.type, tuple(x.shape)) for x in tensors]}")
+        shapes = tuple((tuple(x.shape), x.dtype, x.stride()) for x in tensors)
+        others = tuple(repr(x) for x in given if not isinstance(x, Tensor))
+        self.operations.append(Operation(str(function), shapes, others))
+        return function(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One step: what is done to feed it, the step itself, and what is done to keep what it came to."""
+
+    fed: list[Operation]
+    trained: list[Operation]
+    kept: list[Operation]
+
+    @property
+    def all(self) -> list[Operation]:
+        return [*self.fed, *self.trained, *self.kept]
+
+
+def steps_of(
+    trials: Sequence[Trial], steps: Sequence[int], prepare: Callable[[Pack], None] = lambda pack: None
+) -> list[Traced]:
+    """These steps of a pack that trains from its first on, with all its telemetry and detectors; none is struck."""
+    pack = Pack(trials, engine.corpus_of(trials[0]), META)
+    prepare(pack)
+    agenda = Agenda([None] * len(trials))
+    recorder = Recorder(pack, BLOCK, lambda first, signals: None, True)
+    answers = Answers(pack, agenda, recorder, True, True)
+    passes = Passes(pack, recorder, answers, Strikes(pack, agenda), True, True)
+    traced = []
+    for step in range(max(steps) + 1):
+        tick = pack.clock.tick()
+        assert tick is not None
+        if step not in steps:
+            _step(tick, pack, recorder, answers, passes, [_Nothing()] * 3)
+            continue
+        traces = [Trace(may_send=True), Trace(), Trace(may_send=True)]
+        _step(tick, pack, recorder, answers, passes, traces)
+        traced.append(Traced(*(trace.operations for trace in traces)))
+    return traced
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def _step(tick: Tick, pack: Pack, recorder: Recorder, answers: Answers, passes: Passes, traces: Sequence[Any]) -> None:
+    """As `harness.training.loop.train` takes it."""
+    with traces[0]:
+        answers.begin(tick)
+        fed = passes.feed(tick)
+    with traces[1]:
+        found = passes.train(tick, fed)
+    with traces[2]:
+        recorder.keep(tick, found)
+        pack.clock.done(tick)
+        assert not recorder.is_due(tick)
+        answers.settle(tick, found.loss, False, False)
