@@ -20,6 +20,7 @@ class Taps:
     def __init__(self, names: list[str]):
         self.names = names
         self._attached: dict[str, list[RowReader]] = {}
+        self.on_host = 0  # how many readers the host has to call in every pass
 
     def __call__(self, name: str, x: Tensor, rows: slice = ALL) -> Tensor:
         for reader in self._attached.get(name, ()):
@@ -38,10 +39,13 @@ class Taps:
         """
         return self.attach_to_rows(pattern, lambda name, x, rows: reader(name, x))
 
-    def attach_to_rows(self, pattern: str, reader: RowReader, first: bool = False) -> Callable[[], None]:
+    def attach_to_rows(
+        self, pattern: str, reader: RowReader, first: bool = False, on_host: bool = True
+    ) -> Callable[[], None]:
         """As `attach`, with a reader that is told the rows of the pack whose x it is: `reader(name, x, rows)`.
 
-        One that is attached `first` comes before those that are there already.
+        One that is attached `first` comes before those that are there already. One that is not `on_host` does the same
+        with x at every step, on the device alone, so that it need not be called where a step is replayed.
         """
         matching = fnmatch.filter(self.names, pattern)
         if not matching:
@@ -49,8 +53,10 @@ class Taps:
         for name in matching:
             readers = self._attached.setdefault(name, [])
             readers.insert(0 if first else len(readers), reader)
+        self.on_host += on_host
 
         def detach() -> None:
+            self.on_host -= on_host
             for name in matching:
                 self._attached[name].remove(reader)
                 if not self._attached[name]:

@@ -23,6 +23,8 @@ from harness.objectives.outcome import judge
 class NextToken(Objective):
     """Batches of token ids [R, B, T + 1], screened and cut to their sizes; nat/token, with z-loss in the gradient."""
 
+    may_replay = True
+
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device):
         first, seeds = trials[0], [trial.seeds["data"] for trial in trials]
         self.batches = Batches(corpus, seeds, first.train.batch, first.model.context, device)

@@ -16,6 +16,7 @@ from torch import Tensor
 from harness.storage.checkpoint import Checkpoints, Saved
 from harness.training.acts import idle_parts
 from harness.training.answers import Answers
+from harness.training.graphs import Graphs, Recording
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
 from harness.training.passes import Passes
@@ -62,6 +63,7 @@ def train(
     saved: Saved | None = None,
     leave: Leave | None = None,
     provenance: bool = True,
+    record: Callable[[], Recording] | None = None,
 ) -> Result:
     """Train every trial of the pack from where it stands to its last step (or `until` one), or while it is finite.
 
@@ -73,6 +75,7 @@ def train(
     With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/optim/loss_scale.py).
     One whose batch is dropped as a whole misses that step and nothing else (harness/data/screening.py).
     `leave` is given each trial's last weights, when its row goes or at the end (harness/storage/last_weights.py).
+    With `record`, which makes recordings, steps are recorded once and replayed (harness/training/graphs.py).
     With `provenance` the step at which a trial froze is run once more, to find out why.
     The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
     two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
@@ -81,6 +84,7 @@ def train(
     recorder = Recorder(pack, block, write, telemetry)
     answers = Answers(pack, agenda, recorder, detection, provenance)
     passes = Passes(pack, recorder, answers, Strikes(pack, agenda), telemetry, detection)
+    step = Graphs(passes, record).train if record else passes.train
     state = partial(state_of, pack, agenda, recorder, answers)
     if saved:
         restore(saved, pack, agenda, recorder, answers)
@@ -90,7 +94,7 @@ def train(
             answers.forked(forked)
             tick = pack.clock.tick(until) or tick
         answers.begin(tick)
-        found = passes.train(tick, passes.feed(tick))
+        found = step(tick, passes.feed(tick))
         recorder.keep(tick, found)
         pack.clock.done(tick)
         is_due = recorder.is_due(tick)

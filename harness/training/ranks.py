@@ -55,6 +55,10 @@ class Communicator:
         while len(self._sums) > 1 and (self.order != "pairwise" or self._sums[-1][0] == self._sums[-2][0]):
             self._merge()
 
+    def forget(self) -> None:
+        """A step was broken off."""
+        self._sums.clear()
+
     def finish(self, gradients: Tensor) -> None:
         """Leave the mean over all ranks in `gradients`."""
         while len(self._sums) > 1:

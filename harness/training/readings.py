@@ -117,7 +117,8 @@ class Tapped:
             self._attached.pop(name)[1]()
         for name, measures in wanted.items():
             if name not in self._attached:
-                self._attached[name] = measures, self._taps.attach_to_rows(name, partial(self._read, measures))
+                reader = partial(self._read, measures)
+                self._attached[name] = measures, self._taps.attach_to_rows(name, reader, on_host=False)
 
     def _read(self, measures: Collection[Measure], name: str, x: Tensor, rows: slice) -> None:
         place = self._pack.ranks.current, rows.start
@@ -163,12 +164,21 @@ class Readings:
         self._before: Tensor | None = None
         self._has_scores = False
 
+    def due(self, tick: Tick) -> tuple[list[str], bool]:
+        """Which readings are taken at these steps, and whether attention's logits are."""
+        steps = tick.groups
+        due = [name for name, every in self._every.items() if any(step % every == 0 for step in steps)]
+        return due, self._pack.model.explicit_attention or any(step % SCORES_EVERY == 0 for step in steps)
+
+    def waits(self, tick: Tick) -> bool:
+        """Whether one of those makes the host wait."""
+        return any(self._readings[name].waits for name in self.due(tick)[0])
+
     def begin(self, tick: Tick, batch_RxBxx: Tensor) -> None:
         """Be ready for the passes of these steps."""
-        self._tick, steps = tick, tick.groups
+        self._tick = tick
         self.values.clear()
-        self._due = [name for name, every in self._every.items() if any(step % every == 0 for step in steps)]
-        is_wanted = self._pack.model.explicit_attention or any(step % SCORES_EVERY == 0 for step in steps)
+        self._due, is_wanted = self.due(tick)
         self._has_scores = bool(self._scores) and is_wanted
         wanted: dict[str, list[Measure]] = {name: [rms] for name in self._residual}
         wanted |= {name: [largest] for name in self._scores if is_wanted}

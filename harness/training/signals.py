@@ -57,6 +57,15 @@ class Recorder:
         if self._readings:
             self._readings.begin(tick, batch_RxBxx)
 
+    def kind(self, tick: Tick) -> tuple[Any, ...] | None:
+        """What of these steps is measured: the same for steps that can be replayed as one another; None: the host has
+        to be there.
+        """
+        if 0 in tick.groups or (self._readings and self._readings.waits(tick)):
+            return None
+        due, has_scores = self._readings.due(tick) if self._readings else ([], False)
+        return (*due, has_scores)
+
     def learned(self) -> None:
         """Gradients are as they are before clipping."""
         if self._readings:

@@ -32,6 +32,11 @@ class Strikes:
         for planned, row, step in self._due(site, tick):
             self.agenda.visit(planned, Visit(site, step, tensors(row)))
 
+    def is_due(self, tick: Tick) -> bool:
+        """Whether anything strikes, or looks, between the batch and the end of these steps."""
+        at_once = (site for site in Site if site not in (Site.LEARNING_RATE, Site.BATCH))
+        return any(self._due(site, tick) for site in at_once)
+
     def _due(self, site: Site, tick: Tick) -> list[tuple[int, int, int]]:
         """The trials that are visited here and now, their rows, and the steps that their injectors are told.
 

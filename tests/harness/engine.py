@@ -139,7 +139,7 @@ def run(
     prepare: Callable[[Pack], Any] = lambda pack: None,
     block: int = 1,
     forks: bool = False,
-    **options: bool,
+    **options: Any,
 ) -> Run:
     """Train a pack. `injectors` take the place of the trials' faults; `prepare(pack)` may change it beforehand.
 

@@ -1,0 +1,71 @@
+"""What `harness.training.graphs` asks of a CUDA graph, on a CPU: operations are noted one by one, and done again.
+
+As there, what was recorded reads and writes the tensors of then and nothing else, and recording changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+T = TypeVar("T")
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(values)[0] if isinstance(x, Tensor)]
+
+
+def storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+class Noted(TorchDispatchMode):
+    """Does the operations, notes them, and keeps what they overwrite of tensors that were there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.before: dict[int, tuple[Tensor, Tensor]] = {}
+        self.made: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = tensors_in((args, kwargs))
+        if function._schema.is_mutable or getattr(function, "namespace", "") not in ("aten", "prims"):
+            for x in given:
+                if storage(x) not in self.made and storage(x) not in self.before:
+                    whole = x.detach().as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
+                    self.before[storage(x)] = whole, whole.clone()
+        found = function(*args, **kwargs)
+        for x in tensors_in(found):
+            if storage(x) not in {storage(y) for y in given} and storage(x):
+                self.made[storage(x)] = x  # which keeps its memory from being taken by others
+        self.operations.append((function, args, kwargs, found))
+        return found
+
+
+class Emulated:
+    """One of them."""
+
+    def record(self, function: Callable[[], T]) -> T:
+        with Noted() as noted:
+            found = function()
+        self.noted = noted
+        with torch.no_grad():
+            for whole, values in noted.before.values():
+                whole.copy_(values)
+        return found
+
+    def replay(self) -> None:
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            for function, args, kwargs, found in self.noted.operations:
+                now = function(*args, **kwargs)
+                given = {storage(x) for x in tensors_in((args, kwargs))}
+                for then, x in zip(tensors_in(found), tensors_in(now), strict=True):
+                    if storage(then) not in given:
+                        then.copy_(x)
