@@ -17,7 +17,6 @@ bf16 again, as are the products inside attention. Every device emulates it: 8-bi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -121,14 +120,3 @@ def pick_device(name: str, precision: str = "fp32") -> torch.device:
             f"allowed: fp32, fp16, fp64, or device=cpu"
         )
     return device
-
-
-def make_deterministic(device: torch.device) -> None:
-    """Ask for kernels that give the same bits every time; on a CPU they do already."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        matmul = torch.backends.cuda.matmul
-        matmul.allow_tf32 = False
-        # Partial sums stay float32, as on a CPU: in fp16 they could overflow where the result does not.
-        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
