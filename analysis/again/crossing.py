@@ -18,7 +18,7 @@ import torch
 
 from analysis.again.batches import CPU, Reading
 from harness.config import ConfigError, Trial
-from harness.model.precision import make_deterministic
+from harness.model.determinism import make_deterministic, settings_kept
 from harness.optim.clipping import global_norm
 from harness.training.loop import train
 from harness.training.pack import Pack
@@ -51,6 +51,7 @@ class Crossed:
         return "state: it does not spike there, so what was wrong was the state of the run, or what was done to it."
 
 
+@settings_kept()
 def crossed(reading: Reading, steps: Sequence[int], other: Reading, at: int) -> Crossed:
     """Feed the batches of `steps` that one trial has read to another, trained up to step `at` of its own.
 

@@ -82,5 +82,5 @@ class CausalMean(Branch):
         keeps = [trial.section(self.kind).keep for trial in tools.part.trials]
         taken = torch.stack([shares(keep, self.options.window, context) for keep in keeps]).to(value_RxNxD)
         side_by_side = value_RxNxD.unflatten(1, (-1, context)).transpose(1, 2)
-        mean = differentiable_product(tools.precision(taken), side_by_side.flatten(2))
+        mean = differentiable_product(tools.precision(taken), side_by_side.flatten(2), tools.precision.tf32)
         return tools.precision(mean.view(side_by_side.shape).transpose(1, 2).flatten(1, 2))

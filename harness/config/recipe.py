@@ -272,8 +272,9 @@ class Train:
     precision: str = choice(
         STRUCTURAL,
         "fp32",
-        "format of matrix products; bf16 and fp16 keep float32 weights, and a CPU emulates them; "
-        "fp8: bf16 with emulated fp8 operands of linear layers; fp64: reference runs",
+        "format of matrix products; bf16 and fp16 keep float32 weights, tf32 is float32 of which products read 10 bits "
+        "of mantissa, and a CPU emulates them; fp8: bf16 with emulated fp8 operands of linear layers; fp64: reference "
+        "runs",
         table="harness.model.precision:FORMATS",
     )
     norms: str = choice(

@@ -96,10 +96,10 @@ UNLIMITED = Limits()
 @differentiable
 def _scores(q: Tensor, k: Tensor, scale: float, precision: Precision, mask: Tensor | None) -> WithBackward[Tensor]:
     def backward(dscores: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        dscores = precision(dscores)
-        return product(dscores, k, scale), product(dscores.mT, q, scale)
+        dscores, tf32 = precision(dscores), precision.tf32
+        return product(dscores, k, scale, tf32=tf32), product(dscores.mT, q, scale, tf32=tf32)
 
-    scores = precision(product(q, k.mT, scale))
+    scores = precision(product(q, k.mT, scale, tf32=precision.tf32))
     return scores if mask is None else scores.add_(mask), backward, (q, k)
 
 
@@ -167,7 +167,8 @@ def attend(
             mask = _causal_mask(context, q.dtype, q.device)
             with torch.no_grad():
                 for one_q, one_k in zip(q.split(1, dim=1), k.split(1, dim=1), strict=True):
-                    tap(scores_name, precision(product(one_q, one_k.mT, scale)).add_(mask))
+                    scores = precision(product(one_q, one_k.mT, scale, tf32=precision.tf32))
+                    tap(scores_name, scores.add_(mask))
         return precision(_fused(q, k, v, scale)).transpose(2, 3)
     mask = _causal_mask(context, q.dtype, q.device)
     if limits.cap is None:
@@ -185,4 +186,4 @@ def attend(
         shares = torch.clamp(shares * (zeta - gamma) + gamma, 0.0, 1.0)
     if limits.drop is not None:
         shares = limits.drop(shares)
-    return precision(differentiable_product(precision(shares), v)).transpose(2, 3)
+    return precision(differentiable_product(precision(shares), v, precision.tf32)).transpose(2, 3)

@@ -74,6 +74,17 @@ def round_to(x: Tensor, name: str) -> Tensor:
     return torch.where(x.abs() > LARGEST_E4M3, torch.copysign(torch.full_like(x, math.inf), x), rounded)
 
 
+def round_to_tf32(x: Tensor) -> Tensor:
+    """float32 rounded to the factors of TF32: its exponent, and 10 bits of mantissa instead of 23.
+
+    NVIDIA A100 Tensor Core GPU Architecture (2020), which does not say how the hardware rounds; here it is to nearest,
+    ties to even, and too large a value becomes infinite.
+    """
+    words = x.view(torch.int32)
+    rounded = (words >> 13).bitwise_and_(1).add_(0xFFF).add_(words).bitwise_and_(-0x2000)
+    return torch.where(x.isnan(), x, rounded.view(torch.float32))  # of a NaN the carry could make a zero
+
+
 LARGEST_POWER = 2.0**126  # of the factors of `round_scaled`: float32 holds its reciprocal as a normal number
 
 

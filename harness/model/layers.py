@@ -40,13 +40,13 @@ def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None 
             bias.gradient.copy_(dy.sum(1))
         dy = precision.gradient(dy)
         if precision.rounds is None and leaf.gradient.dtype == x.dtype:
-            product(dy.mT, x, out=leaf.gradient)
+            product(dy.mT, x, out=leaf.gradient, tf32=precision.tf32)
         else:
-            leaf.gradient.copy_(precision(product(dy.mT, x)))
-        return precision(product(dy, weight))
+            leaf.gradient.copy_(precision(product(dy.mT, x, tf32=precision.tf32)))
+        return precision(product(dy, weight, tf32=precision.tf32))
 
     x, weight = precision.operand(x_RxNxI), precision.operand(leaf.weight)
-    y = product(x, weight.mT)
+    y = product(x, weight.mT, tf32=precision.tf32)
     return precision(y if bias is None else y.add_(precision(bias.weight)[:, None])), backward, (x, weight)
 
 

@@ -6,6 +6,10 @@ otherwise. On CUDA such values are cast. A CPU is some 30 times slower at produc
 float32 that is rounded to the format wherever the cast value would stand: products of rounded numbers, summed in
 float32 and rounded once, as tensor cores have them.
 
+tf32 is fp32 in which matrix products read their factors to 10 bits of mantissa, those of the backward pass too, and sum
+in float32 (`harness.model.products`). Everything else is IEEE's float32, as all of fp32 is. CUDA devices from compute
+capability 8.0 on have it; a CPU rounds the factors.
+
 fp8 is bf16 in which linear layers, the head among them, round the bf16 numbers that they read to 8 bits: to e4m3 in the
 forward pass, and to e5m2 the gradient that arrives in the backward pass (Micikevicius et al. 2022, arXiv 2209.05433).
 Each operand of each trial is scaled by its own largest element (`harness.model.formats.round_scaled`): the current
@@ -17,7 +21,6 @@ bf16 again, as are the products inside attention. Every device emulates it: 8-bi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +34,7 @@ from harness.model.formats import round_scaled, round_to
 FORMATS: dict[str, tuple[torch.dtype, torch.dtype]] = {
     # precision: (state, matrix products where they are real)
     "fp32": (torch.float32, torch.float32),
+    "tf32": (torch.float32, torch.float32),
     "bf16": (torch.float32, torch.bfloat16),
     "fp16": (torch.float32, torch.float16),
     "fp8": (torch.float32, torch.bfloat16),
@@ -43,7 +47,7 @@ class Precision:
     """The type of the tensors in matrix products, and the narrower format that their values are rounded to, if any.
 
     `fp8`: operands of linear layers have 8 bits. `norms`, `softmax`: norms and attention's softmax are held in the
-    format of the products too, and not in the state's.
+    format of the products too, and not in the state's. `tf32`: products read their factors so.
     """
 
     products: torch.dtype
@@ -51,6 +55,7 @@ class Precision:
     fp8: bool = False
     norms: bool = False
     softmax: bool = False
+    tf32: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x` as a matrix product reads or leaves it. Its gradient arrives in the same format.
@@ -101,7 +106,7 @@ def precision_of(train: Train, device: torch.device) -> Precision:
     if is_half and on_cpu(device):
         products, rounds = state, "bf16" if is_fp8 else train.precision
     norms, softmax = (is_half and format == "products" for format in (train.norms, train.softmax))
-    return Precision(products, rounds, is_fp8, norms, softmax)
+    return Precision(products, rounds, is_fp8, norms, softmax, train.precision == "tf32")
 
 
 def pick_device(name: str, precision: str = "fp32") -> torch.device:
@@ -120,15 +125,17 @@ def pick_device(name: str, precision: str = "fp32") -> torch.device:
             f"train.precision={precision}: this CUDA device lacks bf16 (device={name}); "
             f"allowed: fp32, fp16, fp64, or device=cpu"
         )
+    if precision == "tf32" and device.type == "cuda":
+        _check_tf32(name)
     return device
 
 
-def make_deterministic(device: torch.device) -> None:
-    """Ask for kernels that give the same bits every time; on a CPU they do already."""
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        matmul = torch.backends.cuda.matmul
-        matmul.allow_tf32 = False
-        # Partial sums stay float32, as on a CPU: in fp16 they could overflow where the result does not.
-        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = False
+def _check_tf32(name: str) -> None:
+    """Raises ConfigError for a GPU whose products of float32 would silently be in full precision."""
+    if torch.version.hip is not None:
+        lacking = "this GPU is not NVIDIA's"
+    elif (version := torch.cuda.get_device_capability()) < (8, 0):
+        lacking = f"this CUDA device has compute capability {version[0]}.{version[1]}, and TF32 begins at 8.0"
+    else:
+        return
+    raise ConfigError(f"train.precision=tf32: {lacking} (device={name}); allowed: fp32, fp16, fp64, or device=cpu")

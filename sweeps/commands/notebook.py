@@ -22,6 +22,7 @@ from hydra.core.plugins import Plugins
 from analysis.reading.open_sweep import open_sweep
 from harness.basics.printing import Terminal, count
 from harness.config import ConfigError, Problems
+from harness.model.determinism import settings_kept
 from harness.storage.results_folder import FolderLost
 from sweeps.commands.status import status_of
 from sweeps.commands.sweep import explained, sweep
@@ -121,26 +122,14 @@ def _hydras_configurations() -> Iterator[None]:
         store.repo = before
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
 @contextlib.contextmanager
 def _own_torch() -> Iterator[None]:
     """What decides the bits of a pack that is trained in this process."""
     threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    deterministic = _deterministic()
-    matmul = torch.backends.cuda.matmul
-    names = ("allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    products = {name: getattr(matmul, name) for name in names}
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), settings_kept():
             yield
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
-        if _deterministic() != deterministic:  # to set it takes half a second
-            torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        for name, value in products.items():
-            setattr(matmul, name, value)

@@ -31,7 +31,8 @@ from torch import Tensor
 from harness.basics.version import provenance
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
-from harness.model.precision import make_deterministic, pick_device
+from harness.model.determinism import make_deterministic
+from harness.model.precision import pick_device
 from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.last_weights import write_weights

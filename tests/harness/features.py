@@ -101,6 +101,14 @@ PRECISIONS: dict[str, Fields] = {
         "activation": "swiglu",
         "qk_norm": True,
     },
+    "tf32": {"precision": "tf32"},
+    "tf32, qk_norm, swiglu, ranks": {
+        "precision": "tf32",
+        "qk_norm": True,
+        "activation": "swiglu",
+        "batch": 4,
+        "ranks": 2,
+    },
     "fp8": {"precision": "fp8"},
     "fp8, swiglu, qk_norm, ranks": {
         "precision": "fp8",

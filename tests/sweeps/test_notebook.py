@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 import sweeps
+from harness.model import determinism
 from sweeps.running import local
 from tests.sweeps import command
 
@@ -60,7 +61,7 @@ def state() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "kernels": {setting.name: setting.read() for setting in determinism.SETTINGS},
         "random": torch.random.get_rng_state().tolist(),
         "numpy": np.random.get_state()[1].tolist(),
         "hydra": (GlobalHydra.instance().is_initialized(), sorted(ConfigStore.instance().repo)),
@@ -88,6 +89,7 @@ def test_nothing_is_left_behind(empty: Path, store: ConfigStore, monkeypatch: py
     OmegaConf.register_new_resolver("now", lambda: "mine", replace=True)
     torch.set_num_threads(3)
     torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("medium")  # some CPUs multiply in bf16 then
     try:
         with torch.no_grad():
             before = state()
@@ -98,6 +100,7 @@ def test_nothing_is_left_behind(empty: Path, store: ConfigStore, monkeypatch: py
             assert state() == before
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
     assert store.load("schema.yaml").node == {"mine": 1}
     monkeypatch.undo()
     monkeypatch.chdir(empty)
