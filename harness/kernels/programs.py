@@ -62,7 +62,7 @@ def adamw(
 
     rate = tl.load(rate_R + row)
     rate = (rate * tl.load(multipliers_Gx2 + 2 * group).to(rate.dtype)).to(tl.float64)
-    kept = (1.0 - rate * tl.load(decay_RxG + row * G + group)).to(dtype)
+    kept = tl.fma(-rate, tl.load(decay_RxG + row * G + group), 1.0).to(dtype)
     step = (rate / tl.load(short1_R + row)).to(dtype)
     root2 = tl.sqrt(tl.load(short2_R + row)).to(dtype)
     epsilon = (tl.load(epsilon_R + row) * tl.load(multipliers_Gx2 + 2 * group + 1)).to(dtype)
