@@ -15,6 +15,7 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "basics",
         "config",
         "storage",
+        "kernels",
         "model",
         "data",
         "optim",

@@ -34,6 +34,19 @@ TENSORS = (
     tensor_row("scale", (1,), Kind.SCALE, decay=0.0),
 )
 
+LONG = (  # several blocks, groups and gaps; the third tensor is not learned
+    tensor_row("embedding", (61, 37), Kind.EMBEDDING),
+    tensor_row("wide", (24, 96), Kind.HIDDEN, learning_rate=0.5, decay=2.0, epsilon=3.0),
+    tensor_row("fixed", (16,), Kind.SHIFT, learning_rate=0.0),
+    tensor_row("gain", (6,), Kind.GAIN, decay=0.0),
+    tensor_row("scale", (1,), Kind.SCALE, decay=0.0),
+)
+STACKED = (  # the second begins where no vector does
+    tensor_row("key", (9, 5), Kind.HIDDEN),
+    ScaledTensor("value", (7, 5), Kind.HIDDEN, stacked=True, learning_rate=0.5),
+    tensor_row("gain", (6,), Kind.GAIN, decay=0.0),
+)
+
 
 def trial(name: str, seed: int = 0, options: Mapping[str, Any] | None = None, **optim: Any) -> Trial:
     """A trial with this optimizer; `options` are those of the optimizer's own section."""

@@ -170,7 +170,7 @@ def test_norms(name, clip_update):
 @every
 @clipped_or_not
 def test_rows_in_pieces_are_as_all_rows_at_once(name, clip_update):
-    """As they are on an accelerator, where nobody looks which rows move."""
+    """As they are on an accelerator, where nobody looks which rows move; there AdamW is no kernel of torch's."""
     trials = trials_of(name, 4, clip_update=clip_update)
     pieces, whole = Rig(trials, ODD, torch.float32), Rig(trials, ODD, torch.float32)
     whole.optimizer._on_cpu = False
@@ -178,6 +178,10 @@ def test_rows_in_pieces_are_as_all_rows_at_once(name, clip_update):
         rig.train(3)
         rig.train(2, start=3, active=[True, False, True, True])
     assert max(len(piece.rows) for piece in whole.optimizer._cut()) == 4
+    if name == "adamw" and clip_update is None:
+        for (what, ours), (_, theirs) in zip(whole.state, pieces.state, strict=True):
+            assert (ours - theirs).norm() <= 3e-7 * theirs.norm(), what
+        return
     assert [differing(pieces.everything(row), whole.everything(row)) for row in range(4)] == [[]] * 4
 
 

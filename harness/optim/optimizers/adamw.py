@@ -8,8 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from harness.basics.devices import on_cpu
 from harness.config import Trial
+from harness.kernels import operators
+from harness.kernels.blocks import cut
+from harness.kernels.use import are_used
 from harness.optim.optimizers.base import BETAS, CPU_PIECE, Numbers, Optimizer, Piece, Step, each, options
 
 
@@ -49,17 +51,58 @@ def falls_short(beta: Tensor, count: Tensor) -> Tensor:
 class AdamW(Adam):
     """Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2.
 
-    torch's own fused kernel, a call for each trial, so that a trial's bits cannot depend on its neighbours; where the
-    update is clipped, the same equations one by one.
+    On a CPU torch's own fused kernel, a call for each trial, so that a trial's bits cannot depend on its neighbours.
+    Elsewhere one Triton program for all trials, by the same arithmetic (harness/kernels/programs.py). Where the update
+    is clipped, or Triton is missing, the same equations one by one, for all trials at once.
     """
 
     columns = CPU_PIECE
 
     def bind(self, trials: Sequence[Trial]) -> None:
         super().bind(trials)
-        self._is_fused = self._limit is None and on_cpu(self.weights)
-        if self._is_fused:
+        self._has_program = self._limit is None and are_used(self.weights.device)
+        if self._has_program:
+            self._bind_program()
+        elif self._is_fused:
             self._taken = {key: rates[:, 0].tolist() for key, rates in self._decays.items()}
+
+    @property
+    def _is_fused(self) -> bool:
+        return self._limit is None and self._on_cpu
+
+    # --- as one program ------------------------------------------------------------------------------------------
+
+    def _bind_program(self) -> None:
+        """Keep on the device what the program is told of columns; those with the same multipliers are a group."""
+        spans = [span for span in self.layout.spans if span.learning_rate != 0]
+        alike = [(span.learning_rate, span.decay, span.epsilon) for span in spans]
+        groups = list(dict.fromkeys(alike))
+        device, edges = self.weights.device, [(span.start, span.stop) for span in spans]
+        self._blocks = cut(edges, self.layout.size, device, [groups.index(multipliers) for multipliers in alike])
+        self._decay_RxG = torch.cat([self._decays[rate, decay] for rate, decay, _ in groups], dim=1)
+        multipliers = [(rate, epsilon) for rate, _, epsilon in groups]
+        self._multipliers_Gx2 = torch.tensor(multipliers, dtype=torch.float64, device=device)
+
+    def _advance(self, learning_rate: Tensor, active: Tensor, measure: bool) -> Tensor | None:
+        if not self._has_program:
+            return super()._advance(learning_rate, active, measure)
+        beta1, beta2, epsilon = (self._exact[name] for name in ("beta1", "beta2", "eps"))
+        count = self.updates.double()[:, None]
+        squares = operators.adamw(
+            (self.weights, self._gradients.used, self.slot("moment_1"), self.slot("moment_2")),
+            active,
+            learning_rate,
+            (falls_short(beta1, count), falls_short(beta2, count)),
+            (beta1, beta2),
+            epsilon,
+            self._decay_RxG,
+            self._multipliers_Gx2,
+            self._blocks,
+            measure,
+        )
+        return None if squares is None else squares.T
+
+    # --- as torch's fused kernel ---------------------------------------------------------------------------------
 
     def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
         if not self._is_fused:

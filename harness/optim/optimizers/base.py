@@ -236,6 +236,14 @@ class Optimizer:
         """
         self.acted.clear()
         self.updates.add_(active)
+        squares = self._advance(learning_rate, active, measure)
+        if squares is None:
+            return None
+        weights, second_moment, change = squares.sqrt_()
+        return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
+
+    def _advance(self, learning_rate: Tensor, active: Tensor, measure: bool) -> Tensor | None:
+        """Update all pieces. Returns the squared norms of weights, second moment and change, [3, R], if asked to."""
         self._pieces = self._pieces or list(self._cut())
         step = self._step(learning_rate, active)
         parts = {rows: step.of(rows) for rows in {piece.rows for piece in self._pieces}}
@@ -244,10 +252,7 @@ class Optimizer:
             squares = self._move(piece, parts[piece.rows], measure)
             if squares is not None:
                 sums[:, piece.rows.start : piece.rows.stop] += squares
-        if not measure:
-            return None
-        weights, second_moment, change = sums.sqrt_()
-        return Norms(weights, second_moment if "moment_2" in self.slots else None, change)
+        return sums if measure else None
 
     def _step(self, learning_rate: Tensor, active: Tensor) -> Step:
         dtype, scheduled = self.weights.dtype, learning_rate.double()[:, None]
