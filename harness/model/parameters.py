@@ -77,6 +77,14 @@ class Layout:
         )
 
     @cached_property
+    def padding(self) -> Tensor:
+        """The columns that stand between tensors and belong to none, int64, in main memory."""
+        free = torch.ones(self.size, dtype=torch.bool)
+        for span in self.spans:
+            free[span.start : span.stop] = False
+        return free.nonzero().flatten()
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """All columns, in as few pieces as share their multipliers."""
         alike = groupby(self.spans, key=lambda span: (span.learning_rate, span.decay, span.epsilon))

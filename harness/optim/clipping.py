@@ -71,21 +71,17 @@ def clipping_factor(norm: Tensor, limit: Tensor) -> Tensor:
     return torch.where(torch.isinf(limit), 1.0, (limit / (norm + EPSILON)).clamp_(max=1.0))
 
 
-def scale_trials(gradients_RxP: Tensor, factor_R: Tensor, padding: Tensor) -> None:
-    """Multiply each trial's gradients in place. The columns of `padding`, between tensors, stay zero whatever it is.
+def scale_trials(gradients_RxP: Tensor, factor_R: Tensor, layout: Layout) -> None:
+    """Multiply each trial's gradients in place. The columns between tensors stay zero whatever the factor is.
 
     On a CPU only trials whose factor is not one are passed over.
     """
-    factor_R = factor_R.to(gradients_RxP.dtype)
-    if are_used(gradients_RxP.device):
-        scale(gradients_RxP, factor_R[:, None], _all_columns(gradients_RxP))
-        gradients_RxP.index_fill_(1, padding, 0.0)
-        return
     if not on_cpu(gradients_RxP):
-        gradients_RxP.mul_(factor_R[:, None]).index_fill_(1, padding, 0.0)
+        scale_tensors(gradients_RxP, factor_R[:, None].expand(-1, len(layout.spans)), layout)
         return
+    factor_R = factor_R.to(gradients_RxP.dtype)
     for row in (factor_R != 1).nonzero().flatten().tolist():
-        gradients_RxP[row].mul_(factor_R[row]).index_fill_(0, padding, 0.0)
+        gradients_RxP[row].mul_(factor_R[row]).index_fill_(0, layout.padding, 0.0)
 
 
 def scale_tensors(gradients_RxP: Tensor, factors: Tensor, layout: Layout) -> None:
@@ -111,11 +107,3 @@ def _all_columns(flat_RxP: Tensor) -> Blocks:
 def _tensors(flat_RxP: Tensor, layout: Layout) -> Blocks:
     """Each tensor by itself."""
     return cut([(span.start, span.stop) for span in layout.spans], layout.size, flat_RxP.device)
-
-
-def padding_of(layout: Layout) -> Tensor:
-    """The columns of the flat array that stand between tensors and belong to none, int64."""
-    free = torch.ones(layout.size, dtype=torch.bool)
-    for span in layout.spans:
-        free[span.start : span.stop] = False
-    return free.nonzero().flatten()

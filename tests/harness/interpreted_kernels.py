@@ -18,7 +18,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from harness.basics import devices
 from harness.kernels import operators, use
 from harness.model.parameters import Layout
-from harness.optim.clipping import global_norm, padding_of, scale_tensors, scale_trials, tensor_norms
+from harness.optim.clipping import global_norm, scale_tensors, scale_trials, tensor_norms
 from tests.harness import engine
 from tests.harness.optimizing import LONG, STACKED, TENSORS, Rig, bits, different, differing
 
@@ -119,9 +119,9 @@ def test_what_stands_between_tensors_stays_zero(interpreted, rows):
     rig = Rig(different("adamw", eps=0.0), rows, torch.float32)
     rig.train(3)
     rig.gradients[1] = math.nan
-    rig.gradients[:, padding_of(rig.layout)] = 0.0
+    rig.gradients[: (rig.layout)] = 0.0
     rig.step()
-    padding = padding_of(rig.layout)
+    padding = rig.layout.padding
     assert len(padding) and not any(x[:, padding].any() for x in (rig.weights, rig.optimizer.slot("moment_2")))
 
 
@@ -186,7 +186,7 @@ def test_rows_beside_what_is_not_finite_keep_their_bits(interpreted):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_norms_of_gradients(interpreted, rows, dtype):
     layout = Layout(rows)
-    gradients = numbers(5, layout.size, dtype=dtype).index_fill_(1, padding_of(layout), 0.0)
+    gradients = numbers(5, layout.size, dtype=dtype).index_fill_(1(layout), 0.0)
     gradients[1] *= 1e30
     gradients[2] *= 1e-30
     layout.view(gradients, rows[-1].name)[3] = math.inf
@@ -218,12 +218,12 @@ def test_many_blocks_add_up(interpreted, count):
 def test_scaling(interpreted, rows, factor):
     """By the bits of torch's products; a factor of one leaves what is there, and gaps stay zero."""
     layout = Layout(rows)
-    padding = padding_of(layout)
+    padding = layout.padding
     gradients = numbers(3, layout.size).index_fill_(1, padding, 0.0)
     gradients[0, 1] = math.nan
     by_row, by_tensor = gradients.clone(), gradients.clone()
     factors = torch.tensor([1.0, factor, 0.3], dtype=torch.float64)
-    scale_trials(by_row, factors, padding)
+    scale_trials(by_row, factors, layout)
     for_tensors = factors[:, None] * torch.arange(1, len(rows) + 1)
     scale_tensors(by_tensor, for_tensors, layout)
     assert torch.equal(bits(by_row[0]), bits(gradients[0]))

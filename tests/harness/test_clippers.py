@@ -24,7 +24,7 @@ from harness.optim.clippers.per_tensor import PerTensor
 from harness.optim.clippers.value import ByValue
 from harness.optim.clippers.zclip import Options as ZClipOptions
 from harness.optim.clippers.zclip import ZClip
-from harness.optim.clipping import global_norm, padding_of
+from harness.optim.clipping import global_norm
 from tests.harness import engine
 from tests.plain_gpt import plain_of, tensors
 
@@ -176,7 +176,7 @@ def stream(layout, rows, dtype, steps=STEPS):
             gradients[(step // 3) % rows] *= 100
         if step % 7 == 6:
             layout.view(gradients, "head")[(step // 7) % rows] *= 30
-        yield gradients.index_fill_(1, padding_of(layout), 0.0)
+        yield gradients.index_fill_(1(layout), 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,14 +14,13 @@ from harness.optim.clipping import (
     CPU_COLUMNS,
     clipping_factor,
     global_norm,
-    padding_of,
     scale_tensors,
     scale_trials,
     tensor_norms,
 )
 from tests.harness import engine
 
-NONE = torch.tensor([], dtype=torch.int64)
+ONE_TENSOR = SimpleNamespace(padding=torch.tensor([], dtype=torch.int64))
 
 
 def exactly(*values):
@@ -32,14 +32,14 @@ def layout():
     """Of sizes that leave gaps between the tensors."""
     model = engine.trial(width=6, head_dim=6, feedforward=7, activation="swiglu").model
     found = Layout(tuple(tensor_table(model, 61)))
-    assert len(padding_of(found)) > 20
+    assert len(found.padding) > 20
     return found
 
 
 def gradients_of(layout, rows, seed=0):
     """Random ones, zero between the tensors."""
     found = torch.randn(rows, layout.size, generator=torch.Generator().manual_seed(seed))
-    return found.index_fill_(1, padding_of(layout), 0.0)
+    return found.index_fill_(1(layout), 0.0)
 
 
 def test_norm_and_clipping_of_extreme_gradients():
@@ -51,7 +51,7 @@ def test_norm_and_clipping_of_extreme_gradients():
     torch.testing.assert_close(norm[[0, 1, 2, 4]], exactly(3e39, 1e-29, 0.0, 5.0), rtol=1e-6, atol=0)
     assert norm[3] == math.inf
     clipped = gradients.clone()
-    scale_trials(clipped, clipping_factor(norm, exactly(1.0, 1.0, 1.0, 1.0, 2.5)), NONE)
+    scale_trials(clipped, clipping_factor(norm, exactly(1.0, 1.0, 1.0, 1.0, 2.5)), ONE_TENSOR)
     torch.testing.assert_close(clipped[0], torch.full((100,), 0.1))
     assert torch.equal(clipped[1:3], gradients[1:3])
     assert clipped[3, 0].isnan() and not clipped[3, 1:].any()
@@ -104,9 +104,9 @@ def test_each_tensor_has_its_own_norm(layout):
 
 @pytest.mark.parametrize("factor", [0.5, 0.0, math.nan, 1.0])
 def test_what_stands_between_tensors_stays_zero(layout, factor):
-    gradients, padding = gradients_of(layout, 3), padding_of(layout)
+    gradients, padding = gradients_of(layout, 3)(layout)
     rows, tensors = gradients.clone(), gradients.clone()
-    scale_trials(rows, exactly(1.0, factor, 0.25), padding)
+    scale_trials(rows, exactly(1.0, factor, 0.25), layout)
     factors = exactly(1.0, factor, 0.25)[:, None].expand(3, len(layout.tensors))
     scale_tensors(tensors, factors, layout)
     for scaled in (rows, tensors):
@@ -118,9 +118,9 @@ def test_what_stands_between_tensors_stays_zero(layout, factor):
 
 
 def test_padding_is_what_no_tensor_has(layout):
-    gradients = torch.zeros(1, layout.size).index_fill_(1, padding_of(layout), 1.0)
+    gradients = torch.zeros(1, layout.size).index_fill_(1(layout), 1.0)
     assert not any(layout.view(gradients, scaled.name).any() for scaled in layout.tensors)
-    assert len(padding_of(layout)) + layout.elements == layout.size
+    assert len(layout.padding) + layout.elements == layout.size
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.3, 7.0, math.inf, math.nan])

@@ -21,7 +21,7 @@ from harness.kernels import operators, programs, use
 from harness.kernels.blocks import BLOCK, cut
 from harness.model.parameters import Layout
 from harness.model.state import State
-from harness.optim.clipping import COLUMNS, global_norm, padding_of, scale_tensors, scale_trials, tensor_norms
+from harness.optim.clipping import COLUMNS, global_norm, scale_tensors, scale_trials, tensor_norms
 from harness.optim.optimizers.adamw import AdamW
 from tests.harness.optimizing import LONG, STACKED, Rig, different
 
@@ -187,7 +187,7 @@ def pass_over(rows: Any, count: int, dtype: torch.dtype, measure: bool = True, f
     rig = Rig(different("adamw", count + first), rows, dtype)
     gradients, layout = rig.gradients[first:], rig.layout
     global_norm(gradients), tensor_norms(gradients, layout)
-    scale_trials(gradients, torch.full((count,), 0.5), padding_of(layout))
+    scale_trials(gradients, torch.full((count,), 0.5)(layout))
     scale_tensors(gradients, torch.full((count, len(rows)), 0.5), layout)
     rig.step(measure=measure)
 
@@ -264,12 +264,12 @@ def test_a_step_asks_nothing_of_the_host(monkeypatch, dtype, has_triton):
         arrays = [state.add(name, torch.zeros(count, layout.size, dtype=dtype, device=META)) for name in ("w", "g")]
         optimizer = AdamW(layout, *arrays, state)
         optimizer.bind(trials)
-        padding, gradients = padding_of(layout).to(META), arrays[1].used
+        gradients = arrays[1].used
         rate, active = gradients.new_zeros(count), torch.ones(count, dtype=torch.bool, device=META)
 
         def step() -> tuple[Tensor, ...]:
             norm, tensors = global_norm(gradients), tensor_norms(gradients, layout)
-            scale_trials(gradients, norm, padding)
+            scale_trials(gradients, norm, layout)
             scale_tensors(gradients, tensors, layout)
             norms = optimizer.step(rate, active)
             assert norms is not None and norms.second_moment is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from harness.config import Trial
 from harness.model.parameters import Layout
 from harness.model.state import State
-from harness.optim.clipping import padding_of
 
 
 class Clipper:
@@ -29,11 +27,6 @@ class Clipper:
 
     def __init__(self, layout: Layout, state: State, rows: int, device: torch.device):
         self.layout, self.device = layout, device
-
-    @cached_property
-    def padding(self) -> Tensor:
-        """The columns of the flat array between tensors, for `scale_trials`."""
-        return padding_of(self.layout).to(self.device)
 
     @classmethod
     def limit_of(cls, trial: Trial) -> float | None:

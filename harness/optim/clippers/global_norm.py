@@ -20,5 +20,5 @@ class GlobalNorm(Clipper):
 
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
         factor = torch.where(active_R, clipping_factor(norm_R, self.limit), 1.0)
-        scale_trials(gradients_RxP, factor, self.padding)
+        scale_trials(gradients_RxP, factor, self.layout)
         return factor != 1

@@ -80,7 +80,7 @@ class ZClip(Clipper):
         above = torch.where(self._is_cap["reciprocal"], above / (z / self.limit), above)
         limit = mean + torch.where(self._is_cap["mean"], 0.0, above)
         factor = torch.where(active_R & is_spike, clipping_factor(norm_R, limit), 1.0)
-        scale_trials(gradients_RxP, factor, self.padding)
+        scale_trials(gradients_RxP, factor, self.layout)
 
         seen, remembers = torch.where(is_spike, limit, norm_R), active_R & torch.isfinite(norm_R)
         n, rest = count + 1, 1 - self._alpha
