@@ -119,7 +119,7 @@ def test_what_stands_between_tensors_stays_zero(interpreted, rows):
     rig = Rig(different("adamw", eps=0.0), rows, torch.float32)
     rig.train(3)
     rig.gradients[1] = math.nan
-    rig.gradients[: (rig.layout)] = 0.0
+    rig.gradients[:, rig.layout.padding] = 0.0
     rig.step()
     padding = rig.layout.padding
     assert len(padding) and not any(x[:, padding].any() for x in (rig.weights, rig.optimizer.slot("moment_2")))
@@ -186,7 +186,7 @@ def test_rows_beside_what_is_not_finite_keep_their_bits(interpreted):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_norms_of_gradients(interpreted, rows, dtype):
     layout = Layout(rows)
-    gradients = numbers(5, layout.size, dtype=dtype).index_fill_(1(layout), 0.0)
+    gradients = numbers(5, layout.size, dtype=dtype).index_fill_(1, layout.padding, 0.0)
     gradients[1] *= 1e30
     gradients[2] *= 1e-30
     layout.view(gradients, rows[-1].name)[3] = math.inf

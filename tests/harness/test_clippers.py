@@ -176,7 +176,7 @@ def stream(layout, rows, dtype, steps=STEPS):
             gradients[(step // 3) % rows] *= 100
         if step % 7 == 6:
             layout.view(gradients, "head")[(step // 7) % rows] *= 30
-        yield gradients.index_fill_(1(layout), 0.0)
+        yield gradients.index_fill_(1, layout.padding, 0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

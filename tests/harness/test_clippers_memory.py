@@ -200,7 +200,7 @@ def test_what_acts_first_decides_whether_infinity_is_repaired(monkeypatch):
     infinite = torch.full((len(ways),), math.inf, dtype=torch.float64)
     assert pack.can_step(infinite).tolist() == [repaired for _, repaired in ways]
     assert not pack.can_step(infinite * 0).any() and pack.can_step(infinite.clamp(max=1)).all()
-    pack.gradients.fill_(math.inf).index_fill_(1(pack.layout), 0.0)
+    pack.gradients.fill_(math.inf).index_fill_(1, pack.layout.padding, 0.0)
     pack.clip(infinite, torch.ones(len(ways), dtype=torch.bool))
     assert pack.gradients.isnan().any(1).tolist() == [False, True, False, False]
 

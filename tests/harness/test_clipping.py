@@ -39,7 +39,7 @@ def layout():
 def gradients_of(layout, rows, seed=0):
     """Random ones, zero between the tensors."""
     found = torch.randn(rows, layout.size, generator=torch.Generator().manual_seed(seed))
-    return found.index_fill_(1(layout), 0.0)
+    return found.index_fill_(1, layout.padding, 0.0)
 
 
 def test_norm_and_clipping_of_extreme_gradients():
@@ -104,7 +104,7 @@ def test_each_tensor_has_its_own_norm(layout):
 
 @pytest.mark.parametrize("factor", [0.5, 0.0, math.nan, 1.0])
 def test_what_stands_between_tensors_stays_zero(layout, factor):
-    gradients, padding = gradients_of(layout, 3)(layout)
+    gradients, padding = gradients_of(layout, 3), layout.padding
     rows, tensors = gradients.clone(), gradients.clone()
     scale_trials(rows, exactly(1.0, factor, 0.25), layout)
     factors = exactly(1.0, factor, 0.25)[:, None].expand(3, len(layout.tensors))
@@ -118,7 +118,7 @@ def test_what_stands_between_tensors_stays_zero(layout, factor):
 
 
 def test_padding_is_what_no_tensor_has(layout):
-    gradients = torch.zeros(1, layout.size).index_fill_(1(layout), 1.0)
+    gradients = torch.zeros(1, layout.size).index_fill_(1, layout.padding, 1.0)
     assert not any(layout.view(gradients, scaled.name).any() for scaled in layout.tensors)
     assert len(layout.padding) + layout.elements == layout.size
 

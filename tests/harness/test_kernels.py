@@ -187,7 +187,7 @@ def pass_over(rows: Any, count: int, dtype: torch.dtype, measure: bool = True, f
     rig = Rig(different("adamw", count + first), rows, dtype)
     gradients, layout = rig.gradients[first:], rig.layout
     global_norm(gradients), tensor_norms(gradients, layout)
-    scale_trials(gradients, torch.full((count,), 0.5)(layout))
+    scale_trials(gradients, torch.full((count,), 0.5), layout)
     scale_tensors(gradients, torch.full((count, len(rows)), 0.5), layout)
     rig.step(measure=measure)
 
