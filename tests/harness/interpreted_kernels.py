@@ -129,7 +129,7 @@ def test_what_stands_between_tensors_stays_zero(interpreted, rows):
 def test_norms_after_a_step(interpreted, dtype):
     """In float64, against numpy; the same whether or not a row moved, and no bit depends on whether they are taken."""
     rig, silent = (Rig(different("adamw", 4), LONG, dtype) for _ in range(2))
-    padding = padding_of(rig.layout)
+    padding = rig.layout.padding
     for each in (rig, silent):
         for array in (each.weights, each.optimizer.slot("moment_1"), each.optimizer.slot("moment_2")):
             array[:, padding] = 7.0  # counts for nobody
@@ -197,7 +197,7 @@ def test_norms_of_gradients(interpreted, rows, dtype):
     layout.view(gradients, rows[0].name)[4] = math.nan
     exact = gradients.double().clone().numpy()
     norms = global_norm(gradients)
-    gradients[:, padding_of(layout)] = 7.0  # of no tensor
+    gradients[:, layout.padding] = 7.0  # of no tensor
     found = tensor_norms(gradients, layout)
     assert found.dtype == norms.dtype == torch.float64
     np.testing.assert_allclose(norms.numpy(), np.linalg.norm(exact, axis=1), rtol=1e-14)
@@ -207,7 +207,7 @@ def test_norms_of_gradients(interpreted, rows, dtype):
     for places in ([2], [1, 0]):
         few = gradients[places]
         assert torch.equal(tensor_norms(few, layout), found[places])
-        assert torch.equal(global_norm(few.index_fill_(1, padding_of(layout), 0.0)), norms[places])
+        assert torch.equal(global_norm(few.index_fill_(1, layout.padding, 0.0)), norms[places])
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 2500])
