@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install quickstart picture tables check test fuzz lint benchmark slurm browser
+.PHONY: install quickstart picture tables check test fuzz lint benchmark slurm browser gpu gpu-wheels gpu-figure
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -73,6 +73,34 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.checkpoint
 	$(BIN)/python -m tests.benchmarks.provenance
 	$(BIN)/python -m tests.benchmarks.export
+
+# The proof on a GPU and its figures, three groups of at most nine minutes each; see docs/gpu.md. Installs nothing: PYTHON is
+# the Python that has torch. A group that fails does not keep the others from running.
+GPU_OUT ?= results/gpu
+gpu:
+	@status=0; for group in bits speed large; do $(PYTHON) -m tests.gpu $$group --out $(GPU_OUT) || status=1; done; exit $$status
+
+# One figure of the mission: LR sensitivity against width, four recipes, three seeds.
+gpu-figure:
+	$(PYTHON) -m tests.gpu figure
+
+# What a GPU machine without a network may lack beside torch: wheels for its Python on Linux. Needs the network, here.
+GPU_WHEELS := .gpu-wheels
+GPU_PYTHON ?= 3.12
+GPU_MOST := 64 # MiB
+GPU_NEEDS := hydra-core zarr numpy safetensors google-crc32c platformdirs pebble filelock rich
+GPU_DOWNLOAD = $(PYTHON) -m pip download --quiet --disable-pip-version-check --constraint constraints.txt \
+  --python-version $(GPU_PYTHON) --implementation cp --only-binary=:all: --find-links $(GPU_WHEELS) --dest $(GPU_WHEELS) \
+  $(foreach glibc,17 24 26 27 28 31 34,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
+gpu-wheels:
+	rm -rf $(GPU_WHEELS)
+	@# It comes as source alone.
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(GPU_WHEELS) antlr4-python3-runtime==4.9.3
+	$(GPU_DOWNLOAD) $(GPU_NEEDS)
+	@# Its needs are for downloads.
+	$(GPU_DOWNLOAD) --no-deps tokenizers
+	@size=$$(du -sm $(GPU_WHEELS) | cut -f1); echo "$(GPU_WHEELS): $$size MiB"; \
+	test $$size -le $(GPU_MOST) || { echo "error: $(GPU_WHEELS): more than $(GPU_MOST) MiB"; exit 1; }
 
 # A real two-node Slurm on this machine, from Debian's packages; needs root.
 slurm:

@@ -207,8 +207,9 @@ class LocalLauncher(PackLauncher):
 
         workers = self.workers
         if workers == "auto":
-            is_cuda = pick_device(run.device).type == "cuda"
-            workers = torch.cuda.device_count() if is_cuda else available_cores()
+            # A plan may be for a machine that is not here, with one GPU for all that is known.
+            is_cuda = (run.plan and run.device == "cuda") or pick_device(run.device).type == "cuda"
+            workers = max(1, torch.cuda.device_count()) if is_cuda else available_cores()
         if type(workers) is not int or workers < 1:
             reason = "not a number of processes; allowed: auto, or an integer from 1 up"
             raise ConfigError(f"hydra.launcher.workers={workers}: {reason}")

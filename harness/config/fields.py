@@ -14,8 +14,6 @@ from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-import yaml
-
 from harness.basics.errors import ConfigError
 from harness.basics.plugins import TableKeys
 from harness.config.limits import LARGEST_SEED
@@ -153,8 +151,12 @@ def _convert(value: Any, kind: type) -> Any:
 
 def from_yaml(value: Any) -> Any:
     """What a text says as YAML, or the text, if it is none; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    import yaml  # packs are trained without it
+
     try:
-        return yaml.safe_load(value) if isinstance(value, str) else value
+        return yaml.safe_load(value)
     except yaml.YAMLError:
         return value
 

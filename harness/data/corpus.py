@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tokenizers
 
 from harness.config import Data, Trial, shown
 from harness.data.corpus_files import BYTES_PER_TOKEN, Parts, check_memory, path_of, refuse, size_of, walk
@@ -147,6 +146,8 @@ def _load_text(data: Data, context: int, cache: Path | None) -> Corpus:
     if data.tokenizer == "bytes":
         tokens = encode_bytes(text.train), encode_bytes(text.validation)
         return _corpus(data, context, tokens, 256, details)
+    import tokenizers
+
     encoded = encode_bpe(text.train, text.validation, data.vocabulary, cache)
     details["bpe"] = {
         "sha256": hashlib.sha256(encoded.tokenizer.encode()).hexdigest(),

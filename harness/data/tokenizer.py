@@ -13,17 +13,18 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import platformdirs
-import tokenizers
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness.basics.errors import ConfigError
 from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.sealed import Damaged, read_sealed, write_sealed
+
+if TYPE_CHECKING:  # the library is loaded where text is encoded by it, and not for bytes
+    from tokenizers import Tokenizer
 
 Tokens = npt.NDArray[np.uint16]
 
@@ -51,7 +52,11 @@ class Encoded:
 def cache_folder() -> Path:
     """$STABILITY_HARNESS_CACHE, or this user's cache folder on this system."""
     chosen = os.environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("stability-harness")
+    if chosen:
+        return Path(chosen).expanduser()
+    import platformdirs
+
+    return platformdirs.user_cache_path("stability-harness")
 
 
 def encode_bytes(documents: Sequence[bytes]) -> Tokens:
@@ -101,6 +106,8 @@ def _sample(documents: Sequence[bytes]) -> Iterator[str]:
 
 
 def _train(documents: Sequence[bytes], vocabulary: int) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -141,6 +148,8 @@ def _encode(tokenizer: Tokenizer, documents: Sequence[bytes]) -> Tokens:
 
 
 def _key(train: Sequence[bytes], validation: Sequence[bytes], vocabulary: int) -> str:
+    import tokenizers
+
     recipe = [FORMAT, tokenizers.__version__, vocabulary, TRAINING_BYTES, PIECE, END]
     texts = [[hashlib.sha256(text).hexdigest() for text in part] for part in (train, validation)]
     return hashlib.sha256(json.dumps([recipe, texts]).encode()).hexdigest()[:32]

@@ -14,7 +14,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from harness.config import ConfigError, Trial, shown
@@ -61,6 +60,8 @@ def _digest(path: Path, mtime: int, size: int) -> str:
 
 @contextmanager
 def _readable(given: str) -> Iterator[Path]:
+    from safetensors import SafetensorError  # drawn weights need none of it
+
     path = Path(os.path.expanduser(given))
     try:
         if not path.is_file():
@@ -75,6 +76,8 @@ def _readable(given: str) -> Iterator[Path]:
 @contextmanager
 def _opened(given: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Any]:
     """The file of tensors with these names and shapes; raises ConfigError where it has others."""
+    from safetensors import safe_open
+
     with _readable(given) as path, safe_open(path, framework="pt") as file:
         stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
         for name in dict.fromkeys((*shapes, *stored)):

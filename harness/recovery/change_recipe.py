@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from harness.config import PER_TRIAL, ConfigError, Problems, Trial, checked, field_types, sections
 from harness.config.fields import from_yaml, scope_of, shown, text
 from harness.recovery.base import Action, Detail, Row
@@ -17,6 +15,8 @@ WANTED = "a mapping of keys to values, such as {optim.clip: 0.3, optim.beta2: 0.
 
 def canonical(value: Any, key: str) -> str:
     """Changes as a configuration has them, from a mapping or its text. Raises ConfigError."""
+    import yaml  # here and below, because packs are trained without it
+
     given = from_yaml(value)
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigError(f"{key}={shown(value)}: not a recipe's changes; allowed: {WANTED}")
@@ -58,7 +58,7 @@ class ChangeRecipe(Action):
 
 def changes_of(options: Options) -> dict[str, Any]:
     """What is changed, by key."""
-    return yaml.safe_load(options.set)
+    return from_yaml(options.set)
 
 
 def amended(trial: Trial, changes: Mapping[str, Any]) -> Trial:

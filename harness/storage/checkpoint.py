@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from harness.config import ConfigError
@@ -84,6 +83,8 @@ class Checkpoints:
         Where that fails, a full disk for one, it warns and the checkpoints before it stay. Raises Stopped after that if
         the process `is_stopping`.
         """
+        from safetensors import SafetensorError  # a pack that saves nothing is trained without it
+
         try:
             self._write(step, tensors, values)
         except (OSError, ConfigError, SafetensorError) as error:

@@ -1,4 +1,7 @@
-"""One safetensors file that holds tensors and, in its metadata, JSON and the SHA-256 of all: damage is found out."""
+"""One safetensors file that holds tensors and, in its metadata, JSON and the SHA-256 of all: damage is found out.
+
+The library is loaded where a file is written or read: packs are trained without it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 SEAL = "sealed"  # the only key: several would stand in an order that changes from file to file
@@ -23,6 +24,8 @@ class Damaged(Exception):
 
 def write_sealed(path: Path, tensors: Mapping[str, Tensor], values: Any, version: int) -> None:
     """Equal content gives equal bytes. Raises OSError and SafetensorError."""
+    from safetensors.torch import save_file
+
     kept = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     body = json.dumps({"version": version, "values": values, "tensors": _digest(kept)})
     save_file(kept, path, {SEAL: f"{_hash(body)} {body}"})
@@ -30,6 +33,9 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor], values: Any, version
 
 def read_sealed(path: Path, version: int) -> tuple[dict[str, Tensor], Any]:
     """The tensors and the values. Raises Damaged, and OSError as opening does."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     body = _body(path, version)
     try:
         tensors = load_file(path)
@@ -46,6 +52,8 @@ def values_of(path: Path, version: int) -> Any:
 
 
 def _body(path: Path, version: int) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, "pt") as file:
             digest, _, body = (file.metadata() or {}).get(SEAL, "").partition(" ")

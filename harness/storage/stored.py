@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from harness.config import ConfigError
@@ -329,7 +328,13 @@ def _reason(error: BaseException) -> str:
 def packed(values: np.ndarray) -> bytes:
     """A chunk as it is stored: float32, then their checksum."""
     content = values.astype("<f4", copy=False).tobytes()
-    return content + google_crc32c.value(content).to_bytes(CRC_BYTES, "little")
+    return content + _checksum(content)
+
+
+def _checksum(content: bytes) -> bytes:
+    import google_crc32c  # packs are trained without it, and stored with it
+
+    return google_crc32c.value(content).to_bytes(CRC_BYTES, "little")
 
 
 def read_chunk(pack: PackInfo, signal: str, number: int) -> np.ndarray:
@@ -349,7 +354,7 @@ def read_chunk(pack: PackInfo, signal: str, number: int) -> np.ndarray:
     if len(content) != expected:
         raise DamagedStore(f"{file}: is damaged ({len(content)} bytes instead of {expected})")
     values, checksum = content[:-CRC_BYTES], content[-CRC_BYTES:]
-    if google_crc32c.value(values).to_bytes(CRC_BYTES, "little") != checksum:
+    if _checksum(values) != checksum:
         raise DamagedStore(f"{file}: is damaged (its checksum is another)")
     return np.frombuffer(values, "<f4").reshape(chunk)
 
