@@ -31,7 +31,7 @@ from harness.optim.schedules import learning_rates
 from harness.training.acts import Acts
 from harness.training.clock import Clock, Tick
 from harness.training.distributed import Group, ProcessCommunicator
-from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
+from harness.training.pack_sizes import cut, rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
 from harness.training.remedies import Remedies
 from harness.training.twins import Twins
@@ -44,11 +44,17 @@ class Pack:
 
     `planned` numbers the trials as they were given; `rows[i]` is the planned number of row i. Rows come when a fault
     begins (`fork`), and go when a trial is done (`keep`). `begins` holds for each trial the step from which it needs a
-    row of its own, beside its golden twin; without it all have one from the start.
+    row of its own, beside its golden twin; without it all have one from the start. `at_once` is about how many rows
+    pass through the model together; None: by the rule of `rows_at_once`.
     """
 
     def __init__(
-        self, trials: Sequence[Trial], corpus: Corpus, device: torch.device, begins: Sequence[int | None] | None = None
+        self,
+        trials: Sequence[Trial],
+        corpus: Corpus,
+        device: torch.device,
+        begins: Sequence[int | None] | None = None,
+        at_once: int | None = None,
     ):
         if (count := len({trial.structure for trial in trials})) != 1:
             raise ValueError(f"a pack needs trials of one structure, got {count}")
@@ -88,7 +94,7 @@ class Pack:
         self.model.notice = self.acts.notice
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
         sequences = first.train.sequences
-        self._at_once = rows_at_once(first.model, sequences, device)
+        self._at_once = at_once or rows_at_once(first.model, sequences, device)
         self._windows_at_once = max(sequences, windows_at_once(first.model, corpus.vocabulary, device))
         self.ranks = Communicator(first.train.ranks, first.train.reduction, first.train.accumulation)
         self._bind()
@@ -101,7 +107,7 @@ class Pack:
         """Let every part work on the rows that are there now."""
         self._row_of = {planned: row for row, planned in enumerate(self.rows)}
         self.index = torch.tensor(self.rows, device=self.device)
-        self.parts = self._cut()
+        self.parts = cut(len(self.rows), self._at_once, self.device)
         trials = [self.remedies.acting(number, self.planned[number]) for number in self.rows]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
         parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]
@@ -124,13 +130,6 @@ class Pack:
             return None
         acting = [clipper.repairs_infinity for clipper in self.clippers if clipper.is_on(trial)]
         return ("clipper" if acting[0] else None) if acting else "optimizer"
-
-    def _cut(self) -> list[slice]:
-        """Rows that pass through the model together: parts of about the size that is fastest, none too small."""
-        rows, least = len(self.rows), smallest_pack(self.device)
-        count = max(1, min(round(rows / max(self._at_once, least)), rows // least))
-        ends = [rows * i // count for i in range(count + 1)]
-        return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
 
     @property
     def weights(self) -> Tensor:

@@ -28,6 +28,14 @@ def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
     return max(2, min(most, features // (sequences * model.context * model.width)))
 
 
+def cut(rows: int, at_once: int, device: torch.device) -> list[slice]:
+    """Rows that pass through the model one part after the other: of about the size that is fastest, none too small."""
+    least = smallest_pack(device)
+    count = max(1, min(round(rows / max(at_once, least)), rows // least))
+    ends = [rows * i // count for i in range(count + 1)]
+    return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+
+
 def windows_at_once(model: Model, vocabulary: int, device: torch.device) -> int:
     """Held-out windows that pass through the model together, for each row, so that the fixed cost is shared.
 

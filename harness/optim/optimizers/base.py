@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import Trial
 from harness.model.parameters import Layout, Segment
 from harness.model.state import Rows, State
@@ -142,7 +143,7 @@ class Optimizer:
 
     def bind(self, trials: Sequence[Trial]) -> None:
         """Work on the rows in use from now on, which are these trials."""
-        self.trials, self.weights, self._on_cpu = list(trials), self._weights.used, self._weights.used.is_cpu
+        self.trials, self.weights, self._on_cpu = list(trials), self._weights.used, on_cpu(self._weights.used)
         self._exact = {name: self._column([read(t) for t in trials]) for name, read in self.hyperparameters.items()}
         self._rounded = {name: column.to(self.weights.dtype) for name, column in self._exact.items()}
         self._decay = self._column([t.optim.weight_decay for t in trials])
@@ -322,6 +323,6 @@ def rms(x: Tensor) -> Tensor:
 
 def each(function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
     """`function` of numbers [R, 1], a call for each trial on a CPU: what fills vectors there may round differently."""
-    if not columns[0].is_cpu:
+    if not on_cpu(columns[0]):
         return function(*columns)
     return torch.cat([function(*row) for row in zip(*(column.split(1) for column in columns), strict=True)])

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import PER_TRIAL, Trial, anything, number, steps_of
 from harness.optim.optimizers.adamw import Adam
 from harness.optim.optimizers.base import Numbers, Piece, each
@@ -93,7 +94,7 @@ class Resetting(Adam):
 
     def update(self, piece: Piece, h: Numbers) -> Tensor:
         resets = h["resets"]
-        if not resets.is_cpu or bool(resets.any()):
+        if not on_cpu(resets) or bool(resets.any()):
             for name in ("moment_1", "moment_2"):
                 piece.slots[name].masked_fill_(resets, 0.0)
         self.mark(f"{self.section}.interval", piece.rows, resets)
