@@ -94,7 +94,7 @@ class Pack:
         self.model.notice = self.acts.notice
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
         sequences = first.train.sequences
-        self._at_once = at_once or rows_at_once(first.model, sequences, device)
+        self.at_once = at_once or rows_at_once(first.model, sequences, device)
         self._windows_at_once = max(sequences, windows_at_once(first.model, corpus.vocabulary, device))
         self.ranks = Communicator(first.train.ranks, first.train.reduction, first.train.accumulation)
         self._bind()
@@ -107,7 +107,7 @@ class Pack:
         """Let every part work on the rows that are there now."""
         self._row_of = {planned: row for row, planned in enumerate(self.rows)}
         self.index = torch.tensor(self.rows, device=self.device)
-        self.parts = cut(len(self.rows), self._at_once, self.device)
+        self.parts = cut(len(self.rows), self.at_once, self.device)
         trials = [self.remedies.acting(number, self.planned[number]) for number in self.rows]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
         parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]

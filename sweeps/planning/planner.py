@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from harness.basics.devices import on_cpu
 from harness.basics.memory import in_units
 from harness.config import NO_FAULT, Model, Problems, Trial
 from harness.guards.playbook import goes_back, waits
@@ -23,7 +24,7 @@ from harness.model.placements import has_final_norm
 from harness.model.precision import FORMATS
 from harness.model.scaling import tensor_table
 from harness.training.footprint import Footprint, footprint
-from harness.training.pack_sizes import rows_at_once
+from harness.training.pack_sizes import rows_at_once, tried
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,9 @@ def _packs(
         if size:
             longest = limit = fitting = size
         else:
-            best = rows_at_once(first.model, first.train.sequences, torch.device(device))
+            sizes = first.model, first.train.sequences, torch.device(device)
+            # As many as any device may want, which the job finds out; without knowing its memory, as the rule has it.
+            best = max(tried(*sizes)) if memory < math.inf else rows_at_once(*sizes)
             share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
             # A family that is more than one worker's share is shared out, prefix and all.
             fitting = max(2, trials_that_fit(first, memory, device) - 1)  # a lone trial may join
@@ -285,7 +288,7 @@ def counted(trial: Trial, device: str) -> Footprint | None:
     None on a CPU, where the rules above are; and, with a warning, where a part of an installed package cannot be
     counted, for which they have to do.
     """
-    if device == "cpu":
+    if on_cpu(torch.device(device)):
         return None
     try:
         return footprint(trial)
