@@ -128,6 +128,8 @@ def new_weights(layout: Layout, trials: Sequence[Trial], dtype: torch.dtype, dev
     or other tensors. Where a trial names a file (`model.start`), they are what that holds. Raises ConfigError for files
     of other tensors.
     """
+    if device.type == "meta":  # tensors without numbers
+        return torch.zeros(len(trials), layout.size, dtype=dtype, device=device)
     flat = torch.zeros(len(trials), layout.size)
     seeds = [trial.seeds["init"] for trial in trials]
     for scaled in layout.tensors:

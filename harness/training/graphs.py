@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from harness.config import Trial
+from harness.objectives.table import OBJECTIVES
 from harness.training.blocks import Found
 from harness.training.clock import Tick
 from harness.training.passes import Fed, Passes
@@ -24,6 +26,11 @@ from harness.training.passes import Fed, Passes
 T = TypeVar("T")
 USUAL_BEFORE = 3  # steps of a kind that are taken as ever before one is recorded: what is made once is then there
 WIDEST = 512  # features of a model whose steps are replayed: kernels of larger ones take longer than their launches
+
+
+def may_replay(trial: Trial) -> bool:
+    """Whether steps of a trial are worth it, and its objective says that they may be replayed."""
+    return OBJECTIVES[trial.objective.name].may_replay and trial.model.width <= WIDEST
 
 
 class Recording(Protocol):
@@ -82,7 +89,7 @@ class Graphs:
         self._usual: Counter[Any] = Counter()  # steps of each kind that were taken as ever
         self._bound = -1
         self.replayed = 0
-        self._is_on = self._pack.objective.may_replay and self._pack.planned[0].model.width <= WIDEST
+        self._is_on = may_replay(self._pack.planned[0])
 
     def train(self, tick: Tick, fed: Fed) -> Found:
         """As `Passes.train`; what it returns holds until the next call."""

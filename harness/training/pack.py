@@ -47,11 +47,17 @@ class Pack:
     `planned` numbers the trials as they were given; `rows[i]` is the planned number of row i. Rows come when a fault
     begins (`fork`), and go when a trial is done (`keep`). `begins` holds for each trial the step from which it needs a
     row of its own, beside its golden twin; without it all have one from the start. Arrays [R, ...] have a place for
-    each of the `slots`, which are the rows, and on an accelerator idle ones behind them.
+    each of the `slots`, which are the rows, and on an accelerator idle ones behind them. `at_once` is about how many
+    rows pass through the model together; None: by the rule of `rows_at_once`.
     """
 
     def __init__(
-        self, trials: Sequence[Trial], corpus: Corpus, device: torch.device, begins: Sequence[int | None] | None = None
+        self,
+        trials: Sequence[Trial],
+        corpus: Corpus,
+        device: torch.device,
+        begins: Sequence[int | None] | None = None,
+        at_once: int | None = None,
     ):
         if (count := len({trial.structure for trial in trials})) != 1:
             raise ValueError(f"a pack needs trials of one structure, got {count}")
@@ -59,7 +65,8 @@ class Pack:
         self.planned, self.corpus, self.device = tuple(trials), corpus, device
         self.curriculum, self.steps = first.curriculum, first.steps
         self.twins = Twins(trials, [0] * len(trials) if begins is None else begins, smallest_pack(device))
-        self.slots = Slots(len(trials), rows_at_once(first.model, first.train.sequences, device), device)
+        self.at_once = at_once or rows_at_once(first.model, first.train.sequences, device)
+        self.slots = Slots(len(trials), self.at_once, device)
         self.slots.arrange(self.twins.beginning(0))
         self.twins.forked.update(self.rows)
         here = [trials[number] for number in self.slots.planned]

@@ -28,12 +28,35 @@ def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
     return max(2, min(most, features // (sequences * model.context * model.width)))
 
 
-def part_size(rows: int, at_once: int) -> int:
-    """Slots of each part of so many rows on an accelerator, a power of two: as few idle ones as parts of at least half
-    of `at_once` leave, and no more than hold all rows.
+def largest_part(rows: int, at_once: int) -> int:
+    """The most slots that a part of so many rows has on an accelerator: a power of two, up to `at_once`."""
+    return 1 << (max(SMALLEST_PACK, min(at_once, 2 * rows - 1)).bit_length() - 1)
+
+
+def cut(rows: int, at_once: int, device: torch.device) -> list[slice]:
+    """Slots that pass through the model one part after the other: of about the size that is fastest, none too small.
+
+    On an accelerator parts are of one size, a power of two, with as few idle slots as parts of at least half of
+    `at_once` leave. A CPU has no idle slots.
     """
-    most = 1 << (max(SMALLEST_PACK, min(at_once, 2 * rows - 1)).bit_length() - 1)
-    return min((most, max(SMALLEST_PACK, most // 2)), key=lambda size: (-(-rows // size) * size, -size))
+    if on_cpu(device):
+        least = smallest_pack(device)
+        count = max(1, min(round(rows / max(at_once, least)), rows // least))
+        ends = [rows * i // count for i in range(count + 1)]
+    else:
+        most = largest_part(rows, at_once)
+        size = min((most, max(SMALLEST_PACK, most // 2)), key=lambda size: (-(-rows // size) * size, -size))
+        ends = list(range(0, -(-rows // size) * size + 1, size))
+    return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+
+
+def tried(model: Model, sequences: int, device: torch.device) -> list[int]:
+    """Sizes from which a measurement chooses on an accelerator, rising: from a quarter of the rule's to four times it.
+
+    On a CPU, where nothing is measured, the rule's alone.
+    """
+    rule = rows_at_once(model, sequences, device)
+    return [rule] if on_cpu(device) else sorted({max(2, rule * times // 4) for times in (1, 2, 4, 8, 16)})
 
 
 def windows_at_once(model: Model, vocabulary: int, device: torch.device) -> int:

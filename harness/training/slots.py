@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.basics.devices import on_cpu
-from harness.training.pack_sizes import part_size, smallest_pack
+from harness.training.pack_sizes import cut
 
 
 class Slots:
@@ -41,14 +40,7 @@ class Slots:
 
     def cut(self, rows: int) -> list[slice]:
         """The parts of so many rows, idle slots included."""
-        if on_cpu(self._device):
-            least = smallest_pack(self._device)
-            count = max(1, min(round(rows / max(self._at_once, least)), rows // least))
-            ends = [rows * i // count for i in range(count + 1)]
-        else:
-            size = part_size(rows, self._at_once)
-            ends = list(range(0, -(-rows // size) * size + 1, size))
-        return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
+        return cut(rows, self._at_once, self._device)
 
     def sources(self, rows: Sequence[int]) -> list[int]:
         """Of which slot each slot becomes a copy, where the rows become copies of these: idle ones of the first."""

@@ -57,7 +57,7 @@ class Settings:
 class PackSettings:
     """`pack.*`: how trials are put together."""
 
-    size: str = _anything("auto", "trials in a pack; auto: from shape and device")
+    size: str = _anything("auto", "trials in a pack; auto: from shape, device and memory")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def print_plan(plan: Plan, device: str, workers: int, console: Console) -> None:
     """The trials, what varies between them, the packs by size of model, memory and time."""
     say_counts(plan, console)
     trials = [trial for pack in plan.packs for trial in pack.recorded]
-    for line in (*_varying(trials), *_table(plan.packs)):
+    for line in (*_varying(trials), *_table(plan.packs, device)):
         console.print(line, soft_wrap=True)
     if plan.packs:
         seconds = wall_seconds(plan, device, workers)
@@ -92,7 +92,7 @@ def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
 # --- packs -------------------------------------------------------------------------------------------------------
 
 
-def _table(packs: Sequence[PackPlan]) -> list[str]:
+def _table(packs: Sequence[PackPlan], device: str) -> list[str]:
     """A row for each size of model, batch and length of training."""
     sizes: dict[tuple, list[PackPlan]] = {}
     for pack in packs:
@@ -102,7 +102,7 @@ def _table(packs: Sequence[PackPlan]) -> list[str]:
     heading = ("width", "depth", "batch x tokens", "steps", "trials", "packs", "in a pack", "MiB a pack", "mitigations")
     ordered = sorted(sizes.items())
     kept = ordered if len(ordered) <= MOST_ROWS + 1 else ordered[:MOST_ROWS]
-    rows = [heading, *(_row(size, packs) for size, packs in kept)]
+    rows = [heading, *(_row(size, packs, device) for size, packs in kept)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)) for row in rows]
     if more := [pack for _, packs in ordered[len(kept) :] for pack in packs]:
@@ -111,7 +111,7 @@ def _table(packs: Sequence[PackPlan]) -> list[str]:
     return [line.rstrip() for line in lines] if packs else []
 
 
-def _row(key: tuple, packs: Sequence[PackPlan]) -> tuple[str, ...]:
+def _row(key: tuple, packs: Sequence[PackPlan], device: str) -> tuple[str, ...]:
     width, depth, context, batch, steps = key
     mitigations = list(dict.fromkeys(label(trial.mitigation) for pack in packs for trial in pack.trials))
     named = ", ".join(mitigations)
@@ -123,7 +123,7 @@ def _row(key: tuple, packs: Sequence[PackPlan]) -> tuple[str, ...]:
         str(sum(len(pack.recorded) for pack in packs)),
         str(len(packs)),
         _span(packs, lambda pack: len(pack.trials)),
-        _span(packs, lambda pack: round(pack_bytes(pack) / 2**20)),
+        _span(packs, lambda pack: round(pack_bytes(pack, device) / 2**20)),
         named if len(named) <= COLUMNS // 2 else str(len(mitigations)),
     )
 

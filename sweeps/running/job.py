@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.basics.version import provenance
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
@@ -50,6 +51,7 @@ from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose.settings import Run
 from sweeps.planning.planner import PackPlan
+from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
 from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
 from sweeps.running.locks import is_locked
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
@@ -242,7 +244,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         checkpoints.drop(saved.step)
     if store is None:
         checkpoints.remove()
-        environment, block = _environment(device, job), job.run.telemetry.block
+        environment, block = _environment(pack, job), job.run.telemetry.block
         signals = {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in pack.guard_signals.items()}
         signals |= stored_signals(first)
         store = PackStore.create(
@@ -286,13 +288,15 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
     return store, {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
 
 
-def _prepared(job: Job, device: torch.device) -> tuple[Pack, Agenda, Corpus]:
-    """The pack as it is before its first step, and its faults."""
+def _prepared(job: Job, device: torch.device, at_once: int | None = None) -> tuple[Pack, Agenda, Corpus]:
+    """The pack as it is before its first step, and its faults. `at_once`: as in another of its processes."""
     make_deterministic(device)
     trials = job.pack.trials
     corpus = corpus_of(without_order(trials[0].data), trials[0].model.context)
     agenda = Agenda([injector_of(trial, corpus) for trial in trials])
-    return Pack(trials, corpus, device, agenda.first), agenda, corpus
+    if at_once is None and job.run.pack_size is None and not on_cpu(device):
+        at_once = kept_rows(job.folder / STORE / job.pack.id) or fastest_rows(trials, device, corpus)
+    return Pack(trials, corpus, device, agenda.first, at_once), agenda, corpus
 
 
 @contextlib.contextmanager
@@ -301,14 +305,14 @@ def _all_ranks(job: Job, pack: Pack, block: int, is_resumed: bool) -> Iterator[N
     if job.processes == 1:
         yield
         return
-    with ranks(job.processes, pack.device, _follow, (job, block, is_resumed)) as group:
+    with ranks(job.processes, pack.device, _follow, (job, block, is_resumed, pack.at_once)) as group:
         pack.spread_over(group)
         yield
 
 
-def _follow(group: Group, job: Job, block: int, is_resumed: bool) -> None:
+def _follow(group: Group, job: Job, block: int, is_resumed: bool, at_once: int) -> None:
     """What another rank's process does: the same training, of which it keeps nothing."""
-    pack, agenda, _ = _prepared(job, group.device)
+    pack, agenda, _ = _prepared(job, group.device, at_once)
     pack.spread_over(group)
     saved = job.checkpoints.newest() if is_resumed else None
     checkpoints = Unsaved(job.checkpoints.folder)
@@ -376,9 +380,9 @@ def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]
     return [(entry, match[match.lastindex or 0]) for entry, match in matches if match]
 
 
-def _environment(device: torch.device, job: Job) -> dict[str, object]:
+def _environment(pack: Pack, job: Job) -> dict[str, object]:
     """What decides the bits of a pack beside its configuration; `starts`: the SHA-256 of the files of `model.start`."""
-    starts = start_digests(job.pack.trials)
+    starts, device = start_digests(job.pack.trials), pack.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         **provenance(),
@@ -389,4 +393,5 @@ def _environment(device: torch.device, job: Job) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         **({"processes": job.processes} if job.processes > 1 else {}),
         **({"starts": starts} if starts else {}),
+        **({} if on_cpu(device) else {AT_ONCE: pack.at_once}),
     }

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from harness.basics import devices
 from harness.config import Trial
+from harness.objectives.next_token import NextToken
 from harness.storage.results_folder import ResultsPath
-from harness.training.graphs import USUAL_BEFORE, WIDEST, Graphs
+from harness.training.graphs import USUAL_BEFORE, WIDEST, Graphs, may_replay
 from harness.training.pack import Pack
 from harness.training.sites import Site
 from injectors.value import Value
@@ -166,13 +167,13 @@ def test_a_step_that_cannot_be_recorded_is_taken_as_ever() -> None:
     engine.assert_same_trials(eager, found)
 
 
-def test_wide_models_and_unknown_objectives_are_not_replayed(graphs: list[Graphs]) -> None:
+def test_wide_models_and_unknown_objectives_are_not_replayed(
+    graphs: list[Graphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
     trials = engine.different(2, steps=8)
-
-    def prepare(pack: Pack) -> None:
-        pack.objective.may_replay = False  # type: ignore[misc]
-
+    assert may_replay(trials[0]) and not may_replay(engine.trial(width=WIDEST + 8))
+    monkeypatch.setattr(NextToken, "may_replay", False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        engine.run(trials, prepare=prepare, record=Emulated)
-    assert not graphs[-1].replayed and WIDEST >= 512
+        engine.run(trials, record=Emulated)
+    assert not graphs[-1].replayed
