@@ -103,6 +103,7 @@ def footprint(trial: Trial, beside: float = 0) -> Footprint:
     # A rate for each step, of which the trial that was counted has one.
     rates = (trial.steps - 1) * FORMATS[trial.train.precision][0].itemsize
     peaks = {name: replace(peak, row=peak.row + rates) for name, peak in found.peaks.items()}
+    beside += (trial.steps - 1) * 8  # how many tokens it has trained on after each
     return replace(found, held=replace(found.held, row=found.held.row + rates), peaks=peaks, beside=beside)
 
 

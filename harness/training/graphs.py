@@ -53,6 +53,11 @@ class CudaRecordings:
         return _CudaGraph(self._pool)
 
 
+def recordings(device: torch.device) -> CudaRecordings | None:
+    """What makes recordings of steps on a device, for `train`; None where none are made."""
+    return CudaRecordings() if device.type == "cuda" else None
+
+
 class _CudaGraph:
     def __init__(self, pool: Any):
         self._pool, self._graph = pool, torch.cuda.CUDAGraph()

@@ -29,8 +29,11 @@ def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
 
 
 def largest_part(rows: int, at_once: int) -> int:
-    """The most slots that a part of so many rows has on an accelerator: a power of two, up to `at_once`."""
-    return 1 << (max(SMALLEST_PACK, min(at_once, 2 * rows - 1)).bit_length() - 1)
+    """The most slots that a part of so many rows has on an accelerator: a power of two, up to `at_once`.
+
+    One for a row that is alone, as it is from its first step to its last.
+    """
+    return 1 if rows == 1 else 1 << (max(SMALLEST_PACK, min(at_once, 2 * rows - 1)).bit_length() - 1)
 
 
 def cut(rows: int, at_once: int, device: torch.device) -> list[slice]:
@@ -45,7 +48,7 @@ def cut(rows: int, at_once: int, device: torch.device) -> list[slice]:
         ends = [rows * i // count for i in range(count + 1)]
     else:
         most = largest_part(rows, at_once)
-        size = min((most, max(SMALLEST_PACK, most // 2)), key=lambda size: (-(-rows // size) * size, -size))
+        size = min((most, max(min(most, SMALLEST_PACK), most // 2)), key=lambda size: (-(-rows // size) * size, -size))
         ends = list(range(0, -(-rows // size) * size + 1, size))
     return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
 

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,9 +32,10 @@ from harness.storage.records import Missing, Unreadable, read_record
 from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.stored import read_pack
 from harness.training.footprint import footprint
+from harness.training.graphs import recordings
 from harness.training.loop import train
 from harness.training.pack import Pack
-from harness.training.pack_sizes import tried
+from harness.training.pack_sizes import largest_part, tried
 from harness.training.sites import Agenda
 from sweeps.compose.settings import LARGEST_PACK
 from sweeps.planning.planner import counted
@@ -42,7 +44,7 @@ from sweeps.running.locks import Turn
 AT_ONCE = "rows_at_once"  # in the environment of a pack that began on an accelerator
 FILE, LOCK = "rows_at_once.json", "rows_at_once.lock"
 MOST_BYTES = 2**24
-WARM, TIMED = 5, 20  # steps: before the clock, in which graphs and caches are made, and by it
+WARM, TIMED = 8, 20  # steps: before the clock, in which graphs and caches are made, and by it
 NEAR = 0.97  # sizes whose speeds differ by less are as fast, and then the smallest takes the least memory
 SLOWER = 0.9  # of the best one's speed: larger ones than such a size are not tried
 SHARE_OF_FREE = 0.9  # of the memory that nobody has taken yet
@@ -131,7 +133,7 @@ def _best(speeds: Mapping[int, float]) -> int | None:
 
 
 def _fits(trial: Trial, rows: int, part: int, memory: float) -> bool:
-    return footprint(trial).bytes(rows, min(rows, part + part // 2)) <= memory  # parts may be half as large again
+    return footprint(trial).bytes(rows, largest_part(rows, part)) <= memory
 
 
 def _speeds(
@@ -162,7 +164,8 @@ def trial_steps_a_second(trial: Trial, rows: int, device: torch.device, corpus: 
             marks.append(time.perf_counter())
 
     agenda, stop = Agenda([None] * rows), WARM + TIMED
-    train(pack, agenda, stop + 1, lambda first_step, signals: None, mark, until=stop, provenance=False)
+    options: dict[str, Any] = {"until": stop, "provenance": False, "record": recordings(device)}
+    train(pack, agenda, stop + 1, lambda first_step, signals: None, mark, **options)
     del pack
     gc.collect()
     if device.type == "cuda":

@@ -42,7 +42,7 @@ from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, is_complete, read_pack
 from harness.training.distributed import Group, Unsaved
-from harness.training.graphs import CudaRecordings
+from harness.training.graphs import recordings
 from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.readings import stored_signals
@@ -273,7 +273,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
                 saved=saved,
                 leave=asked,
                 provenance=job.run.telemetry.provenance,
-                record=CudaRecordings() if device.type == "cuda" else None,
+                record=recordings(device),
             )
     except Stopped as stop:
         progress.stopped(stop.step)

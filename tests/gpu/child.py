@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from harness.model.determinism import make_deterministic
 from tests.gpu.bench import Bench
 from tests.gpu.bits import left_by_all
-from tests.gpu.engine import make_deterministic
 
 
 def main(task: str, device: str, is_dry: str, file: str) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,25 +15,15 @@ from torch import Tensor
 
 from harness.config import CORE, Data, Trial, sections
 from harness.data.corpus import Corpus, load_corpus
+from harness.training.graphs import Recording, recordings
 from harness.training.loop import Result, train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of
-from tests.gpu.bench import Bench, NotMeasured
+from tests.gpu.bench import Bench
 
-GRAPHS = "graphs"  # the parameter of `train` that says whether healthy steps are CUDA graphs, if it has one
 TIMES = ("tokens_per_second", "step_seconds")
 SHORTEST = {"validate_every": 10**6, "validate_tokens": 1, "validate_between": 1}  # validation that hardly counts
-
-
-def make_deterministic(device: torch.device) -> None:
-    """What sweeps ask of torch before they train, wherever this version has it."""
-    place = "determinism" if importlib.util.find_spec("harness.model.determinism") else "precision"
-    importlib.import_module(f"harness.model.{place}").make_deterministic(device)
-
-
-def has_graphs() -> bool:
-    return GRAPHS in inspect.signature(train).parameters
 
 
 def trial_of(**fields: Any) -> Trial:
@@ -84,12 +72,13 @@ def injector_of(trial: Trial) -> Injector | None:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a pack left, by planned trial: signals [R, steps, ...], and last weights [P] on the host."""
+    """What a pack left, by planned trial: signals [R, steps, ...], last weights [P] on the host; steps `replayed`."""
 
     pack: Pack
     result: Result
     signals: dict[str, np.ndarray]
     weights: dict[int, Tensor]
+    replayed: int
 
     def left_by(self, number: int, steps: slice = slice(None)) -> dict[str, Tensor]:
         """All that a trial left but times; with `steps` its signals of these alone."""
@@ -105,18 +94,11 @@ def train_pack(
     injectors: Mapping[int, Injector | None] | None = None,
     agenda: Agenda | None = None,
     block: int = 50,
-    graphs: bool | None = None,
+    graphs: bool = True,
     **options: Any,
 ) -> Trained:
-    """Train a pack to its end. `graphs`: healthy steps as CUDA graphs, or none; None: as the loop does by itself.
-
-    Raises NotMeasured for graphs that this version has not.
-    """
-    if graphs is not None:
-        if has_graphs():
-            options[GRAPHS] = graphs
-        elif graphs:
-            raise NotMeasured("no graphs in this version")
+    """Train a pack to its end; on CUDA with healthy steps as `graphs`, as sweeps do, or without."""
+    make, replays = recordings(pack.device) if graphs else None, Counter[str]()
     numbers = range(len(pack.planned))
     agenda = agenda or Agenda([(injectors or {}).get(number, injector_of(pack.planned[number])) for number in numbers])
     blocks: dict[int, Mapping[str, np.ndarray]] = {}
@@ -125,10 +107,28 @@ def train_pack(
     def leave(number: int, tensors: Mapping[str, Tensor]) -> None:
         weights[number] = torch.cat([tensors[name].detach().reshape(-1).cpu() for name in sorted(tensors)])
 
-    result = train(pack, agenda, block, blocks.__setitem__, leave=leave, **options)
+    result = train(pack, agenda, block, blocks.__setitem__, leave=leave, record=counted(make, replays), **options)
     names = blocks[max(blocks)]
     signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in names}
-    return Trained(pack, result, signals, weights)
+    return Trained(pack, result, signals, weights, replays.total())
+
+
+def counted(make: Callable[[], Recording] | None, replays: Counter[str]) -> Callable[[], Recording] | None:
+    """Makes the same recordings, whose replays are counted."""
+
+    class Counted:
+        def __init__(self) -> None:
+            assert make is not None
+            self._recording = make()
+
+        def record(self, function: Callable[[], Any]) -> Any:
+            return self._recording.record(function)
+
+        def replay(self) -> None:
+            replays["replayed"] += 1
+            self._recording.replay()
+
+    return None if make is None else Counted
 
 
 def run(bench: Bench, trials: Sequence[Trial], forks: bool = False, **options: Any) -> Trained:

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from harness.config import Trial
+from harness.model.determinism import make_deterministic
 from harness.training.distributed import Group
 from sweeps.planning.planner import PackPlan, make_plan, pack_bytes
 from sweeps.running.processes import ranks
 from tests.gpu.bench import Bench, NotMeasured, median_ratio, relative
-from tests.gpu.engine import Trained, make_deterministic, pack_of, small, step_seconds, train_pack, trial_of
+from tests.gpu.engine import Trained, pack_of, small, step_seconds, train_pack, trial_of
 from tests.gpu.marks import BATCHES, WIDTHS
 from tests.gpu.peer import Peer
 from tests.gpu.speed import trials_of

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import torch
 
+from harness.model.determinism import make_deterministic
 from tests.gpu.bench import Bench, NotMeasured
-from tests.gpu.engine import corpus_of, make_deterministic, trial_of
+from tests.gpu.engine import corpus_of, trial_of
 from tests.gpu.marks import CHECKS, LIMIT, Check, Row
 from tests.gpu.results import DRY, Results, read
 

@@ -16,7 +16,7 @@ from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from tests.harness import engine, ladders
 from tests.harness.features import FEATURES
-from tests.harness.tracing import FromHost, Trace, Traced, steps_of
+from tests.harness.tracing import META, FromHost, Trace, Traced, steps_of
 from tests.sweeps import test_mitigations
 
 STEPS = (1, 2)  # neither is validated after, nor has what is read at every tenth step
@@ -88,10 +88,12 @@ def test_as_many_operations_whatever_the_number_of_rows() -> None:
     assert len(set(counts.values())) == 1, counts
 
 
-def test_a_batch_of_one_row_is_as_large_as_that_of_two() -> None:
-    """No step has a batch of one, which takes other kernels."""
-    one, two = (healthy([engine.trial(seed=seed) for seed in range(rows)])[0] for rows in (1, 2))
-    assert one.trained == two.trained
+@pytest.mark.parametrize(("rows", "slots"), [(1, 1), (2, 2), (3, 4), (33, 64), (65, 96), (129, 160)])
+def test_slots(rows: int, slots: int) -> None:
+    """Parts of one size, whatever the number of rows; only a trial that is alone is so all the time."""
+    pack = Pack([engine.trial(seed=seed) for seed in range(rows)], engine.corpus_of(engine.trial()), META)
+    assert pack.weights.shape[0] == pack.slots.count == slots and len(pack) == rows
+    assert len({part.stop - part.start for part in pack.parts}) == 1
 
 
 # --- that such things are found out ---------------------------------------------------------------------------------

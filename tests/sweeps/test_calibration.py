@@ -93,7 +93,9 @@ def test_only_what_fits_is_tried_and_taken(
 ) -> None:
     """The pack's rows count too, of which there may be more than pass at once."""
     found, meter = footprint(calibration.shortened(TRIAL)), Meter({16: 100.0, 32: 200.0, 64: 400.0, 128: 800.0})
-    monkeypatch.setattr(calibration, "free_bytes", lambda device: found.bytes(128, 128))
+    monkeypatch.setattr(
+        calibration, "free_bytes", lambda device: max(found.bytes(128, 128), footprint(TRIAL).bytes(128, 128))
+    )
     assert chosen(tmp_path, meter, rows) == {100: 128, 300: None}[rows]
     assert meter.asked == [16, 32, 64, 128]
     monkeypatch.setattr(calibration, "free_bytes", lambda device: math.inf)
@@ -117,8 +119,8 @@ def test_the_clock_runs_over_the_steps_after_the_first_ones(
 
     monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=tick))
     begun: list[int] = []
-    begin = Pack.begin
-    monkeypatch.setattr(Pack, "begin", lambda pack, step, *rest: (begun.append(len(pack)), begin(pack, step, *rest))[1])
+    begin = Pack.know_weights
+    monkeypatch.setattr(Pack, "know_weights", lambda pack, here: (begun.append(len(pack)), begin(pack, here))[1])
     short = calibration.shortened(TRIAL)
     speed = calibration.trial_steps_a_second(short, 5, CPU, engine.corpus_of(TRIAL))
     assert speed == 5 * TIMED and looks == [0, 1] and begun == [5] * (WARM + TIMED)
@@ -220,7 +222,8 @@ def test_how_many_pass_at_once_changes_no_bit() -> None:
 
     def at_once(rows: int) -> engine.Run:
         def prepare(pack: Pack) -> None:
-            pack.at_once = rows
+            pack.slots._at_once = rows
+            pack.slots.arrange(pack.rows)
             pack.refresh()
             parts.append(len(pack.parts))
 
@@ -239,14 +242,14 @@ def test_a_pack_goes_on_with_the_rows_with_which_it_began(
     meter = Meter({2: 10.0, 4: 99.0, 8: 10.0})
     monkeypatch.setattr(calibration, "trial_steps_a_second", meter)
     seen: list[int] = []
-    begin = Pack.begin
+    begin = Pack.know_weights
 
     def noted(pack: Pack, *rest: Any) -> None:
         if pack.device == CPU:  # and is not one whose memory is counted
             seen.append(pack.at_once)
         begin(pack, *rest)
 
-    monkeypatch.setattr(Pack, "begin", noted)
+    monkeypatch.setattr(Pack, "know_weights", noted)
     job = job_of(PackPlan(tuple(engine.different(6)), frozenset()), tmp_path / "out", block=2, every=1)
     open_store(job.out, "grid")
     own = job.checkpoints
