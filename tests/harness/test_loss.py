@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from harness.basics import devices
 from harness.model.layers import soft_cap
+from harness.objectives import loss as module
 from harness.objectives.loss import cross_entropy
 from harness.objectives.outcome import NON_FINITE
 from injectors.value import Value
@@ -47,6 +49,28 @@ def test_gradients_are_those_of_loss_and_z_loss_and_the_value_that_of_the_loss(s
         torch.testing.assert_close(loss[r].detach(), (share * each_token).mean().detach(), rtol=1e-14, atol=1e-14)
         (share * (each_token + z_loss)).mean().mul(dloss[r]).backward()
         torch.testing.assert_close(logits.grad[r], own.grad, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("tokens", [1, 3, 10])
+def test_pieces_are_the_whole(monkeypatch, weighted, tokens):
+    """As an accelerator takes them, so many tokens at a time; and the gradient is where the logits were."""
+    z_loss, weights = torch.tensor(Z, dtype=torch.float64), normal(3, 10, seed=2).relu() if weighted else None
+    gradients, losses, arrived = [], [], []
+    for piece in (None, tokens):
+        if piece:
+            monkeypatch.setattr(devices, "CPUS", ())
+            monkeypatch.setattr(module, "PIECE", piece * 3 * 7 * 8)
+        leaf = (5 * normal(3, 10, 7)).requires_grad_()
+        logits = leaf * 1.0
+        logits.register_hook(lambda gradient, logits=logits: arrived.append((gradient, logits)))
+        loss = cross_entropy(logits, targets(), z_loss, weights)
+        loss.sum().backward()
+        losses.append(loss.detach())
+        gradients.append(leaf.grad)
+    is_same = [gradient.data_ptr() == logits.data_ptr() for gradient, logits in arrived]
+    assert is_same == [False, tokens < 10]
+    assert torch.equal(*losses) and torch.equal(*gradients)
 
 
 def test_a_z_loss_pulls_log_z_towards_zero():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +30,8 @@ LATER = (6, 7)  # where batches have grown
 OPERATIONS = """
     _conj _index_put_impl_ _log_softmax _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view abs add add_
     alias all amax amin any arange argmax argmin baddbmm bitwise_and bitwise_and_ bitwise_not bitwise_or bitwise_or_
-    bitwise_xor_ bmm cat clamp clamp_ clamp_min clone copy_ cos detach diagonal div div_ embedding eq exp expand fill_
-    floor_divide fmax full full_like gather ge gelu gelu_backward gt gt_ index index_select isinf isnan le
+    bitwise_xor_ bmm cat clamp clamp_ clamp_min clone copy_ cos detach diagonal div div_ embedding eq exp exp_ expand
+    fill_ floor_divide fmax full full_like gather ge gelu gelu_backward gt gt_ index index_select isinf isnan le
     linalg_vector_norm log logical_and_ logical_or_ lt masked_fill_ max maximum mean minimum mul mul_ nansum
     native_layer_norm native_layer_norm_backward ne neg neg_ new_empty new_zeros ones ones_like permute pow pow_
     promote_types reciprocal reciprocal_ relu remainder round rsub scalar_tensor searchsorted select sign silu
@@ -94,6 +95,38 @@ def test_slots(rows: int, slots: int) -> None:
     pack = Pack([engine.trial(seed=seed) for seed in range(rows)], engine.corpus_of(engine.trial()), META)
     assert pack.weights.shape[0] == pack.slots.count == slots and len(pack) == rows
     assert len({part.stop - part.start for part in pack.parts}) == 1
+
+
+REDUCTIONS = frozenset(
+    ("sum", "mean", "amax", "amin", "linalg_vector_norm", "nansum", "_softmax", "_log_softmax", "native_layer_norm")
+)
+FEW = 128  # elements: what sums fewer has nothing to be cut into
+
+
+def unaligned(traced: Traced, slots: int) -> list[str]:
+    """Reductions that read rows of a pack which do not all start alike: at multiples of 16 bytes, which is what a
+    thread of CUDA reads at once.
+    """
+    found = []
+    for operation in traced.all:
+        for shape, dtype, strides in operation.tensors:
+            is_large = len(shape) > 1 and shape[0] == slots and math.prod(shape[1:]) >= FEW
+            if operation.name.split(".")[1] in REDUCTIONS and is_large and strides[0] * dtype.itemsize % 16:
+                found.append(f"{operation.name} of {shape}")
+    return found
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("context", [64, 65, 512])
+def test_every_row_of_a_reduction_starts_alike(context: int, precision: str) -> None:
+    fields = {"width": 64, "head_dim": 16, "context": context, "batch": 8, "precision": precision, "clip": 1.0}
+    traced = healthy([engine.trial(seed=seed, **fields) for seed in range(3)])[0]
+    assert unaligned(traced, 4) == []
+
+
+def test_a_row_that_starts_otherwise_is_found() -> None:
+    traced = healthy([engine.trial(seed=seed, batch=1, context=17, head_dim=16) for seed in range(3)])[0]
+    assert any("softmax" in name for name in unaligned(traced, 4))
 
 
 # --- that such things are found out ---------------------------------------------------------------------------------
