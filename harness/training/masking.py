@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from harness.basics.devices import on_cpu
+from harness.basics.devices import on_cpu, sent
 from harness.model.formats import raw_words
 from harness.training.clock import Tick
 from harness.training.pack import Pack
@@ -28,23 +28,21 @@ class Masking:
 
     def __init__(self, pack: Pack, over: Sequence[int | None], alike: Alike):
         self._pack, self._over, self._alike = pack, over, alike
-        self._since: dict[int, Tensor] = {}  # planned trial -> the step since which it is its twin, [], or NEVER
+        self._rows: list[int] = []  # the trials in the slots when `_since` was noted
+        self._since: Tensor | None = None  # the step since which each slot is its twin, [S], or NEVER
+        self._chosen: dict[tuple[int, ...], Tensor] = {}  # rows -> which slots they are
 
     def look(self, tick: Tick, loss_R: Tensor, asks: bool) -> None:
         """After a step of the rows that train: note what is equal, and mark it where the host `asks`."""
         pairs = list(self._pairs(tick))
         if on_cpu(self._pack.device):
             self._mark_now(pairs, loss_R)
-            return
-        paired = {self._pack.rows[row] for row, _, _ in pairs}
-        self._since = {trial: since for trial, since in self._since.items() if trial in paired}
-        by_twin: dict[tuple[int, int], list[int]] = {}
-        for row, twin, step in pairs:
-            by_twin.setdefault((twin, step), []).append(row)
-        for (twin, step), rows in by_twin.items():
-            self._note(rows, twin, step, loss_R)
-        if asks:
-            self._mark_since(pairs)
+        elif not pairs:
+            self._since = None
+        else:
+            self._note(pairs, loss_R)
+            if asks:
+                self._mark_since(pairs)
 
     def _pairs(self, tick: Tick) -> list[tuple[int, int, int]]:
         """Rows whose fault is over, those of their twins, and the step at which both stand."""
@@ -70,26 +68,42 @@ class Masking:
             if is_alike and pack.active[[row, twin]].all() and pack.rows_state.equal(row, twin):
                 pack.twins.masked[pack.rows[row]] = step
 
-    def _note(self, rows: Sequence[int], twin: int, step: int, loss_R: Tensor) -> None:
-        """What `_mark_now` would find of the rows with this twin, [R], in a few passes over the state of all."""
+    def _note(self, pairs: Sequence[tuple[int, int, int]], loss_R: Tensor) -> None:
+        """What `_mark_now` would find, in a few passes over the state of all rows for each twin."""
+        pack, known = self._pack, self._known()
+        since = torch.full_like(known, NEVER)
+        by_twin: dict[tuple[int, int], list[int]] = {}
+        for row, twin, step in pairs:
+            by_twin.setdefault((twin, step), []).append(row)
+        for (twin, step), rows in by_twin.items():
+            equal = (loss_R == loss_R[twin]) & pack.active & pack.active[twin] & self._slots_of(tuple(rows))
+            for _, values in pack.rows_state:
+                words = raw_words(values)
+                equal = equal & (words == words[twin : twin + 1]).reshape(len(words), -1).all(1)
+            is_new = (known == NEVER) | (known > step)  # those beyond it went back
+            since = torch.where(equal, torch.where(is_new, step, known), since)
+        self._since = since
+
+    def _known(self) -> Tensor:
+        """What was noted before of the trials that are in the slots now, [S]."""
         pack = self._pack
-        equal = (loss_R == loss_R[twin]) & pack.active & pack.active[twin]
-        for _, values in pack.rows_state:
-            words = raw_words(values)
-            equal = equal & (words == words[twin : twin + 1]).reshape(len(words), -1).all(1)
-        for row in rows:
-            before = self._since.get(pack.rows[row])
-            since = torch.full_like(equal[row], NEVER, dtype=torch.int64) if before is None else before
-            is_new = (since == NEVER) | (since > step)  # it went back
-            self._since[pack.rows[row]] = torch.where(equal[row], torch.where(is_new, step, since), NEVER)
+        if self._since is None or self._rows != pack.rows:
+            before = {} if self._since is None else dict(zip(self._rows, self._since.tolist(), strict=False))
+            steps = [before.get(trial, NEVER) for trial in pack.rows]
+            steps += [NEVER] * (pack.slots.count - len(steps))
+            self._rows, self._since = list(pack.rows), sent(torch.tensor(steps), pack.device)
+            self._chosen.clear()
+        return self._since
+
+    def _slots_of(self, rows: tuple[int, ...]) -> Tensor:
+        if rows not in self._chosen:
+            self._chosen[rows] = sent(self._pack.slots.of_rows(rows), self._pack.device)
+        return self._chosen[rows]
 
     def _mark_since(self, pairs: Sequence[tuple[int, int, int]]) -> None:
         """Here the host waits for the device."""
-        if not pairs:
-            return
-        trials = [(self._pack.rows[row], self._pack.rows[twin], step) for row, twin, step in pairs]
-        noted = torch.stack([self._since[trial] for trial, _, _ in trials]).tolist()
-        for since, (trial, twin, step) in zip(noted, trials, strict=True):
-            alike = (at for at in range(since, step + 1) if self._alike(trial, twin, at))
-            if since != NEVER and (masked := next(alike, None)) is not None:
-                self._pack.twins.masked[trial] = masked
+        noted, rows = self._known().tolist(), self._pack.rows
+        for row, twin, step in pairs:
+            alike = (at for at in range(noted[row], step + 1) if self._alike(rows[row], rows[twin], at))
+            if noted[row] != NEVER and (masked := next(alike, None)) is not None:
+                self._pack.twins.masked[rows[row]] = masked
