@@ -48,6 +48,11 @@ def cut(spans: Sequence[Span], columns: int, device: torch.device, groups: Seque
 
 @cache
 def _cut(spans: tuple[Span, ...], columns: int, device: torch.device, groups: tuple[int, ...] | None) -> Blocks:
+    if device.type == "meta":  # a model that is planned may have more blocks than can be listed
+        count = sum(-(-(stop - start) // BLOCK) for start, stop in spans)
+        table = torch.empty((3, count), dtype=torch.int32, device=device)
+        firsts_of = torch.empty(len(spans) + 1 if groups is None else 2, dtype=torch.int32, device=device)
+        return Blocks(table, firsts_of, _is_whole(spans, columns))
     rows: list[tuple[int, int, int]] = []
     firsts = [0]
     for (start, stop), group in zip(spans, range(len(spans)) if groups is None else groups, strict=True):
