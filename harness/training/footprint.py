@@ -24,7 +24,7 @@ from harness.training.allocations import Allocations
 from harness.training.graphs import may_replay
 from harness.training.loop import train
 from harness.training.pack import Pack
-from harness.training.pack_sizes import cut, largest_part, rows_at_once, windows_at_once
+from harness.training.pack_sizes import largest_part, part_size, rows_at_once, windows_at_once
 from harness.training.sites import Agenda
 
 META = torch.device("meta")
@@ -75,8 +75,8 @@ class Footprint:
 
     def bytes(self, rows: int, part: int | None = None) -> int:
         """The peak with so many rows, in parts of `part` slots; None: as the pack would be cut."""
-        parts = cut(rows, self.at_once, ACCELERATOR)
-        slots, part = parts[-1].stop, parts[0].stop if part is None else part
+        size = part_size(rows, self.at_once)
+        slots, part = rows + -rows % size, size if part is None else part
         held = self.held.at(slots, part)
         most = max(peak.at(slots, part) for peak in self.peaks.values())
         return int(self.beside + WORKSPACES + held + (1 + self.pools) * max(0.0, most - held))

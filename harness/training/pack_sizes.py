@@ -36,19 +36,23 @@ def largest_part(rows: int, at_once: int) -> int:
     return 1 if rows == 1 else 1 << (max(SMALLEST_PACK, min(at_once, 2 * rows - 1)).bit_length() - 1)
 
 
+def part_size(rows: int, at_once: int) -> int:
+    """Slots of each part of so many rows on an accelerator: of that size, or half of it where fewer are idle then."""
+    most = largest_part(rows, at_once)
+    return min((most, max(min(most, SMALLEST_PACK), most // 2)), key=lambda size: (-rows % size, -size))
+
+
 def cut(rows: int, at_once: int, device: torch.device) -> list[slice]:
     """Slots that pass through the model one part after the other: of about the size that is fastest, none too small.
 
-    On an accelerator parts are of one size, a power of two, with as few idle slots as parts of at least half of
-    `at_once` leave. A CPU has no idle slots.
+    On an accelerator parts are of one size, a power of two, with idle slots behind. A CPU has none of those.
     """
     if on_cpu(device):
         least = smallest_pack(device)
         count = max(1, min(round(rows / max(at_once, least)), rows // least))
         ends = [rows * i // count for i in range(count + 1)]
     else:
-        most = largest_part(rows, at_once)
-        size = min((most, max(min(most, SMALLEST_PACK), most // 2)), key=lambda size: (-(-rows // size) * size, -size))
+        size = part_size(rows, at_once)
         ends = list(range(0, -(-rows // size) * size + 1, size))
     return [slice(start, stop) for start, stop in zip(ends, ends[1:], strict=False)]
 
