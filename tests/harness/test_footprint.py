@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -71,6 +72,7 @@ def accelerator_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def allocated(function: Callable[[], object]) -> int:
     """The most bytes that torch's allocator has given out at a time while the function ran, inside kernels too."""
+    gc.collect()  # what goes meanwhile must not be what others have left
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         function()
     assert recorded.profiler is not None
