@@ -51,7 +51,7 @@ class Answers:
         self.recovery = Recovery(self, playbooks[0]) if playbooks else None
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
-        self._masking = Masking(pack, agenda.last, self._stand_alike)
+        self._masking = Masking(pack, agenda.last)
 
     def forked(self, leaders: Mapping[int, int]) -> None:
         """These planned trials have a row of their own now, a copy of that of their twins."""
@@ -95,7 +95,7 @@ class Answers:
         """
         pack = self.pack
         looks = is_due or on_cpu(pack.device)
-        self._masking.look(tick, loss, looks or saves)
+        self._masking.look(tick, loss, looks or saves, self._stand_alike)
         has_news = self.recovery is not None and self.recovery.has_news
         if not self._holds or not (looks or saves or has_news):
             return

@@ -22,27 +22,28 @@ NEVER = -1
 
 
 class Masking:
-    """`over` has the last step of each planned trial's fault, or None; `alike` says of a trial, its twin and a step
-    whether what is known of them on the host is equal, too.
-    """
+    """`over` has the last step of each planned trial's fault, or None."""
 
-    def __init__(self, pack: Pack, over: Sequence[int | None], alike: Alike):
-        self._pack, self._over, self._alike = pack, over, alike
+    def __init__(self, pack: Pack, over: Sequence[int | None]):
+        self._pack, self._over = pack, over
         self._rows: list[int] = []  # the trials in the slots when `_since` was noted
         self._since: Tensor | None = None  # the step since which each slot is its twin, [S], or NEVER
         self._chosen: dict[tuple[int, ...], Tensor] = {}  # rows -> which slots they are
 
-    def look(self, tick: Tick, loss_R: Tensor, asks: bool) -> None:
-        """After a step of the rows that train: note what is equal, and mark it where the host `asks`."""
+    def look(self, tick: Tick, loss_R: Tensor, asks: bool, alike: Alike) -> None:
+        """After a step of the rows that train: note what is equal, and mark it where the host `asks`.
+
+        `alike` says of a trial, its twin and a step whether what is known of them on the host is equal, too.
+        """
         pairs = list(self._pairs(tick))
         if on_cpu(self._pack.device):
-            self._mark_now(pairs, loss_R)
+            self._mark_now(pairs, loss_R, alike)
         elif not pairs:
             self._since = None
         else:
             self._note(pairs, loss_R)
             if asks:
-                self._mark_since(pairs)
+                self._mark_since(pairs, alike)
 
     def _pairs(self, tick: Tick) -> list[tuple[int, int, int]]:
         """Rows whose fault is over, those of their twins, and the step at which both stand."""
@@ -57,14 +58,14 @@ class Masking:
                     pairs.append((row, twin, step))
         return pairs
 
-    def _mark_now(self, pairs: Sequence[tuple[int, int, int]], loss_R: Tensor) -> None:
+    def _mark_now(self, pairs: Sequence[tuple[int, int, int]], loss_R: Tensor, alike: Alike) -> None:
         """States are compared only where the loss of this step is equal."""
         pack = self._pack
         if not pairs:
             return
         equal = loss_R[[row for row, _, _ in pairs]] == loss_R[[twin for _, twin, _ in pairs]]
         for is_equal, (row, twin, step) in zip(equal.tolist(), pairs, strict=True):
-            is_alike = is_equal and self._alike(pack.rows[row], pack.rows[twin], step)
+            is_alike = is_equal and alike(pack.rows[row], pack.rows[twin], step)
             if is_alike and pack.active[[row, twin]].all() and pack.rows_state.equal(row, twin):
                 pack.twins.masked[pack.rows[row]] = step
 
@@ -100,10 +101,10 @@ class Masking:
             self._chosen[rows] = sent(self._pack.slots.of_rows(rows), self._pack.device)
         return self._chosen[rows]
 
-    def _mark_since(self, pairs: Sequence[tuple[int, int, int]]) -> None:
+    def _mark_since(self, pairs: Sequence[tuple[int, int, int]], alike: Alike) -> None:
         """Here the host waits for the device."""
         noted, rows = self._known().tolist(), self._pack.rows
         for row, twin, step in pairs:
-            alike = (at for at in range(noted[row], step + 1) if self._alike(rows[row], rows[twin], at))
-            if noted[row] != NEVER and (masked := next(alike, None)) is not None:
+            fitting = (at for at in range(noted[row], step + 1) if alike(rows[row], rows[twin], at))
+            if noted[row] != NEVER and (masked := next(fitting, None)) is not None:
                 self._pack.twins.masked[rows[row]] = masked
