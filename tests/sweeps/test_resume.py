@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.store import open_store
@@ -56,13 +56,13 @@ def kill(job: Job, step: int) -> None:
 def steps_trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that any pack has trained, as they are trained."""
     trained: list[int] = []
-    begin = Pack.begin
+    batch = Pack.batch
 
-    def noted(pack: Pack, step: int, *rows: Any) -> None:
+    def noted(pack: Pack, step: int) -> torch.Tensor:
         trained.append(step)
-        begin(pack, step, *rows)
+        return batch(pack, step)
 
-    monkeypatch.setattr(Pack, "begin", noted)
+    monkeypatch.setattr(Pack, "batch", noted)
     return trained
 
 
