@@ -56,13 +56,13 @@ def kill(job: Job, step: int) -> None:
 def steps_trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that any pack has trained, as they are trained."""
     trained: list[int] = []
-    batch = Pack.batch
+    learning_rate = Pack.learning_rate
 
     def noted(pack: Pack, step: int) -> torch.Tensor:
         trained.append(step)
-        return batch(pack, step)
+        return learning_rate(pack, step)
 
-    monkeypatch.setattr(Pack, "batch", noted)
+    monkeypatch.setattr(Pack, "learning_rate", noted)
     return trained
 
 
