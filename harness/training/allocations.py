@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple, Self
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -203,8 +202,11 @@ def _fused_attention() -> Iterator[None]:
         has_kernel = q.is_meta and q.dtype != torch.float64
         return _Attention.apply(q, k, v) if has_kernel else usual(q, k, v, **named)
 
-    with patch.object(F, "scaled_dot_product_attention", attention):
+    F.scaled_dot_product_attention = attention  # type: ignore[assignment]
+    try:
         yield
+    finally:
+        F.scaled_dot_product_attention = usual
 
 
 class _Attention(torch.autograd.Function):
