@@ -6,16 +6,13 @@ host and looks at nothing. Arrays are contiguous.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.kernels.blocks import Blocks
-from harness.kernels.use import are_interpreted
-
-WARPS = 4  # of 32 threads each
+from harness.kernels.launch import launch
 
 
 def adamw(
@@ -83,7 +80,7 @@ def _adamw(
     numbers = (active, rate, short1, short2, beta1, beta2, epsilon, decay, multipliers)
     sizes = (weights.shape[1], table.shape[1], decay.shape[1])
     arrays = (weights, gradients, first, second, partial, *numbers, table)
-    _launch("adamw", (table.shape[1], len(weights)), *arrays, *sizes, IS_WHOLE=is_whole, MEASURE=measure)
+    launch("adamw", (table.shape[1], len(weights)), *arrays, *sizes, IS_WHOLE=is_whole, MEASURE=measure)
     return partial
 
 
@@ -101,7 +98,7 @@ def _(weights: Tensor, *others: Any) -> Tensor:
 def _squares(values: Tensor, table: Tensor, is_whole: bool) -> Tensor:
     partial = values.new_empty(len(values), table.shape[1], dtype=torch.float64)
     sizes = (values.shape[1], table.shape[1])
-    _launch("squares", (table.shape[1], len(values)), values, partial, table, *sizes, IS_WHOLE=is_whole)
+    launch("squares", (table.shape[1], len(values)), values, partial, table, *sizes, IS_WHOLE=is_whole)
     return partial
 
 
@@ -114,7 +111,7 @@ def _(values: Tensor, table: Tensor, is_whole: bool) -> Tensor:
 def _add_up(partial: Tensor, firsts: Tensor) -> Tensor:
     sums = partial.new_empty(*partial.shape[:-1], len(firsts) - 1)
     grid = (len(firsts) - 1, partial.shape[:-1].numel())
-    _launch("add_up", grid, partial, sums, firsts, partial.shape[-1], len(firsts) - 1)
+    launch("add_up", grid, partial, sums, firsts, partial.shape[-1], len(firsts) - 1)
     return sums
 
 
@@ -126,30 +123,9 @@ def _(partial: Tensor, firsts: Tensor) -> Tensor:
 @torch.library.custom_op("stability_harness::scale", mutates_args=("values",))
 def _scale(values: Tensor, factors: Tensor, table: Tensor, is_whole: bool) -> None:
     sizes = (values.shape[1], table.shape[1], factors.shape[1])
-    _launch("scale", (table.shape[1], len(values)), values, factors, table, *sizes, IS_WHOLE=is_whole)
+    launch("scale", (table.shape[1], len(values)), values, factors, table, *sizes, IS_WHOLE=is_whole)
 
 
 @_scale.register_fake
 def _(values: Tensor, factors: Tensor, table: Tensor, is_whole: bool) -> None:
     pass
-
-
-# --- launches ------------------------------------------------------------------------------------------------------
-
-
-def _launch(name: str, grid: tuple[int, int], *arguments: Any, **constants: bool) -> None:
-    """Run a program for each block, or sum, of each row, on the device of the first argument."""
-    if not all(given.is_contiguous() for given in arguments if isinstance(given, Tensor)):
-        raise ValueError(f"{name}: arrays have to be contiguous")
-    with torch.cuda.device_of(arguments[0]):
-        program(name, are_interpreted())[grid](*arguments, **constants, num_warps=WARPS, enable_fp_fusion=False)
-
-
-@cache
-def program(name: str, is_interpreted: bool) -> Any:
-    """One of the programs, compiled when it is first launched; or interpreted, as Triton is asked to at the moment."""
-    import triton
-
-    from harness.kernels import programs
-
-    return triton.jit(getattr(programs, name))

@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from harness.basics import devices
-from harness.kernels import operators, programs, use
+from harness.kernels import launch, operators, programs, use
 from harness.kernels.blocks import BLOCK, cut
 from harness.model.parameters import Layout
 from harness.model.state import State
@@ -167,7 +167,7 @@ def launches(monkeypatch, tmp_path):
     """What Triton would be asked to compile, where data on a CPU takes a GPU's ways; nothing runs."""
     monkeypatch.setattr(devices, "CPUS", ())
     monkeypatch.setattr(use, "are_interpreted", lambda: True)
-    monkeypatch.setattr(operators, "are_interpreted", lambda: False)
+    monkeypatch.setattr(launch, "are_interpreted", lambda: False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found: list[tuple[Any, ...]] = []
 
@@ -178,7 +178,7 @@ def launches(monkeypatch, tmp_path):
         def __getitem__(self, grid: tuple[int, int]) -> Any:
             return lambda *arguments, **options: found.append(specialised(self.name, arguments, options))
 
-    monkeypatch.setattr(operators, "program", lambda name, is_interpreted: Program(name))
+    monkeypatch.setattr(launch, "program", lambda name, is_interpreted: Program(name))
     return found
 
 
@@ -203,7 +203,7 @@ def test_programs_compile(launches, rows, dtype, capability):
         assembly = compiled(key, capability)
         assert not re.search(r"\b(atom|red)\.|\.approx|\.full\.|\.ftz", assembly), key[0]
         products = re.findall(r"\bfma\.rn\.(f\d\d)", assembly)
-        each = BLOCK // (32 * operators.WARPS)  # elements of a thread, for each of which there are two
+        each = BLOCK // (32 * launch.WARPS)  # elements of a thread, for each of which there are two
         expected = {"f32": 2 * each, "f64": 1} if dtype == torch.float32 else {"f64": 2 * each + 1}
         assert {kind: products.count(kind) for kind in set(products)} == (expected if key[0] == "adamw" else {})
         wide = r"ld\.global\.v4\.b32" if dtype == torch.float32 else r"ld\.global\.v2\.b64"
@@ -296,7 +296,7 @@ def test_operators_say_what_they_change(monkeypatch):
         for place in changed[name]:
             arguments[place].fill_(2.0)
 
-    monkeypatch.setattr(operators, "_launch", stand_in)
+    monkeypatch.setattr(operators, "launch", stand_in)
     blocks = cut([(0, 2000)], 2000, CPU, [0])
     arrays, few = [torch.randn(3, 2000) for _ in range(4)], torch.ones(3, dtype=torch.float64)
     numbers = (few > 0, few.float(), *[few] * 5, few[:, None], torch.ones(1, 2, dtype=torch.float64))
