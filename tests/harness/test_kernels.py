@@ -17,8 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from harness.basics import devices
-from harness.kernels import launch, operators, programs, use
+from harness.kernels import heads, launch, operators, use
 from harness.kernels.blocks import BLOCK, cut
+from harness.kernels.launch import written
 from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.clipping import COLUMNS, global_norm, scale_tensors, scale_trials, tensor_norms
@@ -29,9 +30,10 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA_KINDS = (torch.device("cuda", 0), META)
 
 
-def test_in_the_interpreter():
-    """Whatever tests/harness/interpreted_kernels.py says of values."""
-    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/harness/interpreted_kernels.py"]
+@pytest.mark.parametrize("file", ["kernels", "heads"])
+def test_in_the_interpreter(file):
+    """Whatever tests/harness/interpreted_kernels.py, and files like it, say of values."""
+    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/interpreted_{file}.py"]
     found = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"\b\d\d passed in", found.stdout), found.stdout
@@ -126,11 +128,12 @@ def test_tables_are_made_once():
 # --- compiled, without a GPU -------------------------------------------------------------------------------------
 
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.bool: "*i1"}
+TYPES |= {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
 def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """What Triton compiles a launch for: types, numbers that are 1, and what is a multiple of 16."""
-    names = triton.jit(getattr(programs, name)).arg_names
+    names = triton.jit(written(name)).arg_names
     constants = dict(options)
     signature: dict[str, str] = {}
     aligned = []
@@ -153,7 +156,7 @@ def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) 
 def compiled(key: tuple[Any, ...], capability: int) -> str:
     """The program in the GPU's assembly; it was accepted by the assembler, too."""
     name, signature, constants, aligned, launch = key
-    program = triton.jit(getattr(programs, name))
+    program = triton.jit(written(name))
     places = {(program.arg_names.index(given),): value for given, value in constants}
     hints = {(place,): [["tt.divisibility", 16]] for place in aligned}
     source = ASTSource(fn=program, signature=dict(signature), constexprs=places, attrs=hints)
@@ -233,6 +236,73 @@ def test_a_step_is_few_launches(launches):
         rig.step(measure=measure)
         assert [name for name, *_ in launches] == expected
         launches.clear()
+
+
+# --- heads of attention ----------------------------------------------------------------------------------------------
+
+
+def pass_heads(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """All that is done to heads [R, B, H, T, D], by rotations and without: there, back, and in between."""
+    trials, batch, count, context, head_dim = shape
+    qkv = torch.zeros(trials, batch * context, 3 * count * head_dim, dtype=dtype)
+    angles = torch.zeros(context, head_dim // 2, 2, dtype=torch.promote_types(dtype, torch.float32))
+    others = torch.zeros(trials, batch, context, count, head_dim, dtype=dtype).transpose(2, 3)
+    for given in ((angles,), ()):
+        q, k, v = heads.split(qkv, context, count, *given)
+        heads.join([q, k, v], *given)
+        heads.join([others] * 3, *given)
+    heads.turn([q, k], angles)
+    heads.turn([q, k], angles, back=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("head_dim", [2, 24, 64])
+def test_programs_of_heads_compile(launches, head_dim, capability, dtype):
+    """Products are rounded as they are written, and what is read is in registers as it is needed, 16 bytes at once."""
+    pass_heads((2, 1, 3, 64, head_dim), dtype)
+    assert {name for name, *_ in launches} == {"heads"}
+    for key in dict.fromkeys(launches):
+        assembly, constants = compiled(key, capability), dict(key[2])
+        assert not re.search(r"\b(atom|red)\.|\.approx|\.full\.|\.ftz|\bfma\.\w*\.?[fb]|\.shared|shfl", assembly)
+        each = heads.TILE // (32 * launch.WARPS)  # elements of a thread, for each of which there are two products
+        products = len(re.findall(r"\bmul\.rn\.f(?:32|64)\b", assembly))
+        assert products == 2 * each * constants["TURNED"]
+        at_once = set(re.findall(r"\b(?:ld|st)\.global\.([\w.]+)", assembly))
+        if head_dim * dtype.itemsize % 16 == 0:
+            assert at_once == {"v2.b64" if dtype == torch.float64 else "v4.b32"}
+
+
+def test_one_program_of_heads_serves_all_packs(launches):
+    pass_heads((5, 2, 3, 65, 8), torch.bfloat16)
+    expected = list(launches)
+    assert len(set(expected)) == 8
+    for trials in (1, 2, 16, 64):
+        launches.clear()
+        pass_heads((trials, 2, 3, 65, 8), torch.bfloat16)
+        assert launches == expected
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_operators_of_heads_say_what_they_return(monkeypatch, tokens_first):
+    """As torch checks it; with stand-ins for the programs, which fill what they are to fill."""
+
+    def stand_in(name: str, grid: Any, *arrays: Any, PARTS: int, **constants: Any) -> None:
+        for target in {id(array): array for array in arrays[3 : 3 + PARTS]}.values():
+            target.fill_(2.0)
+
+    monkeypatch.setattr(heads, "launch", stand_in)
+    qkv, angles = torch.randn(2, 15, 36), torch.randn(5, 2, 2)
+    parts = [torch.randn(2, 3, 5, 3, 4).transpose(2, 3) for _ in range(3)]
+    parts = parts if tokens_first else [part.contiguous() for part in parts]
+    for table in (angles, None):
+        for name, given in (("split_heads", (qkv, table, 5, 3)), ("join_heads", (*parts, table))):
+            operator = getattr(torch.ops.stability_harness, name).default
+            torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+    for back in (True, False):
+        given = ([part.contiguous() for part in parts[:2]], angles, back)
+        operator = torch.ops.stability_harness.turn_heads.default
+        torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
 
 
 # --- on `meta`, which has no numbers -------------------------------------------------------------------------------
