@@ -20,6 +20,7 @@ from harness.basics import devices
 from harness.kernels import heads, launch, operators, use
 from harness.kernels.blocks import BLOCK, cut
 from harness.kernels.launch import written
+from harness.model.attention import rotate
 from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.clipping import COLUMNS, global_norm, scale_tensors, scale_trials, tensor_norms
@@ -406,3 +407,14 @@ def test_float64_does_not_ask_torchs_kernel(monkeypatch):
     other = Rig(different("adamw", 4))
     other.train(3)
     torch.testing.assert_close(other.weights, rig.weights, rtol=1e-12, atol=1e-12)
+
+
+def test_turning_back_copies_no_table(monkeypatch):
+    """What the backward pass turns by is there already."""
+    monkeypatch.setattr(use, "is_installed", lambda: False)
+    x = torch.zeros(2, 3, 4, 5, 6, device=META, requires_grad=True)
+    turned, gradient = rotate(x, 10000.0, torch.float32), torch.zeros_like(x)
+    with Traced() as calls:
+        turned.backward(gradient)
+    assert any("mul" in name for name in calls.called)
+    assert not any("conj" in name or "clone" in name for name in calls.called)
