@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from harness.basics.devices import sent
@@ -39,6 +39,7 @@ from harness.training.slots import Slots
 from harness.training.twins import Twins
 
 NOTHING = nullcontext()
+WindowLosses = Callable[[Tensor, slice], Tensor]  # as `Pack.window_losses`
 
 
 class Pack:
@@ -325,21 +326,24 @@ class Pack:
             self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
         return norms
 
-    def validation_losses(self, tokens: int) -> Tensor:
+    def window_losses(self, starts_N: Tensor, rows: slice) -> Tensor:
+        """Loss of each of these windows of the held-out data under the rows of one of the `parts`, [r, N], float64."""
+        return self.objective.window_losses(self.model, starts_N, rows)
+
+    def validation_losses(self, tokens: int, losses_of: WindowLosses | None = None) -> Tensor:
         """Mean loss in each segment of the held-out data (`Objective.held_out`), [R, S], float64.
 
-        The windows are the same for every trial and every time. Each piece is filled up with NaN to the usual length.
+        The windows are the same for every trial and every time. They pass in pieces, for which `losses_of` is asked in
+        place of `window_losses`; what it gives has to hold until it is asked again. NaN fills up the last piece.
         """
         starts, most = self.objective.held_out(tokens), self._windows_at_once
-        pieces = starts.flatten().split(most)
+        pieces, losses_of = starts.flatten().split(most), losses_of or self.window_losses
         share = self.ranks.own_share(len(pieces))
-
-        def losses_of(piece: Tensor, rows: slice) -> Tensor:
-            return F.pad(self.objective.window_losses(self.model, piece, rows), (0, most - len(piece)), value=torch.nan)
-
+        losses = torch.full((len(share), self.slots.count, most), torch.nan, dtype=torch.float64, device=self.device)
         with torch.no_grad(), self.model.taps.muted():
-            parts = [torch.stack([losses_of(pieces[i], rows) for i in share]) for rows in self.parts]
-        losses = self.ranks.joined(torch.cat(parts, dim=1), len(pieces)).transpose(0, 1).flatten(1)
+            for rows, (place, number) in product(self.parts, enumerate(share)):
+                losses[place, rows, : len(pieces[number])] = losses_of(pieces[number], rows)
+        losses = self.ranks.joined(losses, len(pieces)).transpose(0, 1).flatten(1)
         return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
 
     # --- rows that come and go ---------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from harness.config.limits import SEGMENTS
 from harness.optim.optimizers import Norms
 from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block, Found
 from harness.training.clock import Tick
-from harness.training.pack import Pack
+from harness.training.pack import Pack, WindowLosses
 from harness.training.readings import Readings, shapes_of
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
@@ -28,10 +28,11 @@ class Recorder:
 
     A row that goes back to an earlier step is recorded anew from there on, and the blocks that hold those steps are
     handed to `write` again. `keeps` is the first step to which a row may still come back; None: none ever does.
+    Validation asks `losses_of` for the losses of its pieces, as `Pack.validation_losses` does.
     """
 
-    def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool):
-        self.pack, self.length, self.write = pack, length, write
+    def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool, losses_of: WindowLosses | None = None):
+        self.pack, self.length, self.write, self._losses_of = pack, length, write, losses_of
         self.nonfinite: dict[int, int] = {}  # planned trial -> step
         self.provenance: dict[int, dict[str, Any]] = {}  # planned trial -> that of its first non-finite value
         self.keeps: int | None = None
@@ -148,7 +149,7 @@ class Recorder:
         """
         waits = end is not None and self.pack.device.type == "cuda"
         started = self._now(waits)
-        losses = self.pack.validation_losses(tokens)
+        losses = self.pack.validation_losses(tokens, self._losses_of)
         if end is not None and measured is not None:
             self.pack.slots.update(self._ends[end][:, : losses.shape[1]], losses, measured)
         self._started += self._now(waits) - started
