@@ -98,6 +98,7 @@ class Graphs:
         self._usual: Counter[Any] = Counter()  # what was done as ever, by its kind
         self._bound = -1
         self._is_on = may_replay(pack.planned[0])
+        self._refused: set[str] = set()  # what could not be recorded: steps, or validation
         self.steps, self.pieces = 0, 0  # that were replayed
 
     def train(self, passes: Passes, tick: Tick, fed: Fed) -> Found:
@@ -145,7 +146,7 @@ class Graphs:
             self._known.clear()
             self._usual.clear()
             self._bound = self._pack.bound
-        if kind is None or not self._is_on or self._pack.ranks.processes > 1:
+        if kind is None or kind[0] in self._refused or not self._is_on or self._pack.ranks.processes > 1:
             return None
         if kind not in self._known and self._usual[kind] >= USUAL_BEFORE:
             self._record(kind, function, given)
@@ -166,9 +167,9 @@ class Graphs:
             found = recording.record(partial(function, *kept))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            warnings.warn(f"a {kind[0]} could not be recorded, and nothing is replayed: {reason}", stacklevel=2)
+            warnings.warn(f"a {kind[0]} could not be recorded, and none is replayed: {reason}", stacklevel=2)
             self._pack.ranks.forget()
-            self._known.clear()
-            self._is_on = False
+            self._refused.add(kind[0])
+            self._known = {other: known for other, known in self._known.items() if other[0] != kind[0]}
             return
         self._known[kind] = _Known(recording, kept, found)
