@@ -122,6 +122,7 @@ class Pack:
         self._clipper_repairs, self._optimizer_may = (
             torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
         )
+        self._repairs = "clipper" in first or ("optimizer" in first and self.optimizer.repairs_infinity)
         self.objective.bind(trials, self.slots.planned)
         self.acts.bind(self.slots)
 
@@ -296,15 +297,14 @@ class Pack:
         losses = []
         for rows in self.parts:
             loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows], rows)
-            if self.loss_scale.is_on:
-                loss.backward(self.loss_scale.scale[rows])
-            else:
-                loss.sum().backward()
+            loss.backward(self.loss_scale.scale[rows])
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def can_step(self, norm_R: Tensor) -> Tensor:
         """Whether gradients of that global norm leave finite weights, [R]: infinite ones do where they are repaired."""
+        if not self._repairs:
+            return norm_R < torch.inf  # which NaN is not
         repaired = self._clipper_repairs | (self._optimizer_may & self.optimizer.repairs())
         return torch.isfinite(norm_R) | (torch.isinf(norm_R) & repaired)
 

@@ -45,6 +45,7 @@ class Recorder:
         self._losses: dict[int, np.ndarray] = {}
         shape, device = (len(pack.planned), SEGMENTS), pack.device
         nan = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+        self._nan = nan.new_full((), torch.nan)
         self._ends = {INITIAL: nan, FINAL: nan.clone()}
         self._layers: Tensor | None = None
         self._started, self._passed = time.perf_counter(), 0  # when a block was last written, and the passes until then
@@ -102,14 +103,14 @@ class Recorder:
         for guard in self.pack.guards:
             guard.measured({**values, **read}, trained)
             values |= guard.shown()
-        nan = torch.full_like(values["loss"], torch.nan, dtype=torch.float64)
-        stacked = torch.stack([values[name].double() if name in values else nan for name in self._names])
+        nothing = self._nan.expand(len(trained))
+        rows = [values[name].double() if name in values else nothing for name in self._names]
         if (layers := self.layers()) is not None:
-            stacked = torch.cat([stacked, layers.flatten(0, 1)])
+            rows += layers.flatten(0, 1).unbind()
         numbers = {name: value.double().reshape(len(trained), -1) for name, value in read.items()}
         numbers = {name: torch.where(trained[:, None], value, torch.nan) for name, value in numbers.items()}
         froze = trained & ~self.pack.active
-        return Found(values["loss"], torch.where(trained, stacked, nan).mT, numbers, froze, trained)
+        return Found(values["loss"], torch.where(trained, torch.stack(rows), self._nan).mT, numbers, froze, trained)
 
     def keep(self, tick: Tick, found: Found) -> None:
         """Keep what the rows that train have come to at their steps, and validate those for which that is due."""
