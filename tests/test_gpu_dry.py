@@ -15,13 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu import bench, speed, wheels
+from harness.basics import devices
+from harness.training.graphs import USUAL_BEFORE
+from tests.gpu import bench, engine, speed, wheels
 from tests.gpu.bench import Bench, differing
 from tests.gpu.engine import pack_of, trial_of
 from tests.gpu.large import operations
 from tests.gpu.marks import CHECKS, FAILED, GROUPS, LIMIT, MISSED, NOT_MEASURED, PASSED, Check, Mark, Row, row_of
 from tests.gpu.peer import Peer, RealRotary
 from tests.gpu.results import BEGIN, END, NOTHING, Results, line_of, merge, read
+from tests.harness.recording import Emulated
 from tests.plain_gpt import Rotary, copy_weights
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -292,6 +295,19 @@ def test_numbers_that_differ_are_counted() -> None:
     assert differing(one, same | {"a": torch.tensor([1.0 + 2**-23, 0.0, 1.0])}) == 3
     assert differing(one, {"a": same["a"]}) == 2 and differing(one, same | {"a": torch.zeros(4)}) == 4
     assert bench.relative(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
+
+
+def test_steps_and_pieces_of_validation_that_are_replayed_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "CPUS", ())
+    monkeypatch.setattr(engine, "recordings", lambda device: Emulated)
+    fields = {"steps": 8, "validate_every": 1, "validate_tokens": 1, "validate_between": 1}
+    trials = [trial_of(seed=seed, **fields, **TINY) for seed in range(2)]
+    graph, eager = (
+        engine.train_pack(pack_of(trials, torch.device("cpu")), graphs=graphs, block=8) for graphs in (True, False)
+    )
+    assert (graph.steps, graph.pieces) == (8 - 1 - USUAL_BEFORE, 1 + 8 - USUAL_BEFORE)
+    assert eager.steps == eager.pieces == 0
+    assert differing(graph.left_by(0), eager.left_by(0)) == 0
 
 
 def test_kernels_and_the_time_in_which_one_runs() -> None:

@@ -28,7 +28,7 @@ class Objective:
     dropped: Tensor  # [R]: sequences of the last batch that were dropped
     trains: Tensor  # [R]: which rows have any left
     acted: Mapping[str, Tensor] = {}  # [R] by part of the recipe: where it changed what trains
-    may_replay: ClassVar[bool] = False  # whether `loss` does the same at every step, on the device alone
+    may_replay: ClassVar[bool] = False  # whether `loss` and `window_losses` do the same each time, on the device alone
 
     def __init__(self, trials: Sequence[Trial], corpus: Corpus, dtype: torch.dtype, device: torch.device): ...
 

@@ -68,7 +68,7 @@ def clipping_factor(norm: Tensor, limit: Tensor) -> Tensor:
 
     An infinite norm gives 0, which leaves what is infinite NaN.
     """
-    return torch.where(torch.isinf(limit), 1.0, (limit / (norm + EPSILON)).clamp_(max=1.0))
+    return (limit / (norm + EPSILON)).clamp_(max=1.0).masked_fill_(limit == torch.inf, 1.0)
 
 
 def scale_trials(gradients_RxP: Tensor, factor_R: Tensor, layout: Layout) -> None:

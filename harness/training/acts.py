@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from harness.basics.devices import on_cpu
 from harness.config import Trial
 from harness.data import curriculum
 from harness.data.screening import CRITERIA
@@ -67,11 +66,7 @@ class Acts:
     def count(self, part: str, acted_R: Tensor) -> None:
         """The part changed something in these rows at this step."""
         if part in self._counts:
-            counts = self._counts[part]
-            if on_cpu(counts):
-                counts.index_add_(0, self._slots.index, acted_R.to(torch.int64))
-            else:  # where adding by an index, made deterministic, would sort
-                self._slots.update(counts, counts.index_select(0, self._slots.index) + 1, acted_R)
+            self._counts[part].add_(self._slots.of_trials(acted_R))
 
     def take(self, planned: int, source: int, counts: Mapping[str, Tensor]) -> None:
         """A trial has what `source`, itself or its twin, had by these counts: as it forks, or goes back."""

@@ -85,7 +85,7 @@ class Answers:
             for alarm, *_ in pack.alarms.values():
                 self._quiet.used.logical_and_(~alarm)
             pack.clock.hold((answer == ROLL_BACK) | (answer == ASK) | (answer == GO_AND_ASK))
-        pack.active = pack.active & (answer != FREEZE)
+        pack.active.logical_and_(answer != FREEZE)
         return trains & (answer <= GO_AND_ASK)
 
     def settle(self, tick: Tick, loss: Tensor, is_due: bool, saves: bool) -> None:

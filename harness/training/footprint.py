@@ -62,9 +62,9 @@ class Linear:
 class Footprint:
     """Of packs of trials like one: what is `held` between steps, and the peak of each phase of a step.
 
-    `at_once` is about how many rows pass through the model together. `pools` are those of recorded steps, each as large
-    as what a step takes beside what is held between steps. `beside`: bytes that lie there however many trials there
-    are, such as the corpus.
+    `at_once` is about how many rows pass through the model together. `pools` are those of recordings, each as large as
+    what a step or a validation takes beside what is held between steps. `beside`: bytes that lie there however many
+    trials there are, such as the corpus.
     """
 
     at_once: int
@@ -161,9 +161,9 @@ class _Watched(Pack):
         with self.watch.phase(LEARN):
             return super().learn(*arguments, **named)
 
-    def validation_losses(self, tokens: int) -> torch.Tensor:
+    def validation_losses(self, *arguments: Any, **named: Any) -> torch.Tensor:
         with self.watch.phase(VALIDATE):
-            return super().validation_losses(tokens)
+            return super().validation_losses(*arguments, **named)
 
 
 def count(trial: Trial, rows: int, part: int, device: torch.device) -> dict[str, int]:

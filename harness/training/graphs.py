@@ -1,18 +1,20 @@
-"""Steps that are recorded once and replayed: on a GPU a small model's step is hundreds of kernels of some microseconds,
-which one launch of a CUDA graph starts faster than the host could one by one.
+"""Steps and pieces of validation that are recorded once and replayed: of a small model either is hundreds of kernels of
+some microseconds on a GPU, which one launch of a CUDA graph starts faster than the host could one by one.
 
-What changes from step to step is fed (harness/training/passes.py) or is state on the device. What the host has to do in
-a step is done as ever: a step that is struck, steps of rows that stand apart, and what else `Graphs` says. The kernels
-are the same, so a run in which both are mixed has the same bits.
+What changes from step to step is fed (harness/training/passes.py) or is state on the device, and from piece to piece
+only which windows are read. What the host has to do in a step is done as ever: a step that is struck, steps of rows
+that stand apart, and what else `Graphs` says. The kernels are the same, so a run in which both are mixed has the same
+bits.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,10 +23,11 @@ from harness.config import Trial
 from harness.objectives.table import OBJECTIVES
 from harness.training.blocks import Found
 from harness.training.clock import Tick
+from harness.training.pack import Pack
 from harness.training.passes import Fed, Passes
 
 T = TypeVar("T")
-USUAL_BEFORE = 3  # steps of a kind that are taken as ever before one is recorded: what is made once is then there
+USUAL_BEFORE = 3  # of a kind that are done as ever before one is recorded: what is made once is then there
 WIDEST = 512  # features of a model whose steps are replayed: kernels of larger ones take longer than their launches
 
 
@@ -44,7 +47,7 @@ class Recording(Protocol):
 
 
 class CudaRecordings:
-    """Makes CUDA graphs, which share their memory: no two of them are replayed at once."""
+    """Makes CUDA graphs, which share their memory: a replay may overwrite what another one has left."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -54,7 +57,7 @@ class CudaRecordings:
 
 
 def recordings(device: torch.device) -> CudaRecordings | None:
-    """What makes recordings of steps on a device, for `train`; None where none are made."""
+    """What makes recordings on a device, for `train`; None where none are made."""
     return CudaRecordings() if device.type == "cuda" else None
 
 
@@ -72,73 +75,101 @@ class _CudaGraph:
 
 @dataclass
 class _Known:
-    """A recorded step: where it reads what it is fed, and leaves what it found."""
+    """Something recorded: where it reads what it is given, and leaves what it found."""
 
     recording: Recording
-    fed: Fed
-    found: Found
+    given: Sequence[Tensor | None]
+    found: Any
 
 
 class Graphs:
-    """The steps of a pack, replayed where they can be. `make` makes recordings.
+    """The steps of a pack, and the pieces of its validation, replayed where they can be. `make` makes recordings.
 
     The host has to be there where something is struck, at the first step, where rows stand at different steps, while
-    batches grow, where a remedy changes gradients, where ranks are processes, where somebody reads a tap on the host or
-    a reading waits for the device, and for an objective that does not say that it may be replayed. After rows have come
-    or gone, or settings have changed, all is recorded anew.
+    batches grow, where a remedy changes gradients, where somebody reads a tap on the host or a reading waits for the
+    device. All of that is of steps, which validation is not part of. Neither is replayed where ranks are processes, or
+    for an objective that does not say that it may be. After rows have come or gone, or settings have changed, all is
+    recorded anew.
     """
 
-    def __init__(self, passes: Passes, make: Callable[[], Recording]):
-        self._passes, self._pack, self._make = passes, passes.pack, make
+    def __init__(self, pack: Pack, make: Callable[[], Recording]):
+        self._pack, self._make = pack, make
         self._known: dict[Any, _Known] = {}
-        self._usual: Counter[Any] = Counter()  # steps of each kind that were taken as ever
+        self._usual: Counter[Any] = Counter()  # what was done as ever, by its kind
         self._bound = -1
-        self.replayed = 0
-        self._is_on = may_replay(self._pack.planned[0])
+        self._is_on = may_replay(pack.planned[0])
+        self._refused: set[str] = set()  # what could not be recorded: steps, or validation
+        self.steps, self.pieces = 0, 0  # that were replayed
 
-    def train(self, tick: Tick, fed: Fed) -> Found:
-        """As `Passes.train`; what it returns holds until the next call."""
+    def train(self, passes: Passes, tick: Tick, fed: Fed) -> Found:
+        """As `Passes.train`. What it returns holds until anything is replayed; `loss` and `trained`, which are looked
+        at after a validation, until the next call.
+        """
+
+        def step(*given: Any) -> Found:
+            return passes.train(tick, Fed(*given))
+
+        given = [getattr(fed, field.name) for field in fields(Fed)]
+        found = self._replayed(self._kind(passes, tick, fed), step, given)
+        if found is None:
+            return step(*given)
+        self.steps += 1
+        return replace(found, loss=found.loss.clone())
+
+    def window_losses(self, starts_N: Tensor, rows: slice) -> Tensor:
+        """As `Pack.window_losses`, in validation, where nothing is attached to taps. What it returns holds until
+        anything is replayed.
+        """
+        losses_of = partial(self._pack.window_losses, rows=rows)
+        found = self._replayed(("piece of validation", rows.start, len(starts_N)), losses_of, [starts_N])
+        if found is None:
+            return losses_of(starts_N)
+        self.pieces += 1
+        return found
+
+    def _kind(self, passes: Passes, tick: Tick, fed: Fed) -> Any:
+        """Equal for steps of which one can be replayed as the other; None: not to be replayed."""
+        pack = self._pack
+        read = passes.recorder.kind(tick) if self._is_on else None
+        is_apart, grows = tick.trains is not None, tick.size < pack.curriculum.grown
+        if read is None or is_apart or grows or pack.model.taps.on_host:
+            return None
+        if passes.strike.is_due(tick) or (pack.remedies and pack.remedies.embeddings(pack.rows)):
+            return None
+        return "step", read, fed.batch.shape, fed.weights is None
+
+    def _replayed(self, kind: Any, function: Callable[..., T], given: Sequence[Tensor | None]) -> T | None:
+        """What the function finds with these, by its recording; None: it has to be called. Those of a `kind` do the
+        same, whatever they are given.
+        """
         if self._bound != self._pack.bound:
             self._known.clear()
             self._usual.clear()
             self._bound = self._pack.bound
-        kind = self._kind(tick, fed) if self._is_on else None
-        if kind is not None and kind not in self._known and self._usual[kind] >= USUAL_BEFORE:
-            self._record(kind, tick, fed)
+        if kind is None or kind[0] in self._refused or not self._is_on or self._pack.ranks.processes > 1:
+            return None
+        if kind not in self._known and self._usual[kind] >= USUAL_BEFORE:
+            self._record(kind, function, given)
         known = self._known.get(kind)
         if known is None:
             self._usual[kind] += 1
-            return self._passes.train(tick, fed)
-        for field in fields(Fed):
-            stays, now = getattr(known.fed, field.name), getattr(fed, field.name)
-            if now is not None:
+            return None
+        for stays, now in zip(known.given, given, strict=True):
+            if stays is not None and now is not None:
                 stays.copy_(now)
         known.recording.replay()
-        self.replayed += 1
-        return known.found
+        return cast(T, known.found)
 
-    def _kind(self, tick: Tick, fed: Fed) -> Any:
-        """Equal for steps of which one can be replayed as the other; None: not to be replayed."""
-        pack = self._pack
-        read = self._passes.recorder.kind(tick)
-        is_apart, grows = tick.trains is not None, tick.size < pack.curriculum.grown
-        if read is None or is_apart or grows or pack.ranks.processes > 1 or pack.model.taps.on_host:
-            return None
-        if self._passes.strike.is_due(tick) or (pack.remedies and pack.remedies.embeddings(pack.rows)):
-            return None
-        return read, fed.batch.shape, fed.weights is None
-
-    def _record(self, kind: Any, tick: Tick, fed: Fed) -> None:
-        given = {field.name: getattr(fed, field.name) for field in fields(Fed)}
-        kept = Fed(**{name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()})
+    def _record(self, kind: Any, function: Callable[..., Any], given: Sequence[Tensor | None]) -> None:
+        kept = [None if x is None else x.clone() for x in given]
         recording = self._make()
         try:
-            found = recording.record(lambda: self._passes.train(tick, kept))
+            found = recording.record(partial(function, *kept))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            warnings.warn(f"a step could not be recorded, and none is replayed: {reason}", stacklevel=2)
+            warnings.warn(f"a {kind[0]} could not be recorded, and none is replayed: {reason}", stacklevel=2)
             self._pack.ranks.forget()
-            self._known.clear()
-            self._is_on = False
+            self._refused.add(kind[0])
+            self._known = {other: known for other, known in self._known.items() if other[0] != kind[0]}
             return
         self._known[kind] = _Known(recording, kept, found)

@@ -75,16 +75,17 @@ def train(
     With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/optim/loss_scale.py).
     One whose batch is dropped as a whole misses that step and nothing else (harness/data/screening.py).
     `leave` is given each trial's last weights, when its row goes or at the end (harness/storage/last_weights.py).
-    With `record`, which makes recordings, steps are recorded once and replayed (harness/training/graphs.py).
+    With `record`, which makes recordings, steps and validation are recorded and replayed (harness/training/graphs.py).
     With `provenance` the step at which a trial froze is run once more, to find out why.
     The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
     two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
     trial.
     """
-    recorder = Recorder(pack, block, write, telemetry)
+    graphs = Graphs(pack, record) if record else None
+    recorder = Recorder(pack, block, write, telemetry, graphs.window_losses if graphs else None)
     answers = Answers(pack, agenda, recorder, detection, provenance)
     passes = Passes(pack, recorder, answers, Strikes(pack, agenda), telemetry, detection)
-    step = Graphs(passes, record).train if record else passes.train
+    step = partial(graphs.train, passes) if graphs else passes.train
     state = partial(state_of, pack, agenda, recorder, answers)
     if saved:
         restore(saved, pack, agenda, recorder, answers)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from harness.basics.devices import sent
@@ -39,6 +39,7 @@ from harness.training.slots import Slots
 from harness.training.twins import Twins
 
 NOTHING = nullcontext()
+WindowLosses = Callable[[Tensor, slice], Tensor]  # as `Pack.window_losses`
 
 
 class Pack:
@@ -121,6 +122,7 @@ class Pack:
         self._clipper_repairs, self._optimizer_may = (
             torch.tensor([who == name for who in first], device=self.device) for name in ("clipper", "optimizer")
         )
+        self._repairs = "clipper" in first or ("optimizer" in first and self.optimizer.repairs_infinity)
         self.objective.bind(trials, self.slots.planned)
         self.acts.bind(self.slots)
 
@@ -295,15 +297,14 @@ class Pack:
         losses = []
         for rows in self.parts:
             loss = self.loss(batch_RxBxT1[rows], None if weights_RxB is None else weights_RxB[rows], rows)
-            if self.loss_scale.is_on:
-                loss.backward(self.loss_scale.scale[rows])
-            else:
-                loss.sum().backward()
+            loss.backward(self.loss_scale.scale[rows])
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     def can_step(self, norm_R: Tensor) -> Tensor:
         """Whether gradients of that global norm leave finite weights, [R]: infinite ones do where they are repaired."""
+        if not self._repairs:
+            return norm_R < torch.inf  # which NaN is not
         repaired = self._clipper_repairs | (self._optimizer_may & self.optimizer.repairs())
         return torch.isfinite(norm_R) | (torch.isinf(norm_R) & repaired)
 
@@ -325,21 +326,24 @@ class Pack:
             self.acts.count(self.qk_clip.part, self.qk_clip.clip(stepping_R, self.ranks.largest))
         return norms
 
-    def validation_losses(self, tokens: int) -> Tensor:
+    def window_losses(self, starts_N: Tensor, rows: slice) -> Tensor:
+        """Loss of each of these windows of the held-out data under the rows of one of the `parts`, [r, N], float64."""
+        return self.objective.window_losses(self.model, starts_N, rows)
+
+    def validation_losses(self, tokens: int, losses_of: WindowLosses | None = None) -> Tensor:
         """Mean loss in each segment of the held-out data (`Objective.held_out`), [R, S], float64.
 
-        The windows are the same for every trial and every time. Each piece is filled up with NaN to the usual length.
+        The windows are the same for every trial and every time. They pass in pieces, for which `losses_of` is asked in
+        place of `window_losses`; what it gives has to hold until it is asked again. NaN fills up the last piece.
         """
         starts, most = self.objective.held_out(tokens), self._windows_at_once
-        pieces = starts.flatten().split(most)
+        pieces, losses_of = starts.flatten().split(most), losses_of or self.window_losses
         share = self.ranks.own_share(len(pieces))
-
-        def losses_of(piece: Tensor, rows: slice) -> Tensor:
-            return F.pad(self.objective.window_losses(self.model, piece, rows), (0, most - len(piece)), value=torch.nan)
-
+        losses = torch.full((len(share), self.slots.count, most), torch.nan, dtype=torch.float64, device=self.device)
         with torch.no_grad(), self.model.taps.muted():
-            parts = [torch.stack([losses_of(pieces[i], rows) for i in share]) for rows in self.parts]
-        losses = self.ranks.joined(torch.cat(parts, dim=1), len(pieces)).transpose(0, 1).flatten(1)
+            for rows, (place, number) in product(self.parts, enumerate(share)):
+                losses[place, rows, : len(pieces[number])] = losses_of(pieces[number], rows)
+        losses = self.ranks.joined(losses, len(pieces)).transpose(0, 1).flatten(1)
         return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
 
     # --- rows that come and go ---------------------------------------------------------------------------------------

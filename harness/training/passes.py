@@ -46,6 +46,7 @@ class Passes:
     ):
         self.pack, self.recorder, self.answers, self.strike = pack, recorder, answers, strike
         self._telemetry = telemetry
+        self._nan = torch.full((), torch.nan, dtype=pack.dtype, device=pack.device)
         self._has_norm = bool(pack.clippers) or telemetry or detection or pack.loss_scale.is_dynamic
 
     def feed(self, tick: Tick) -> Fed:
@@ -77,7 +78,7 @@ class Passes:
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
         pack.unscale()
-        loss = pack.ranks.mean(losses).where(fed.trains, torch.nan).detach()
+        loss = pack.ranks.mean(losses).where(fed.trains, self._nan).detach()
         strike(Site.REDUCED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
 
         norm = global_norm(pack.gradients) if self._has_norm else None

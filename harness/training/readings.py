@@ -130,10 +130,15 @@ class Tapped:
         calls = self._calls[name, measure]
         ranks, starts = (sorted({place[i] for place in calls}) for i in range(2))
         of_ranks = [
-            _stacked([torch.cat(parts) for parts in zip(*(calls[rank, start] for start in starts), strict=True)])
+            _stacked([_joined(parts) for parts in zip(*(calls[rank, start] for start in starts), strict=True)])
             for rank in ranks
         ]
         return _stacked(of_ranks)
+
+    def largest(self, name: str, measure: Measure) -> Tensor:
+        """The largest of all ranks and calls, [R, ...]."""
+        values = self.values(name, measure)
+        return values[0, 0] if values.shape[:2] == (1, 1) else values.amax((0, 1))
 
     def detach(self) -> None:
         """What detaches refers to its reader, which keeps the pack alive."""
@@ -142,6 +147,10 @@ class Tapped:
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
     return parts[0][None] if len(parts) == 1 else torch.stack(list(parts))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class Readings:
@@ -194,12 +203,12 @@ class Readings:
 
     def layers(self) -> Tensor:
         """`activation_rms` and `attention_logit_max` of the last passes, [2, layers, R]; NaN where not read."""
-        sizes = torch.stack([self._tapped.values(name, rms).amax((0, 1)) for name in self._residual])
+        found = [self._tapped.largest(name, rms) for name in self._residual]
         if self._has_scores:
-            logits = torch.stack([self._tapped.values(name, largest).amax((0, 1)) for name in self._scores])
+            found += [self._tapped.largest(name, largest) for name in self._scores]
         else:
-            logits = torch.full_like(sizes, torch.nan)
-        return self._pack.ranks.largest(torch.stack([sizes, logits]))
+            found += [torch.full_like(found[0], torch.nan)] * len(found)
+        return self._pack.ranks.largest(torch.stack(found).unflatten(0, (2, -1)))
 
     def learned(self) -> None:
         """Gradients are there, as they are before clipping."""

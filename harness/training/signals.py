@@ -16,7 +16,7 @@ from harness.config.limits import SEGMENTS
 from harness.optim.optimizers import Norms
 from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block, Found
 from harness.training.clock import Tick
-from harness.training.pack import Pack
+from harness.training.pack import Pack, WindowLosses
 from harness.training.readings import Readings, shapes_of
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
@@ -28,10 +28,11 @@ class Recorder:
 
     A row that goes back to an earlier step is recorded anew from there on, and the blocks that hold those steps are
     handed to `write` again. `keeps` is the first step to which a row may still come back; None: none ever does.
+    Validation asks `losses_of` for the losses of its pieces, as `Pack.validation_losses` does.
     """
 
-    def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool):
-        self.pack, self.length, self.write = pack, length, write
+    def __init__(self, pack: Pack, length: int, write: Write, telemetry: bool, losses_of: WindowLosses | None = None):
+        self.pack, self.length, self.write, self._losses_of = pack, length, write, losses_of
         self.nonfinite: dict[int, int] = {}  # planned trial -> step
         self.provenance: dict[int, dict[str, Any]] = {}  # planned trial -> that of its first non-finite value
         self.keeps: int | None = None
@@ -44,6 +45,7 @@ class Recorder:
         self._losses: dict[int, np.ndarray] = {}
         shape, device = (len(pack.planned), SEGMENTS), pack.device
         nan = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
+        self._nan = nan.new_full((), torch.nan)
         self._ends = {INITIAL: nan, FINAL: nan.clone()}
         self._layers: Tensor | None = None
         self._started, self._passed = time.perf_counter(), 0  # when a block was last written, and the passes until then
@@ -101,14 +103,14 @@ class Recorder:
         for guard in self.pack.guards:
             guard.measured({**values, **read}, trained)
             values |= guard.shown()
-        nan = torch.full_like(values["loss"], torch.nan, dtype=torch.float64)
-        stacked = torch.stack([values[name].double() if name in values else nan for name in self._names])
+        nothing = self._nan.expand(len(trained))
+        rows = [values[name].double() if name in values else nothing for name in self._names]
         if (layers := self.layers()) is not None:
-            stacked = torch.cat([stacked, layers.flatten(0, 1)])
+            rows += layers.flatten(0, 1).unbind()
         numbers = {name: value.double().reshape(len(trained), -1) for name, value in read.items()}
         numbers = {name: torch.where(trained[:, None], value, torch.nan) for name, value in numbers.items()}
         froze = trained & ~self.pack.active
-        return Found(values["loss"], torch.where(trained, stacked, nan).mT, numbers, froze, trained)
+        return Found(values["loss"], torch.where(trained, torch.stack(rows), self._nan).mT, numbers, froze, trained)
 
     def keep(self, tick: Tick, found: Found) -> None:
         """Keep what the rows that train have come to at their steps, and validate those for which that is due."""
@@ -148,7 +150,7 @@ class Recorder:
         """
         waits = end is not None and self.pack.device.type == "cuda"
         started = self._now(waits)
-        losses = self.pack.validation_losses(tokens)
+        losses = self.pack.validation_losses(tokens, self._losses_of)
         if end is not None and measured is not None:
             self.pack.slots.update(self._ends[end][:, : losses.shape[1]], losses, measured)
         self._started += self._now(waits) - started

@@ -51,9 +51,13 @@ class Slots:
 
         A gather and a choice, because writing by an index, made deterministic, sorts on a GPU.
         """
-        here = self._has_row if where_S is None else self._has_row & where_S.index_select(0, self._place)
+        here = self._has_row if where_S is None else self.of_trials(where_S)
         gathered = of_slots.index_select(0, self._place)
         of_trials.copy_(torch.where(here.view(-1, *[1] * (gathered.dim() - 1)), gathered, of_trials))
+
+    def of_trials(self, where_S: Tensor) -> Tensor:
+        """Which trials have a row that `where` chooses, [trials]."""
+        return self._has_row & where_S.index_select(0, self._place)
 
     def of_rows(self, rows: Sequence[int]) -> Tensor:
         """Which slots these rows are, [S], on the host."""

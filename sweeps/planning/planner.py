@@ -80,7 +80,7 @@ def without(pack: PackPlan, taken: Set[str]) -> PackPlan | None:
 
 STEP_BYTES = 24  # for each step of each trial: its rate, twice for a moment, and its loss
 LIKE = 0.7  # packs whose times differ by no more take turns
-MOST_FORKS = 64  # faulty trials of one golden twin in a pack: they share a prefix, and its cost is then 2% a trial
+MOST_ALIKE = 64  # a golden twin and its faulty trials in a pack: they share a prefix, and its cost is then 2% a trial
 
 
 def make_plan(
@@ -95,12 +95,13 @@ def make_plan(
     """Packs for every trial that is not complete, and for the golden twin of every faulty one.
 
     `size` None fills packs until as many rows train at a time, on average, as pass through the model together, or
-    less where that would leave some of `workers` idle: a faulty trial has a row from its fault on only, and up to
-    `MOST_FORKS` of them share a golden twin, as far as their state fits into `memory` bytes. A number is the most
-    trials of a pack. A pack holds the golden twin of each of its faulty trials, and a lone trial joins another pack, so
-    one may be larger than `size` by one. The longest packs come first; of those that take about as long, one of each
-    structure in turn, so that a machine that slows down slows all of them down. `complete` are the ids of trials to
-    leave alone: stored, or in training elsewhere. Packs that are `begun` stay as they are: none of theirs is complete.
+    less where that would leave some of `workers` idle: a faulty trial has a row from its fault on only, and with their
+    golden twin up to `MOST_ALIKE` stay together, as far as their state fits into `memory` bytes: as many as an
+    accelerator has slots in a part of small models. A number is the most trials of a pack. A pack holds the golden twin
+    of each of its faulty trials, and a lone trial joins another pack, so one may be larger than `size` by one. The
+    longest packs come first; of those that take about as long, one of each structure in turn, so that a machine that
+    slows down slows all of them down. `complete` are the ids of trials to leave alone: stored, or in training
+    elsewhere. Packs that are `begun` stay as they are: none of theirs is complete.
     """
     if device == "cuda":
         check_weights(trials, memory, device)
@@ -157,7 +158,7 @@ def _packs(
             share = max(2, math.ceil(sum(mean_rows(family) for family in members) / workers))
             # A family that is more than one worker's share is shared out, prefix and all.
             fitting = max(2, trials_that_fit(first, memory, device) - 1)  # a lone trial may join
-            longest = max(2, min(MOST_FORKS, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
+            longest = max(2, min(MOST_ALIKE, math.ceil(sum(map(len, members)) / workers) + 1, fitting))
             limit = min(best, share, fitting)
         # What a piece takes: its rows in training, on average, but at least its part of the trials that fit.
         pieces = [

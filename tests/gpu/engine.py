@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harness.config import CORE, Data, Trial, sections
 from harness.data.corpus import Corpus, load_corpus
+from harness.training.blocks import Found
 from harness.training.graphs import Recording, recordings
 from harness.training.loop import Result, train
 from harness.training.pack import Pack
@@ -72,13 +73,16 @@ def injector_of(trial: Trial) -> Injector | None:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a pack left, by planned trial: signals [R, steps, ...], last weights [P] on the host; steps `replayed`."""
+    """What a pack left, by planned trial: signals [R, steps, ...], last weights [P] on the host. So many steps, and
+    pieces of validation, were replayed.
+    """
 
     pack: Pack
     result: Result
     signals: dict[str, np.ndarray]
     weights: dict[int, Tensor]
-    replayed: int
+    steps: int
+    pieces: int
 
     def left_by(self, number: int, steps: slice = slice(None)) -> dict[str, Tensor]:
         """All that a trial left but times; with `steps` its signals of these alone."""
@@ -97,8 +101,8 @@ def train_pack(
     graphs: bool = True,
     **options: Any,
 ) -> Trained:
-    """Train a pack to its end; on CUDA with healthy steps as `graphs`, as sweeps do, or without."""
-    make, replays = recordings(pack.device) if graphs else None, Counter[str]()
+    """Train a pack to its end; on CUDA with healthy steps and validation as `graphs`, as sweeps do, or without."""
+    make, replays = recordings(pack.device) if graphs else None, Counter[type]()
     numbers = range(len(pack.planned))
     agenda = agenda or Agenda([(injectors or {}).get(number, injector_of(pack.planned[number])) for number in numbers])
     blocks: dict[int, Mapping[str, np.ndarray]] = {}
@@ -110,11 +114,11 @@ def train_pack(
     result = train(pack, agenda, block, blocks.__setitem__, leave=leave, record=counted(make, replays), **options)
     names = blocks[max(blocks)]
     signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in names}
-    return Trained(pack, result, signals, weights, replays.total())
+    return Trained(pack, result, signals, weights, replays[Found], replays[Tensor])
 
 
-def counted(make: Callable[[], Recording] | None, replays: Counter[str]) -> Callable[[], Recording] | None:
-    """Makes the same recordings, whose replays are counted."""
+def counted(make: Callable[[], Recording] | None, replays: Counter[type]) -> Callable[[], Recording] | None:
+    """Makes the same recordings, whose replays are counted by the type of what they find."""
 
     class Counted:
         def __init__(self) -> None:
@@ -122,10 +126,12 @@ def counted(make: Callable[[], Recording] | None, replays: Counter[str]) -> Call
             self._recording = make()
 
         def record(self, function: Callable[[], Any]) -> Any:
-            return self._recording.record(function)
+            found = self._recording.record(function)
+            self._type = type(found)
+            return found
 
         def replay(self) -> None:
-            replays["replayed"] += 1
+            replays[self._type] += 1
             self._recording.replay()
 
     return None if make is None else Counted

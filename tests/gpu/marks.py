@@ -89,7 +89,7 @@ CHECKS: Sequence[Check] = (
     Check(
         5,
         "bits",
-        "graph against eager steps, values that differ",
+        "steps and validation as graphs against eager ones, values that differ",
         "0",
         70,
         each(SAME_BITS, "struck steps", "NaN row", "disarmed injector", "attached tap"),

@@ -1,12 +1,13 @@
 """What `harness.training.graphs` asks of a CUDA graph, on a CPU: operations are noted one by one, and done again.
 
-As there, what was recorded reads and writes the tensors of then and nothing else, and recording changes nothing.
+As there, what was recorded reads and writes the tensors of then and nothing else, and recording changes nothing. All of
+them share their memory: what one of them has made is gone when another one is replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,7 +51,9 @@ class Noted(TorchDispatchMode):
 
 
 class Emulated:
-    """One of them."""
+    """One of them. `latest` is the one that was replayed last."""
+
+    latest: ClassVar[Emulated | None] = None
 
     def record(self, function: Callable[[], T]) -> T:
         with Noted() as noted:
@@ -59,9 +62,18 @@ class Emulated:
         with torch.no_grad():
             for whole, values in noted.before.values():
                 whole.copy_(values)
+        self.spoil()
         return found
 
+    def spoil(self) -> None:
+        """Leave nothing of what was made: NaN, and -1 among integers."""
+        for x in self.noted.made.values():
+            x.untyped_storage().fill_(255)
+
     def replay(self) -> None:
+        if Emulated.latest not in (None, self):
+            Emulated.latest.spoil()
+        Emulated.latest = self
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             for function, args, kwargs, found in self.noted.operations:
                 now = function(*args, **kwargs)

@@ -17,7 +17,7 @@ from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from tests.harness import engine, ladders
 from tests.harness.features import FEATURES
-from tests.harness.tracing import META, FromHost, Trace, Traced, steps_of
+from tests.harness.tracing import META, FromHost, Trace, Traced, pieces_of, steps_of
 from tests.sweeps import test_mitigations
 
 STEPS = (1, 2)  # neither is validated after, nor has what is read at every tenth step
@@ -68,6 +68,24 @@ def test_whatever_is_on(name: str) -> None:
 @pytest.mark.parametrize("mitigation", sorted(test_mitigations.ABOUT))
 def test_every_mitigation(mitigation: str) -> None:
     check(test_mitigations.different(mitigation, 3))
+
+
+@pytest.mark.parametrize("name", [name for name in FEATURES if not name.startswith("readings: ")])
+def test_pieces_of_validation(name: str) -> None:
+    """They do the same, and no more than a step may."""
+    first, second = pieces_of(engine.different(3, **FEATURES[name]))
+    assert first and first == second
+    assert {operation.name.split(".")[1] for operation in first} <= ALLOWED
+
+
+def test_what_a_piece_of_validation_bakes_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, numbers = Pack.window_losses, iter(range(100))
+    monkeypatch.setattr(Pack, "window_losses", lambda *arguments: plain(*arguments) + next(numbers))
+    first, second = pieces_of(engine.different(2))
+    assert first != second
+    monkeypatch.setattr(Pack, "window_losses", lambda *arguments: plain(*arguments) * float(plain(*arguments).sum()))
+    with pytest.raises((FromHost, NotImplementedError, RuntimeError)):
+        pieces_of(engine.different(2))
 
 
 @pytest.mark.parametrize("reading", [name for name, cls in READINGS.items() if not cls.waits])

@@ -123,6 +123,19 @@ def steps_of(
     return traced
 
 
+def pieces_of(trials: Sequence[Trial]) -> list[list[Operation]]:
+    """Two pieces of validation of a pack, as they are recorded."""
+    pack = Pack(trials, engine.corpus_of(trials[0]), META)
+    pack.begin(0)
+    windows = pack.objective.held_out(6 * trials[0].model.context).flatten()
+    first, *traces = [_Nothing(), Trace(), Trace()]  # what is made once is there after the first
+    with torch.no_grad(), pack.model.taps.muted():
+        for piece, trace in zip(windows.split(2), (first, *traces), strict=True):
+            with trace:
+                pack.window_losses(piece, pack.parts[0])
+    return [trace.operations for trace in traces if isinstance(trace, Trace)]
+
+
 class _Nothing:
     def __enter__(self) -> None:
         pass

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from harness.config import Model, Optim, Train, Trial
-from harness.training.pack_sizes import rows_at_once
+from harness.training.pack_sizes import cut, rows_at_once
 from injectors.batch import RareTokens
 from injectors.value import Value
 from sweeps.planning.planner import (
-    MOST_FORKS,
+    MOST_ALIKE,
     PackPlan,
     Plan,
     make_plan,
@@ -87,7 +87,7 @@ def test_packs(seed: int) -> None:
         assert len(inside) == len(pack.trials)  # none twice
         assert {trial.golden.id for trial in pack.trials} <= inside  # each beside its twin
         assert len({trial.structure for trial in pack.trials}) == 1
-        assert len(pack.trials) <= (size or MOST_FORKS) + 1
+        assert len(pack.trials) <= (size or MOST_ALIKE) + 1
         assert not {trial.id for trial in pack.recorded} & pack.witnesses
         needed = {trial.golden.id for trial in pack.recorded if trial.golden != trial}
         # No witness without someone to testify for, or to keep company.
@@ -232,15 +232,26 @@ def rows_that_are_fastest(trial: Trial) -> int:
     return rows_at_once(trial.model, trial.train.batch // trial.train.ranks, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("faults", "packs"), [(MOST_FORKS - 1, 1), (MOST_FORKS, 2), (200, 4)])
+@pytest.mark.parametrize(("faults", "packs"), [(MOST_ALIKE - 1, 1), (MOST_ALIKE, 2), (200, 4)])
 def test_many_faults_share_a_prefix_up_to_a_limit(faults: int, packs: int) -> None:
     """So early that more than one pack would hold them all; the prefix is trained once a pack."""
     trials = family(LONG, faults, start=20)
     plan = make_plan(trials, (), None, "cpu", workers=1)
     sizes = [len(pack.trials) for pack in plan.packs]
-    assert len(sizes) == packs and max(sizes) <= MOST_FORKS and max(sizes) - min(sizes) <= 1
+    assert len(sizes) == packs and max(sizes) <= MOST_ALIKE and max(sizes) - min(sizes) <= 1
     assert_each_once(plan, trials)
     assert sum(LONG.id in pack.witnesses for pack in plan.packs) == packs - 1
+
+
+@pytest.mark.parametrize("memory", [math.inf, 64e9])
+@pytest.mark.parametrize("start", [0, 20, 50])
+def test_as_many_faults_as_stay_together_leave_no_slot_of_an_accelerator_idle(start: int, memory: float) -> None:
+    """With their golden twin they are as many rows as pass through a small model together."""
+    trials = family(LONG, MOST_ALIKE - 1, start)
+    (pack,) = make_plan(trials, (), None, "cuda", 1, memory).packs
+    assert len(pack.trials) == MOST_ALIKE == cut(len(pack.trials), MOST_ALIKE, torch.device("cuda"))[-1].stop
+    assert len(cut(MOST_ALIKE, MOST_ALIKE, torch.device("cuda"))) == 1
+    assert cut(MOST_ALIKE + 1, MOST_ALIKE, torch.device("cuda"))[-1].stop > MOST_ALIKE + 1, "one more would"
 
 
 @pytest.mark.parametrize("workers", [2, 4, 7])
@@ -282,8 +293,8 @@ def test_late_faults_fill_packs_by_the_rows_that_they_need() -> None:
     """Several pieces of a family land in one pack, which has their golden trial once."""
     trials = family(LONG, 400, start=98)
     plan = make_plan(trials, (), None, "cpu", workers=1)
-    assert max(len(pack.trials) for pack in plan.packs) > MOST_FORKS
-    assert len(plan.packs) < 400 / MOST_FORKS
+    assert max(len(pack.trials) for pack in plan.packs) > MOST_ALIKE
+    assert len(plan.packs) < 400 / MOST_ALIKE
     assert max(mean_rows(pack.trials) for pack in plan.packs) <= rows_that_are_fastest(LONG)
     assert_each_once(plan, trials)
     assert sum(trial == LONG for pack in plan.packs for trial in pack.trials) == len(plan.packs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from harness.optim.clippers.base import Clipper
@@ -19,6 +18,6 @@ class GlobalNorm(Clipper):
     order = 90
 
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
-        factor = torch.where(active_R, clipping_factor(norm_R, self.limit), 1.0)
+        factor = clipping_factor(norm_R, self.limit).masked_fill_(~active_R, 1.0)
         scale_trials(gradients_RxP, factor, self.layout)
         return factor != 1
