@@ -17,8 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from harness.basics import devices
-from harness.kernels import launch, operators, programs, use
+from harness.kernels import launch, operators, use
 from harness.kernels.blocks import BLOCK, cut
+from harness.kernels.launch import written
 from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.clipping import COLUMNS, global_norm, scale_tensors, scale_trials, tensor_norms
@@ -29,9 +30,10 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA_KINDS = (torch.device("cuda", 0), META)
 
 
-def test_in_the_interpreter():
-    """Whatever tests/harness/interpreted_kernels.py says of values."""
-    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/harness/interpreted_kernels.py"]
+@pytest.mark.parametrize("file", ["interpreted_kernels.py", "interpreted_norms.py"])
+def test_in_the_interpreter(file):
+    """Whatever the file says of values."""
+    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/{file}"]
     found = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"\b\d\d passed in", found.stdout), found.stdout
@@ -126,11 +128,12 @@ def test_tables_are_made_once():
 # --- compiled, without a GPU -------------------------------------------------------------------------------------
 
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.bool: "*i1"}
+TYPES |= {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
 def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """What Triton compiles a launch for: types, numbers that are 1, and what is a multiple of 16."""
-    names = triton.jit(getattr(programs, name)).arg_names
+    names = triton.jit(written(name)).arg_names
     constants = dict(options)
     signature: dict[str, str] = {}
     aligned = []
@@ -150,16 +153,21 @@ def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) 
     return name, ordered, tuple(sorted(constants.items())), tuple(aligned), tuple(launch.items())
 
 
-def compiled(key: tuple[Any, ...], capability: int) -> str:
-    """The program in the GPU's assembly; it was accepted by the assembler, too."""
+def built(key: tuple[Any, ...], capability: int) -> Any:
+    """The program, compiled step by step; it was accepted by the GPU's assembler, too."""
     name, signature, constants, aligned, launch = key
-    program = triton.jit(getattr(programs, name))
+    program = triton.jit(written(name))
     places = {(program.arg_names.index(given),): value for given, value in constants}
     hints = {(place,): [["tt.divisibility", 16]] for place in aligned}
     source = ASTSource(fn=program, signature=dict(signature), constexprs=places, attrs=hints)
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch))
-    assert built.asm["cubin"]
-    return str(built.asm["ptx"])
+    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch))
+    assert found.asm["cubin"]
+    return found
+
+
+def compiled(key: tuple[Any, ...], capability: int) -> str:
+    """The program in the GPU's assembly."""
+    return str(built(key, capability).asm["ptx"])
 
 
 @pytest.fixture
