@@ -18,7 +18,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from harness.basics import devices
 from harness.kernels import norms, use
 from harness.model.layers import NORMS, Leaf, norm_beside
-from harness.training.footprint import META, count, rehearsal
+from harness.training.footprint import LEARN, META, count, rehearsal
 from harness.training.pack import Pack
 from tests.harness import engine
 from tests.harness.engine import bits
@@ -295,8 +295,9 @@ def test_who_reads_changes_no_bit(launched, fields):
 
 
 def test_memory_is_planned_as_it_is_taken():
-    trial, cpu = rehearsal(engine.trial(width=256, head_dim=128, context=16, batch=2, qk_norm=True)), torch.device("cpu")
+    trial = rehearsal(engine.trial(width=32, head_dim=16, context=64, batch=16, qk_norm=True))
+    cpu = torch.device("cpu")
     count(trial, 2, 2, cpu)  # what the host keeps for itself is there then
-    found, expected = count(trial, 2, 2, META), count(trial, 2, 2, cpu)
-    assert found == pytest.approx(expected, rel=0.02)
-    assert max(found.values()) < max(by_torch(lambda: count(trial, 2, 2, META)).values()), "normed x is not kept"
+    found, expected = count(trial, 2, 2, META)[LEARN], count(trial, 2, 2, cpu)[LEARN]
+    assert found == pytest.approx(expected, rel=0.03)
+    assert found < 0.97 * by_torch(lambda: count(trial, 2, 2, META))[LEARN], "the normed x is not kept"
