@@ -129,9 +129,15 @@ class GPT:
         x = x_RxNxD
         for branch in self._branches:
             name = f"blocks.{i}.{branch.kind}"
-            read = tools.norm(f"{name}_norm", tools.taps.copied(f"{name}.input", x))
+            x, read = self._read(tools, name, x)
             x = self._add(tools, name, self._placements[i], x, branch(tools, name, read, context))
         return x
+
+    def _read(self, tools: Tools, name: str, x_RxNxD: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream as it goes on beside a branch, and what the branch reads of it."""
+        if f"{name}.input" in tools.taps:
+            return x_RxNxD, tools.norm(f"{name}_norm", tools.taps.copied(f"{name}.input", x_RxNxD))
+        return tools.norm_beside(f"{name}_norm", x_RxNxD)
 
     def _add(self, tools: Tools, name: str, placement: Placement, x_RxNxD: Tensor, branch_RxNxD: Tensor) -> Tensor:
         """The residual stream with what a branch adds to it, as the equation in harness/model/placements.py has it."""

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.config import Model
+from harness.kernels import norms
+from harness.kernels.use import are_used
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.precision import Precision
 from harness.model.products import product
@@ -87,12 +89,41 @@ def add_positions(x_RxNxD: Tensor, leaf: Leaf, context: int) -> WithBackward[Ten
     return (sequences + leaf.weight[:, None, :context]).view_as(x_RxNxD), backward, ()
 
 
-@differentiable
-def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor]:
+def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
     """LayerNorm over the last dim with each trial's own gain, in the precision of the gain; a bias is `shifted`'s.
 
     Gains are [R, D], or [R, G, D]: a row of them for each index of dim 2 of x.
     """
+    if _has_program(x_RxxxD, leaf):
+        return _norm_program(x_RxxxD, leaf, epsilon, True)
+    return _layer_norm(x_RxxxD, leaf, epsilon)
+
+
+def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> Tensor:
+    """gain * x / sqrt(mean(x^2) + epsilon) over the last dim (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4).
+
+    Gains as in `layer_norm`. The paper has no epsilon; it stands where Llama's code has it.
+    """
+    if _has_program(x_RxxxD, leaf):
+        return _norm_program(x_RxxxD, leaf, epsilon, False)
+    return _rms_norm(x_RxxxD, leaf, epsilon)
+
+
+NORMS: Mapping[str, Callable[[Tensor, Leaf, float], Tensor]] = {
+    "layer": layer_norm,  # Ba et al. 2016, arXiv 1607.06450
+    "rms": rms_norm,  # Zhang & Sennrich 2019, arXiv 1910.07467
+}
+
+
+def norm_beside(norm: str, x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> tuple[Tensor, Tensor]:
+    """x for its other use, and its norm. Where that is a program, it adds the gradients of both, in autograd's bits."""
+    if _has_program(x_RxxxD, leaf):
+        return _norm_program_beside(x_RxxxD, leaf, epsilon, norm == "layer")
+    return x_RxxxD, NORMS[norm](x_RxxxD, leaf, epsilon)
+
+
+@differentiable
+def _layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor]:
     shape = [x_RxxxD.shape[-1]]
 
     def backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
@@ -107,12 +138,7 @@ def layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tens
 
 
 @differentiable
-def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor]:
-    """gain * x / sqrt(mean(x^2) + epsilon) over the last dim (Zhang & Sennrich 2019, arXiv 1910.07467, equation 4).
-
-    Gains as in `layer_norm`. The paper has no epsilon; it stands where Llama's code has it.
-    """
-
+def _rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor]:
     def backward(dy: Tensor, rms: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
         product = dy * normed
         _sum_into(product, leaf.gradient)
@@ -125,14 +151,32 @@ def rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tensor
     return normed * gain, backward, (rms, normed, gain)
 
 
-NORMS: Mapping[str, Callable[[Tensor, Leaf, float], Tensor]] = {
-    "layer": layer_norm,  # Ba et al. 2016, arXiv 1607.06450
-    "rms": rms_norm,  # Zhang & Sennrich 2019, arXiv 1910.07467
-}
+def _has_program(x: Tensor, leaf: Leaf) -> bool:
+    return leaf.weight.dim() == 2 and x.shape[-1] <= norms.WIDEST and are_used(x.device)
+
+
+@differentiable
+def _norm_program(x: Tensor, leaf: Leaf, epsilon: float, is_layer: bool) -> WithBackward[Tensor]:
+    def backward(dy: Tensor, x: Tensor, kept: Tensor, gain: Tensor) -> Tensor:
+        return norms.normed_backward(dy.contiguous(), x, kept, gain, leaf.gradient)
+
+    x = x.contiguous()
+    normed, kept = norms.normed(x, leaf.weight, epsilon, is_layer)
+    return normed, backward, (x, kept, leaf.weight)
+
+
+@differentiable
+def _norm_program_beside(x: Tensor, leaf: Leaf, epsilon: float, is_layer: bool) -> WithBackward[tuple[Tensor, Tensor]]:
+    def backward(dx: Tensor, dy: Tensor, x: Tensor, kept: Tensor, gain: Tensor) -> Tensor:
+        return norms.normed_backward(dy.contiguous(), x, kept, gain, leaf.gradient, dx.contiguous())
+
+    near = x.contiguous()
+    normed, kept = norms.normed(near, leaf.weight, epsilon, is_layer)
+    return (x, normed), backward, (near, kept, leaf.weight)
 
 
 def kept_by_norms(model: Model, fed: int) -> int:
-    """Values that norms leave for the backward pass: two, or with RMSNorm one, for each that they are fed."""
+    """Values that norms leave for the backward pass, without programs: two for each they are fed, of RMSNorm one."""
     return (2 if model.norm == "layer" else 1) * fed
 
 

@@ -31,7 +31,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA_KINDS = (torch.device("cuda", 0), META)
 
 
-@pytest.mark.parametrize("file", ["kernels", "heads"])
+@pytest.mark.parametrize("file", ["kernels", "heads", "norms"])
 def test_in_the_interpreter(file):
     """Whatever tests/harness/interpreted_kernels.py, and files like it, say of values."""
     asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/interpreted_{file}.py"]
@@ -154,16 +154,21 @@ def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) 
     return name, ordered, tuple(sorted(constants.items())), tuple(aligned), tuple(launch.items())
 
 
-def compiled(key: tuple[Any, ...], capability: int) -> str:
-    """The program in the GPU's assembly; it was accepted by the assembler, too."""
+def built(key: tuple[Any, ...], capability: int) -> Any:
+    """The program, compiled step by step; it was accepted by the GPU's assembler, too."""
     name, signature, constants, aligned, launch = key
     program = triton.jit(written(name))
     places = {(program.arg_names.index(given),): value for given, value in constants}
     hints = {(place,): [["tt.divisibility", 16]] for place in aligned}
     source = ASTSource(fn=program, signature=dict(signature), constexprs=places, attrs=hints)
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch))
-    assert built.asm["cubin"]
-    return str(built.asm["ptx"])
+    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch))
+    assert found.asm["cubin"]
+    return found
+
+
+def compiled(key: tuple[Any, ...], capability: int) -> str:
+    """The program in the GPU's assembly."""
+    return str(built(key, capability).asm["ptx"])
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ OPERATIONS = """
     promote_types reciprocal reciprocal_ relu remainder round rsub scalar_tensor searchsorted select sign silu
     silu_backward slice sort split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ sum tanh threshold_backward topk
     transpose tril unbind unfold unsqueeze view view_as_complex view_as_real where zeros zeros_like __rshift__
-    adamw squares add_up scale split_heads join_heads turn_heads
+    adamw squares add_up scale split_heads join_heads turn_heads normed normed_backward
+    add_blocks
 """
 ALLOWED = frozenset(OPERATIONS.split())
 
