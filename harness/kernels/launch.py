@@ -30,8 +30,8 @@ def program(name: str, is_interpreted: bool) -> Any:
     """One of the programs, compiled when it is first launched; or interpreted, as Triton is asked to at the moment."""
     import triton
 
-    from harness.kernels import programs
+    from harness.kernels import attention_programs, programs
 
-    files = (programs,)
+    files = (attention_programs, programs)
     (function,) = (getattr(file, name) for file in files if hasattr(file, name))
     return triton.jit(function)

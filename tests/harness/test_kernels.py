@@ -29,9 +29,10 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA_KINDS = (torch.device("cuda", 0), META)
 
 
-def test_in_the_interpreter():
-    """Whatever tests/harness/interpreted_kernels.py says of values."""
-    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/harness/interpreted_kernels.py"]
+@pytest.mark.parametrize("file", ["interpreted_kernels.py", "interpreted_attention.py"])
+def test_in_the_interpreter(file):
+    """Whatever these files say of values."""
+    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/{file}"]
     found = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"\b\d\d passed in", found.stdout), found.stdout
