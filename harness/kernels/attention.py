@@ -160,8 +160,8 @@ def _(dmixed: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("stability_harness::scores_backward", mutates_args=())
 def _scores_backward(dscores: Tensor, q: Tensor, k: Tensor, scale: float, tf32: bool) -> tuple[Tensor, Tensor]:
-    dq, dk = torch.empty_like(q), torch.empty_like(k)
-    _backward(SCORES, q, tf32, (q, q), (q, k), q, (q, q), dscores, (dq, dk, q), scale)
+    dq, dk, unread = torch.empty_like(q), torch.empty_like(k), q.new_empty(q.shape[:-1], dtype=_state(q))
+    _backward(SCORES, q, tf32, (q, q), (q, k), q, (unread, unread), dscores, (dq, dk, q), scale)
     return dq, dk
 
 

@@ -30,8 +30,13 @@ def program(name: str, is_interpreted: bool) -> Any:
     """One of the programs, compiled when it is first launched; or interpreted, as Triton is asked to at the moment."""
     import triton
 
-    from harness.kernels import attention_programs, programs
+    return triton.jit(written(name))
 
-    files = (attention_programs, programs)
+
+def written(name: str) -> Any:
+    """One of the programs, as Triton reads it."""
+    from harness.kernels import attention_programs, head_programs, programs
+
+    files = (attention_programs, head_programs, programs)
     (function,) = (getattr(file, name) for file in files if hasattr(file, name))
-    return triton.jit(function)
+    return function

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.kernels import attention as programs
+from harness.kernels import heads as kernels
 from harness.kernels.use import are_used
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import for_each_trial, soft_cap
@@ -27,6 +28,8 @@ from harness.model.taps import RowTaps, Taps
 @differentiable
 def split_heads(qkv_RxNx3D: Tensor, context: int, heads: int) -> WithBackward[tuple[Tensor, ...]]:
     """Query, key and value, [R, B, H, T, D/H] each, of N = B x T tokens."""
+    if are_used(qkv_RxNx3D.device):
+        return kernels.split(qkv_RxNx3D, context, heads), lambda *gradients: kernels.join(gradients), ()
     shape = qkv_RxNx3D.shape
     parts = qkv_RxNx3D.view(len(qkv_RxNx3D), -1, context, 3, heads, shape[-1] // (3 * heads)).permute(3, 0, 1, 4, 2, 5)
 
@@ -41,17 +44,23 @@ def split_heads(qkv_RxNx3D: Tensor, context: int, heads: int) -> WithBackward[tu
 
 
 @lru_cache(maxsize=8)
-def _rotation(context: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[T, D/2] complex: neighbouring features turn by position / base^(2i/D) (Su et al. 2021, eq. 15)."""
+def _rotation(
+    context: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """There and back, [T, D/2] complex each: neighbouring features turn by position / base^(2i/D).
+
+    See Su et al. 2021 (arXiv 2104.09864, equation 15).
+    """
     frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angle = torch.outer(torch.arange(context, dtype=torch.float64), frequency)
     kind = torch.complex128 if dtype == torch.float64 else torch.complex64
-    return torch.polar(torch.ones_like(angle), angle).to(device, kind)
+    rotation = torch.polar(torch.ones_like(angle), angle).to(device, kind)
+    return rotation, rotation.conj().resolve_conj()
 
 
 @differentiable
-def _turn(pairs: Tensor, rotation: Tensor) -> WithBackward[Tensor]:
-    return _turned(pairs, rotation), lambda dy: _turned(dy, rotation.conj().resolve_conj()), ()
+def _turn(pairs: Tensor, there: Tensor, back: Tensor) -> WithBackward[Tensor]:
+    return _turned(pairs, there), lambda dy: _turned(dy, back), ()
 
 
 def _turned(pairs: Tensor, rotation: Tensor) -> Tensor:
@@ -67,8 +76,42 @@ def _turned(pairs: Tensor, rotation: Tensor) -> Tensor:
 def rotate(x_RxBxHxTxD: Tensor, base: float, dtype: torch.dtype) -> Tensor:
     """Rotary positions: feature pairs (2i, 2i + 1) of each head turn with the position, computed in `dtype`."""
     pairs = torch.view_as_complex(x_RxBxHxTxD.to(dtype).unflatten(-1, (-1, 2)))
-    turned = _turn(pairs, _rotation(*x_RxBxHxTxD.shape[-2:], base, dtype, x_RxBxHxTxD.device))
+    turned = _turn(pairs, *_rotation(*x_RxBxHxTxD.shape[-2:], base, dtype, x_RxBxHxTxD.device))
     return torch.view_as_real(turned).flatten(-2).to(x_RxBxHxTxD.dtype)
+
+
+def rotate_both(q: Tensor, k: Tensor, base: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """The same of queries and keys."""
+    if are_used(q.device):
+        context, head_dim = q.shape[-2:]
+        return _turn_both(q, k, _angles(context, head_dim, base, dtype, q.device))
+    return rotate(q, base, dtype), rotate(k, base, dtype)
+
+
+def split_and_rotate(
+    qkv_RxNx3D: Tensor, context: int, heads: int, base: float, dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """Query, key and value as `split_heads` has them, the first two turned: the bits of one after the other."""
+    if are_used(qkv_RxNx3D.device):
+        head_dim = qkv_RxNx3D.shape[-1] // (3 * heads)
+        return _split_turned(qkv_RxNx3D, context, heads, _angles(context, head_dim, base, dtype, qkv_RxNx3D.device))
+    q, k, v = split_heads(qkv_RxNx3D, context, heads)
+    return *rotate_both(q, k, base, dtype), v
+
+
+def _angles(context: int, head_dim: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[T, D/2, 2]: cosines and sines."""
+    return torch.view_as_real(_rotation(context, head_dim, base, dtype, device)[0])
+
+
+@differentiable
+def _turn_both(q: Tensor, k: Tensor, angles: Tensor) -> WithBackward[tuple[Tensor, ...]]:
+    return tuple(kernels.turn([q, k], angles)), lambda *dy: tuple(kernels.turn(dy, angles, back=True)), ()
+
+
+@differentiable
+def _split_turned(qkv: Tensor, context: int, heads: int, angles: Tensor) -> WithBackward[tuple[Tensor, ...]]:
+    return kernels.split(qkv, context, heads, angles), lambda *gradients: kernels.join(gradients, angles), ()
 
 
 @lru_cache(maxsize=8)

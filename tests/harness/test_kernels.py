@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ import torch
 import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from harness.basics import devices
-from harness.kernels import launch, operators, programs, use
+from harness.kernels import attention, heads, launch, operators, use
 from harness.kernels.blocks import BLOCK, cut
+from harness.kernels.launch import written
+from harness.model.attention import rotate
 from harness.model.parameters import Layout
 from harness.model.state import State
 from harness.optim.clipping import COLUMNS, global_norm, scale_tensors, scale_trials, tensor_norms
@@ -29,10 +33,10 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA_KINDS = (torch.device("cuda", 0), META)
 
 
-@pytest.mark.parametrize("file", ["interpreted_kernels.py", "interpreted_attention.py"])
+@pytest.mark.parametrize("file", ["kernels", "heads", "attention"])
 def test_in_the_interpreter(file):
-    """Whatever these files say of values."""
-    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/{file}"]
+    """Whatever tests/harness/interpreted_kernels.py, and files like it, say of values."""
+    asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/interpreted_{file}.py"]
     found = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
     assert found.returncode == 0, found.stdout + found.stderr
     assert re.search(r"\b\d\d passed in", found.stdout), found.stdout
@@ -76,6 +80,7 @@ def test_what_triton_builds_with(monkeypatch, tmp_path):
 
 ABSENT = """
 import sys
+from collections import Counter
 sys.modules["triton"] = None
 import torch
 from harness.basics import devices
@@ -127,11 +132,12 @@ def test_tables_are_made_once():
 # --- compiled, without a GPU -------------------------------------------------------------------------------------
 
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.bool: "*i1"}
+TYPES |= {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
 def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """What Triton compiles a launch for: types, numbers that are 1, and what is a multiple of 16."""
-    names = triton.jit(getattr(programs, name)).arg_names
+    names = triton.jit(written(name)).arg_names
     constants = dict(options)
     signature: dict[str, str] = {}
     aligned = []
@@ -144,7 +150,7 @@ def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) 
         else:
             signature[given] = "i32"
             aligned += [place] * (value % 16 == 0)
-    launch = {key: constants.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+    launch = {key: constants.pop(key) for key in ("num_warps", "num_stages", "enable_fp_fusion") if key in constants}
     signature |= dict.fromkeys(constants, "constexpr")
     assert signature.keys() == set(names)
     ordered = tuple((given, signature[given]) for given in names)
@@ -154,7 +160,7 @@ def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) 
 def compiled(key: tuple[Any, ...], capability: int) -> str:
     """The program in the GPU's assembly; it was accepted by the assembler, too."""
     name, signature, constants, aligned, launch = key
-    program = triton.jit(getattr(programs, name))
+    program = triton.jit(written(name))
     places = {(program.arg_names.index(given),): value for given, value in constants}
     hints = {(place,): [["tt.divisibility", 16]] for place in aligned}
     source = ASTSource(fn=program, signature=dict(signature), constexprs=places, attrs=hints)
@@ -234,6 +240,132 @@ def test_a_step_is_few_launches(launches):
         rig.step(measure=measure)
         assert [name for name, *_ in launches] == expected
         launches.clear()
+
+
+# --- heads of attention ----------------------------------------------------------------------------------------------
+
+
+def pass_heads(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """All that is done to heads [R, B, H, T, D], by rotations and without: there, back, and in between."""
+    trials, batch, count, context, head_dim = shape
+    qkv = torch.zeros(trials, batch * context, 3 * count * head_dim, dtype=dtype)
+    angles = torch.zeros(context, head_dim // 2, 2, dtype=torch.promote_types(dtype, torch.float32))
+    others = torch.zeros(trials, batch, context, count, head_dim, dtype=dtype).transpose(2, 3)
+    for given in ((angles,), ()):
+        q, k, v = heads.split(qkv, context, count, *given)
+        heads.join([q, k, v], *given)
+        heads.join([others] * 3, *given)
+    heads.turn([q, k], angles)
+    heads.turn([q, k], angles, back=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("head_dim", [2, 24, 64])
+def test_programs_of_heads_compile(launches, head_dim, capability, dtype):
+    """Products are rounded as they are written, and what is read is in registers as it is needed, 16 bytes at once."""
+    pass_heads((2, 1, 3, 64, head_dim), dtype)
+    assert {name for name, *_ in launches} == {"heads"}
+    for key in dict.fromkeys(launches):
+        assembly, constants = compiled(key, capability), dict(key[2])
+        assert not re.search(r"\b(atom|red)\.|\.approx|\.full\.|\.ftz|\bfma\.\w*\.?[fb]|\.shared|shfl", assembly)
+        each = heads.TILE // (32 * launch.WARPS)  # elements of a thread, for each of which there are two products
+        products = len(re.findall(r"\bmul\.rn\.f(?:32|64)\b", assembly))
+        assert products == 2 * each * constants["TURNED"]
+        at_once = set(re.findall(r"\b(?:ld|st)\.global\.([\w.]+)", assembly))
+        if head_dim * dtype.itemsize % 16 == 0:
+            assert at_once == {"v2.b64" if dtype == torch.float64 else "v4.b32"}
+
+
+def test_one_program_of_heads_serves_all_packs(launches):
+    pass_heads((5, 2, 3, 65, 8), torch.bfloat16)
+    expected = list(launches)
+    assert len(set(expected)) == 8
+    for trials in (1, 2, 16, 64):
+        launches.clear()
+        pass_heads((trials, 2, 3, 65, 8), torch.bfloat16)
+        assert launches == expected
+
+
+@pytest.mark.parametrize("tokens_first", [False, True])
+def test_operators_of_heads_say_what_they_return(monkeypatch, tokens_first):
+    """As torch checks it; with stand-ins for the programs, which fill what they are to fill."""
+
+    def stand_in(name: str, grid: Any, *arrays: Any, PARTS: int, **constants: Any) -> None:
+        for target in {id(array): array for array in arrays[3 : 3 + PARTS]}.values():
+            target.fill_(2.0)
+
+    monkeypatch.setattr(heads, "launch", stand_in)
+    qkv, angles = torch.randn(2, 15, 36), torch.randn(5, 2, 2)
+    parts = [torch.randn(2, 3, 5, 3, 4).transpose(2, 3) for _ in range(3)]
+    parts = parts if tokens_first else [part.contiguous() for part in parts]
+    for table in (angles, None):
+        for name, given in (("split_heads", (qkv, table, 5, 3)), ("join_heads", (*parts, table))):
+            operator = getattr(torch.ops.stability_harness, name).default
+            torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+    for back in (True, False):
+        given = ([part.contiguous() for part in parts[:2]], angles, back)
+        operator = torch.ops.stability_harness.turn_heads.default
+        torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def pass_attention(shape: tuple[int, ...], dtype: torch.dtype, tf32: bool = False) -> None:
+    """Forwards and backwards, [R, B, H, T, D]: in one go, and with scores that are stored and read."""
+    q, k, v = (torch.zeros(shape, dtype=dtype) for _ in range(3))
+    found = attention.attended(q, k, v, 0.25, tf32)
+    attention.attended_backward(found.mixed, found, q, k, v, 0.25, tf32)
+    scores = attention.scores(q, k, 0.25, tf32)
+    found = attention.mixed_by(scores, v, 0.25, tf32)
+    dscores, _ = attention.mixed_by_backward(found.mixed, found, scores, v, 0.25, tf32)
+    attention.scores_backward(dscores, q, k, 0.25, tf32)
+
+
+ATTENTION = {"store_scores": 1, "attend": 2, "attend_back_queries": 3, "attend_back_keys": 3}  # launches of each
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("capability", "head_dim"), [(80, 16), (90, 16), (90, 64), (80, 128)])
+def test_attention_compiles(launches, dtype, capability, head_dim):
+    """Into registers and little shared memory; quotients are rounded, no rounding is left out, nothing is atomic.
+
+    float32 is multiplied as it is, and exponentials are those of torch's own kernels: approximate powers of two.
+    """
+    pass_attention((2, 1, 2, 64, head_dim), dtype)
+    assert Counter(name for name, *_ in launches) == ATTENTION
+    keys = list(dict.fromkeys(launches))
+    assert len(keys) == len(ATTENTION), "scores that are stored and read are those of the same programs"
+    for key in keys:
+        assembly = compiled(key, capability)
+        assert not re.search(r"\b(atom|red)\.|div\.approx|div\.full|rcp\.approx|tf32", assembly), key[0]
+        spilled = re.search(r"(\d+) bytes spill stores", assembled(assembly, capability))
+        assert spilled is not None and int(spilled[1]) == 0, key[0]
+
+
+def assembled(assembly: str, capability: int) -> str:
+    """What the assembler says of a program."""
+    name = f"sm_{capability}a" if capability == 90 else f"sm_{capability}"
+    asked = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={name}", "-", "-o", os.devnull]
+    found = subprocess.run(asked, input=assembly, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stderr
+
+
+def test_attention_in_tf32_compiles(launches):
+    pass_attention((2, 1, 2, 64, 16), torch.float32, tf32=True)
+    for key in dict.fromkeys(launches):
+        assert "tf32" in compiled(key, 90), key[0]
+
+
+def test_one_program_of_attention_serves_all_packs(launches):
+    pass_attention((3, 2, 4, 64, 16), torch.float32)
+    expected = list(launches)
+    for count in (1, 2, 5, 16, 64):
+        launches.clear()
+        pass_attention((count, 2, 4, 64, 16), torch.float32)
+        assert launches == expected
 
 
 # --- on `meta`, which has no numbers -------------------------------------------------------------------------------
@@ -337,3 +469,14 @@ def test_float64_does_not_ask_torchs_kernel(monkeypatch):
     other = Rig(different("adamw", 4))
     other.train(3)
     torch.testing.assert_close(other.weights, rig.weights, rtol=1e-12, atol=1e-12)
+
+
+def test_turning_back_copies_no_table(monkeypatch):
+    """What the backward pass turns by is there already."""
+    monkeypatch.setattr(use, "is_installed", lambda: False)
+    x = torch.zeros(2, 3, 4, 5, 6, device=META, requires_grad=True)
+    turned, gradient = rotate(x, 10000.0, torch.float32), torch.zeros_like(x)
+    with Traced() as calls:
+        turned.backward(gradient)
+    assert any("mul" in name for name in calls.called)
+    assert not any("conj" in name or "clone" in name for name in calls.called)

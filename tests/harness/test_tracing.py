@@ -39,6 +39,7 @@ OPERATIONS = """
     silu_backward slice sort split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ sum tanh threshold_backward topk
     transpose tril unbind unfold unsqueeze view view_as_complex view_as_real where zeros zeros_like __rshift__
     adamw squares add_up scale attended attended_backward scores scores_backward mixed_by mixed_by_backward
+    split_heads join_heads turn_heads
 """
 ALLOWED = frozenset(OPERATIONS.split())
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Model, Trial, shown
-from harness.model.attention import Limits, attend, rotate, split_heads
+from harness.model.attention import Limits, attend, rotate_both, split_and_rotate, split_heads
 from harness.model.branches.base import Branch
 from harness.model.layers import kept_by_norms
 from harness.model.tensors import Kind, ModelTensor
@@ -111,13 +111,7 @@ class Attention(Branch):
             query, key, value = qkv.chunk(3, -1)
             query, key = tools.norm(f"{name}.query_norm", query), tools.norm(f"{name}.key_norm", key)
             qkv = torch.cat([precision(query), precision(key), value], -1)
-        q, k, v = split_heads(qkv, context, c.width // c.head_dim)
-        if c.qk_norm and c.qk_norm_over == "head":
-            q = precision(tools.norm(f"{name}.query_norm", q))
-            k = precision(tools.norm(f"{name}.key_norm", k))
-        q, k, v = (tools.tap(f"{name}.{part}", x) for part, x in (("query", q), ("key", k), ("value", v)))
-        if c.positions == "rotary":
-            q, k = (rotate(part, c.rotary_base, tools.dtype) for part in (q, k))
+        q, k, v = self._heads(tools, name, qkv, context)
         zeta = tools.switched("soft_clip_high", 5)
         limits = Limits(
             tools.switched("attention_temperature", 5),
@@ -129,6 +123,22 @@ class Attention(Branch):
         mixed = attend(q, k, v, scale, explicit, precision, tools.taps, name, limits)
         projection = tools.linear(mixed.reshape(x_RxNxD.shape), f"{name}.projection")
         return tools.norm(f"{name}.projection_norm", tools.tap(f"{name}.projection", projection))
+
+    def _heads(self, tools: Tools, name: str, qkv: Tensor, context: int) -> tuple[Tensor, ...]:
+        """Queries, keys and values: split, and turned at once where nothing looks at queries and keys before that."""
+        c, heads = self.model, self.model.width // self.model.head_dim
+        turns, is_normed = c.positions == "rotary", c.qk_norm and c.qk_norm_over == "head"
+        if turns and not is_normed and f"{name}.query" not in tools.taps and f"{name}.key" not in tools.taps:
+            q, k, v = split_and_rotate(qkv, context, heads, c.rotary_base, tools.dtype)
+            return q, k, tools.tap(f"{name}.value", v)
+        q, k, v = split_heads(qkv, context, heads)
+        if is_normed:
+            q = tools.precision(tools.norm(f"{name}.query_norm", q))
+            k = tools.precision(tools.norm(f"{name}.key_norm", k))
+        q, k, v = (tools.tap(f"{name}.{part}", x) for part, x in (("query", q), ("key", k), ("value", v)))
+        if turns:
+            q, k = rotate_both(q, k, c.rotary_base, tools.dtype)
+        return q, k, v
 
 
 def attention_multiplier(model: Model) -> float:
