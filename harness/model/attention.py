@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from harness.basics.devices import on_cpu
+from harness.kernels import attention as programs
 from harness.kernels import heads as kernels
 from harness.kernels.use import are_used
 from harness.model.gradients import WithBackward, differentiable
@@ -133,6 +134,11 @@ class Limits:
     clip: tuple[Tensor, Tensor] | None = None
     drop: Callable[[Tensor], Tensor] | None = None
 
+    @property
+    def are_off(self) -> bool:
+        """Whether what the softmax reads and leaves is as it is."""
+        return self.cap is None and self.clip is None and self.drop is None
+
 
 UNLIMITED = Limits()
 
@@ -184,6 +190,54 @@ def _in_whole_lines(x_RxBxHxTxD: Tensor) -> Tensor:
     return F.pad(x_RxBxHxTxD, (0, 0, 0, 0, 0, 0, 0, extra))
 
 
+# --- by Triton's programs -----------------------------------------------------------------------------------------
+
+
+@differentiable
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, tf32: bool, tell: Callable[[Tensor], object]
+) -> WithBackward[Tensor]:
+    """What q, k and v are mixed to; `tell` is told each query's largest score, [R, B, H, T]."""
+
+    def backward(dmixed: Tensor, q: Tensor, k: Tensor, v: Tensor, *found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return programs.attended_backward(dmixed.contiguous(), programs.Mixed(*found), q, k, v, scale, tf32)
+
+    found = programs.attended(q, k, v, scale, tf32)
+    tell(found.largest)
+    return found.mixed, backward, (q, k, v, *found)
+
+
+@differentiable
+def _stored_scores(q: Tensor, k: Tensor, scale: float, tf32: bool) -> WithBackward[Tensor]:
+    def backward(dscores: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return programs.scores_backward(dscores.contiguous(), q, k, scale, tf32)
+
+    return programs.scores(q, k, scale, tf32), backward, (q, k)
+
+
+@differentiable
+def _mixed_by(scores: Tensor, v: Tensor, scale: float, tf32: bool) -> WithBackward[Tensor]:
+    def backward(dmixed: Tensor, scores: Tensor, v: Tensor, *found: Tensor) -> tuple[Tensor, Tensor]:
+        return programs.mixed_by_backward(dmixed.contiguous(), programs.Mixed(*found), scores, v, scale, tf32)
+
+    found = programs.mixed_by(scores, v, scale, tf32)
+    return found.mixed, backward, (scores, v, *found)
+
+
+def _by_programs(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, precision: Precision, tap: Taps | RowTaps, name: str
+) -> Tensor:
+    """[R, B, T, H, D]; scores are stored where a reader of the tap wants more than the largest of each query."""
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    if tap.wants_all(name):
+        scores = precision(tap(name, _stored_scores(q, k, scale, precision.tf32))).contiguous()
+        return _mixed_by(scores, v, scale, precision.tf32)
+    return _attended(q, k, v, scale, precision.tf32, lambda largest: tap(name, largest[..., None]))
+
+
+# --- in either way ------------------------------------------------------------------------------------------------
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -214,6 +268,8 @@ def attend(
                     scores = precision(product(one_q, one_k.mT, scale, tf32=precision.tf32))
                     tap(scores_name, scores.add_(mask))
         return precision(_fused(q, k, v, scale)).transpose(2, 3)
+    if limits.are_off and not precision.softmax and q.shape[-1] <= programs.WIDEST and are_used(q.device):
+        return _by_programs(q, k, v, scale, precision, tap, scores_name)
     mask = _causal_mask(context, q.dtype, q.device)
     if limits.cap is None:
         scores = _scores(q, k, scale, precision, mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class Taps:
     def __init__(self, names: list[str]):
         self.names = names
         self._attached: dict[str, list[RowReader]] = {}
+        self._whole: Counter[str] = Counter()  # how many of those want all of x
         self.on_host = 0  # how many readers the host has to call in every pass
 
     def __call__(self, name: str, x: Tensor, rows: slice = ALL) -> Tensor:
@@ -39,13 +41,21 @@ class Taps:
         """
         return self.attach_to_rows(pattern, lambda name, x, rows: reader(name, x))
 
+    def wants_all(self, name: str) -> bool:
+        """Whether somebody wants more than the largest along the last axis; also while he is muted.
+
+        So what is computed again is computed in the same way.
+        """
+        return self._whole[name] > 0
+
     def attach_to_rows(
-        self, pattern: str, reader: RowReader, first: bool = False, on_host: bool = True
+        self, pattern: str, reader: RowReader, first: bool = False, on_host: bool = True, largest: bool = False
     ) -> Callable[[], None]:
         """As `attach`, with a reader that is told the rows of the pack whose x it is: `reader(name, x, rows)`.
 
         One that is attached `first` comes before those that are there already. One that is not `on_host` does the same
-        with x at every step, on the device alone, so that it need not be called where a step is replayed.
+        with x at every step, on the device alone, so that it need not be called where a step is replayed. One that
+        asks for nothing but the `largest` along the last axis may be given those, [..., 1], where x is not stored.
         """
         matching = fnmatch.filter(self.names, pattern)
         if not matching:
@@ -53,12 +63,14 @@ class Taps:
         for name in matching:
             readers = self._attached.setdefault(name, [])
             readers.insert(0 if first else len(readers), reader)
+            self._whole[name] += not largest
         self.on_host += on_host
 
         def detach() -> None:
             self.on_host -= on_host
             for name in matching:
                 self._attached[name].remove(reader)
+                self._whole[name] -= not largest
                 if not self._attached[name]:
                     del self._attached[name]
 
@@ -87,6 +99,10 @@ class RowTaps:
     def copied(self, name: str, x: Tensor) -> Tensor:
         """As a call, but readers get a copy: `x` has other uses, which a change made here must not reach."""
         return self(name, x.clone()) if name in self.taps else x
+
+    def wants_all(self, name: str) -> bool:
+        """As that of the taps."""
+        return self.taps.wants_all(name)
 
     def __contains__(self, name: str) -> bool:
         return name in self.taps

@@ -30,7 +30,8 @@ class QKClip:
         self._layers, self._heads = model.depth, model.width // model.head_dim
         self._layout, self._weights = layout, weights
         for layer in range(self._layers):
-            taps.attach_to_rows(f"blocks.{layer}.attention.scores", partial(self._read, layer), on_host=False)
+            name, reader = f"blocks.{layer}.attention.scores", partial(self._read, layer)
+            taps.attach_to_rows(name, reader, on_host=False, largest=True)
 
     part = "model.qk_clip"
 

@@ -118,7 +118,8 @@ class Tapped:
         for name, measures in wanted.items():
             if name not in self._attached:
                 reader = partial(self._read, measures)
-                self._attached[name] = measures, self._taps.attach_to_rows(name, reader, on_host=False)
+                detach = self._taps.attach_to_rows(name, reader, on_host=False, largest=set(measures) == {largest})
+                self._attached[name] = measures, detach
 
     def _read(self, measures: Collection[Measure], name: str, x: Tensor, rows: slice) -> None:
         place = self._pack.ranks.current, rows.start

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ import torch
 import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from harness.basics import devices
-from harness.kernels import heads, launch, operators, use
+from harness.kernels import attention, heads, launch, operators, use
 from harness.kernels.blocks import BLOCK, cut
 from harness.kernels.launch import written
 from harness.model.attention import rotate
@@ -31,7 +33,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA_KINDS = (torch.device("cuda", 0), META)
 
 
-@pytest.mark.parametrize("file", ["kernels", "heads", "norms"])
+@pytest.mark.parametrize("file", ["kernels", "heads", "norms", "attention"])
 def test_in_the_interpreter(file):
     """Whatever tests/harness/interpreted_kernels.py, and files like it, say of values."""
     asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/interpreted_{file}.py"]
@@ -78,6 +80,7 @@ def test_what_triton_builds_with(monkeypatch, tmp_path):
 
 ABSENT = """
 import sys
+from collections import Counter
 sys.modules["triton"] = None
 import torch
 from harness.basics import devices
@@ -147,7 +150,7 @@ def specialised(name: str, arguments: tuple[Any, ...], options: dict[str, Any]) 
         else:
             signature[given] = "i32"
             aligned += [place] * (value % 16 == 0)
-    launch = {key: constants.pop(key) for key in ("num_warps", "enable_fp_fusion")}
+    launch = {key: constants.pop(key) for key in ("num_warps", "num_stages", "enable_fp_fusion") if key in constants}
     signature |= dict.fromkeys(constants, "constexpr")
     assert signature.keys() == set(names)
     ordered = tuple((given, signature[given]) for given in names)
@@ -309,6 +312,65 @@ def test_operators_of_heads_say_what_they_return(monkeypatch, tokens_first):
         given = ([part.contiguous() for part in parts[:2]], angles, back)
         operator = torch.ops.stability_harness.turn_heads.default
         torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+def pass_attention(shape: tuple[int, ...], dtype: torch.dtype, tf32: bool = False) -> None:
+    """Forwards and backwards, [R, B, H, T, D]: in one go, and with scores that are stored and read."""
+    q, k, v = (torch.zeros(shape, dtype=dtype) for _ in range(3))
+    found = attention.attended(q, k, v, 0.25, tf32)
+    attention.attended_backward(found.mixed, found, q, k, v, 0.25, tf32)
+    scores = attention.scores(q, k, 0.25, tf32)
+    found = attention.mixed_by(scores, v, 0.25, tf32)
+    dscores, _ = attention.mixed_by_backward(found.mixed, found, scores, v, 0.25, tf32)
+    attention.scores_backward(dscores, q, k, 0.25, tf32)
+
+
+ATTENTION = {"store_scores": 1, "attend": 2, "attend_back_queries": 3, "attend_back_keys": 3}  # launches of each
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("capability", "head_dim"), [(80, 16), (90, 16), (90, 64), (80, 128)])
+def test_attention_compiles(launches, dtype, capability, head_dim):
+    """Into registers and little shared memory; quotients are rounded, no rounding is left out, nothing is atomic.
+
+    float32 is multiplied as it is, and exponentials are those of torch's own kernels: approximate powers of two.
+    """
+    pass_attention((2, 1, 2, 64, head_dim), dtype)
+    assert Counter(name for name, *_ in launches) == ATTENTION
+    keys = list(dict.fromkeys(launches))
+    assert len(keys) == len(ATTENTION), "scores that are stored and read are those of the same programs"
+    for key in keys:
+        assembly = compiled(key, capability)
+        assert not re.search(r"\b(atom|red)\.|div\.approx|div\.full|rcp\.approx|tf32", assembly), key[0]
+        spilled = re.search(r"(\d+) bytes spill stores", assembled(assembly, capability))
+        assert spilled is not None and int(spilled[1]) == 0, key[0]
+
+
+def assembled(assembly: str, capability: int) -> str:
+    """What the assembler says of a program."""
+    name = f"sm_{capability}a" if capability == 90 else f"sm_{capability}"
+    asked = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={name}", "-", "-o", os.devnull]
+    found = subprocess.run(asked, input=assembly, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    return found.stderr
+
+
+def test_attention_in_tf32_compiles(launches):
+    pass_attention((2, 1, 2, 64, 16), torch.float32, tf32=True)
+    for key in dict.fromkeys(launches):
+        assert "tf32" in compiled(key, 90), key[0]
+
+
+def test_one_program_of_attention_serves_all_packs(launches):
+    pass_attention((3, 2, 4, 64, 16), torch.float32)
+    expected = list(launches)
+    for count in (1, 2, 5, 16, 64):
+        launches.clear()
+        pass_attention((count, 2, 4, 64, 16), torch.float32)
+        assert launches == expected
 
 
 # --- on `meta`, which has no numbers -------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class Attention(Branch):
             tools.switched("attention_temperature", 5),
             tools.switched("attention_cap", 5),
             None if zeta is None else (zeta, tools.strength("soft_clip_low", 5)),
-            partial(tools.dropped, f"{name}.shares"),
+            None if c.dropout is None else partial(tools.dropped, f"{name}.shares"),
         )
         scale, explicit = attention_multiplier(c), c.explicit_attention
         mixed = attend(q, k, v, scale, explicit, precision, tools.taps, name, limits)
