@@ -28,6 +28,15 @@ def are_used(device: torch.device) -> bool:
     return device.type == "meta" or (device.type == "cuda" and can_build())
 
 
+def version(device: torch.device) -> str | None:
+    """Triton's, where its programs are used; None where torch's operations are."""
+    if not are_used(device):
+        return None
+    import triton
+
+    return str(triton.__version__)
+
+
 @cache
 def is_installed() -> bool:
     """Whether Triton is there to be imported."""

@@ -32,6 +32,7 @@ from harness.basics.devices import on_cpu
 from harness.basics.version import provenance
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
+from harness.kernels.use import version
 from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
 from harness.model.start import start_digests
@@ -393,5 +394,5 @@ def _environment(pack: Pack, job: Job) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         **({"processes": job.processes} if job.processes > 1 else {}),
         **({"starts": starts} if starts else {}),
-        **({} if on_cpu(device) else {AT_ONCE: pack.at_once}),
+        **({} if on_cpu(device) else {AT_ONCE: pack.at_once, "triton": version(device)}),
     }

@@ -6,12 +6,17 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from harness.config import Trial, sections
 from harness.detectors.table import DETECTORS
+from harness.model import attention, layers
+from harness.optim import clipping
+from harness.optim.optimizers import adamw
 from harness.training.readings import refused
 from tests.gpu.bench import Bench, median_ratio
 from tests.gpu.engine import Window, pack_of, small, step_seconds, train_pack, trial_of
@@ -41,6 +46,30 @@ def check_8(bench: Bench) -> None:
         bench.tell("kernels a step", kernels)  # of the graph, where there is one
         if graphs or bench.is_dry:
             bench.tell("busy", busy(spans(traced, bench.pick(ALL, kinds))))
+    _note_pieces(bench, warm, count)
+
+
+PIECES = {
+    "attention and its heads": (attention,),
+    "norms": (layers,),
+    "AdamW, gradient norms and scaling": (adamw, clipping),
+}
+
+
+def _note_pieces(bench: Bench, warm: int, count: int) -> None:
+    """What a step takes where some of the fused pieces are torch's own operations, over one with all of them."""
+    count *= bench.pick(5, 1)
+    trials = trials_of(bench, 64, 64, warm + count + 3)
+    for name, files in PIECES.items():
+        if time.monotonic() + bench.pick(8, 0) > bench.until:
+            bench.note(f"without {name}: no time")
+            continue
+        fused = step_seconds(bench, trials, warm, warm + count)
+        with ExitStack() as patched:
+            for file in files:
+                patched.enter_context(patch.object(file, "are_used", lambda device: False))
+            plain = step_seconds(bench, trials, warm, warm + count)
+        bench.note(f"without {name} in Triton: {plain / fused:.2f} of the time")
 
 
 def _traced(bench: Bench, trials: Sequence[Trial], warm: int, count: int, graphs: bool) -> list[Mapping[str, Any]]:

@@ -60,6 +60,12 @@ def test_an_accelerator_has_them(monkeypatch):
     assert [use.are_used(device) for device in CUDA_KINDS] == [False, True]
 
 
+def test_its_version_is_told_where_it_is_used(monkeypatch):
+    assert use.version(CPU) is None and use.version(META) == triton.__version__
+    monkeypatch.setattr(use, "is_installed", lambda: False)
+    assert use.version(META) is None
+
+
 def test_without_triton_there_are_none(monkeypatch):
     monkeypatch.setattr(devices, "CPUS", ())
     monkeypatch.setattr(use, "is_installed", lambda: False)
