@@ -6,15 +6,13 @@ Run by test_kernels.py in a process of its own, with TRITON_INTERPRET=1: Triton 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from harness.basics import devices
 from harness.kernels import attention as programs
@@ -24,36 +22,11 @@ from harness.model.precision import Precision
 from harness.model.taps import Taps
 from injectors.value import Value
 from tests.harness import engine
+from tests.harness.interpreting import interpreted  # noqa: F401
 
 SCORES = "a.scores"
 SHAPES = [(1, 1, 1, 1, 2), (2, 1, 2, 8, 8), (3, 2, 1, 33, 16), (1, 1, 2, 65, 24), (2, 1, 1, 70, 64), (1, 1, 1, 40, 128)]
 Change = Callable[[Tensor], Tensor]
-
-
-def product(_: Any, a: TensorHandle, b: TensorHandle, c: TensorHandle, *others: Any) -> TensorHandle:
-    """a b + c: the interpreter takes the bits of bf16 for whole numbers."""
-    left, right = (
-        (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype.scalar == tl.bfloat16 else x.data for x in (a, b)
-    )
-    return TensorHandle(np.matmul(left, right, dtype=c.data.dtype) + c.data, c.dtype.scalar)
-
-
-def cast(_: Any, x: TensorHandle, wanted: Any) -> TensorHandle:
-    """x in a narrower type: the interpreter cuts bf16 off."""
-    if wanted.scalar == tl.bfloat16:
-        return TensorHandle(torch.from_numpy(x.data).bfloat16().view(torch.uint16).numpy(), tl.bfloat16)
-    return TensorHandle(x.data.astype({tl.float16: np.float16, tl.float32: np.float32}[wanted.scalar]), wanted.scalar)
-
-
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Data on a CPU takes an accelerator's ways, on which Triton interprets its programs."""
-    assert use.are_interpreted()
-    monkeypatch.setattr(devices, "CPUS", ())
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", product)
-    monkeypatch.setattr(InterpreterBuilder, "create_fp_trunc", cast)
-    with np.errstate(all="ignore"):
-        yield
 
 
 def parts(shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
@@ -188,7 +161,7 @@ def test_bits_depend_neither_on_the_pack_nor_on_the_row():
 
 # --- a whole pack ----------------------------------------------------------------------------------------------------
 
-LONGER: dict[str, Any] = {"context": 20, "steps": 4, "validate_every": 4}
+LONGER: dict[str, Any] = {"context": 20, "depth": 1, "steps": 4, "validate_every": 4}
 
 
 @pytest.fixture
@@ -227,7 +200,7 @@ def test_a_pack_whose_scores_are_read(called, checkpointing):
 
 def test_a_trial_whose_scores_are_struck(called):
     """Beside it nothing changes, and it is its twin up to then."""
-    fault = Value(start=2, site="activation", tensor="blocks.1.attention.scores", element=21, model="set", value=9.0)
+    fault = Value(start=2, site="activation", tensor="blocks.0.attention.scores", element=21, model="set", value=9.0)
     fields = LONGER | {"signals": {"attention_entropy": 0}}
     twin, struck = engine.trial(**fields), engine.trial(fault=fault, **fields)
     alone = engine.run([twin, twin])

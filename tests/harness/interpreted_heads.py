@@ -6,23 +6,19 @@ Run by test_kernels.py in a process of its own, with TRITON_INTERPRET=1: Triton 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from harness.basics import devices
 from harness.kernels import heads as kernels
-from harness.kernels import use
 from harness.model import attention
 from harness.model.attention import rotate, rotate_both, split_and_rotate, split_heads
 from tests.harness import engine
 from tests.harness.interpreted_kernels import HAS_FMA, numbers, on_a_cpu
+from tests.harness.interpreting import interpreted  # noqa: F401
 
 BASE = 10000.0
 TYPES = [  # of what is turned, and of what it is computed in
@@ -41,25 +37,6 @@ SHAPES = [  # R, B, T, H, D
     (1, 1, 64, 7, 128),
     (1, 1, 2, 1, 2048),
 ]
-CASTS = InterpreterBuilder.cast_impl
-
-
-def cast(builder: Any, source: TensorHandle, to: Any) -> TensorHandle:
-    """To bfloat16 by rounding to nearest, as a GPU does: the interpreter cuts off what does not fit."""
-    if to.scalar != tl.bfloat16:
-        return CASTS(builder, source, to)
-    rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16)
-    return TensorHandle(rounded.numpy().view(np.uint16), to.scalar)
-
-
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Data on a CPU takes an accelerator's ways, on which Triton interprets its programs."""
-    assert use.are_interpreted()
-    monkeypatch.setattr(devices, "CPUS", ())
-    monkeypatch.setattr(InterpreterBuilder, "create_fp_trunc", cast)
-    with np.errstate(all="ignore"):
-        yield
 
 
 @pytest.fixture
@@ -225,7 +202,7 @@ def test_what_is_not_finite_stays_in_its_pair(dtype, state, ruin):
 
 
 def pack(run: dict[str, Any], **options: Any) -> engine.Run:
-    return engine.run(engine.different(2, steps=2, depth=1, context=9, head_dim=4, **run), **options)
+    return engine.run(engine.different(2, steps=2, depth=1, context=9, head_dim=8, **run), **options)
 
 
 def watch(taps: str) -> Any:

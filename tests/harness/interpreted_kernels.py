@@ -6,53 +6,22 @@ Run by test_kernels.py in a process of its own, with TRITON_INTERPRET=1: Triton 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from harness.basics import devices
 from harness.kernels import operators, use
 from harness.model.parameters import Layout
 from harness.optim.clipping import global_norm, scale_tensors, scale_trials, tensor_norms
 from tests.harness import engine
+from tests.harness.interpreting import interpreted  # noqa: F401
 from tests.harness.optimizing import LONG, STACKED, TENSORS, Rig, bits, different, differing
 
 HAS_FMA = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-
-
-def fused(_: Any, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
-    """x y + z, rounded once, as on a GPU: the interpreter has none of its own, and rounds twice."""
-    a, b, c = x.data, y.data, z.data
-    with np.errstate(all="ignore"):
-        if c.dtype == np.float32:
-            return TensorHandle((a.astype(np.float64) * b + c).astype(np.float32), z.dtype.scalar)
-        product, rest = _product(*np.broadcast_arrays(a, b))
-        total = product + c
-        back = total - product
-        rest = rest + ((product - (total - back)) + (c - back))
-        return TensorHandle(np.where(np.isfinite(rest), total + rest, total), z.dtype.scalar)
-
-
-def _product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The float64 product and what it lacks (Dekker 1971)."""
-    (high_a, low_a), (high_b, low_b) = ((high := x * 134217729.0 - (x * 134217729.0 - x), x - high) for x in (a, b))
-    product = a * b
-    return product, ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Data on a CPU takes an accelerator's ways, on which Triton interprets its programs."""
-    assert use.are_interpreted()
-    monkeypatch.setattr(devices, "CPUS", ())
-    monkeypatch.setattr(InterpreterBuilder, "create_fma", fused)
-    with np.errstate(all="ignore"):
-        yield
 
 
 def on_a_cpu(make: Any) -> Any:
@@ -86,7 +55,7 @@ def trained_rig(rows: Any, count: int, dtype: torch.dtype, measure: bool) -> Rig
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("rows", "count"), [(TENSORS, 1), (TENSORS[:1], 64), (LONG, 3), (STACKED, 2)])
-def test_a_step_has_the_bits_of_torchs_kernel(interpreted, rows, count, dtype):
+def test_a_step_has_the_bits_of_torchs_kernel(rows, count, dtype):
     """Of the one for CPUs, which rounds products and sums as one where the CPU can.
 
     What is left behind the whole vectors of a segment that kernel rounds otherwise: here in the stacked ones alone.
@@ -105,7 +74,7 @@ def test_a_step_has_the_bits_of_torchs_kernel(interpreted, rows, count, dtype):
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def test_a_tensor_without_a_rate_is_left_alone(interpreted):
+def test_a_tensor_without_a_rate_is_left_alone():
     rig = Rig(different("adamw"), LONG, torch.float32)
     before = rig.layout.view(rig.weights, "fixed").clone()
     rig.train(2)
@@ -114,7 +83,7 @@ def test_a_tensor_without_a_rate_is_left_alone(interpreted):
 
 
 @pytest.mark.parametrize("rows", [LONG, STACKED])
-def test_what_stands_between_tensors_stays_zero(interpreted, rows):
+def test_what_stands_between_tensors_stays_zero(rows):
     """Even where it has no epsilon to be divided by."""
     rig = Rig(different("adamw", eps=0.0), rows, torch.float32)
     rig.train(3)
@@ -126,7 +95,7 @@ def test_what_stands_between_tensors_stays_zero(interpreted, rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_norms_after_a_step(interpreted, dtype):
+def test_norms_after_a_step(dtype):
     """In float64, against numpy; the same whether or not a row moved, and no bit depends on whether they are taken."""
     rig, silent = (Rig(different("adamw", 4), LONG, dtype) for _ in range(2))
     padding = rig.layout.padding
@@ -152,7 +121,7 @@ def test_norms_after_a_step(interpreted, dtype):
         assert differing(rig.everything(row), silent.everything(row)) == []
 
 
-def test_bits_depend_neither_on_the_pack_nor_on_the_row(interpreted):
+def test_bits_depend_neither_on_the_pack_nor_on_the_row():
     trials = different("adamw", 5)
     together = Rig(trials, LONG, torch.float32)
     together.train(2)
@@ -167,7 +136,7 @@ def test_bits_depend_neither_on_the_pack_nor_on_the_row(interpreted):
                 assert getattr(norms, name)[row] == getattr(all_norms, name)[place]
 
 
-def test_rows_beside_what_is_not_finite_keep_their_bits(interpreted):
+def test_rows_beside_what_is_not_finite_keep_their_bits():
     def run(ruin: float) -> Rig:
         rig = Rig(different("adamw", 3), LONG, torch.float32)
         rig.train(1)
@@ -188,7 +157,7 @@ def test_rows_beside_what_is_not_finite_keep_their_bits(interpreted):
 
 @pytest.mark.parametrize("rows", [LONG, STACKED])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_norms_of_gradients(interpreted, rows, dtype):
+def test_norms_of_gradients(rows, dtype):
     layout = Layout(rows)
     gradients = numbers(5, layout.size, dtype=dtype).index_fill_(1, layout.padding, 0.0)
     gradients[1] *= 1e30
@@ -211,7 +180,7 @@ def test_norms_of_gradients(interpreted, rows, dtype):
 
 
 @pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 2500])
-def test_many_blocks_add_up(interpreted, count):
+def test_many_blocks_add_up(count):
     partial = numbers(2, count, dtype=torch.float64).abs()
     firsts = torch.tensor([0, count // 3, count], dtype=torch.int32)
     found = torch.ops.stability_harness.add_up(partial, firsts).numpy()
@@ -221,7 +190,7 @@ def test_many_blocks_add_up(interpreted, count):
 
 @pytest.mark.parametrize("rows", [LONG, STACKED])
 @pytest.mark.parametrize("factor", [0.5, 0.0, math.nan, 1.0])
-def test_scaling(interpreted, rows, factor):
+def test_scaling(rows, factor):
     """By the bits of torch's products; a factor of one leaves what is there, and gaps stay zero."""
     layout = Layout(rows)
     padding = layout.padding
@@ -241,7 +210,7 @@ def test_scaling(interpreted, rows, factor):
     assert not by_row[:, padding].any() and not by_tensor[:, padding].any()
 
 
-def test_arrays_that_are_not_contiguous_are_refused(interpreted):
+def test_arrays_that_are_not_contiguous_are_refused():
     with pytest.raises(ValueError, match="contiguous"):
         global_norm(numbers(8, 4).T)
 
@@ -250,7 +219,7 @@ def test_arrays_that_are_not_contiguous_are_refused(interpreted):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_a_pack_learns_with_them_as_without(interpreted, monkeypatch, precision):
+def test_a_pack_learns_with_them_as_without(monkeypatch, precision):
     """Clipped by row and by tensor; the rest of the pack takes an accelerator's ways in both."""
     trials = engine.different(2, precision=precision, steps=3, clip=(0.1, 0.2), clip_tensor=(0.5, 0.4))
     launched, launch = [], operators.launch

@@ -6,46 +6,25 @@ Run by test_kernels.py in a process of its own, with TRITON_INTERPRET=1: Triton 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from harness.basics import devices
 from harness.kernels import norms, use
 from harness.model.layers import NORMS, Leaf, norm_beside
 from harness.training.footprint import LEARN, META, count, rehearsal
 from harness.training.pack import Pack
 from tests.harness import engine
 from tests.harness.engine import bits
-from tests.harness.interpreted_kernels import fused, numbers
+from tests.harness.interpreted_kernels import numbers
+from tests.harness.interpreting import interpreted  # noqa: F401
 from tests.harness.test_norms import EPSILON, THEIRS, compare, normal
 
 HALF = (torch.bfloat16, torch.float16)
-CAST = InterpreterBuilder.cast_impl
-
-
-def rounded(builder: Any, source: TensorHandle, to: Any) -> TensorHandle:
-    """A cast, to bfloat16 too, to the nearest number, as on a GPU: there the interpreter cuts digits off."""
-    if (source.dtype.scalar.name, to.scalar.name) != ("fp32", "bf16"):
-        return CAST(builder, source, to)
-    near = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.uint16).numpy()
-    return TensorHandle(near, to.scalar)  # kept in 16 bits
-
-
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Data on a CPU takes an accelerator's ways, on which Triton interprets its programs."""
-    assert use.are_interpreted()
-    monkeypatch.setattr(devices, "CPUS", ())
-    monkeypatch.setattr(InterpreterBuilder, "create_fma", fused)
-    monkeypatch.setattr(InterpreterBuilder, "cast_impl", rounded)
-    with np.errstate(all="ignore"):
-        yield
 
 
 def by_torch(make: Callable[[], Any]) -> Any:
@@ -280,7 +259,8 @@ def test_a_pack_learns_with_them_as_without(launched, shape):
 @pytest.mark.parametrize("fields", [{}, {"norm": "rms", "placement": "deepnorm"}, {"placement": "mix"}])
 def test_who_reads_changes_no_bit(launched, fields):
     """Readers of what norms read, through which no gradients are added in the norm; nor do checkpointed blocks."""
-    trials = engine.different(2, steps=2, **fields)
+    fields = {"steps": 2, **fields}
+    trials = engine.different(2, **fields)
     plain = engine.run(trials)
     calls, read = len(launched), []
 
@@ -290,14 +270,17 @@ def test_who_reads_changes_no_bit(launched, fields):
     tapped = engine.run(trials, prepare=attach)
     assert read and len(launched) == 2 * calls
     engine.assert_same_trials(tapped, plain)
-    again = engine.different(2, steps=2, checkpointing=True, **fields)
+    again = engine.different(2, checkpointing=True, **fields)
     engine.assert_same_trials(engine.run(again), plain)
 
 
 def test_memory_is_planned_as_it_is_taken():
-    trial = rehearsal(engine.trial(width=32, head_dim=16, context=64, batch=16, qk_norm=True))
+    small, trial = (
+        rehearsal(engine.trial(qk_norm=True, **fields))
+        for fields in ({"depth": 1}, {"width": 32, "head_dim": 16, "context": 64, "batch": 8})
+    )
     cpu = torch.device("cpu")
-    count(trial, 2, 2, cpu)  # what the host keeps for itself is there then
+    count(small, 2, 2, cpu)  # what the host keeps for itself is there then
     found, expected = count(trial, 2, 2, META)[LEARN], count(trial, 2, 2, cpu)[LEARN]
     assert found == pytest.approx(expected, rel=0.03)
     assert found < 0.97 * by_torch(lambda: count(trial, 2, 2, META))[LEARN], "the normed x is not kept"
