@@ -13,9 +13,7 @@ CPUS: tuple[str, ...] = ("cpu",)  # kinds of devices that are a CPU; a test sets
 
 def on_cpu(where: Tensor | torch.device) -> bool:
     """Whether a tensor or a device is a CPU's: a look at its numbers waits for nothing, and kernels differ there."""
-    from torch import device
-
-    return (where if isinstance(where, device) else where.device).type in CPUS
+    return getattr(where, "device", where).type in CPUS
 
 
 def sent(values: Tensor, to: torch.device) -> Tensor:
