@@ -87,7 +87,7 @@ def test_a_sweep_is_watched_while_it_trains(watched: Watched, chromium: str) -> 
         page.wait_for_selector("#moving .scatterlayer .trace", state="attached")
         steps, last = steps_done(page), farthest(page)
         # Those of the next pack begin anew.
-        command.until(lambda: farthest(page) != last and steps_done(page) > steps, "progress and curves that move")
+        command.until(lambda: -1 < farthest(page) != last and steps_done(page) > steps, "progress and curves that move")
         page.wait_for_selector("#incidents a")  # the bit is one of the exponent
         check_filter(visit)
 
