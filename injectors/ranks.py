@@ -71,13 +71,15 @@ class Stale(Strike):
         if visit.rank != self.rank:
             return []
         if (visit.site, visit.step) in self.looks:
-            self._kept[visit.step] = _copy(visit.tensors)
-        old = self._kept.get(visit.step - self.late)
-        if visit.step not in self.steps or old is None:
+            # Where several optimizers step in turn, each visit has the gradients of one.
+            self._kept.setdefault(visit.step, {}).update(_copy(visit.tensors))
+        for step in [step for step in self._kept if self.steps.start <= step < visit.step - self.late]:
+            del self._kept[step]
+        old = self._kept.get(visit.step - self.late, {})
+        here = {name: tensor for name, tensor in visit.tensors.items() if name in old}
+        if visit.step not in self.steps or not here:
             return []
-        if visit.step - self.late >= self.steps.start:
-            del self._kept[visit.step - self.late]
-        return replaced(visit, visit.tensors, old)
+        return replaced(visit, here, old)
 
 
 @dataclass(frozen=True)
@@ -230,4 +232,5 @@ class Missed(Strike):
         self._before = _copy(self._shard(visit))
 
     def strike(self, visit: Visit) -> list[Event]:
-        return replaced(visit, self._shard(visit), self._before)
+        shard = {key: values for key, values in self._shard(visit).items() if key in self._before}
+        return replaced(visit, shard, self._before) if shard else []

@@ -90,7 +90,8 @@ class ValueStrike(Strike):
 
     def look(self, visit: Visit) -> None:
         """Weights before the update, because an update is known by what it changes."""
-        self._weights = {target.tensor: _gather(visit.tensors[target.tensor], target) for target in self.targets}
+        here = [target for target in self.targets if target.tensor in visit.tensors]
+        self._weights = {target.tensor: _gather(visit.tensors[target.tensor], target) for target in here}
 
     def strike(self, visit: Visit) -> list[Event]:
         events = []

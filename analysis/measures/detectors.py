@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from harness.config import ConfigError, checked, field_types, sections
+from harness.detectors.loop_signals import NAMES as LOOP_SIGNALS
 from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
 
@@ -46,7 +47,8 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     is_alarm, score = np.zeros(shape, bool), np.full(shape, np.nan)
     for begin in range(0, shape[0], TRIALS_AT_ONCE):
         block = sweep.isel(trial=slice(begin, begin + TRIALS_AT_ONCE))
-        signals = {signal: block[signal].transpose("trial", "step", ...).values for signal in DETECTORS[name].watches}
+        needed = [*DETECTORS[name].watches, *(name for name in LOOP_SIGNALS if name in block)]
+        signals = {signal: block[signal].transpose("trial", "step", ...).values for signal in needed}
         rows = slice(begin, begin + TRIALS_AT_ONCE)
         is_alarm[rows], score[rows] = replay(DETECTORS[name], options, signals, taken(block))
     dims = ("trial", "step")
@@ -62,7 +64,7 @@ def measured(sweep: xr.Dataset) -> list[str]:
 
 def watched(sweep: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
     """Of a sweep what these detectors watch, and what says which steps were taken."""
-    needed = {"loss", "dropped", "tokens", "learning_rate"}.union(
+    needed = {"loss", "dropped", "tokens", "learning_rate", *LOOP_SIGNALS}.union(
         *(DETECTORS[name].watches for name in names if name in DETECTORS)
     )
     return sweep[[name for name in sweep.data_vars if name in needed]]

@@ -90,6 +90,9 @@ class Detector:
     def restart(self, where_R: Tensor) -> None:
         """These rows begin anew: they went back, and what was before is no measure of what comes."""
 
+    def see_new_rate(self, where_R: Tensor) -> None:
+        """The step before had another scheduled learning rate in these rows: a trend over both is none."""
+
     def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """A step: whether it is an alarm, and its score, [R] each; False and NaN in rows that take none (`is_new`)."""
         shown = {name: values[name].float().double() for name in self.watches if name in values}

@@ -144,6 +144,9 @@ class Combined(Detector):
         """A line through values between which a step was lost is none."""
         self._last.used.masked_fill_((where_R[:, None] & self._is_trend)[..., None], torch.nan)
 
+    def see_new_rate(self, where_R: Tensor) -> None:
+        self._lose(where_R)
+
     def restart(self, where_R: Tensor) -> None:
         self._last.used.masked_fill_(where_R[:, None, None], torch.nan)
         for kept in (self._usual.used, self._seen.used, self._streak.used):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from harness.detectors.base import AFTER_THE_STEP, Detector
+from harness.detectors.loop_signals import LoopSignals, of_schedule
 from harness.model.state import State
 
 
@@ -17,9 +18,11 @@ def replay(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Alarms, bool, and scores, float64, [R, steps] each, of a detector with these options.
 
-    `signals` are [R, steps] or [R, steps, layers], those that it watches at least; `is_new` says which steps a row has
-    taken, [R, steps]. Raises KeyError for a signal that is missing.
+    `signals` are [R, steps] or [R, steps, layers], those that it watches at least, and of a user's loop those of
+    harness/detectors/loop_signals.py; `is_new` says which steps a row has taken, [R, steps]. Raises KeyError for a
+    signal that is missing.
     """
+    loop, signals = LoopSignals.of(signals), of_schedule(signals)
     series = {signal: torch.from_numpy(np.asarray(signals[signal], dtype=np.float32)) for signal in cls.watches}
     for signal in AFTER_THE_STEP.intersection(series):
         values = series[signal]
@@ -28,6 +31,10 @@ def replay(
     if AFTER_THE_STEP.intersection(series):
         taken[:, 1:] &= taken[:, :-1].clone()
         taken[:, 0] = False
+    if loop is not None:
+        taken &= torch.from_numpy(loop.judged)
+        if AFTER_THE_STEP.intersection(series):
+            taken &= torch.from_numpy(~loop.began)
     rows, steps = taken.shape
     like = {signal: values[:, 0] for signal, values in series.items()}
     detector = cls("detector", [options] * rows, like, State(rows))
@@ -36,6 +43,10 @@ def replay(
         torch.full((rows, steps), torch.nan, dtype=torch.float64),
     )
     for step in range(steps):
+        if loop is not None and loop.began[:, step].any():
+            detector.restart(torch.from_numpy(loop.began[:, step]))
+        if loop is not None and loop.has_new_rate[:, step].any():
+            detector.see_new_rate(torch.from_numpy(loop.has_new_rate[:, step]))
         shown = {signal: values[:, step] for signal, values in series.items()}
         alarms[:, step], scores[:, step] = detector.judge(shown, taken[:, step])
     return alarms.numpy(), scores.numpy()

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError
+from harness.own_loop.inputs import NotRepeated, not_repeated
 from harness.own_loop.places import raw_bytes, tensors_in
-from harness.own_loop.snapshots import Streams, same_streams, set_streams, streams
+from harness.own_loop.streams import Streams, same_streams, set_streams, streams
 
 MOST_BYTES = 2**30  # of batches that are kept
 END = object()
@@ -29,12 +30,25 @@ class Fetched:
     bytes: int
 
 
+@dataclass
+class OpenedLoader:
+    """A loader that the loop has begun to go through, with the random streams before that and, if it drew, after it.
+
+    `start` is the position of its first batch and which of that position's batches it is; None until it is read.
+    """
+
+    loader: Iterable[Any]
+    before: Streams
+    after: Streams | None
+    start: tuple[int, int] | None = None
+
+
 class Batches:
     """The batches at hand by position: the position of a batch is the step for which it was planned.
 
     A step has several batches where gradients are accumulated over passes of the loop. Positions before `keeps` are
-    forgotten; None: nothing is kept. With `checks`, what is read once more has to be what it was. Raises ConfigError
-    where it is not, and where more than 1 GiB has to be kept.
+    forgotten; None: nothing is kept. With `checks`, what is read once more has to be what it was. Raises NotRepeated
+    where it is not, and ConfigError where more than 1 GiB has to be kept.
     """
 
     def __init__(self) -> None:
@@ -42,30 +56,49 @@ class Batches:
         self.keeps_all = False
         self.checks = False
         self.passes = 1  # of the last step: so many batches belong to a position that is passed over
+        self.opened: list[OpenedLoader] = []
         self._kept: dict[int, list[Fetched]] = {}
         self._digests: dict[tuple[int, int], int] = {}  # of those that were handed out, if they are checked
         self._source: Iterator[Any] = iter(())
-        self._loaders: list[tuple[Iterable[Any], Streams]] = []  # with the random streams under which each was begun
-        self._again: list[tuple[Iterable[Any], Streams]] = []  # that are still to be gone through once more
+        self._reads = 0  # number of the loader that the source goes through
         self._front = -1  # the position up to which the source was read
         self._bytes = 0
 
-    def begin(self, loader: Iterable[Any]) -> None:
-        """Read from this loader from here on."""
-        self._loaders.append((loader, streams()))
-        self._source = iter(loader)
+    def open(self, loader: Iterable[Any]) -> None:
+        """Read from another loader from here on."""
+        before = streams()
+        self._source, self._reads = iter(loader), len(self.opened)
+        after = streams()
+        self.opened.append(OpenedLoader(loader, before, None if same_streams(before, after) else after))
+
+    def open_again(self, number: int, loader: Iterable[Any] | None = None) -> None:
+        """Go through a loader once more, of which the loop gives another copy; what is kept of it is handed out."""
+        opened = self.opened[number]
+        if number <= self._reads and self.keeps is not None:
+            if opened.after is not None:
+                set_streams(opened.after)
+            return
+        self._source, self._reads = iter(opened.loader if loader is None else loader), number
+        if opened.start is not None:
+            self._front = max(self._front, opened.start[0] - 1)
+
+    def is_beyond(self, number: int, position: int, place: int) -> bool:
+        """Whether a batch is one of a later loader than this, as far as they were read."""
+        later = self.opened[number + 1].start if number + 1 < len(self.opened) else None
+        return later is not None and (position, place) >= later
 
     @property
     def can_begin_anew(self) -> bool:
         """Whether every batch can be handed out once more."""
         return self.checks or self.keeps_all
 
-    def begin_anew(self) -> None:
-        """From the first batch of the first loader, unless they are kept."""
-        if self.checks:
+    def begin_anew(self, is_given: bool) -> None:
+        """From the first batch of the first loader, which the loop gives once more if `is_given`, unless they are kept."""
+        if self.checks and self.opened:
             self._kept.clear()
-            self._bytes, self._front = 0, -1
-            self._again, self._source = list(self._loaders), iter(())
+            self._bytes, self._front, self._reads = 0, -1, -1
+            if not is_given:
+                self.open_again(0)
 
     def get(self, position: int, number: int) -> Any:
         """Batch `number` of those of a position; END where the loader has no more."""
@@ -76,15 +109,14 @@ class Batches:
                 set_streams(there.after)
             return changed(there.batch, torch.clone)
         if position < self._front:
-            why = f"takes more passes in step {position} than it took the first time, or goes further back than planned"
-            raise ConfigError(f"loop: {why}; allowed: a loop whose passes follow from the step alone")
+            raise NotRepeated(not_repeated(f"the number of passes of step {position}"))
         while self._front < position - 1:  # read over
             for _ in range(self.passes):
-                if (passed := self._fetch()) is None:
+                if (passed := self._fetch(self._front + 1, 0)) is None:
                     return END
                 self._keep(self._front + 1, passed)
             self._front += 1
-        if (fetched := self._fetch()) is None:
+        if (fetched := self._fetch(position, number)) is None:
             return END
         self._front = position
         self._check(position, number, fetched)
@@ -93,14 +125,13 @@ class Batches:
         self._keep(position, fetched)
         return changed(fetched.batch, torch.clone)
 
-    def _fetch(self) -> Fetched | None:
+    def _fetch(self, position: int, number: int) -> Fetched | None:
         before = streams() if self.keeps is not None else None
-        while (batch := next(self._source, END)) is END:
-            if not self._again:
-                return None
-            loader, at_first = self._again.pop(0)
-            set_streams(at_first)  # what stands between two loaders, such as a validation, is no part of the loop
-            self._source = iter(loader)
+        if (batch := next(self._source, END)) is END:
+            return None
+        opened = self.opened[self._reads]
+        if opened.start is None:
+            opened.start = position, number
         digest = digest_of(batch) if self.checks else 0
         if before is None:
             return Fetched(batch, None, digest, 0)
@@ -111,7 +142,7 @@ class Batches:
         if self.checks and self._digests.setdefault((position, number), fetched.digest) != fetched.digest:
             why = "is another one when the loader is gone through again, or the loop has changed it in place"
             allowed = "a loader that gives the same batches under the same random seeds, or twin=False"
-            raise ConfigError(f"twin=true: the batch of step {position} {why}; allowed: {allowed}")
+            raise NotRepeated(f"the batch of step {position} {why}; allowed: {allowed}")
 
     def _keep(self, position: int, fetched: Fetched) -> None:
         self._kept.setdefault(position, []).append(fetched)

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import ConfigError, shown
-from harness.own_loop.course import Asked, Course
-from harness.own_loop.handle import PROBED, Handle, not_repeated
+from harness.own_loop.course import Course
+from harness.own_loop.handle import Handle
+from harness.own_loop.inputs import NotRepeated
 from harness.own_loop.keeping import BLOCK, STUDY, UNKNOWN, Describing, environment_of, finish, signals_of, write
-from harness.own_loop.legs import AGAIN, FAULT, PROBE, WALK, Leg
+from harness.own_loop.legs import CONTROL, FAULT, WALK, Leg
 from harness.own_loop.places import raw_bytes
 from harness.own_loop.presets import Chosen
-from harness.own_loop.snapshots import Snapshot, difference
+from harness.own_loop.snapshots import Snapshot
+from harness.own_loop.steps import Asked
 from harness.own_loop.strikes import Strikes
+from harness.own_loop.witness import Comparison
 from harness.storage.store import PackStore, check_store, open_store
 from harness.storage.stored import complete_trials
 from injectors.addresses import in_order
@@ -53,7 +56,11 @@ class Learning(Strikes):
 
 
 class CampaignPlan:
-    """The golden run once, and once more up to each step at which faults begin; from there every fault."""
+    """The golden run, the same once more as a control, and up to each step at which faults begin; from there each fault.
+
+    The control has to be the golden run bit for bit, or the loop has a state that no snapshot puts back, and nothing
+    that is trained from one could be compared.
+    """
 
     def __init__(self, described: Sequence[Chosen], samples: int, out: Path, report: Callable[[int, int], None]):
         for one in described:
@@ -67,6 +74,7 @@ class CampaignPlan:
         self._digests: dict[int, str] = {}  # of the golden run's state after each step
         self._pending: dict[int, list[Value]] = {}  # faults by the step at which they begin
         self._walk: Leg | None = None
+        self._first: Snapshot | None = None
         self._at: Snapshot | None = None  # where faults begin
         self._memory: Any = None
         self._done: list[Leg] = []
@@ -86,36 +94,38 @@ class CampaignPlan:
         )
         learning.begin(course.total or 0, course.scaler is not None)
         self._describing, self._folder = Describing(course), open_store(self._out, STUDY)
-        self._first = course.keeper.take(0)
+        course.expect_replays()
+        self._first = course.take_snapshot()
+        self._golden.witness.keeps_weights = True
         course.batches.keeps, course.batches.keeps_all = 0, True
-        course.go(course.new_leg(PROBE, min(PROBED, self._golden.steps)))
+        course.go(self._golden)
 
     # --- the order of legs ---------------------------------------------------------------------------------------
 
     def turn(self, course: Course) -> bool:
         ended = course.leg
-        if ended.kind == PROBE:
-            self._probed = course.keeper.take(course.step)
-            self._go(course, course.new_leg(AGAIN, ended.steps), self._first)
-        elif ended.kind == AGAIN:
-            if differing := difference(self._probed, course.keeper.take(course.step)):
-                raise ConfigError(f"campaign: {not_repeated(differing)}")
-            self._go(course, self._golden, self._first)
-        elif ended is self._golden:
+        if ended is self._golden:
+            control = course.new_leg(CONTROL, ended.series.length)
+            control.comparison = Comparison(ended, control.strikes, raises=True)
+            course.go(control, self._first, anew=True)
+        elif ended.kind == CONTROL:
             self._draw(course)
             self._walk = course.new_leg(WALK, 0)
             return self._walk_on(course, self._first)
         elif ended is self._walk:
-            self._at, self._memory = course.keeper.take(course.step), self._walk.watch.memory()
+            self._at, self._memory = course.take_snapshot(), self._walk.watch.memory()
             return self._next_fault(course)
         else:
             self._ended(course, ended)
             return self._next_fault(course)
         return True
 
-    def _go(self, course: Course, leg: Leg, start: Snapshot) -> None:
-        course.go(leg, start)
-        course.batches.begin_anew()
+    def refuse(self, course: Course, reason: str) -> None:
+        """What is trained once more is another run: nothing can be compared."""
+        raise NotRepeated(f"campaign: {reason}")
+
+    def lengthened(self, course: Course) -> None:
+        """Not while a campaign trains: its length is known."""
 
     def _draw(self, course: Course) -> None:
         """The faults, by the step at which they begin; those that are in the store already are left out."""
@@ -125,7 +135,7 @@ class CampaignPlan:
         self._has_golden = self._describing.trial([], steps).id in there
         for one, chosen in zip(self._golden.strikes.faults, self._described, strict=True):
             what = facts.taps if "taps" in one.fault.asks() else facts.tensors
-            fault = chosen.fitted(what, "activation" if what is facts.taps else "tensor")
+            fault = chosen.started(steps).fitted(what, "activation" if what is facts.taps else "tensor")
             assert isinstance(fault, Value)
             samples = self._samples if fault.samples is None else fault.samples
             fault = replace(fault, samples=samples)
@@ -148,7 +158,7 @@ class CampaignPlan:
             why = f"the run has {steps} steps" if early[0] >= steps else "what it strikes is known after the first step"
             raise ConfigError(f"fault.start={early[0]}: {why}; allowed: {known} to {steps - 1}")
 
-    def _walk_on(self, course: Course, start: Snapshot) -> bool:
+    def _walk_on(self, course: Course, start: Snapshot | None) -> bool:
         """The golden run goes on to the next step at which faults begin."""
         if not self._pending:
             return self._end(course)
@@ -167,6 +177,7 @@ class CampaignPlan:
         leg = course.new_leg(FAULT, self._golden.steps, [Chosen(fault)])
         leg.strikes.learn_from(self._golden.strikes)
         leg.series.take(self._golden.series, step)
+        leg.comparison = Comparison(self._golden, leg.strikes, raises=True)
         leg.watch.recall(self._memory)
         if leg.treatment and self._walk.treatment:
             leg.treatment.fork(self._walk.treatment)
@@ -223,8 +234,12 @@ class CampaignPlan:
 
     def _end(self, course: Course) -> bool:
         self.store(course)
-        course.keeper.put_back(self._first)
         return False
+
+    def put_back(self, course: Course) -> None:
+        """The model is left as it was."""
+        if self._first is not None:
+            course.keeper.put_back(self._first)
 
 
 def run_campaign(
@@ -247,5 +262,6 @@ def run_campaign(
             raise ConfigError(f"campaign: {why}; allowed: a body that goes through all of run.steps(loader)")
     finally:
         course.hooks.close()
+        plan.put_back(course)
         plan.store(course)
     return Campaign(out, plan.trained, plan.stored, plan.steps)

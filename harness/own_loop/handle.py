@@ -1,4 +1,4 @@
-"""What the body of somebody's loop is given: it hands out batches, and is told the loss."""
+"""What the user's loop holds: it hands out batches, takes the loss, and keeps what the loop carries."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from torch import Tensor
 from harness.config import ConfigError
 from harness.own_loop.course import Course
 
-PROBED = 2  # steps that are run twice to see whether a loop repeats itself
-SWITCHES = (
-    "torch.use_deterministic_algorithms(True), seeds of all random streams, `run.step` for whatever the loop counts by "
-    "itself, and `extra` for what else it changes"
-)
 
+class NoBatches:
+    """Stands for a loader where the loop gets its batches itself: None for each pass, without end."""
 
-def not_repeated(name: str) -> str:
-    """What is said of a loop two of whose ways from one state differ, first in the tensor of this name."""
-    why = f"the loop does not repeat itself: its first {PROBED} steps, run twice from one state, differ in {name}"
-    return f"{why}; allowed: {SWITCHES}"
+    def __init__(self, steps: int):
+        self._steps = steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            yield None
 
 
 class Handle:
-    """`steps` hands out batches, `observe` is told the loss.
+    """`steps` hands out batches, `observe` takes the loss.
 
     Steps are those of the optimizer: a step is over with the pass of the loop in which it stepped, so a step may have
     several passes, whose gradients are accumulated.
     """
 
     def __init__(self, course: Course):
-        self._course, self._is_open = course, True
+        self._course, self._is_open, self._has_next = course, True, False
 
     @property
     def step(self) -> int:
@@ -40,21 +42,65 @@ class Handle:
 
     @property
     def is_twin(self) -> bool:
-        """Whether this is no step of the run itself, but of its twin, of one of the two that are tried out, ..."""
+        """Whether this is no step of the run itself, but of its twin, or of a campaign's fault."""
         return self._course.leg is not self._course.run_leg
 
-    def steps(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def steps(self, loader: Iterable[Any] | int) -> Iterator[Any]:
         """The batches of a loader, each followed by what is done about the step; some of them again after a rollback.
 
-        A second call goes on with another loader, as in another epoch. With a twin its steps come last.
+        A number stands for a loop without a loader, which is given the numbers from 0. A second call goes on with
+        another loader, as in another epoch; code between the two does not run again where the run goes back: with
+        `epochs` it does. With a twin its steps come last.
         """
-        if not self._is_open:
-            raise ConfigError("run.steps: the run was detached; allowed: inside of its `with` block")
+        self._check_open("run.steps")
+        if isinstance(loader, int) and not isinstance(loader, bool):
+            loader = range(loader)
         yield from self._course.passes(loader)
 
-    def observe(self, loss: Tensor | float) -> None:
-        """The loss of this pass, in nat/token or whatever it is measured in; of several passes their mean counts.
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs, each with one `steps(loader)` inside; some again where the run goes back.
 
-        Where it is told before the optimizer steps, an answer to it need not take the update back.
+        All code between two epochs runs again there, as it is written.
+        """
+        self._check_open("run.epochs")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"run.epochs: count={count!r}: no number of epochs; allowed: 1 or more")
+        self._course.open_epochs(count)
+        while (number := self._course.next_epoch()) is not None:
+            yield number
+
+    def next(self) -> bool:
+        """For `while run.next():`, a loop that gets its batches itself: whether another pass comes.
+
+        Its number of steps is that of `attach(..., steps=N)`. After the last one the run is closed.
+        """
+        self._check_open("run.next")
+        course = self._course
+        if not self._has_next:
+            self._has_next = True
+            if course.total is None:
+                raise ConfigError("steps=null: run.next does not know how long the run is; allowed: attach(steps=N)")
+            course.open_loader(NoBatches(course.total))
+        return course.advance()
+
+    def carry(self, **values: Any) -> Any:
+        """What the loop keeps from one step to the next: a batch that was fetched before, a hidden state, a counter.
+
+        To be called at the beginning of each pass: `hidden = run.carry(hidden=hidden)`, `x, y = run.carry(x=x, y=y)`.
+        It returns what it is given; after the run went back, what it was given then. Copies are kept.
+        """
+        if not values:
+            raise ConfigError("run.carry: nothing to carry; allowed: run.carry(NAME=value, ...)")
+        given = self._course.carry(values)
+        return given[0] if len(given) == 1 else given
+
+    def observe(self, loss: Tensor | float) -> None:
+        """The loss of this pass, in nat/token or another unit; of several passes their mean counts.
+
+        Call it before the optimizer steps if you can: an answer can then skip the update instead of undoing it.
         """
         self._course.observe(loss)
+
+    def _check_open(self, what: str) -> None:
+        if not self._is_open:
+            raise ConfigError(f"{what}: the run was detached; allowed: inside of its `with` block, before run.close()")

@@ -18,6 +18,7 @@ import torch
 from harness.basics.version import provenance
 from harness.config import NO_FAULT
 from harness.config.names import OWN
+from harness.detectors.loop_signals import BEGAN, JUDGED, RATE
 from harness.own_loop.course import Course
 from harness.own_loop.legs import Leg
 from harness.storage.store import PackStore, Signal, check_store, open_store
@@ -27,6 +28,14 @@ from injectors.fault import InjectableFault
 STUDY = "attach"
 BLOCK = 50  # steps in a chunk
 UNKNOWN = {"kind": "a loader of one's own", "fingerprint": ""}
+
+
+OF_THE_LOOP = {
+    RATE: Signal(("trial", "step"), "1", "learning rate that the loop has set, before faults and answers"),
+    BEGAN: Signal(("trial", "step"), "1", "whether detectors began anew, because the loop loaded a state"),
+    JUDGED: Signal(("trial", "step"), "1", "whether detectors judge the step, whose gradients did not overflow"),
+}
+"""What is stored of a user's loop in addition to the harness's own signals: detectors are replayed with it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,8 @@ def signals_of(course: Course) -> dict[str, Signal]:
     """What is stored beside the harness's own signals: what the detectors say."""
     words = {"alarm": "alarm of the detector", "score": "score of the detector"}
     pairs = [(kind, text, name) for name in course.leg.watch.names for kind, text in words.items()]
-    return {f"{kind}_{name}": Signal(("trial", "step"), "1", f"{text} {name}") for kind, text, name in pairs}
+    shown = {f"{kind}_{name}": Signal(("trial", "step"), "1", f"{text} {name}") for kind, text, name in pairs}
+    return {**OF_THE_LOOP, **shown}
 
 
 def environment_of(course: Course) -> dict[str, Any]:
@@ -163,6 +173,15 @@ class Keeping:
         trials = [trial.golden] * has_twin + [trial]
         about = UNKNOWN, environment_of(course), BLOCK, signals_of(course)
         self._pack = PackStore.create(self._folder, uuid.uuid4().hex[:16], trials, steps, 1, *about)
+
+    def lengthened(self, course: Course) -> None:
+        """The run has become longer, by another loader: what was written is written again, into a longer pack."""
+        if self._pack is None or self._run is None:
+            return
+        self._pack.place.remove_tree()
+        self._pack.place.unlink()
+        self._create(self._made[0], course.leg.steps)
+        write(self._pack, self._legs, 0, self._run.series.length // self._pack.block * self._pack.block)
 
     @property
     def _legs(self) -> list[Leg | None]:

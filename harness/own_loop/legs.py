@@ -1,4 +1,4 @@
-"""The ways through somebody's loop: the run itself, its twin, a look whether it repeats itself, a campaign's faults."""
+"""The ways through the user's loop: the run itself, its twin, a campaign's golden run, and each of its faults."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from harness.objectives.outcome import judge
 from harness.own_loop.measures import Series, Watch
 from harness.own_loop.strikes import Strikes
 from harness.own_loop.treatment import Treatment
+from harness.own_loop.witness import Comparison, Witness
 from harness.training.remedies import Remedies
 
-RUN, TWIN, PROBE, AGAIN, WALK, FAULT = "run", "twin", "probe", "again", "walk", "fault"  # kinds
+RUN, TWIN, CONTROL, WALK, FAULT = "run", "twin", "control", "walk", "fault"  # kinds
 
 
 @dataclass
 class Leg:
-    """One way through the loop, from a snapshot on; `steps` at most.
-
-    `is_plain`: nothing is measured, answered or struck. What is measured of it stands in `series`.
-    """
+    """One way through the loop, from a snapshot on; `steps` at most. What is measured of it stands in `series`."""
 
     kind: str
     steps: int
@@ -34,10 +32,8 @@ class Leg:
     nonfinite_step: int | None = None
     masked_step: int | None = None
     stopped: str = ""  # why it ended before its last step
-
-    @property
-    def is_plain(self) -> bool:
-        return self.kind in (PROBE, AGAIN)
+    witness: Witness = field(default_factory=Witness)
+    comparison: Comparison | None = None  # with a leg whose steps it repeats
 
     @property
     def losses(self) -> np.ndarray:

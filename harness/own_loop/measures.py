@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import hypot, nan
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.config import Trial, sections
 from harness.detectors.base import AFTER_THE_STEP, Detector
+from harness.detectors.loop_signals import RATE, is_new_rate, of_schedule
 from harness.detectors.table import DETECTORS
 from harness.model.state import State
 from harness.optim.clipping import SAFE
@@ -23,63 +24,80 @@ class Measures:
     """Norms around the update of a step, as numbers on the device until `told`.
 
     The gradient's norm is that before clipping, right after the backward pass, of gradients without the loss's scale.
+    Of several optimizers each has its own, of its own weights; theirs together is that of the step.
     """
 
     def __init__(self, places: Places):
         self._places = places
-        self._weights: list[Tensor] = []  # before the update
+        self._weights: dict[str, Tensor] = {}  # before the update
         self._has_before = False
+        self._norms: dict[int, Tensor] = {}  # of gradients, by number of the optimizer
         self._now: dict[str, Tensor] = {}
 
     def clear(self) -> None:
         """Another step begins."""
         self._now.clear()
+        self._norms.clear()
         self._has_before = False
 
-    @property
-    def has_norm(self) -> bool:
-        return "grad_norm" in self._now
+    def has_norm(self, number: int) -> bool:
+        """Whether the gradients of an optimizer were measured in this step."""
+        return number in self._norms
 
     @torch.no_grad()
-    def learned(self, scale: Tensor | None) -> None:
-        """The gradients are there."""
-        norm = joined(list(self._places.gradients().values()), self._places.device)
-        self._now["grad_norm"] = norm if scale is None else norm / scale.to(norm.device).double()
+    def learned(self, number: int, scale: Tensor | None) -> None:
+        """The gradients of an optimizer are there."""
+        norm = joined(list(self._places.gradients(number).values()), self._places.device)
+        self._norms[number] = norm if scale is None else norm / scale.to(norm.device).double()
+
+    def forget(self, number: int) -> None:
+        """The optimizer makes no update in this step, so its gradients are no part of it."""
+        self._norms.pop(number, None)
 
     @torch.no_grad()
     def before(self) -> None:
         """The update comes next."""
-        live = [weight.detach() for weight in self._places.trained.values()]
-        if not self._weights:
-            self._weights = [torch.empty_like(weight) for weight in live]
-        torch._foreach_copy_(self._weights, live)
+        live = {name: weight.detach() for name, weight in self._places.trained.items()}
+        fits = self._weights.keys() == live.keys() and all(
+            kept.shape == live[name].shape and kept.dtype == live[name].dtype for name, kept in self._weights.items()
+        )
+        if not fits:
+            self._weights = {name: torch.empty_like(weight) for name, weight in live.items()}
+        if live:
+            torch._foreach_copy_([self._weights[name] for name in live], list(live.values()))
         self._has_before = True
 
     @torch.no_grad()
     def after(self) -> None:
         """The step is over; without an update the change is 0."""
-        live = [weight.detach() for weight in self._places.trained.values()]
+        live = {name: weight.detach() for name, weight in self._places.trained.items()}
         device = self._places.device
-        self._now["param_norm"] = joined(live, device)
+        self._now["param_norm"] = joined(list(live.values()), device)
         self._now["update_rms"] = torch.zeros((), dtype=torch.float64, device=device)
-        if self._has_before:
-            torch._foreach_sub_(self._weights, live)
-            count = sum(weight.numel() for weight in live)
-            self._now["update_rms"] = joined(self._weights, device) / count**0.5
+        changed = [name for name in live if name in self._weights and self._weights[name].shape == live[name].shape]
+        if self._has_before and changed:
+            before = [self._weights[name] for name in changed]
+            torch._foreach_sub_(before, [live[name] for name in changed])
+            count = sum(weight.numel() for weight in live.values())
+            self._now["update_rms"] = joined(before, device) / count**0.5
         moments = self._places.slots().get("moment_2")
         if moments:
             self._now["second_moment_norm"] = joined(list(moments.values()), device)
 
     def norm(self) -> float:
         """The gradient's norm; NaN where there was no backward pass. The host waits for the device."""
-        return float(self._now["grad_norm"]) if self.has_norm else nan
+        if not self._norms:
+            return nan
+        values = [float(norm) for norm in self._norms.values()]
+        return values[0] if len(values) == 1 else hypot(*values)
 
     def told(self) -> dict[str, float]:
         """The numbers; here the host waits for the device."""
+        found = {"grad_norm": self.norm()} if self._norms else {}
         if not self._now:
-            return {}
+            return found
         values = torch.stack([value.double() for value in self._now.values()]).tolist()
-        return dict(zip(self._now, values, strict=True))
+        return found | dict(zip(self._now, values, strict=True))
 
 
 def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -90,6 +108,8 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """
     if not tensors:
         return torch.zeros((), dtype=torch.float64, device=device)
+    if any(x.layout != torch.strided for x in tensors):
+        tensors = [x.coalesce().values() if x.layout == torch.sparse_coo else x for x in tensors]
     exact = None if device.type == "cpu" else torch.float64
     norm = _norm(tensors, device, exact)
     if exact is None and not SAFE[0] < float(norm) < SAFE[1]:
@@ -122,6 +142,7 @@ class Watch:
         lagging = AFTER_THE_STEP.intersection(like)
         self._before = {name: self.state.add(f"before_{name}", like[name].clone()) for name in sorted(lagging)}
         self._has_before = self.state.add("has_before", torch.zeros(1, dtype=torch.bool))
+        self._rates = self.state.add("rates", torch.full((1, 2), nan, dtype=torch.float64))  # of the last two steps
         self._usual = self.state.add("usual", torch.full((1, len(self.names)), nan, dtype=torch.float64))
 
     @property
@@ -142,7 +163,11 @@ class Watch:
         values |= {signal: self._like[signal] for signal in LAYERED if signal in self._like}
         values |= {"loss": torch.tensor([loss]).double(), "grad_norm": torch.tensor([norm]).double()}
         alarms, scores, is_late = {}, {}, False
+        earlier, before = self._rates.used[0].tolist()
+        has_new_rate = torch.tensor([bool(is_new_rate(before, earlier))])
         for name, detector in self._detectors.items():
+            if has_new_rate:
+                detector.see_new_rate(has_new_rate)
             is_new = torch.tensor([is_judged])
             if AFTER_THE_STEP.intersection(detector.watches):
                 is_new = is_new & self._has_before.used
@@ -151,15 +176,14 @@ class Watch:
             is_late = is_late or bool(detector.late(is_alarm) & is_alarm)
         return alarms, scores, is_late
 
-    def stepped(self, values: Mapping[str, float], rate: float) -> None:
-        """What is known now that the step is over, whose rate was to be this one.
-
-        Updates are shown as multiples of it: schedules that end at zero, as most do, are no alarm, and a wrong rate is.
-        """
+    def stepped(self, values: Mapping[str, float]) -> None:
+        """What is known now that the step is over."""
+        shown = of_schedule({name: np.float32(value) for name, value in values.items()})
         for name, kept in self._before.items():
-            value = values.get(name, 0.0)
-            kept.used.fill_(value if name != "update_rms" else value / rate if rate > 0 else 0.0)
+            kept.used.fill_(float(shown.get(name, 0.0)))
         self._has_before.used.fill_(True)
+        rates = [self._rates.used[0, 1].item(), float(np.float32(values.get(RATE, nan)))]
+        self._rates.used.copy_(torch.tensor([rates], dtype=torch.float64))
 
     def restart(self) -> None:
         """The detectors begin anew."""

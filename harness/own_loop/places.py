@@ -22,30 +22,89 @@ SLOTS = {
 
 
 class Places:
-    """The tensors of a model and of the optimizers that train it; they are looked up anew each time.
+    """The tensors of a model and of the optimizers that train it; `refresh` looks them up anew.
 
     A weight that stands in several places (tied) has the first of its names. Raises ConfigError for an optimizer that
-    trains none of the model's parameters, and for one that is none.
+    trains none of the model's parameters, for one that is none, and for a model whose parameters are sharded.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Any]):
-        self.model, self.optimizers = unwrapped(model), [inner_optimizer(one) for one in optimizers]
-        named = self.model.named_parameters()
-        self.weights = {name.replace(f"{COMPILED}.", ""): weight for name, weight in named}
-        names = {weight: name for name, weight in self.weights.items()}
-        self._owner: dict[str, Optimizer] = {}
-        for optimizer in self.optimizers:
-            ours = [names[p] for group in optimizer.param_groups for p in group["params"] if p in names]
-            if not ours:
+        self.outer, self.model = model, unwrapped(model)
+        self.optimizers = [inner_optimizer(one) for one in optimizers]
+        _refuse_sharded(self.model)
+        self._look_up()
+        for number, optimizer in enumerate(self.optimizers):
+            if number not in self._owner.values():
                 why = f"{type(optimizer).__name__} trains no parameter of the model"
                 raise ConfigError(f"optimizer: {why}; allowed: optimizers over model.parameters()")
-            self._owner |= dict.fromkeys(ours, optimizer)
-        self.trained = {name: weight for name, weight in self.weights.items() if name in self._owner}
+
+    def _look_up(self) -> None:
+        """Which parameters there are, and which optimizer owns each."""
+        self._slots: list[tuple[Any, str, Tensor]] = []  # where each weight stands
+        self._leaves = 0
+        self.weights: dict[str, Tensor] = {}
+        names: dict[Tensor, str] = {}
+        for prefix, module in self.model.named_modules():
+            self._leaves += len(module._parameters)
+            for leaf, weight in module._parameters.items():
+                if weight is None:
+                    continue
+                self._slots.append((module._parameters, leaf, weight))
+                if weight not in names:
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    names[weight] = name = name.replace(f"{COMPILED}.", "")
+                    self.weights[name] = weight
+        self._owner: dict[str, int] = {}
+        self.outside: dict[str, Tensor] = {}  # what the optimizers train that is not the model's
+        for number, optimizer in enumerate(self.optimizers):
+            each = (weight for group in optimizer.param_groups for weight in group["params"])
+            for place, weight in enumerate(each):
+                if weight in names:
+                    self._owner.setdefault(names[weight], number)
+                else:
+                    self.outside[f"optimizer {number}, parameter {place}"] = weight
+        self._listed = self._list()
+        self.owned = {name: weight for name, weight in self.weights.items() if name in self._owner}
+        self._see_frozen()
+
+    def _list(self) -> list[int]:
+        """Which parameters the optimizers have, by identity."""
+        return [id(w) for optimizer in self.optimizers for group in optimizer.param_groups for w in group["params"]]
+
+    def _see_frozen(self) -> None:
+        self.trained = {name: weight for name, weight in self.owned.items() if weight.requires_grad}
+
+    def refresh(self) -> None:
+        """See what the loop has frozen, added to an optimizer, or put in a parameter's place."""
+        same = all(parts.get(leaf) is weight for parts, leaf, weight in self._slots)
+        if not same or self._listed != self._list() or self._has_more():
+            self._look_up()
+        else:
+            self._see_frozen()
+
+    def _has_more(self) -> bool:
+        """Whether a module or a parameter was added."""
+        return sum(len(module._parameters) for module in self.model.modules()) != self._leaves
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every weight that is trained."""
         return {name: tuple(weight.shape) for name, weight in self.trained.items()}
+
+    @property
+    def owned_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every weight that an optimizer has, frozen ones too."""
+        return {name: tuple(weight.shape) for name, weight in self.owned.items()}
+
+    def owner(self, name: str) -> int | None:
+        """The number of the optimizer that has a weight; None: no one has."""
+        return self._owner.get(name)
+
+    def of(self, number: int) -> dict[str, Tensor]:
+        """The trained weights of one optimizer."""
+        if len(self.optimizers) == 1:
+            return self.trained
+        return {name: weight for name, weight in self.trained.items() if self._owner[name] == number}
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -57,28 +116,29 @@ class Places:
         inner = ((name.replace(f"{COMPILED}.", ""), module) for name, module in self.model.named_modules())
         return {name: module for name, module in inner if name and name.split(".")[-1] != COMPILED}
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Of each trained weight that has one."""
-        return {name: weight.grad for name, weight in self.trained.items() if weight.grad is not None}
+    def gradients(self, number: int | None = None) -> dict[str, Tensor]:
+        """Of each trained weight that has one; with `number`, of those of that optimizer."""
+        weights = self.trained if number is None else self.of(number)
+        return {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
 
-    def slots(self) -> dict[str, dict[str, Tensor]]:
-        """What the optimizers keep element by element: by array and name of the weight."""
+    def slots(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
+        """What the optimizers, or one of them, keep element by element: by array and name of the weight."""
         found: dict[str, dict[str, Tensor]] = {}
-        for name, weight in self.trained.items():
-            kept = self._owner[name].state.get(weight, {})
+        for name, weight in (self.trained if number is None else self.of(number)).items():
+            kept = self.optimizers[self._owner[name]].state.get(weight, {})
             for key, values in kept.items():
                 if isinstance(values, Tensor) and values.shape == weight.shape and values.is_floating_point():
                     found.setdefault(SLOTS.get(key, key), {})[name] = values
         return found
 
-    def slot(self, name: str) -> dict[str, Tensor]:
-        """One of those arrays by name of the weight; empty where there is none."""
-        return self.slots().get(name, {})
+    def slot(self, name: str, number: int) -> dict[str, Tensor]:
+        """One of an optimizer's arrays by name of the weight; empty where there is none."""
+        return self.slots(number).get(name, {})
 
-    def around_update(self) -> dict[str, Tensor]:
-        """Weights by name, and arrays as `moment_1:name`."""
-        arrays = {f"{slot}:{name}": x for slot, named in self.slots().items() for name, x in named.items()}
-        return {**self.trained, **arrays}
+    def around_update(self, number: int) -> dict[str, Tensor]:
+        """The weights of an optimizer by name, and its arrays as `moment_1:name`."""
+        arrays = {f"{slot}:{name}": x for slot, named in self.slots(number).items() for name, x in named.items()}
+        return {**self.of(number), **arrays}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -87,11 +147,11 @@ class Places:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.trained.values())).device
+        return next(iter(self.owned.values())).device
 
     @property
     def is_double(self) -> bool:
-        return next(iter(self.trained.values())).dtype == torch.float64
+        return next(iter(self.owned.values())).dtype == torch.float64
 
     @property
     def vocabulary(self) -> int:
@@ -112,6 +172,19 @@ class Places:
             sha.update(name.encode())
             sha.update(raw_bytes(values))
         return sha.hexdigest()
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    """Raise ConfigError for a model of which each process has a part."""
+    allowed = "a model whose processes each have all of it, such as DistributedDataParallel"
+    for module in model.modules():
+        kinds = {cls.__name__ for cls in type(module).__mro__}
+        if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
+            which = "FSDP2 (fully_shard)" if "FSDPModule" in kinds else "FullyShardedDataParallel"
+            raise ConfigError(f"model={type(module).__name__}: is sharded by {which}; allowed: {allowed}")
+    for name, weight in model.named_parameters():
+        if type(weight.data).__name__ == "DTensor" or type(weight).__name__ == "DTensor":
+            raise ConfigError(f"model: {name} is a DTensor, of which this process has a part; allowed: {allowed}")
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

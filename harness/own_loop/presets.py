@@ -30,10 +30,18 @@ WANTED = "a name, a mapping with `name`, a YAML file, a fault, or a list of thos
 
 @dataclass(frozen=True)
 class Chosen:
-    """A fault, and whether its place is a preset's own, which another model need not have."""
+    """A fault, and whether its place or its start are a preset's own, which another run need not have."""
 
     fault: InjectableFault
     has_preset_place: bool = False
+    has_preset_start: bool = False
+
+    def started(self, steps: int) -> Chosen:
+        """For a run of so many steps: one that is too short for the preset's start is struck in its middle."""
+        if not self.has_preset_start or self.fault.start < steps:
+            return self
+        start: Any = {"start": max(steps // 2, min(1, steps - 1))}
+        return dataclasses.replace(self, fault=dataclasses.replace(self.fault, **start))
 
     def fitted(self, shapes: Mapping[str, tuple[int, ...]], what: str) -> InjectableFault:
         """With a place among these; all of them where a preset's glob fits our GPT alone. Raises ConfigError."""
@@ -88,7 +96,8 @@ def _fault(given: Any) -> Chosen | None:
         raise ConfigError(f"fault.kind={shown(kind)}: no kind of fault; allowed: {allowed}")
     values = _checked("fault", cls, {**preset, **fields})
     place = {"tensor", "layer"} & set(fields)
-    return Chosen(cls(**{**values, "name": Path(name).stem, "kind": kind}).resolved(), not place)
+    fault = cls(**{**values, "name": Path(name).stem, "kind": kind}).resolved()
+    return Chosen(fault, not place, not {"start", "until"} & set(fields))
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -144,12 +153,11 @@ def _checked(key: str, cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 def settings(detect: str | Mapping[str, Any] | None, recover: str | Path | Mapping[str, Any] | None) -> Trial:
     """A trial whose sections `detect` and `playbook` are those asked for, which alone count. Raises ConfigError.
 
-    `default` are the detectors `combined+finite`, or those of the playbook's own file where there is one and none are
-    asked for.
+    `default` are the detectors that the playbook's own file names, and `combined+finite` where it names none.
     """
     book = _book(recover)
-    watching = detect if detect is not None else book.pop("detect", None)
-    book.pop("detect", None)
+    its = book.pop("detect", None)
+    watching = its if its is not None and detect in (None, "default") else detect
     parts = {name: cls() for name, cls in sections().items()}
     problems = Problems()
     with problems.collect():

@@ -1,37 +1,64 @@
-"""A run of one's own, as `attach` gives it: the loop goes through it, and it says what came of that."""
+"""A run of the user's loop, as `attach` gives it: the loop goes through it, and it says what came of that."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from harness.config import ConfigError
 from harness.own_loop.batches import Batches
-from harness.own_loop.course import Asked, Course
-from harness.own_loop.handle import PROBED, Handle, not_repeated
+from harness.own_loop.course import Course
+from harness.own_loop.ending import Shortcoming, shortcomings
+from harness.own_loop.handle import Handle
 from harness.own_loop.keeping import Keeping
-from harness.own_loop.legs import AGAIN, PROBE, RUN, TWIN, Leg
+from harness.own_loop.legs import TWIN, Leg
 from harness.own_loop.results import Results
 from harness.own_loop.snapshots import Snapshot, difference
+from harness.own_loop.steps import Asked
+from harness.own_loop.witness import Comparison
 
 
 class Run(Handle, Results):
-    """`steps` hands out batches, `observe` is told the loss; the rest says what came of it."""
+    """`steps` hands out batches, `observe` takes the loss; the rest says what came of it.
+
+    A context manager; without a `with` block it ends with `close`, or with the last step of `while run.next()`.
+    """
 
     def __init__(self, asked: Asked, wants_twin: bool | None, keeping: Keeping | None):
         self._wants_twin, self._keeping = wants_twin, keeping
         self._first: Snapshot | None = None
         self._final: Snapshot | None = None
-        self._probed: Snapshot | None = None
-        self._left: list[str] = []  # legs that come
+        self._twin_comes = False
         super().__init__(Course(asked, self))
         self._leg: Leg | None = self._course.run_leg
         self._twin: Leg | None = None
         self.differing: str | None = None
-        """The first tensor that is another one when two steps are run again from the same state."""
+        """What is another one when the run is gone through again from its first step, so that there is no twin."""
+        self.shortcomings: list[Shortcoming] = []
+        """What kept the run from being what was asked for, such as an early end or a fault that never struck."""
+
+    @property
+    def outcome(self) -> str:
+        """How the run ended: trained, divergent or non-finite, and after a semicolon each way in which it fell short."""
+        return "; ".join(dict.fromkeys([self._run.outcome, *(one.label for one in self.shortcomings)]))
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(is_whole=error is None)
+
+    def next(self) -> bool:
+        if super().next():
+            return True
+        self.close()
+        return False
 
     def twin(self) -> Iterator[Any]:
         """The batches of the golden twin: the same loop from the first step, without faults; after the run.
@@ -39,64 +66,58 @@ class Run(Handle, Results):
         Raises ConfigError where there is a twin, and where what it needs was not kept.
         """
         course = self._course
+        self._check_open("run.twin")
         if self._twin is not None or self.differing:
             raise ConfigError("run.twin: was asked for before; allowed: once a run")
-        if self._first is None or not course.batches.can_begin_anew:
-            why = "the first snapshot or the batches were not kept"
+        if self._first is None or not course.batches.can_begin_anew or course.has_epochs:
+            why = "the first snapshot or the batches were not kept, or the loop has its epochs from run.epochs"
             allowed = "attach(..., twin=True), or a fault and a loader that is no iterator"
             raise ConfigError(f"run.twin: {why}; allowed: {allowed}")
         course.end_early()
-        self._final, self._left, course.is_over = course.keeper.take(course.step), [PROBE, AGAIN, TWIN], False
-        self.turn(course)
-        yield from course.go_on()
+        course.is_over = False
+        self._begin_twin(course)
+        while course.advance():
+            yield course.batch
 
     # --- its ways through the loop -------------------------------------------------------------------------------
 
     @property
-    def _tried(self) -> int:
-        return min(PROBED, self._run.steps)
+    def may_go_on(self) -> bool:
+        """Whether another loader may follow, where nobody has said how many steps the run has."""
+        return not self._wants_twin
 
     def begin(self, course: Course, loader: Iterable[Any]) -> None:
-        """Keep what a twin needs, and see whether the loop repeats itself."""
+        """Keep what a twin needs."""
         is_iterator, wants = hasattr(loader, "__next__"), self._wants_twin
         if wants or (wants is None and course.asked.chosen and not is_iterator):
-            self._first = course.keeper.take(0)
+            course.expect_replays()
+            self._first = course.take_snapshot()
+            course.run_leg.witness.keeps_weights = True
             course.batches.checks = not is_iterator
         if wants and is_iterator:
             course.batches.keeps, course.batches.keeps_all = 0, True
         if self._keeping:
             self._keeping.begin(course, bool(wants))
-        if wants:
-            self._left = [AGAIN, RUN, TWIN]
-            course.go(course.new_leg(PROBE, self._tried))
+        self._twin_comes = bool(wants)
 
     def turn(self, course: Course) -> bool:
-        if not self._left:
-            return self._end()
-        kind, ended = self._left.pop(0), course.leg
-        if ended.kind == PROBE:
-            self._probed = course.keeper.take(course.step)
-        if ended.kind == AGAIN and self._probed is not None:
-            self.differing = difference(self._probed, course.keeper.take(course.step))
-            self._probed = None
-            if self.differing:
-                self._left = []
-                warnings.warn(f"twin: there is none, because {not_repeated(self.differing)}", stacklevel=5)
-                if kind == TWIN:
-                    return self._end()
-        if kind == TWIN and self._final is None:
-            self._final = course.keeper.take(course.step)
-        course.go(self._of(kind, course), self._first)
-        course.batches.begin_anew()  # under the random streams of the first time
-        return True
+        if self._twin_comes and course.leg is self._run:
+            self._begin_twin(course)
+            return True
+        return self._end()
 
-    def _of(self, kind: str, course: Course) -> Leg:
-        if kind == RUN:
-            return self._run
+    def _begin_twin(self, course: Course) -> None:
+        self._final, self._twin_comes = course.take_snapshot(), False
         steps = self._run.steps if self._run.stopped else self._run.series.length
-        leg = course.new_leg(kind, steps if kind == TWIN else self._tried)
-        self._twin = leg if kind == TWIN else None
-        return leg
+        self._twin = leg = course.new_leg(TWIN, steps)
+        leg.comparison = Comparison(self._run, self._run.strikes, raises=False)
+        course.go(leg, self._first, anew=True)  # under the random streams of the first time
+
+    def refuse(self, course: Course, reason: str) -> None:
+        """The twin is none: nothing is said by it."""
+        self.differing, self._twin = reason, None
+        course.leg.stopped = "differs"
+        warnings.warn(f"twin: there is none, because {reason}", stacklevel=6)
 
     def _end(self) -> bool:
         """All is done: the model is as the run has left it."""
@@ -110,15 +131,19 @@ class Run(Handle, Results):
     def _see_whether_masked(self, twin: Leg, final: Snapshot) -> None:
         """A run that ended as its twin, bit for bit, was its twin again after the last step whose loss was another."""
         changed = self._run.strikes.first_change
-        if changed is None or twin.series.length < twin.steps or difference(final, self._course.keeper.take(-1)):
+        if changed is None or twin.series.length < twin.steps or difference(final, self._course.take_snapshot()):
             return
         with np.errstate(invalid="ignore"):
             others = np.flatnonzero(self._run.losses != twin.losses)
         self._run.masked_step = int(max(changed, others.max(initial=0)))
 
     def stepped(self, course: Course) -> None:
-        if self._keeping and not course.leg.is_plain:
+        if self._keeping:
             self._keeping.stepped(course.leg)
+
+    def lengthened(self, course: Course) -> None:
+        if self._keeping:
+            self._keeping.lengthened(course)
 
     def close(self, is_whole: bool = True) -> None:
         """Nothing of the user's objects is changed any more; `is_whole` is False after an error."""
@@ -128,10 +153,9 @@ class Run(Handle, Results):
         try:
             if is_whole:
                 self._course.end_early()
-                if self._left and self._wants_twin:
-                    done, total = self._run.series.length, self._course.total
-                    why = f"the loop ended after {done} of {total} steps, so its twin was not trained"
-                    warnings.warn(f"twin=true: {why}; allowed: steps={done}", stacklevel=4)
+                self.shortcomings = list(shortcomings(self._course, self._twin_comes))
+                for shortcoming in self.shortcomings:
+                    warnings.warn(f"attach: {shortcoming.text}", stacklevel=3)
             self._end()
             events = self._gather() if is_whole else []
             if self._keeping and is_whole:
@@ -140,5 +164,7 @@ class Run(Handle, Results):
                 self._keeping.stop()
         finally:
             self._course.hooks.close()
-            self._first = self._final = self._probed = None
+            self._first = self._final = None
             self._course.batches = Batches()
+
+

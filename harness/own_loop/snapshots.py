@@ -1,9 +1,8 @@
-"""All that a step of somebody's loop may change, copied and put back bit for bit."""
+"""All that a step of the user's loop may change, copied and put back bit for bit."""
 
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,22 +12,38 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError
+from harness.own_loop.loop_state import LoopState
 from harness.own_loop.places import Places, raw_bytes
+from harness.own_loop.streams import Streams, generator_state, set_streams, streams
+from harness.own_loop.structure import Structure
 
-Streams = dict[str, Any]
+
+@dataclass
+class Around:
+    """What stands around the arrays: parameter groups without their parameters, extras, random streams, structure."""
+
+    groups: list[list[dict[str, Any]]]  # of each optimizer
+    extras: list[Any]
+    streams: Streams
+    structure: Structure
 
 
 @dataclass
 class Snapshot:
-    """What model, optimizers, extras and random streams were before a step."""
+    """What model, optimizers, extras, random streams and the loop's carried values were before a step.
+
+    `gradients` are those that the next step adds to; None where a step clears them first. `loader` is the number of
+    the loader that the loop goes through.
+    """
 
     step: int
     tensors: dict[str, Tensor]
     optimizers: list[list[tuple[Any, dict[Any, Any]]]]  # of each, what it keeps by key
-    groups: list[dict[str, Any]]  # without their parameters
-    extras: list[Any]
-    streams: Streams
-    lacks_gradient: set[str] = field(default_factory=set)  # weights whose gradient was None
+    around: Around
+    lacks_gradient: set[str] = field(default_factory=set)
+    gradients: dict[str, Tensor] | None = None
+    carried: dict[str, Any] = field(default_factory=dict)
+    loader: int = 0
 
 
 class Keeper:
@@ -38,32 +53,64 @@ class Keeper:
     torch, numpy or Python. Raises ConfigError for one that is neither.
     """
 
-    def __init__(self, places: Places, extras: Sequence[Any] = (), on_host: bool = False):
-        self._places, self._extras, self._on_host = places, [_adapted(n, x) for n, x in enumerate(extras)], on_host
+    def __init__(self, places: Places, extras: Sequence[Any], loop: LoopState, on_host: bool = False):
+        self._places, self._loop, self._on_host = places, loop, on_host
+        self._extras = [_adapted(n, x) for n, x in enumerate(extras)]
 
     def _live(self) -> dict[str, Tensor]:
-        return {**self._places.weights, **{f"buffer {name}": x for name, x in self._places.buffers.items()}}
+        places = self._places
+        buffers = {f"buffer {name}": x for name, x in places.buffers.items()}
+        return {**places.weights, **buffers, **places.outside}
 
-    def take(self, step: int, into: Snapshot | None = None) -> Snapshot:
+    def take(self, step: int, into: Snapshot | None = None, with_gradients: bool = False) -> Snapshot:
         """A copy of all there is; the memory of `into` is used again where it fits."""
-        spare = into.tensors if into else {}
-        spares = [dict(kept) for kept in into.optimizers] if into else [{} for _ in self._places.optimizers]
+        places, spare = self._places, into.tensors if into else {}
+        places.refresh()
+        spares = [dict(kept) for kept in into.optimizers] if into else []
+        spares += [{} for _ in places.optimizers[len(spares) :]]
+        gradients = {name: w.grad for name, w in places.weights.items() if w.grad is not None}
         return Snapshot(
             step,
             self._copies(self._live(), spare),
             [
                 [(key, self._copies(kept, spares[n].get(key, {}))) for key, kept in optimizer.state.items()]
-                for n, optimizer in enumerate(self._places.optimizers)
+                for n, optimizer in enumerate(places.optimizers)
             ],
-            *_beside(self._places, self._extras),
-            {name for name, weight in self._places.weights.items() if weight.grad is None},
+            self.around(),
+            {name for name in places.weights if name not in gradients},
+            {name: g.detach().clone() for name, g in gradients.items()} if with_gradients else None,
+            self._loop.carried,
+            self._loop.loader,
         )
+
+    def around(self) -> Around:
+        """What stands around the arrays now."""
+        places = self._places
+        groups = [
+            [copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+            for optimizer in places.optimizers
+        ]
+        extras = [copy.deepcopy(extra.state_dict()) for extra in self._extras]
+        return Around(groups, extras, streams(), Structure.of(places.model, places.optimizers))
+
+    @torch.no_grad()
+    def put_around(self, kept: Around, with_structure: bool = True) -> None:
+        """Parameter groups, extras and random streams are as they were, and what stands where."""
+        if with_structure:
+            kept.structure.put_back(self._places.optimizers)
+            self._places.refresh()
+        for optimizer, groups in zip(self._places.optimizers, kept.groups, strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=False):
+                put_values(group, values)
+        for extra, values in zip(self._extras, kept.extras, strict=True):
+            extra.load_state_dict(copy.deepcopy(values))
+        set_streams(kept.streams)
 
     @torch.no_grad()
     def _copies(self, live: Mapping[Any, Any], spare: Mapping[Any, Any]) -> dict[Any, Any]:
         found, targets, sources = {}, [], []
         for key, value in live.items():
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) or value.layout != torch.strided:
                 found[key] = copy.deepcopy(value)
                 continue
             old = spare.get(key)
@@ -80,16 +127,29 @@ class Keeper:
     @torch.no_grad()
     def put_back(self, kept: Snapshot) -> None:
         """Everything is as it was when the snapshot was taken; gradients are None where they were."""
-        self.put_back_arrays(kept)
-        for name in kept.lacks_gradient:
-            self._places.weights[name].grad = None
-        _put_beside(self._places, self._extras, kept.groups, kept.extras, kept.streams)
+        self.put_around(kept.around)
+        self._put_arrays(kept)
+        weights = self._places.weights
+        for name in kept.lacks_gradient & weights.keys():
+            weights[name].grad = None
+        for name, gradient in (kept.gradients or {}).items():
+            weights[name].grad = gradient.to(weights[name].device, copy=True)
+        self._loop.give_back(kept.carried, kept.loader)
 
     @torch.no_grad()
     def put_back_arrays(self, kept: Snapshot) -> None:
-        """Weights, buffers and what the optimizers keep are as they were."""
-        for name, live in self._live().items():
-            live.copy_(kept.tensors[name])
+        """Weights, buffers and what the optimizers keep are as they were, and stand where they stood."""
+        kept.around.structure.put_back(self._places.optimizers)
+        self._places.refresh()
+        self._put_arrays(kept)
+
+    def _put_arrays(self, kept: Snapshot) -> None:
+        live = self._live()
+        for name, values in kept.tensors.items():
+            if live[name].shape == values.shape and live[name].dtype == values.dtype:
+                live[name].copy_(values)
+            else:  # the loop has given it another array
+                live[name].data = values.to(live[name].device, copy=True)
         for optimizer, states in zip(self._places.optimizers, kept.optimizers, strict=True):
             restored = dict(states)
             for key in [key for key in optimizer.state if key not in restored]:
@@ -105,9 +165,8 @@ class Undo:
     as if the step had been taken.
     """
 
-    def __init__(self, places: Places, extras: Sequence[Any]):
-        self._places, self._keeper = places, Keeper(places)
-        self._extras = [_adapted(number, extra) for number, extra in enumerate(extras)]
+    def __init__(self, places: Places, extras: Sequence[Any], loop: LoopState):
+        self._places, self._loop, self._keeper = places, loop, Keeper(places, extras, loop)
         self._kept: Snapshot | None = None
         self._has = False
 
@@ -115,7 +174,7 @@ class Undo:
     def begin(self) -> None:
         """A step begins."""
         self._buffers = {name: buffer.clone() for name, buffer in self._places.buffers.items()}
-        self._beside = _beside(self._places, self._extras)
+        self._around, self._at = self._keeper.around(), (self._loop.carried, self._loop.loader)
         self._has = False
 
     def keep(self) -> None:
@@ -129,29 +188,14 @@ class Undo:
             self._keeper.put_back_arrays(self._kept)
             self._has = False
         for name, buffer in self._places.buffers.items():
-            buffer.copy_(self._buffers[name])
+            if name in self._buffers and buffer.shape == self._buffers[name].shape:
+                buffer.copy_(self._buffers[name])
 
     def take_all_back(self) -> None:
         """Nor was anything else done in this step."""
         self.take_back()
-        _put_beside(self._places, self._extras, *self._beside)
-
-
-def _beside(places: Places, extras: Sequence[Any]) -> tuple[list[dict[str, Any]], list[Any], Streams]:
-    """What there is beside arrays: parameter groups without their parameters, extras, random streams."""
-    groups = [copy.deepcopy({k: v for k, v in group.items() if k != "params"}) for group in places.groups]
-    return groups, [copy.deepcopy(extra.state_dict()) for extra in extras], streams()
-
-
-@torch.no_grad()
-def _put_beside(
-    places: Places, extras: Sequence[Any], groups: Sequence[Any], states: Sequence[Any], random: Streams
-) -> None:
-    for group, values in zip(places.groups, groups, strict=True):
-        put_values(group, values)
-    for extra, values in zip(extras, states, strict=True):
-        extra.load_state_dict(copy.deepcopy(values))
-    set_streams(random)
+        self._keeper.put_around(self._around)
+        self._loop.give_back(*self._at)
 
 
 def put_values(live: Any, kept: Mapping[Any, Any]) -> None:
@@ -168,25 +212,31 @@ def put_values(live: Any, kept: Mapping[Any, Any]) -> None:
             live[key] = copy.deepcopy(value)
 
 
-def difference(one: Snapshot, other: Snapshot) -> str | None:
-    """The name of the first thing that is not the same in two snapshots, bit for bit; None: there is none."""
-    for (name, value), (its, its_value) in zip(_named(one), _named(other), strict=False):
+def difference(one: Snapshot, other: Snapshot, only_arrays: bool = False) -> str | None:
+    """The name of the first thing that is not the same in two snapshots, bit for bit; None: there is none.
+
+    With `only_arrays` of weights, buffers and what the optimizers keep.
+    """
+    names = [[name for name, _ in _named(each, only_arrays)] for each in (one, other)]
+    for (name, value), (its, its_value) in zip(_named(one, only_arrays), _named(other, only_arrays), strict=False):
         if name != its:
             return f"{name} (there is {its} the other time)"
         if not _same(value, its_value):
             return name
-    names = [[name for name, _ in _named(each)] for each in (one, other)]
     return None if len(names[0]) == len(names[1]) else f"the number of tensors: {len(names[0])} and {len(names[1])}"
 
 
-def _named(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
+def _named(snapshot: Snapshot, only_arrays: bool = False) -> Iterator[tuple[str, Any]]:
     yield from snapshot.tensors.items()
     for number, states in enumerate(snapshot.optimizers):
         for place, (_, kept) in enumerate(states):
             yield from ((f"optimizer {number}, parameter {place}: {name}", value) for name, value in kept.items())
-    for number, group in enumerate(snapshot.groups):
+    if only_arrays:
+        return
+    groups = [group for of_one in snapshot.around.groups for group in of_one]
+    for number, group in enumerate(groups):
         yield from ((f"{name} of parameter group {number}", value) for name, value in group.items())
-    for number, values in enumerate(snapshot.extras):
+    for number, values in enumerate(snapshot.around.extras):
         yield f"state of extra[{number}]", values
 
 
@@ -202,54 +252,10 @@ def _same(one: Any, other: Any) -> bool:
     return bool(repr(one) == repr(other))
 
 
-# --- random streams ----------------------------------------------------------------------------------------------
-
-
-def streams() -> Streams:
-    """The states of the random streams of Python, numpy and torch."""
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": on_devices,
-    }
-
-
-def set_streams(kept: Streams) -> None:
-    """Go on from these."""
-    random.setstate(kept["python"])
-    np.random.set_state(kept["numpy"])
-    torch.set_rng_state(kept["torch"])
-    if kept["cuda"]:
-        torch.cuda.set_rng_state_all(kept["cuda"])
-
-
-def same_streams(one: Streams, other: Streams) -> bool:
-    """Whether nothing was drawn in between."""
-    return (
-        _same(one["torch"], other["torch"])
-        and one["python"] == other["python"]
-        and _same(list(one["numpy"]), list(other["numpy"]))
-        and _same(one["cuda"], other["cuda"])
-    )
-
-
-class _Generator:
-    """A random generator as if it had state_dict."""
-
-    def __init__(self, get: Any, put: Any):
-        self.state_dict, self.load_state_dict = get, put
-
-
 def _adapted(number: int, extra: Any) -> Any:
     if hasattr(extra, "state_dict") and hasattr(extra, "load_state_dict"):
         return extra
-    if isinstance(extra, torch.Generator):
-        return _Generator(extra.get_state, extra.set_state)
-    if isinstance(extra, random.Random):
-        return _Generator(extra.getstate, extra.setstate)
-    if isinstance(extra, np.random.Generator):
-        return _Generator(lambda: extra.bit_generator.state, lambda state: setattr(extra.bit_generator, "state", state))
+    if (state := generator_state(extra)) is not None:
+        return state
     wanted = "objects with state_dict and load_state_dict, such as schedulers and scalers, or random generators"
     raise ConfigError(f"extra[{number}]={type(extra).__name__}: keeps no state; allowed: {wanted}")

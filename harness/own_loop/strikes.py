@@ -99,6 +99,11 @@ class Strikes:
             raise ConfigError(f"fault.kind={one.fault.kind}: {why}; allowed: attach(facts={{{lacking[0]!r}: ...}})")
 
     @property
+    def known(self) -> set[str]:
+        """The facts that are known by now."""
+        return set(self._known)
+
+    @property
     def ranks(self) -> int:
         """Processes that train copies of the model."""
         return self._ranks.size
@@ -116,6 +121,11 @@ class Strikes:
 
     def begin(self, steps: int, has_loss_scale: bool) -> None:
         """A run of so many steps begins."""
+        for one in self.faults:
+            one.chosen = one.chosen.started(steps)
+            if one.fault.start != one.chosen.fault.start:
+                start: Any = {"start": one.chosen.fault.start}
+                one.fault = dataclasses.replace(one.fault, **start)
         places, known = self._places, {name: self._given[name] for name in GIVEN if name in self._given}
         if "token_counts" not in known and any("token_counts" in one.fault.asks() for one in self.faults):
             known["token_counts"] = np.zeros(places.vocabulary, np.int64)
@@ -219,10 +229,19 @@ class Strikes:
             if is_due and self._remedies.strikes(0, one.is_of_data):
                 yield one
 
+    def is_due_at(self, step: int) -> bool:
+        """Whether some fault that is not of the data is called at this step."""
+        return any(any(self.due(site, step)) for site in Site if site != Site.BATCH)
+
+    def is_data_due(self, position: int) -> bool:
+        """Whether some fault strikes the batches of this position."""
+        return any(one.agenda is not None and one.agenda.is_due(0, Site.BATCH, position) for one in self.faults)
+
     def __call__(self, site: Site, step: int, tensors: Tensors) -> None:
         """Let those strike."""
         for one in self.due(site, step):
-            one.visit(Visit(site, step, tensors(), self._ranks.rank if site == Site.GRADIENT else 0))
+            if shown := tensors():
+                one.visit(Visit(site, step, shown, self._ranks.rank if site == Site.GRADIENT else 0))
 
     def at_taps(self, step: int) -> Iterator[tuple[Site, Fault, str]]:
         """The activations that are to be struck at this step, or at their gradients."""

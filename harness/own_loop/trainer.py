@@ -12,12 +12,13 @@ from transformers import TrainerCallback as Base
 
 from harness.config import ConfigError
 from harness.guards.playbook import actions_of
-from harness.own_loop.course import Asked, Course
-from harness.own_loop.handle import PROBED, not_repeated
+from harness.own_loop.course import Course
 from harness.own_loop.keeping import Keeping
-from harness.own_loop.legs import AGAIN, PROBE, RUN, TWIN, Leg
+from harness.own_loop.legs import RUN, TWIN, Leg
 from harness.own_loop.results import Results
-from harness.own_loop.snapshots import Snapshot, difference
+from harness.own_loop.snapshots import Snapshot
+from harness.own_loop.steps import Asked
+from harness.own_loop.witness import Comparison
 from harness.recovery.table import ACTIONS
 
 
@@ -43,7 +44,6 @@ class TrainerCallback(Results, Base):
         self._asked, self._keeping = asked, keeping
         self._kind = RUN
         self._first: Snapshot | None = None
-        self._probed: Snapshot | None = None
         self._hooks = ExitStack()
         self._leg: Leg | None = None
         self._twin: Leg | None = None
@@ -68,17 +68,20 @@ class TrainerCallback(Results, Base):
         course = self._course = Course(asked, self, is_measured=True)
         self._hooks.enter_context(course.hooks)
         course.open(int(state.max_steps))
+        course.expect_replays()
+        leg = course.run_leg
         if self._kind == RUN:
-            self._leg, self._first = course.run_leg, course.keeper.take(0)
+            self._leg, self._first = leg, course.take_snapshot()
+            leg.witness.keeps_weights = True
             if self._keeping:
                 self._keeping.begin(course, False)
         else:
-            assert self._first is not None
-            leg = course.run_leg if self._kind == TWIN else course.new_leg(self._kind, PROBED)
-            leg.kind = self._kind
+            assert self._first is not None and self._leg is not None
+            leg.kind = TWIN
+            leg.comparison = Comparison(self._leg, self._leg.strikes, raises=False)
             course.as_written |= self._as_written
             course.go(leg, self._first)
-            self._twin = leg if self._kind == TWIN else self._twin
+            self._twin = leg
         model = course.places.model
         self._hooks.callback(model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
         self._hooks.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
@@ -91,7 +94,7 @@ class TrainerCallback(Results, Base):
 
     def _before(self, model: nn.Module, inputs: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """The batch is handed to the model."""
-        if not model.training or self._course.leg.is_plain:
+        if not model.training:
             return None
         return inputs, dict(self._course.leg.strikes.batch(self._course.step, named))
 
@@ -111,7 +114,7 @@ class TrainerCallback(Results, Base):
         self._course.observe(sum(self._parts) / (1 if self._is_sum else max(1, len(self._parts))))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> Any:
-        """A step is over; a look whether the training repeats itself ends here."""
+        """A step is over; a twin that is none ends here."""
         course = self._course
         course.end_pass()
         if course.leg.stopped or course.step >= course.leg.steps:
@@ -125,10 +128,6 @@ class TrainerCallback(Results, Base):
             if self._keeping:
                 self._keeping.finish(None, events)
         self._as_written = set(self._course.as_written)
-        if self._kind == AGAIN and self._probed is not None:
-            self.differing = difference(self._probed, self._course.keeper.take(0))
-        elif self._kind == PROBE:
-            self._probed = self._course.keeper.take(0)
         self._hooks.close()
 
     # --- the twin ------------------------------------------------------------------------------------------------
@@ -136,18 +135,14 @@ class TrainerCallback(Results, Base):
     def twin(self, trainer: Any) -> None:
         """Train the golden twin from the same beginning with the same Trainer, by its `train`; after the run.
 
-        Two steps are trained twice before, to see whether the training repeats itself; if not, a warning names the
-        first tensor that differs, and there is no twin.
+        Up to the first strike it has to be the run, bit for bit; if it is not, a warning names the first step and what
+        differs there, and there is no twin.
         """
         if self._first is None or self._twin is not None:
             raise ConfigError("callback.twin: needs a run, and no twin; allowed: once, after trainer.train()")
-        final = self._course.keeper.take(0)
+        final, self._kind = self._course.take_snapshot(), TWIN
         try:
-            for self._kind in (PROBE, AGAIN, TWIN):
-                if self.differing:
-                    warnings.warn(f"twin: there is none, because {not_repeated(self.differing)}", stacklevel=2)
-                    break
-                trainer.train()
+            trainer.train()
         finally:
             self._hooks.close()
             self._course.keeper.put_back(final)
@@ -162,6 +157,15 @@ class TrainerCallback(Results, Base):
 
     def turn(self, course: Course) -> bool:
         return False
+
+    def refuse(self, course: Course, reason: str) -> None:
+        """The twin is none: nothing is said by it."""
+        self.differing, self._twin = reason, None
+        course.leg.stopped = "differs"
+        warnings.warn(f"twin: there is none, because {reason}", stacklevel=2)
+
+    def lengthened(self, course: Course) -> None:
+        """Not under a Trainer, which says how many steps there are."""
 
     def stepped(self, course: Course) -> None:
         if self._keeping and self._kind == RUN:

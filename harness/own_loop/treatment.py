@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
 from harness.guards.playbook import ANSWERS, UNANSWERED, calls, goes_back, has_oracle, waits
+from harness.own_loop.loop_state import LoopState
 from harness.own_loop.measures import Watch
 from harness.own_loop.places import Places
 from harness.own_loop.snapshots import Keeper, Snapshot, Undo
@@ -47,7 +48,7 @@ class Ring:
         self._kept, self._awaited = dict(other._kept), other._awaited
         self._shared, other._shared = set(self._kept), set(self._kept)
 
-    def take(self, step: int, is_quiet: bool, awaited: int) -> None:
+    def take(self, step: int, is_quiet: bool, awaited: int, with_gradients: bool) -> None:
         """Keep this step, if it is due and nothing was wrong with the one before."""
         is_due = step % self._every == 0
         if not (is_due or step == awaited) or not is_quiet or step in self._kept or not self._is_finite():
@@ -58,8 +59,13 @@ class Ring:
         regular = [kept for kept in self._kept if kept != self._awaited]
         if is_due and len(regular) >= self._most:
             self._forget(min(regular))
-        self._kept[step] = Kept(self._keeper.take(step, self._spare), self._watch.memory())
+        self._kept[step] = Kept(self._keeper.take(step, self._spare, with_gradients), self._watch.memory())
         self._spare = None
+
+    def clear(self) -> None:
+        """What was kept is of no use."""
+        for step in list(self._kept):
+            self._forget(step)
 
     def _forget(self, step: int | None) -> None:
         if step is None or (kept := self._kept.pop(step, None)) is None:
@@ -71,7 +77,7 @@ class Ring:
     def _is_finite(self) -> bool:
         slots = (x for named in self._places.slots().values() for x in named.values())
         with torch.no_grad():
-            sums = [x.sum(dtype=torch.float64) for x in [*self._places.trained.values(), *slots]]
+            sums = [x.sum(dtype=torch.float64) for x in [*self._places.owned.values(), *slots]]
         return bool(torch.stack([x.to(sums[0].device) for x in sums]).isfinite().all())
 
     @property
@@ -91,7 +97,7 @@ class Ring:
 
     def _largest(self, step: int) -> float:
         tensors = self._kept[step].snapshot.tensors
-        return max(float(x.abs().max()) for name, x in tensors.items() if name in self._places.trained and x.numel())
+        return max(float(x.abs().max()) for name, x in tensors.items() if name in self._places.owned and x.numel())
 
     def put_back(self, step: int) -> None:
         """The run is as it was before this step; later snapshots are forgotten."""
@@ -115,12 +121,19 @@ class Treatment:
     """Climbs the ladder of a run at its alarms."""
 
     def __init__(
-        self, trial: Trial, watch: Watch, strikes: Strikes, remedies: Remedies, places: Places, extras: Sequence[Any]
+        self,
+        trial: Trial,
+        watch: Watch,
+        strikes: Strikes,
+        remedies: Remedies,
+        places: Places,
+        extras: Sequence[Any],
+        loop: LoopState,
     ):
         self.trial, self.watch, self.strikes, self.remedies, self.places = trial, watch, strikes, remedies, places
-        self.book, self.undo = Book(), Undo(places, extras)
+        self.book, self.undo = Book(), Undo(places, extras, loop)
         snapshot = trial.section("playbook.snapshot")
-        keeper = Keeper(places, extras, snapshot.on == "host")
+        keeper = Keeper(places, extras, loop, snapshot.on == "host")
         self.ring = Ring(keeper, places, watch, snapshot.every, snapshot.kept) if goes_back(trial) else None
         self._awaits = snapshot.every > 1 and waits(trial)
         self.has_oracle = has_oracle(trial)
@@ -143,11 +156,11 @@ class Treatment:
         """A step at which an action is asked again; -1: none."""
         return self.book.waits["step"] if self.book.waits is not None else -1
 
-    def begin(self, step: int) -> None:
-        """Keep what the run may have to go back to."""
+    def begin(self, step: int, with_gradients: bool) -> None:
+        """Keep what the run may have to go back to; with the gradients that the step adds to."""
         self.undo.begin()
         if self.ring:
-            self.ring.take(step, self.is_quiet, self.awaited if self._awaits else -1)
+            self.ring.take(step, self.is_quiet, self.awaited if self._awaits else -1, with_gradients)
 
     def answer(self, step: int, alarms: Mapping[str, bool], loss: float, norm: float, is_judged: bool = True) -> int:
         """GO, GO_AND_ASK or ASK, as the guard of a pack has it; FREEZE for what no rung answers and cannot be taken."""

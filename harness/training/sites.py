@@ -139,6 +139,17 @@ class Agenda:
             self._first_change[trial] = changed[0]
         self.events[trial] += events[: KEPT_EVENTS - len(self.events[trial])]
 
+    def mark(self, trial: int) -> dict[str, Any]:
+        """Where one trial's injector stands, to `take_back`."""
+        counts = (len(self.events[trial]), self.strikes[trial], self.changes[trial], self._first_change[trial])
+        return {"counts": counts, "memory": dict(self.armed[trial].memory)}
+
+    def take_back(self, trial: int, mark: Mapping[str, Any]) -> None:
+        """What its injector has done since does not count."""
+        length, self.strikes[trial], self.changes[trial], self._first_change[trial] = mark["counts"]
+        del self.events[trial][length:]
+        self.armed[trial].recall(mark["memory"])
+
     def state(self) -> dict[str, Any]:
         """What has happened so far, to `restore`."""
         events = [[event.to_dict() for event in of_trial] for of_trial in self.events]

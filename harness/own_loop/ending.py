@@ -1,0 +1,58 @@
+"""What is said at the end of a run that was not what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.own_loop.course import Course
+
+
+@dataclass(frozen=True)
+class Shortcoming:
+    """In two or three words, which stand in the outcome, and in a sentence that names what to change."""
+
+    label: str
+    text: str
+
+
+def shortcomings(course: Course, lacks_twin: bool) -> Iterator[Shortcoming]:
+    """No steps, fewer steps than were asked for, faults that never struck, a twin that is missing."""
+    leg, asked = course.run_leg, course.asked
+    done = leg.series.length
+    if leg.strikes.facts is None:
+        yield Shortcoming(
+            "no steps",
+            "the loop never went through run.steps, run.epochs or run.next, so nothing was measured or struck; "
+            "allowed: `for batch in run.steps(loader):` around each pass",
+        )
+        return
+    if asked.steps is not None and done < asked.steps and not leg.stopped:
+        text = f"steps={asked.steps}: the loop ended after {done} steps; allowed: steps={done}, or a longer loop"
+        yield Shortcoming("ended early", text)
+    for one in leg.strikes.faults:
+        if one.agenda is None:
+            what = " and ".join(sorted(set(one.fault.asks()) - leg.strikes.known)) or "a step"
+            text = f"fault={one.fault.name}: never struck, because the run ended before {what} was known"
+            yield Shortcoming("never struck", text)
+        elif not one.agenda.strikes[0]:
+            yield Shortcoming("never struck", f"fault={one.fault.name}: never struck; {_why(one, done)}")
+        elif not one.agenda.changes[0]:
+            text = f"fault={one.fault.name}: struck {one.agenda.strikes[0]} times and changed nothing"
+            yield Shortcoming("changed nothing", text)
+    if lacks_twin and done:
+        why = f"the loop ended after {done} of {course.total} steps, so its twin was not trained"
+        yield Shortcoming("no twin", f"twin=true: {why}; allowed: steps={done}")
+
+
+def _why(one: object, done: int) -> str:
+    agenda, fault = one.agenda, one.fault  # type: ignore[attr-defined]
+    first = agenda.first[0]
+    if first is not None and first >= done:
+        return f"it begins at step {first}, and the run has {done} steps; allowed: fault.start=0 to {max(done - 1, 0)}"
+    place = getattr(fault, "tensor", None)
+    where = "" if place is None else f" of fault.tensor={place}"
+    return (
+        f"nothing{where} was there to strike at its steps, as where a layer has no part in the loss or its optimizer "
+        "did not step; allowed: a tensor that is trained at these steps"
+    )

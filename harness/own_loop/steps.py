@@ -1,0 +1,289 @@
+"""One step of the user's loop: what is kept before it, what it measures, and what is done when it is over."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harness.config import ConfigError, Trial
+from harness.detectors.loop_signals import BEGAN, JUDGED, RATE
+from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
+from harness.own_loop.batches import Batches
+from harness.own_loop.hooks import Hook
+from harness.own_loop.inputs import Inputs, NotRepeated, not_repeated
+from harness.own_loop.legs import RUN, Leg, has_ladder
+from harness.own_loop.loop_state import LoopState
+from harness.own_loop.measures import Measures, Watch
+from harness.own_loop.places import Places
+from harness.own_loop.presets import Chosen
+from harness.own_loop.ranks import Ranks
+from harness.own_loop.snapshots import Keeper
+from harness.own_loop.stepping import Stepping, scaler_among
+from harness.own_loop.strikes import Strikes
+from harness.own_loop.taps import Taps
+from harness.own_loop.treatment import Treatment
+from harness.own_loop.witness import Witness
+from harness.recovery.base import Alarm
+from harness.training.remedies import Remedies
+from harness.training.sites import Site
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user has attached, and how; see `harness.own_loop.attach`."""
+
+    model: nn.Module
+    optimizers: Sequence[Any]
+    extras: Sequence[Any] = ()
+    chosen: Sequence[Chosen] = ()
+    settings: Trial = field(default_factory=Trial)
+    steps: int | None = None
+    seed: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    on_alarm: Callable[[Alarm], Any] | None = None
+
+
+class Steps:
+    """A step is one of the optimizer: it is over with the pass of the loop in which an optimizer stepped.
+
+    What it acquires of the user's objects is released by `hooks`, also where the beginning fails half-way.
+    """
+
+    def __init__(self, asked: Asked, is_measured: bool = False):
+        self.asked = asked
+        self.places, self.loop = Places(asked.model, asked.optimizers), LoopState()
+        self.keeper = Keeper(self.places, asked.extras, self.loop, on_host=True)
+        self.scaler, self.ranks, self.batches = scaler_among(asked.extras), Ranks(), Batches()
+        self.inputs = Inputs(self.places.outer)
+        self.total = asked.steps  # of the run
+        self.step, self.is_over = 0, False
+        self.as_written: set[int] = set()  # steps that run without compilation, on every leg
+        settings = asked.settings
+        self._is_measured = (
+            is_measured or bool(asked.chosen) or settings.section("detect").name != "none" or has_ladder(settings)
+        )
+        self._pass = self._observes = 0
+        self._losses: list[Any] = []
+        self._judged: tuple[dict[str, bool], dict[str, float], bool] | None = None
+        self._answer = GO
+        self._is_judged = True
+        self._is_again = False  # the run has gone back to the step at hand
+        self._carried = True  # snapshots have the gradients
+        self.leg = self.run_leg = self.new_leg(RUN, 0, asked.chosen)
+        self._measures = Measures(self.places)
+        with ExitStack() as hooks:
+            hooks.callback(self.inputs.close)
+            self._stepping = Stepping(
+                self.places, self.scaler, self._measures, self.leg.strikes, self.leg.remedies, self
+            )
+            self._stepping.measures_now = self._is_measured
+            self._taps = Taps(self.places, self.as_written, self.ranks.rank)
+            hooks.callback(self._taps.close)
+            self._stepping.attach(hooks)
+            self._follow_restored(hooks)
+            self.hooks = hooks.pop_all()
+        if self.leg.treatment and self.leg.treatment.ring:
+            self.expect_replays()
+
+    def _follow_restored(self, hooks: ExitStack) -> None:
+        """A state that the loop loads is a new beginning for detectors."""
+
+        def restored(*_: Any) -> None:
+            self._is_restored = True
+
+        self._is_restored = self._began_anew = False
+        for owner in (self.places.model, *self.places.optimizers):
+            if hasattr(owner, "register_load_state_dict_post_hook"):
+                hooks.callback(owner.register_load_state_dict_post_hook(Hook(restored)).remove)
+
+    def expect_replays(self) -> None:
+        """Steps may be run again: what enters the model and what the loop carries is followed from here on."""
+        self.loop.keeps = self._stepping.follows_gradients = True
+        self.inputs.follow()
+
+    def new_leg(self, kind: str, steps: int, chosen: Sequence[Chosen] = (), is_treated: bool = True) -> Leg:
+        """A way through the loop that has not begun, with these faults."""
+        asked, remedies, watch = self.asked, Remedies(torch.device("cpu")), Watch(self.asked.settings)
+        strikes = Strikes(chosen, self.places, asked.facts, asked.seed, remedies, self.ranks, self.as_written)
+        treatment = None
+        if is_treated and has_ladder(asked.settings):
+            treatment = Treatment(asked.settings, watch, strikes, remedies, self.places, asked.extras, self.loop)
+        return Leg(kind, steps, strikes, remedies, watch, treatment)
+
+    def take_snapshot(self) -> Any:
+        """All there is before the step at hand."""
+        return self.keeper.take(self.step, with_gradients=self._stepping.carries_gradients is not False)
+
+    # --- a step begins -------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """A step of the optimizer begins: keep what it may have to go back to, and let faults strike."""
+        leg, step = self.leg, self.step
+        self._losses, self._judged, self._answer = [], None, GO
+        self.places.refresh()
+        self._stepping.begin(step)
+        carries = self._stepping.carries_gradients is not False
+        if leg.treatment:
+            if leg.treatment.ring and carries and not self._carried:
+                leg.treatment.ring.clear()  # its snapshots lack the gradients to which steps add
+            leg.treatment.begin(step, carries)
+            if leg.treatment.ring and not self.batches.keeps_all:
+                self.batches.forget(min(step, leg.treatment.ring.oldest or 0))
+        self._carried = carries
+        self._expect_inputs(leg, step)
+        self._taps.begin(leg.strikes, step)
+        leg.strikes(Site.WEIGHT, step, lambda: {name: x.data for name, x in self.places.owned.items()})
+        if any(leg.strikes.due(Site.LOSS_SCALE, step)):
+            leg.strikes(Site.LOSS_SCALE, step, self._stepping.shown_scale)
+
+    def _expect_inputs(self, leg: Leg, step: int) -> None:
+        """What has to enter the model in a step that was run before."""
+        position = step + leg.remedies.batches(0)
+        if self._is_again:
+            self.inputs.begin(leg.witness.calls.get(position), only_first=True, raises=True)
+        elif leg.comparison is not None:
+            self.inputs.begin(*leg.comparison.calls(step, position), raises=leg.comparison.raises)
+        else:
+            self.inputs.begin(None, only_first=False, raises=False)
+
+    def observe(self, loss: Tensor | float) -> None:
+        """The loss of the pass at hand."""
+        self._losses.append(loss.detach() if isinstance(loss, Tensor) else float(loss))
+
+    # --- the end of a step ---------------------------------------------------------------------------------------
+
+    def may_step(self) -> bool:
+        """Asked by the wrapped optimizer: whether to make the update, as far as is known by now."""
+        treatment = self.leg.treatment
+        if treatment is None:
+            return True
+        if len(self._losses) < self._observes or not self._observes:
+            treatment.undo.keep()  # the loss comes later
+            return True
+        self._judge()
+        return self._answer not in (ASK, FREEZE)
+
+    def _judge(self) -> None:
+        loss = self._mean_loss()
+        is_judged = self.scaler is None or self._stepping.has_arrived or not isfinite(loss)
+        self._is_judged = is_judged
+        loss, norm = self.ranks.mean([loss, self._measures.norm()])
+        self._began_anew, self._is_restored = self._is_restored, False
+        if self._began_anew:
+            self.leg.watch.restart()
+        self._judged = self.leg.watch.judge(loss, norm, is_judged)
+        if self.leg.treatment:
+            self._answer = self.leg.treatment.answer(self.step, self._judged[0], loss, norm, is_judged)
+
+    def _mean_loss(self) -> float:
+        if not self._losses:
+            raise ConfigError(f"run.observe: was not called in step {self.step}; allowed: once a pass of the loop")
+        return float(np.mean([float(loss) for loss in self._losses]))
+
+    def _end_step(self) -> None:
+        """An optimizer stepped, and the pass is over."""
+        leg, step = self.leg, self.step
+        self._stepping.end()
+        self.batches.passes, self._pass = self._pass, 0
+        self._taps.end(leg.strikes, step)
+        self.inputs.rest()
+        if self._judged is None and self._is_measured:
+            self._judge()
+        self._observes = len(self._losses)
+        is_taken = self._stepping.is_taken and self._answer not in (ASK, FREEZE)
+        if leg.treatment and not is_taken:
+            leg.treatment.undo.take_back()
+        self._see_repeated(leg, step)
+        values = self._measured()
+        is_scaled_back = self.scaler is not None and not self._stepping.has_arrived
+        is_fine = isfinite(values["loss"]) and (is_scaled_back or isfinite(values.get("grad_norm", 0.0)))
+        leg.record(step, values, not is_fine and leg.treatment is None)
+        leg.watch.stepped(values)
+        leg.strikes.stepped(step)
+        self._began_anew = self._is_again = False
+        self.loop.stepped()
+        self._tell(leg, values, is_taken)
+        if leg.treatment:
+            self._answered(leg, values, is_taken)
+        else:
+            self.step += 1
+        self._stepped(leg, step)
+
+    def _stepped(self, leg: Leg, step: int) -> None:
+        """What else is done once a step of a leg is over."""
+
+    def _see_repeated(self, leg: Leg, step: int) -> None:
+        """Keep what was seen of this step; one that the run has gone back to has to have the rate of the first time."""
+        position, rates = step + leg.remedies.batches(0), self._stepping.rates
+        if self._is_again and (before := leg.witness.rates.get(step)) is not None and before != rates:
+            number = next((n for n, pair in enumerate(zip(before, rates, strict=False)) if pair[0] != pair[1]), 0)
+            raise NotRepeated(not_repeated(f"the learning rate of parameter group {number}", step))
+        if self.loop.keeps:
+            leg.witness.saw(step, position, self.inputs.calls, rates)
+        if leg.witness.keeps_weights and leg.strikes.first_change is None:
+            leg.witness.keep_weights(step, self.places)
+
+    def _tell(self, leg: Leg, values: Mapping[str, float], is_taken: bool) -> None:
+        """Call back at an alarm of the run itself."""
+        if self.asked.on_alarm is None or leg.kind != RUN or self._judged is None:
+            return
+        alarms, scores, is_late = self._judged
+        raised = {name: scores[name] for name, is_alarm in alarms.items() if is_alarm}
+        if raised:
+            norm = values.get("grad_norm", nan)
+            self.asked.on_alarm(Alarm(self.step, raised, values["loss"], norm, is_taken, is_late, scores))
+
+    def _measured(self) -> dict[str, float]:
+        values = {"loss": self._mean_loss(), "learning_rate": self._stepping.rate}
+        if self._is_measured:
+            self._measures.after()
+            values |= self._measures.told()
+            values |= {RATE: self._stepping.planned, BEGAN: float(self._began_anew), JUDGED: float(self._is_judged)}
+        if (scale := self._stepping.scale) is not None:
+            values["loss_scale"] = float(scale)
+        values = dict(zip(list(values), self.ranks.mean(list(values.values())), strict=True))
+        if self._judged:
+            alarms, scores, _ = self._judged
+            values |= {f"alarm_{name}": float(is_alarm) for name, is_alarm in alarms.items()}
+            values |= {f"score_{name}": score for name, score in scores.items()}
+        return values
+
+    def _answered(self, leg: Leg, values: Mapping[str, float], is_taken: bool) -> None:
+        """Do what the ladder says, and go on where it says."""
+        treatment, judged, step, patient = leg.treatment, self._judged, self.step, None
+        assert treatment is not None and judged is not None
+        alarms, scores, is_late = judged
+        if self._answer == FREEZE:
+            self._stop(leg)
+            return
+        raised = {name: scores[name] for name, is_alarm in alarms.items() if is_alarm}
+        treatment.is_quiet = is_taken and not raised
+        if self._answer in (ASK, GO_AND_ASK):
+            norm, usual = values.get("grad_norm", nan), leg.watch.usual
+            patient = treatment.settle(Alarm(step, raised, values["loss"], norm, is_taken, is_late, scores, usual))
+        elif not raised and leg.watch.names and step != treatment.awaited:
+            leg.watch.keep_usual(scores)
+        if treatment.has_news:
+            patient = treatment.ask_oracle(step)
+        self.step = step + 1 if patient is None else patient.goes_on
+        if self.step <= step:
+            self._is_again = True
+        if patient is not None and patient.went_back:
+            treatment.is_quiet = True
+            leg.forget(self.step)
+        if patient is not None and patient.is_frozen:
+            self._stop(leg)
+
+    def _stop(self, leg: Leg) -> None:
+        """The step at hand cannot be taken, and nothing is left to do about it."""
+        leg.nonfinite_step = leg.series.length - 1
+        leg.stopped = f"step {leg.series.length - 1}: not finite, and the ladder has no rung left for it"
+        warnings.warn(f"recover: {leg.stopped}; the run ends with the weights from before that step", stacklevel=5)
