@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.config import ConfigError
+from harness.model.formats import FORMAT_OF, real_view
+from injectors.facts import formats_of, shapes_of
 
 COMPILED = "_orig_mod"  # what torch.compile puts between a module and its names
 SLOTS = {
@@ -44,8 +46,16 @@ class Places:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every weight that is trained."""
-        return {name: tuple(weight.shape) for name, weight in self.trained.items()}
+        """Of every weight that is trained and has a number format: complex ones as pairs of numbers."""
+        return shapes_of(self.trained)
+
+    @property
+    def formats(self) -> dict[str, dict[str, str]]:
+        """The number formats of weights and of what the optimizers keep, as `Facts.formats` has them."""
+        rate = self.groups[0].get("lr")
+        of_rate = FORMAT_OF.get(rate.dtype, "fp64") if isinstance(rate, Tensor) else "fp64"
+        slots = {slot: formats_of(named) for slot, named in self.slots().items()}
+        return {"weight": formats_of(self.trained), **slots, "learning_rate": {"learning_rate": of_rate}}
 
     @property
     def buffers(self) -> dict[str, Tensor]:
@@ -59,16 +69,20 @@ class Places:
 
     def gradients(self) -> dict[str, Tensor]:
         """Of each trained weight that has one."""
-        return {name: weight.grad for name, weight in self.trained.items() if weight.grad is not None}
+        for weight in self.trained.values():
+            if weight.grad is not None and weight.grad.is_conj():  # a view, whose parts would be copies
+                weight.grad = weight.grad.resolve_conj()
+        grads = ((name, weight.grad) for name, weight in self.trained.items())
+        return {name: real_view(grad) for name, grad in grads if grad is not None}
 
     def slots(self) -> dict[str, dict[str, Tensor]]:
-        """What the optimizers keep element by element: by array and name of the weight."""
+        """What the optimizers keep element by element: by array and name of the weight; complex as pairs of numbers."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, weight in self.trained.items():
             kept = self._owner[name].state.get(weight, {})
             for key, values in kept.items():
-                if isinstance(values, Tensor) and values.shape == weight.shape and values.is_floating_point():
-                    found.setdefault(SLOTS.get(key, key), {})[name] = values
+                if isinstance(values, Tensor) and values.shape == weight.shape and is_of_numbers(values):
+                    found.setdefault(SLOTS.get(key, key), {})[name] = real_view(values)
         return found
 
     def slot(self, name: str) -> dict[str, Tensor]:
@@ -78,7 +92,7 @@ class Places:
     def around_update(self) -> dict[str, Tensor]:
         """Weights by name, and arrays as `moment_1:name`."""
         arrays = {f"{slot}:{name}": x for slot, named in self.slots().items() for name, x in named.items()}
-        return {**self.trained, **arrays}
+        return {**{name: real_view(weight) for name, weight in self.trained.items()}, **arrays}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -145,8 +159,13 @@ def raw_bytes(values: Tensor) -> bytes:
 
 
 def first_tensor(values: Any) -> Tensor | None:
-    """The first floating-point tensor in what a module gives: a tensor, a sequence, a mapping, or nested ones."""
-    return next((x for x in tensors_in(values) if x.is_floating_point()), None)
+    """The first floating-point or complex tensor in what a module gives: a tensor, or nested sequences and mappings."""
+    return next(filter(is_of_numbers, tensors_in(values)), None)
+
+
+def is_of_numbers(x: Tensor) -> bool:
+    """Whether it holds real or complex numbers, and no integers."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
