@@ -42,14 +42,15 @@ def judged(tmp_path_factory: pytest.TempPathFactory):
         is_bad = trial.fault.name == "weight_bit" and trial.seed < trial.fault.bit
         return np.where(np.arange(40) < 20, 2.0, 3.0 if is_bad else 2.0)
 
-    synthetic.write_pack(out, synthetic.with_golden([*trials[:-1], *twins]), loss)
+    synthetic.write_pack(out, synthetic.with_golden([*trials[:-1], *twins]), loss, faults=synthetic.strike_events)
     synthetic.write_pack(out, trials[-1:], finish=False, steps_done=10)
     return outcomes(open_sweep(out))
 
 
 def test_rates_by_group(judged) -> None:
     table = rates(judged, by=["fault_bit"])
-    assert list(table.columns) == ["fault_bit", "outcome", "count", "trials", "left_out", "share", "low", "high"]
+    columns = ["fault_bit", "outcome", "count", "trials", "idle", "left_out", "share", "low", "high"]
+    assert list(table.columns) == columns
     assert table["outcome"].tolist() == list(OUTCOMES) * 4, "outcomes that did not happen too"
     lingering = table[table["outcome"] == "lingering"]
     assert lingering["fault_bit"].tolist() == [0, 1, 2, 3]
