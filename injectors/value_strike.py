@@ -77,7 +77,7 @@ class Change:
         """Numbers of 8 or 16 bits, computed in a wider format and rounded once."""
         if self.model in CONSTANTS or self.model == "set":
             number = torch.tensor(CONSTANTS.get(self.model, self.value), dtype=torch.float64, device=values.device)
-            return converted(number, values.dtype).expand(values.shape)
+            return converted(number, values.dtype).expand(values.shape).clone()
         wide = values.double() if self.model == "noise" else values.float()  # torch scales such numbers in float32
         return converted(self._number(wide, tensor, step), values.dtype)
 

@@ -81,8 +81,9 @@ def fault_events(out: Path | str) -> pd.DataFrame:
 
     Columns are at least site, tensor, index, bit, mask, format, step, rank, before, after and changed; `before` and
     `after` are floats where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty
-    trial without a row never fired; of one that struck often the store keeps the first events alone, and the coordinate `strikes` of
-    `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep` does.
+    trial without a row never fired; of one that struck often the store keeps the first events alone, and the
+    coordinate `strikes` of `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep`
+    does.
     """
     return events_of(list(read_packs(Path(out))))
 

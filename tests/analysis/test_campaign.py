@@ -125,9 +125,7 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"outcome_shares: {tmp_path / 'figures' / 'outcome_shares.png'}" in text
     rows = {line.split()[0]: line for line in text.splitlines()}
     assert rows["batch"].split()[1] == "1" and rows["never"].split()[2] == "0" and rows["all"].split()[2] == "1"
-    assert [rows[name].split()[-1] for name in ("batch", "never", "all")] == ["0", "1", "1"], (
-        "and it has its own column"
-    )
+    assert [rows[name].split()[-1] for name in ("batch", "never", "all")] == ["0", "1", "1"]
 
 
 def test_no_fault_is_judged_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
