@@ -10,7 +10,7 @@ import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice
 
@@ -26,12 +26,16 @@ NORMAL_97_5 = 1.959963984540054  # the normal distribution's quantile for a two-
 
 @dataclass(frozen=True)
 class Address:
-    """Where and when a fault first strikes: a flat index into a tensor, a bit if the fault model has one, a step."""
+    """Where and when a fault first strikes: a flat index into a tensor, a bit if the fault model has one, a step.
+
+    `format` is the number format of the tensor, where the population says it.
+    """
 
     tensor: str
     element: int
     bit: int | None
     step: int
+    format: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,16 @@ class Population:
     """Every address that a description allows: tensors x elements x bits x steps.
 
     `shapes` are the tensors in the model's order. `bits` are different bit numbers; None where the fault model has no
-    bit. `element` is the flat index that is meant in each tensor; None: any. Raises ConfigError where a tensor has no
+    bit. `element` is the flat index that is meant in each tensor; None: any. `formats` are the number formats of the
+    tensors by name, where each has its own; of several, `bits` are by format. Raises ConfigError where a tensor has no
     such element.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
-    bits: tuple[int, ...] | None
+    bits: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None
     steps: range
     element: int | None = None
+    formats: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, shape in self.shapes.items():
@@ -57,12 +63,34 @@ class Population:
     @cached_property
     def _ends(self) -> list[int]:
         """For each tensor, the number of addresses in it and in those before it."""
-        elements = (math.prod(shape) if self.element is None else 1 for shape in self.shapes.values())
-        return list(accumulate(count * self._bits * len(self.steps) for count in elements))
+        counts = (self._elements(name) * self._count(name) * len(self.steps) for name in self.shapes)
+        return list(accumulate(counts))
+
+    def _elements(self, name: str) -> int:
+        return math.prod(self.shapes[name]) if self.element is None else 1
+
+    def bits_of(self, name: str) -> tuple[int, ...] | None:
+        """The bits of a tensor of that name."""
+        return self.bits[self.formats[name]] if isinstance(self.bits, Mapping) else self.bits
+
+    def _count(self, name: str) -> int:
+        bits = self.bits_of(name)
+        return 1 if bits is None else len(bits)
 
     @property
-    def _bits(self) -> int:
-        return 1 if self.bits is None else len(self.bits)
+    def elements(self) -> int:
+        """How many elements all tensors have."""
+        return sum(map(self._elements, self.shapes))
+
+    def in_formats(self) -> list[Population]:
+        """The part in each number format that has bits of its own; all in one where bits are not by format."""
+        if not isinstance(self.bits, Mapping):
+            return [self]
+        parts = []
+        for name, bits in self.bits.items():
+            shapes = {tensor: shape for tensor, shape in self.shapes.items() if self.formats[tensor] == name}
+            parts += [dataclasses.replace(self, shapes=shapes, bits=bits)] if shapes else []
+        return parts
 
     @cached_property
     def _names(self) -> list[str]:
@@ -78,13 +106,16 @@ class Population:
         if not 0 <= number < self.size:
             raise IndexError(f"address {number} of a population of {self.size}")
         tensor = bisect_right(self._ends, number)
+        name = self._names[tensor]
         rest, step = divmod(number - (self._ends[tensor - 1] if tensor else 0), len(self.steps))
-        element, bit = divmod(rest, self._bits)
+        element, bit = divmod(rest, self._count(name))
+        bits = self.bits_of(name)
         return Address(
-            self._names[tensor],
+            name,
             element if self.element is None else self.element,
-            None if self.bits is None else self.bits[bit],
+            None if bits is None else bits[bit],
             self.steps[step],
+            self.formats.get(name),
         )
 
 
@@ -101,7 +132,8 @@ def sample(
 def in_order(population: Population, seed: int, weight: str = "size", stratify: str = "none") -> Iterator[Address]:
     """Every address of the population once, in an order that follows from the seed.
 
-    Weight `size`: each address that is left is as likely as any other, so a tensor is drawn in proportion to its size.
+    Weight `size`: each address that is left is as likely as any other, so a tensor is drawn in proportion to its size;
+    where tensors have different numbers of bits, each element is as likely as any other, and then each of its bits.
     `tensor`: each tensor is as likely as any other, then each address in it; a tensor of which all has been drawn
     leaves the draw, and the others share its chance.
 
@@ -134,7 +166,11 @@ def _in_turns(orders: list[Iterator[Address]], seed: int) -> Iterator[Address]:
 def _inside(part: Population, weight: str, seed: int, *key: str) -> Iterator[Address]:
     """The order of one stratum."""
     if weight == "size":
-        yield from map(part.address, shuffled(part.size, seed, "size", *key))
+        parts = [one for one in part.in_formats() if one.size]
+        if len(parts) == 1:
+            yield from map(parts[0].address, shuffled(parts[0].size, seed, "size", *key))
+        elif parts:
+            yield from _by_elements(parts, seed, *key)
         return
     tensors = [one for one in strata(part, "tensor").values() if one.size]
     orders = [map(one.address, shuffled(one.size, seed, "tensor", *key, *one.shapes)) for one in tensors]
@@ -149,6 +185,28 @@ def _inside(part: Population, weight: str, seed: int, *key: str) -> Iterator[Add
             del orders[chosen], counts[chosen]
 
 
+def _by_elements(parts: list[Population], seed: int, *key: str) -> Iterator[Address]:
+    """Parts whose elements have different numbers of bits: each element is as likely as any other.
+
+    A part of which all has been drawn leaves the draw.
+    """
+    orders = [map(one.address, shuffled(one.size, seed, "size", *key, _format_of(one))) for one in parts]
+    weights, left = [one.elements for one in parts], [one.size for one in parts]
+    for number in stream(seed, "formats", *key):
+        chosen = bisect_right(list(accumulate(weights)), number % sum(weights))
+        yield next(orders[chosen])
+        left[chosen] -= 1
+        if not left[chosen]:
+            del orders[chosen], weights[chosen], left[chosen]
+            if not orders:
+                return
+
+
+def _format_of(part: Population) -> str:
+    """The one number format of all its tensors."""
+    return part.formats[next(iter(part.shapes))]
+
+
 # --- strata ------------------------------------------------------------------------------------------------------
 
 
@@ -157,11 +215,11 @@ def stratum_of(address: Address, population: Population, stratify: str) -> str:
 
     `none`: all are one. `tensor`: its name. `layer`: `blocks.3` for a tensor of that block (its name up to the first
     number), and for any other the first part of its name, such as `embedding`, `head` or `final_norm`, each a stratum
-    of its own. `bit`: its number. `step`:
+    of its own. `bit`: its number, after the name of the format where there are several: `bf16 14`. `step`:
     its number, or if there are more than ten, the first and the last of its tenth of them: `100-149`.
     """
     if stratify == "bit":
-        return str(address.bit)
+        return f"{address.format} {address.bit}" if isinstance(population.bits, Mapping) else str(address.bit)
     if stratify == "step":
         return next(name for name, steps in _tenths(population.steps).items() if address.step in steps)
     return OF_TENSOR[stratify](address.tensor)
@@ -178,6 +236,9 @@ def strata(population: Population, stratify: str) -> dict[str, Population]:
         if population.bits is None:
             allowed = ", ".join(name for name in STRATIFICATIONS if name != "bit")
             raise ConfigError(f"fault.stratify=bit: this fault changes no bit; allowed: {allowed}")
+        if isinstance(population.bits, Mapping):
+            parts = [(_format_of(part), strata(part, "bit")) for part in population.in_formats()]
+            return {f"{form} {bit}": one for form, by_bit in parts for bit, one in by_bit.items()}
         return {str(bit): dataclasses.replace(population, bits=(bit,)) for bit in population.bits}
     if stratify == "step":
         return {name: dataclasses.replace(population, steps=part) for name, part in _tenths(population.steps).items()}

@@ -10,9 +10,12 @@ from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from harness.config import Model, Train, Trial
+from harness.config.names import Site
 from harness.model.branches import Branches, branches_of
+from harness.model.formats import FORMAT_OF, real_view
 from harness.model.outline import tap_shapes
 from harness.model.scaling import tensor_table
 from harness.optim.optimizers import OPTIMIZERS
@@ -21,6 +24,11 @@ from harness.optim.schedules import rates_of, warmup_steps
 Shapes = Mapping[str, tuple[int, ...]]
 FIRST_NUMBER = re.compile(r"(?:[^.]+\.)*?(\d+)(?=\.|$)")
 NO_TOKENS = np.zeros(0, np.int64)
+HELD_AS: Mapping[str, str] = {
+    **dict.fromkeys((Site.GRADIENT, Site.REDUCED_GRADIENT, Site.CLIPPED_GRADIENT, Site.UPDATE), Site.WEIGHT),
+    Site.ACTIVATION_GRADIENT: Site.ACTIVATION,
+}
+"""Sites whose tensors are held in the formats of another's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +36,14 @@ class Facts:
     """A run of `steps` steps with these `tensors`, by name and shape. What is left out is something that it lacks.
 
     `taps` are the activations of one rank's batch, by name and shape; `slots` the arrays that the optimizer keeps with
-    an element for each weight, such as moment_1. A batch has `batch` sequences of `context` tokens. The learning rate
-    of a step is `rate(step)`, and `peak` after a warm-up of `warmup` steps. `tokens` is the training text [N], and
-    `token_counts` says how often each token of the vocabulary occurs in it. A record of the fault keeps `shape`, by
-    key: what decides which elements there are, and what stands there. What a fault draws follows from `seed`.
+    an element for each weight, such as moment_1. `formats` are the number formats in which tensors are held, by site
+    and name (`formats_of`); gradients and updates have those of `weight`, gradients of activations those of
+    `activation`. What is left out is held in fp32, and in fp64 with the `precision` of that name.
+
+    A batch has `batch` sequences of `context` tokens. The learning rate of a step is `rate(step)`, and `peak` after a
+    warm-up of `warmup` steps. `tokens` is the training text [N], and `token_counts` says how often each token of the
+    vocabulary occurs in it. A record of the fault keeps `shape`, by key: what decides which elements there are, and
+    what stands there. What a fault draws follows from `seed`.
     """
 
     steps: int
@@ -41,6 +53,7 @@ class Facts:
     optimizer: str = "none"
     slots: tuple[str, ...] = ()
     precision: str = "fp32"
+    formats: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     has_loss_scale: bool = False
     keeps_scores: bool = True  # of attention, which a fused kernel does not
     ranks: int = 1
@@ -58,9 +71,29 @@ class Facts:
         """Whether the run is a trial, of which a command line says what it is."""
         return self.optimizer in OPTIMIZERS
 
+    def format_of(self, site: str, name: str) -> str:
+        """The number format in which a tensor of a site is held."""
+        return self.named_format(site, name) or ("fp64" if self.precision == "fp64" else "fp32")
+
+    def named_format(self, site: str, name: str) -> str | None:
+        """The same; None where `formats` leaves it out."""
+        return self.formats.get(HELD_AS.get(site, site), {}).get(name)
+
     def key(self, *parts: int | str) -> tuple[int | str, ...]:
         """A key for injectors/draws.py that depends on the fault's seed and `parts` alone."""
         return (self.seed, *parts)
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor as `Facts.tensors` has it: of complex numbers [..., 2]. Integers are left out."""
+    real = {name: real_view(x) for name, x in tensors.items()}
+    return {name: tuple(x.shape) for name, x in real.items() if x.dtype in FORMAT_OF}
+
+
+def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The number format of each tensor, as `Facts.formats` has it. Integers are left out."""
+    real = {name: real_view(x) for name, x in tensors.items()}
+    return {name: FORMAT_OF[x.dtype] for name, x in real.items() if x.dtype in FORMAT_OF}
 
 
 def layer_of(name: str) -> tuple[str, int] | None:

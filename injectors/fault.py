@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.basics import plugins
 from harness.config import ConfigError, Fault
+from harness.model.formats import real_view
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Event, Injector, Site, Visit
 from injectors.draws import stream
@@ -42,6 +43,14 @@ class InjectableFault(Fault):
         """The fault with everything in it that it refers to. Raises ConfigError."""
         return self
 
+    def of_sweep(self) -> InjectableFault:
+        """The fault as trials of our GPT have it, whose ids and records name every field."""
+        return self
+
+    def in_own_format(self, facts: Facts) -> InjectableFault:
+        """The fault with the number format of what it strikes, where it names none and all of that has the same."""
+        return self
+
     def asks(self) -> tuple[str, ...]:
         """The facts, by name, beyond steps and tensors without which it cannot strike."""
         return ()
@@ -53,6 +62,10 @@ class InjectableFault(Fault):
 
     def refused(self, facts: Facts) -> Iterator[str]:
         """What it cannot be in such a run, each a line with key, value, and what is allowed, or a ConfigError."""
+        yield from ()
+
+    def wrong_format(self, facts: Facts) -> Iterator[str]:
+        """What the number formats of the tensors that it strikes do not have, each a line."""
         yield from ()
 
     def check_corpus(self, fingerprint: str) -> None:
@@ -92,6 +105,7 @@ class Armed:
     def __init__(self, fault: InjectableFault, facts: Facts):
         fault = fault.resolved()
         fault.check(facts)
+        self._shapes = facts.tensors
         self.injector = fault.arm(facts)
         self._calls = frozenset(self.injector.calls)
 
@@ -102,13 +116,22 @@ class Armed:
 
         `tensors` are named as in the facts, and are what `Site` says of the site: `model.named_parameters()` at
         `weight`, their gradients at `gradient`, which comes once for each `rank`. A fault of the site `update` is told
-        of `before_update` too. Raises ValueError for a site that does not exist.
+        of `before_update` too. Raises ValueError for a site that does not exist, and ConfigError for tensors that are
+        held in another number format than the facts say, or whose facts leave out that they are complex.
         """
         place = Site(site)
         if (place, step) not in self._calls:
             return []
         with torch.no_grad():
-            return self.injector.visit(Visit(place, step, dict(tensors), rank))
+            real = {name: self._real(name, x) for name, x in dict(tensors).items()}
+            return self.injector.visit(Visit(place, step, real, rank))
+
+    def _real(self, name: str, x: Tensor) -> Tensor:
+        parts = real_view(x)
+        if x.is_complex() and (said := self._shapes.get(name, parts.shape)) != tuple(parts.shape):
+            why = f"its numbers are complex, and the facts of the run say {list(said)}"
+            raise ConfigError(f"fault.tensor={name}: {why}; allowed: Facts(tensors=...) that say {list(parts.shape)}")
+        return parts
 
 
 @cache

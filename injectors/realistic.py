@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.config import PER_TRIAL, anything, choice, number
-from harness.model.formats import FORMATS
+from harness.model.formats import HELD_FORMATS
 from injectors.draws import distinct, stream
 from injectors.facts import Facts
 from injectors.fault import InjectableFault, located
 from injectors.value import MOST_ELEMENTS, SITES, Value, asked_at
-from injectors.value_strike import Target, ValueStrike
+from injectors.value_strike import Target, ValueStrike, as_int64
 
 UNIT = 2**128  # words of the stream are below it
 STRIDES = (16, 32, 64, 128)
@@ -39,7 +40,9 @@ class RealisticSDC(InjectableFault):
     tensor: str = anything(PER_TRIAL, "*", "glob over tensor names, or over taps for activations")
     layer: int | None = number(PER_TRIAL, None, "block of the tensor; null: any", low=0)
     elements: int = number(PER_TRIAL, 4, "elements that are struck", low=1, high=MOST_ELEMENTS)
-    format: str = choice(PER_TRIAL, "fp32", "representation in which bits flip", *FORMATS)
+    format: str | None = choice(
+        PER_TRIAL, None, "representation in which bits flip; null: the tensor's own, and in a sweep fp32", *HELD_FORMATS
+    )
     single: float = number(PER_TRIAL, 0.4, "share of bit-flip faults with a single bit", low=0, high=1)
     most: int = number(PER_TRIAL, 4, "most bits that flip in an element", low=2, high=8)
     nonfinite: float = number(PER_TRIAL, 0.01, "share of faults that write NaN or an infinity", low=0, high=1)
@@ -48,6 +51,12 @@ class RealisticSDC(InjectableFault):
     def _value(self, model: str = "bit_flip") -> Value:
         """The value fault that changes the elements."""
         return Value(model=model, **{name: getattr(self, name) for name in SHARED})
+
+    def of_sweep(self) -> RealisticSDC:
+        return dataclasses.replace(self, format=self.format or "fp32")
+
+    def in_own_format(self, facts: Facts) -> RealisticSDC:
+        return dataclasses.replace(self, format=self._value().in_own_format(facts).format)
 
     def asks(self) -> tuple[str, ...]:
         return asked_at(self.site)
@@ -63,9 +72,10 @@ class RealisticSDC(InjectableFault):
         which, first = located(sizes, next(draw) % sum(sizes))
         stride = STRIDES[next(draw) % len(STRIDES)]
         flat = sorted({(first + i * stride) % sizes[which] for i in range(self.elements)})
-        size = FORMATS[self.format].bits
+        size = HELD_FORMATS[value.formats(facts)[names[which]]].bits
         count = 1 if next(draw) / UNIT < self.single else 2 + next(draw) % (self.most - 1)
         count = count if value.model == "bit_flip" else 0  # what is not finite has no bits of its own
-        masks = [sum(1 << bit for bit in distinct(size, count, *facts.key("bits", i))) for i in range(len(flat))]
+        drawn = (distinct(size, count, *facts.key("bits", i)) for i in range(len(flat)))
+        masks = [as_int64(sum(1 << bit for bit in bits)) for bits in drawn]
         target = Target(names[which], np.array(flat), np.array(masks, dtype=np.int64))
         return value.strike_at((target,), facts)

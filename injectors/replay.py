@@ -30,6 +30,7 @@ from injectors.fault import InjectableFault, fault_types
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
 MOST_BYTES = 2**24  # of a record; one has thousands
 PARTS = {"fault": dict, "seed": int, "corpus": str, "shape": dict, "events": list}  # of a record
+YOUNGER = ("was_zero", "format")  # of an event
 WHEN = ("start", "duration", "period")  # what a replay takes over from the fault that it does again
 
 
@@ -226,7 +227,7 @@ class Replayed:
             differing = [
                 f"{name} {now}, recorded {then}"
                 for name, now, then in pairs
-                if now != then and not (name == "was_zero" and then is None)  # older records do not say that
+                if now != then and not (name in YOUNGER and then is None)  # older records do not say that
             ]
             if differing:
                 raise ReplayError(f"{event.site} {event.tensor} at step {event.step}: {', '.join(differing)}")

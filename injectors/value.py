@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from harness.config import PER_TRIAL, ConfigError, anything, choice, number, shown
-from harness.model.formats import FORMATS, round_to
+from harness.model.formats import HELD_FORMATS, converted
 from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.draws import distinct, stream
 from injectors.facts import Facts, Shapes
 from injectors.fault import InjectableFault, located, matching, optimizers_with, wrong_rank
-from injectors.value_strike import CONSTANTS, OPERATIONS, Change, Target, ValueStrike
+from injectors.value_strike import CONSTANTS, OPERATIONS, Change, Target, ValueStrike, as_int64
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
@@ -39,14 +39,22 @@ def asked_at(site: str) -> tuple[str, ...]:
     return ("taps",) if site in AT_TAPS else ("slots",) if site in MOMENTS else ()
 
 
+def _rounded(value: float, format: str) -> tuple[torch.Tensor, float]:
+    """A number as a format holds it, and the largest number of that format."""
+    dtype = HELD_FORMATS[format].dtype
+    return converted(torch.tensor(value, dtype=torch.float64), dtype).double(), torch.finfo(dtype).max
+
+
 @dataclass(frozen=True)
 class Value(InjectableFault):
     """Change elements of the tensors of a site, the same elements at every strike.
 
     Which elements (`tensor`, `layer`, `element`, `elements`) and which bits (`bit`, `field`, `bits`) is drawn with the
-    fault's seed as far as it is left open. `format` is the representation in which bits are changed: a value is
-    converted, changed and converted back, and no other element changes. Other fault models round what they write to
-    it, so that a number scaled past 65,504 overflows in fp16; `round` does that alone.
+    fault's seed as far as it is left open. `format` is the representation in which bits are changed: by default that in
+    which the tensor is held, so a bf16 tensor has bits 0 to 15. In another one a value is converted, changed and
+    converted back, and no other element changes. Other fault models round what they write to it, so that a number
+    scaled past 65,504 overflows in fp16; `round` does that alone. A trial of our GPT has fp32 by default, in which its
+    weights are held.
     Cf. He et al. 2023, doi 10.1145/3579371.3589105.
 
     With `block` the tensor is kept as 8-bit optimizers keep their state (Dettmers et al. 2022, arXiv 2110.02861,
@@ -69,7 +77,12 @@ class Value(InjectableFault):
         high=MOST_ELEMENTS,
     )
     model: str = choice(PER_TRIAL, "bit_flip", "how a value changes", *MODELS)
-    format: str = choice(PER_TRIAL, "fp32", "representation in which bits change, or to round to", *FORMATS)
+    format: str | None = choice(
+        PER_TRIAL,
+        None,
+        "representation in which bits change, or to round to; null: the tensor's own, and in a sweep fp32",
+        *HELD_FORMATS,
+    )
     block: int | None = number(
         PER_TRIAL,
         None,
@@ -79,10 +92,14 @@ class Value(InjectableFault):
         high=MOST_ELEMENTS,
     )
     bit: int | None = number(
-        PER_TRIAL, None, "0: last bit of the mantissa; the highest: sign; null: drawn from `field`", low=0, high=31
+        PER_TRIAL,
+        None,
+        "0: last bit of the mantissa; the highest, or -1: sign, and -2 the bit below; null: drawn from `field`",
+        low=-64,
+        high=63,
     )
     field: str = choice(PER_TRIAL, "any", "bits to draw from", "any", "sign", "exponent", "mantissa")
-    bits: int = number(PER_TRIAL, 1, "bits that change in each element", low=1, high=32)
+    bits: int = number(PER_TRIAL, 1, "bits that change in each element", low=1, high=64)
     spread: str = choice(PER_TRIAL, "adjacent", "several bits: side by side, or anywhere", "adjacent", "scattered")
     value: float = number(
         PER_TRIAL, 0.0, "what to set, the factor to scale by, or the noise's standard deviation", is_double=True
@@ -101,6 +118,22 @@ class Value(InjectableFault):
 
     def asks(self) -> tuple[str, ...]:
         return asked_at(self.site)
+
+    def of_sweep(self) -> Value:
+        return self._in_format(self.format or "fp32")
+
+    def in_own_format(self, facts: Facts) -> Value:
+        formats = set(self.formats(facts).values())
+        return self._in_format(formats.pop()) if len(formats) == 1 else self
+
+    def _in_format(self, name: str) -> Value:
+        """Whatever it strikes, in one format, whose bits are counted from the last."""
+        return dataclasses.replace(self, format=name, bit=self._bit_in(name))
+
+    def _bit_in(self, name: str) -> int | None:
+        """The number of its bit in a format, from the last; one below 0 where the format has no such bit."""
+        size = HELD_FORMATS[name].bits
+        return self.bit if self.bit is None or not -size <= self.bit < 0 else self.bit + size
 
     def refused(self, facts: Facts) -> Iterator[str]:
         at_taps, tensor, elements = self.site in AT_TAPS, f"fault.tensor={self.tensor}", shown(self.elements)
@@ -122,45 +155,79 @@ class Value(InjectableFault):
             yield f"fault.elements={elements}: but fault.element={self.element} is one; allowed: 1"
         if self.elements is not None and self.elements > sum(sizes):
             yield f"fault.elements={elements}: more than {tensor} has; allowed: 1 to {sum(sizes)}"
-        if self.model in OPERATIONS:
-            yield from self._wrong_bits()
-        if self.block is not None and self.format == "fp32":
-            yield f"fault.block={self.block}: fault.format=fp32 needs no scale; allowed: null, or a narrower format"
+        formats = self.formats(facts)
+        yield from self.wrong_format(facts)
+        if self.block is not None and self._needs_no_scale(facts, formats):
+            given = f"fault.block={self.block}: fault.format={shown(self.format)}"
+            yield f"{given} needs no scale; allowed: null, or a narrower format"
         elif self.block is not None and self.site in (*SCALARS, Site.UPDATE):
             yield f"fault.block={self.block}: nobody keeps fault.site={self.site} in blocks; allowed: null"
-        yield from self._wrong_number(facts.precision)
+        for name in dict.fromkeys(facts.format_of(self.site, name) for name in formats):
+            if reason := self._wrong_number(name, facts):
+                yield reason
+                break
         yield from self._wrong_samples(facts.steps)
         yield from wrong_rank(self.rank, facts.ranks)
 
-    def _wrong_bits(self) -> Iterator[str]:
-        size, choices = FORMATS[self.format].bits, FORMATS[self.format].field(self.field)
-        most = len(choices) + (self.bit is not None and self.bit not in choices)
-        if self.bit is not None and self.bit >= size:
-            yield f"fault.bit={self.bit}: beyond fault.format={self.format}; allowed: 0 to {size - 1}"
-        elif self.spread == "adjacent" and self.bit is not None and self.bit + self.bits > size:
-            why = f"fault.bits={self.bits} from there leave fault.format={self.format}"
+    def formats(self, facts: Facts) -> dict[str, str]:
+        """The number format in which each tensor that it can strike is changed, by name."""
+        names, _ = self.candidates(facts, "activation" if self.site in AT_TAPS else "tensor")
+        return {name: self._format_at(name, facts) for name in names}
+
+    def _wrong_bits(self, name: str) -> Iterator[str]:
+        """Why there are no such bits in this format."""
+        size, choices, bit = HELD_FORMATS[name].bits, HELD_FORMATS[name].field(self.field), self._bit_in(name)
+        most = len(choices) + (bit is not None and bit not in choices)
+        where = f"fault.format={name}" if self.format else f"{name}, in which it is held"
+        if bit is not None and not 0 <= bit < size:
+            yield f"fault.bit={self.bit}: beyond {where}; allowed: 0 to {size - 1}"
+        elif self.spread == "adjacent" and bit is not None and bit + self.bits > size:
+            why = f"fault.bits={self.bits} from there leave {where}"
             yield f"fault.bit={self.bit}: {why}; allowed: 0 to {size - self.bits}"
-        elif self.bits > most and (self.bit is None or self.spread == "scattered"):
+        elif self.bits > most and (bit is None or self.spread == "scattered"):
             yield f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"
 
-    def _wrong_number(self, precision: str) -> Iterator[str]:
-        """Why what is computed with the value, or written, cannot hold it."""
-        given, model = f"fault.value={self.value}", self.model
+    def wrong_format(self, facts: Facts) -> Iterator[str]:
+        formats = self.formats(facts)
+        for name in dict.fromkeys(formats.values()) if self.model in OPERATIONS else ():
+            yield from self._wrong_bits(name)
+        for name, format in formats.items():
+            own = HELD_FORMATS[facts.format_of(self.site, name)]
+            if self.model in OPERATIONS and not own.holds(HELD_FORMATS[format]):
+                fitting = ", ".join(other for other, known in HELD_FORMATS.items() if own.holds(known))
+                why = f"{name} is held in {facts.format_of(self.site, name)}, which has other bits"
+                yield f"fault.format={format}: {why}; allowed: null, {fitting}"
+                return
+            if self.model in ("infinity", "minus_infinity") and own.dtype == torch.float8_e4m3fn:
+                why = f"{name} is held in fp8_e4m3, which has no infinity"
+                yield f"fault.model={self.model}: {why}; allowed: nan, or set with fault.value=448"
+                return
+
+    def _needs_no_scale(self, facts: Facts, formats: Mapping[str, str]) -> bool:
+        """Whether a tensor is held in no more bits than `format`."""
+        return any(
+            form in ("fp64", "fp32") or HELD_FORMATS[form].bits >= HELD_FORMATS[facts.format_of(self.site, name)].bits
+            for name, form in formats.items()
+        )
+
+    def _wrong_number(self, own: str, facts: Facts) -> str:
+        """Why what is computed with the value, or written to a tensor held in `own`, cannot hold it, if it cannot."""
+        given, model, held = f"fault.value={self.value}", self.model, HELD_FORMATS[own]
         if model == "noise" and self.value < 0:
-            yield f"{given}: is the standard deviation of fault.model=noise; allowed: 0 or more"
-            return
-        state = torch.float64 if precision == "fp64" else torch.float32  # of weights, gradients, moments
-        kept, most = torch.tensor(self.value, dtype=torch.float64).to(state), torch.finfo(state).max
-        where = f"train.precision={precision}"
+            return f"{given}: is the standard deviation of fault.model=noise; allowed: 0 or more"
         # Too large a factor for a narrow format is a fault by itself; too large a number to set is only a wrong one.
-        if model == "set" and self.format != "fp32" and bool(torch.isfinite(kept)):
-            kept, where = round_to(kept, self.format), f"fault.format={self.format}"
-            most = torch.finfo(FORMATS[self.format].dtype).max
+        wide = own if model == "set" or own == "fp64" else "fp32"
+        kept, most = _rounded(self.value, wide)
+        where = f"train.precision={facts.precision}" if facts.is_ours else wide
+        format = own if self.format is None or not held.holds(HELD_FORMATS[self.format]) else self.format
+        if model == "set" and format not in ("fp32", own) and bool(torch.isfinite(kept)):
+            (kept, most), where = _rounded(self.value, format), f"fault.format={format}"
         if not bool(torch.isfinite(kept)):
             other = ", or fault.model=infinity" if model == "set" else ""
-            yield f"{given}: infinite in {where}; allowed: at most {most:.6g} in size{other}"
-        elif self.value != 0 and bool(kept == 0):
-            yield f"{given}: rounds to 0 in {where}; allowed: 0, or a number further from it"
+            return f"{given}: infinite in {where}; allowed: at most {most:.6g} in size{other}"
+        if self.value != 0 and bool(kept == 0):
+            return f"{given}: rounds to 0 in {where}; allowed: 0, or a number further from it"
+        return ""
 
     def _wrong_samples(self, steps: int) -> Iterator[str]:
         if self.samples is None:
@@ -186,13 +253,19 @@ class Value(InjectableFault):
 
     def population(self, facts: Facts) -> Population:
         """Every fault that the description allows."""
-        shapes, bits = self.shapes(facts), None
-        if self.model in OPERATIONS:
-            choices = FORMATS[self.format].field(self.field)
-            adjacent = self.bits if self.spread == "adjacent" else 1
-            bits = tuple(choices[: len(choices) - adjacent + 1]) if self.bit is None else (self.bit,)
+        shapes, formats, bits = self.shapes(facts), self.formats(facts), None
         steps = range(self.start, (self.start if self.until is None else self.until) + 1)
-        return Population({name: shapes[name] for name in self.candidates(facts)[0]}, bits, steps, self.element)
+        if self.model in OPERATIONS:
+            by_format = {name: self._bits_in(name) for name in dict.fromkeys(formats.values())}
+            bits = by_format if len(by_format) > 1 else next(iter(by_format.values()))
+        said = formats if self.format is None else {}
+        return Population({name: shapes[name] for name in formats}, bits, steps, self.element, said)
+
+    def _bits_in(self, name: str) -> tuple[int, ...]:
+        """The bits of a format at which it can begin."""
+        bit, choices = self._bit_in(name), HELD_FORMATS[name].field(self.field)
+        adjacent = self.bits if self.spread == "adjacent" else 1
+        return tuple(choices[: len(choices) - adjacent + 1]) if bit is None else (bit,)
 
     def campaign_seed(self, seed: int) -> int:
         """Descriptions under one seed draw independently of each other, so that their shares can be pooled."""
@@ -210,6 +283,7 @@ class Value(InjectableFault):
             layer=None,
             element=address.element,
             bit=address.bit,
+            format=self.format or address.format,
             field=self.field if draws else "any",
             seed=next(stream("fault", *key)) % 2**63 if draws else None,
             samples=None,
@@ -223,17 +297,18 @@ class Value(InjectableFault):
         return facts.taps if self.site in AT_TAPS else facts.tensors
 
     def arm(self, facts: Facts) -> ValueStrike:
-        names, sizes = self.candidates(facts)
+        (names, sizes), formats = self.candidates(facts), self.formats(facts)
         if self.elements is None:
-            mask = np.array(self.mask(facts, 0), dtype=np.int64)
-            return self.strike_at(tuple(Target(name, None, mask) for name in names), facts)
+            of_format = {form: as_int64(self.mask(facts, 0, form)) for form in set(formats.values())}
+            every = (Target(name, None, np.array(of_format[formats[name]], dtype=np.int64)) for name in names)
+            return self.strike_at(tuple(every), facts)
         if self.element is not None:
             drawn = distinct(len(names), 1, *facts.key("tensor"))
             places = [(drawn[0], self.element)]
         else:
             drawn = distinct(sum(sizes), self.elements, *facts.key("address"))
             places = [located(sizes, address) for address in drawn]
-        masks = {place: self.mask(facts, i) for i, place in enumerate(places)}
+        masks = {place: as_int64(self.mask(facts, i, formats[names[place[0]]])) for i, place in enumerate(places)}
         targets = []
         for which in sorted({which for which, _ in places}):
             flat = sorted(element for number, element in places if number == which)
@@ -246,21 +321,32 @@ class Value(InjectableFault):
         site = Site(self.site)
         look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
         taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
-        change = Change(self.model, self.value, self.format, self.block, facts.seed)
-        more = {"taps": taps, "change": change, "targets": targets, "rank": self.rank}
+        more = {"taps": taps, "change": Change(self.model, self.value, self.block, facts.seed), "targets": targets}
+        more |= {"formats": {target.tensor: self._format_at(target.tensor, facts) for target in targets}}
+        more |= {"held": self._said(facts, targets), "rank": self.rank}
         return self.armed(ValueStrike, site, facts, look_at, **more)
 
-    def mask(self, facts: Facts, element: int) -> int:
+    def _said(self, facts: Facts, targets: tuple[Target, ...]) -> dict[str, str]:
+        """The formats in which tensors have to be held: those that the facts name, and all that a strike relies on."""
+        names = (target.tensor for target in targets if not facts.is_ours)
+        relied = {name: facts.format_of(self.site, name) for name in names if self.format is None}
+        return relied | {t.tensor: said for t in targets if (said := facts.named_format(self.site, t.tensor))}
+
+    def _format_at(self, tensor: str, facts: Facts) -> str:
+        return self.format or facts.format_of(self.site, tensor)
+
+    def mask(self, facts: Facts, element: int, format: str) -> int:
         """The bits that change in the element, as an integer of the format."""
         if self.model not in OPERATIONS:
             return 0
-        if self.bit is not None and (self.spread == "adjacent" or self.bits == 1):
-            return ((1 << self.bits) - 1) << self.bit
-        choices = FORMATS[self.format].field(self.field)
+        bit = self._bit_in(format)
+        if bit is not None and (self.spread == "adjacent" or self.bits == 1):
+            return ((1 << self.bits) - 1) << bit
+        choices = HELD_FORMATS[format].field(self.field)
         if self.spread == "adjacent":
             low = choices[next(stream(*facts.key("bit", element))) % (len(choices) - self.bits + 1)]
             return ((1 << self.bits) - 1) << low
-        fixed = [] if self.bit is None else [self.bit]
+        fixed = [] if bit is None else [bit]
         rest = [bit for bit in choices if bit not in fixed]
         drawn = distinct(len(rest), self.bits - len(fixed), *facts.key("bit", element))
         return sum(1 << bit for bit in [*fixed, *(rest[i] for i in drawn)])

@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from analysis.figures.drawing import Drawing, page
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.measures.judged_faults import COLOURS, fault_table
-from analysis.measures.outcomes import LINGERING, MASKED, OUTCOMES, RECOVERED
+from analysis.measures.judged_faults import COLOURS, fault_table, idle_words
+from analysis.measures.outcomes import IDLE, LINGERING, MASKED, OUTCOMES, RECOVERED
 from analysis.measures.statistics import studied
 from harness.basics.printing import count
 
@@ -41,9 +41,9 @@ def outcome_shares(results: Results) -> Drawing:
         handles = [Patch(color=COLOURS[outcome], label=outcome) for outcome in OUTCOMES]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(OUTCOMES), frameon=False)
     caption = f"Outcomes of {count(len(table), 'fault')} by {groups['site'][1]} and by {what}; numbers are faults."
-    if left_out := studied(results.judged).sizes["trial"] - len(table):
+    if left_out := int((studied(results.judged)["fault_outcome"].values != IDLE).sum()) - len(table):
         caption += f" {count(left_out, 'fault')} unfinished or without a golden twin to judge by not counted."
-    return Drawing(figure, caption)
+    return Drawing(figure, caption + idle_words(results.judged))
 
 
 def _times(table: pd.DataFrame) -> tuple[pd.Series, str]:

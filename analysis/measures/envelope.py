@@ -18,6 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from analysis.reading.groups import splitting
 from analysis.reading.twins import Trials, deviation_blocks, final_window, values_of
+from harness.basics.printing import count
 from harness.config.names import LAST_BIT
 
 # A further clean run leaves an envelope that is the largest of n with probability 1 / (n + 1): 11% for eight.
@@ -41,7 +42,8 @@ class Envelope:
     def of(cls, sweep: xr.Dataset, trials: Trials) -> Envelope:
         """Reads `loss` of the last_bit trials that are finished, and so is their twin, a block at a time."""
         number, names = recipes(sweep)
-        clean = np.flatnonzero(trials.has_twin & (trials.fault == LAST_BIT) & ~changes_another_bit(sweep))
+        is_clean = trials.has_twin & (trials.fault == LAST_BIT) & ~trials.is_idle & ~changes_another_bit(sweep)
+        clean = np.flatnonzero(is_clean)
         measured = np.unique(number[clean])
         row = np.full(len(names), len(measured))
         row[measured] = np.arange(len(measured))
@@ -88,6 +90,8 @@ def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[st
     lines = []
     if others := int(changes_another_bit(sweep).sum()):
         lines.append(f"{others} trials with fault={LAST_BIT} change another bit than the last; they do not count")
+    if idle := int((trials.is_idle & (trials.fault == LAST_BIT)).sum()):
+        lines.append(f"{count(idle, 'trial')} with fault={LAST_BIT} changed no bit; they do not count")
     counts = np.bincount(envelope.number[envelope.twins], minlength=len(envelope.names))
     judged = np.flatnonzero(trials.has_twin & (trials.fault != LAST_BIT))
     needed = np.unique(envelope.number[judged])

@@ -1,4 +1,4 @@
-"""What each fault did: masked, recovered, lingering, divergent or non-finite; silent or visible. By written rules.
+"""What each fault did: masked, recovered, lingering, divergent, non-finite, or nothing (idle). By written rules.
 
 D_t = loss_t(faulty) - loss_t(golden) is the deviation at step t, from the trial's strike (its `start`) on. How much of
 it means nothing is measured, not chosen: it is the clean envelope (`analysis.measures.envelope`).
@@ -29,6 +29,7 @@ WINDOW = 10
 # By how much of its own width the range is widened on either side. 21 normal values span 3.8 standard deviations on
 # average, so a value leaves the widened range at about 5.7 of them: where the spike score puts a spike (OLMo: 6).
 MARGIN = 1.0
+IDLE = "idle"  # the fault never fired, or wrote what was there: that is none of the five, and no share counts it
 UNJUDGED = "unjudged"  # there is no golden run to compare with
 SILENT, VISIBLE = "silent", "visible"
 
@@ -64,19 +65,20 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
       1. "": no fault.
       2. unfinished: the trial's pack is not complete.
       3. non-finite: the trial became non-finite and its golden twin did not.
-      4. masked: the whole state was bitwise the twin's again (`masked_step`), or the fault is idle and moved no loss.
-      5. unjudged: there is no finished golden twin; or it became non-finite itself, so that there is no ending to
+      4. idle: the fault changed nothing, as `idle` says, and what follows would call it masked.
+      5. masked: the whole state was bitwise the twin's again (`masked_step`).
+      6. unjudged: there is no finished golden twin; or it became non-finite itself, so that there is no ending to
          compare with, unless the trial did so at the same step and never left the envelope before (masked).
-      6. masked: the loss never left the envelope, deviation_max <= envelope_max.
-      7. divergent: the trial diverged by the harness's criterion (`outcome`), and its golden twin did not.
-      8. recovered: it ended inside, deviation_final <= envelope_final.
-      9. lingering: it ended outside.
+      7. masked: the loss never left the envelope, deviation_max <= envelope_max.
+      8. divergent: the trial diverged by the harness's criterion (`outcome`), and its golden twin did not.
+      9. recovered: it ended inside, deviation_final <= envelope_final.
+      10. lingering: it ended outside.
 
       So a trial whose golden twin diverges too is masked, recovered or lingering by its deviation from it. Without an
-      envelope rule 6 never holds, and rule 8 takes an envelope of 0: the final losses are on average the twin's own.
+      envelope rule 7 never holds, and rule 9 takes an envelope of 0: the final losses are on average the twin's own.
     - `recovery_steps`: from the strike to the first step from which on |D_t| <= envelope_max; 0 if masked. NaN if the
-      trial did not recover, or was outside at its last step, so that its return was not seen. The envelope is as tight
-      as rounding, so this is the time until nothing at all is left of the fault.
+      trial did not recover, is idle, or was outside at its last step, so that its return was not seen. The envelope is
+      as tight as rounding, so this is the time until nothing at all is left of the fault.
     - `settling_steps`: from the strike to the first step from which on the mean of D over 10 steps, that one and the
       next nine, is at most 0.1 nat/token: until what the fault cost is made up for, all but a tenth of a nat. 0 if it
       never was larger, so that a poisoned batch counts while it is read. NaN if the mean over the last ten steps was
@@ -137,7 +139,8 @@ def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
     """The rules of `outcomes`, in their order."""
     twin, is_golden_lost = trials.twin, trials.is_lost[trials.twin]
     is_inside = (table["largest"] <= table["envelope_max"]).to_numpy()
-    is_bitwise = ~np.isnan(trials.masked_step) | (trials.is_idle & ~(table["largest"] > 0).to_numpy())
+    is_bitwise = ~np.isnan(trials.masked_step)
+    is_still = ~(table["largest"] > 0).to_numpy()
     is_alike = is_inside & (trials.nonfinite_step == trials.nonfinite_step[twin])
     has_diverged = (trials.ending == DIVERGENT) & (trials.ending[twin] != DIVERGENT)
     has_returned = (table["final"] <= table["envelope_final"].fillna(0)).to_numpy()
@@ -145,6 +148,7 @@ def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
         (trials.fault == NO_FAULT.name, ""),
         (~trials.complete, UNFINISHED),
         (trials.has_twin & trials.is_lost & ~is_golden_lost, NON_FINITE),
+        (trials.is_idle & (is_still | is_bitwise | is_inside), IDLE),
         (is_bitwise, MASKED),
         (~trials.has_twin | (is_golden_lost & ~is_alike), UNJUDGED),
         (is_inside, MASKED),

@@ -12,7 +12,7 @@ import pandas as pd
 import xarray as xr
 from scipy.special import ndtri, stdtrit
 
-from analysis.measures.outcomes import OUTCOMES, outcomes
+from analysis.measures.outcomes import IDLE, OUTCOMES, outcomes
 from harness.config import NO_FAULT
 from harness.config.names import LAST_BIT
 
@@ -50,8 +50,9 @@ def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
     `analysis.measures.outcomes`.
 
     Columns: those of `by`, then `outcome` (masked, recovered, lingering, divergent, non-finite, all five in each
-    group), `count`, `trials` (those that have one of the five), `left_out` (unfinished, or without a golden run to
-    judge them by), `share` = count / trials, `low` and `high`; the last three are NaN where no trial is judged.
+    group), `count`, `trials` (those that have one of the five), `idle` (whose fault changed nothing), `left_out`
+    (unfinished, or without a golden run to judge them by), `share` = count / trials, `low` and `high`; the last three
+    are NaN where no trial is judged.
     Raises KeyError if a name of `by` is no coordinate of the sweep.
     """
     faulty = studied(sweep if "fault_outcome" in sweep.coords else outcomes(sweep))
@@ -59,16 +60,17 @@ def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
     number = table.groupby(list(by), dropna=False, sort=True).ngroup().to_numpy() if by else np.zeros(len(table), int)
     one = pd.DataFrame(index=[0])  # group of all, also of a sweep without faults
     heads = table.iloc[np.unique(number, return_index=True)[1]].reset_index(drop=True) if by else one
-    # A word that is none of the five has the number -1, and so counts in the last column.
-    code = pd.Index(OUTCOMES).get_indexer(faulty["fault_outcome"].values)
-    counts = np.zeros((len(heads), len(OUTCOMES) + 1), dtype=int)
+    # A word that is none of these has the number -1, and so counts in the last column.
+    code = pd.Index([*OUTCOMES, IDLE]).get_indexer(faulty["fault_outcome"].values)
+    counts = np.zeros((len(heads), len(OUTCOMES) + 2), dtype=int)
     np.add.at(counts, (number, code), 1)
-    count, total = counts[:, :-1].ravel(), np.repeat(counts[:, :-1].sum(axis=1), len(OUTCOMES))
+    count, total = counts[:, :-2].ravel(), np.repeat(counts[:, :-2].sum(axis=1), len(OUTCOMES))
     low, high = wilson_interval(count, total)
     with np.errstate(invalid="ignore"):
         share = count / total
     columns = {"outcome": list(OUTCOMES) * len(heads), "count": count, "trials": total}
-    columns |= {"left_out": np.repeat(counts[:, -1], len(OUTCOMES)), "share": share, "low": low, "high": high}
+    columns |= {name: np.repeat(counts[:, at], len(OUTCOMES)) for name, at in (("idle", -2), ("left_out", -1))}
+    columns |= {"share": share, "low": low, "high": high}
     rows = heads.loc[np.repeat(heads.index, len(OUTCOMES))].reset_index(drop=True)
     return rows.assign(**columns)
 

@@ -33,7 +33,7 @@ from harness.storage.stored import PackInfo, read_packs, read_store
 ALWAYS = ("model.width", "model.depth", "optim.lr", "optim.clip", "train.steps", "mitigation", "fault.name", "seed")
 RESULTS: tuple[str, ...] = ("trial", "golden", "outcome", "complete", "nonfinite_step", "masked_step", "strikes")
 RESULTS += ("changes", "pack", "acted", "idle_parts")
-STRUCK = ("struck_site", "struck_tensor", "struck_bit", "struck_zero")
+STRUCK = ("struck_site", "struck_tensor", "struck_bit", "struck_format", "struck_zero")
 TAKEN = {*RESULTS, *STRUCK, "step", "layer", "segment", "rank", "fault", *SIGNALS, *SHOWN, *ENDS, *FINALS}
 TAKEN |= {*PROVENANCES}
 NAMES = {"fault.name": "fault", "optim.name": "optimizer", "detect.name": "detect", "playbook.name": "playbook"}
@@ -43,7 +43,7 @@ BEGUN = {"ids", "golden", "trials"}  # what a pack says of its trials before it 
 SEVERAL = "several"
 ZEROS = "share of the struck elements that were zero in the fault's format"
 UNFINISHED = "unfinished"
-ADDRESS = ("site", "tensor", "index", "bit", "mask", "step", "rank")
+ADDRESS = ("site", "tensor", "index", "bit", "mask", "format", "step", "rank")
 EVENT_COLUMNS = ("trial", "pack", *ADDRESS, "before", "after", "changed", "was_zero")
 
 
@@ -64,7 +64,8 @@ def open_sweep(out: Path | str) -> xr.Dataset:
     `nonfinite_step`, `masked_step` (the step after which a faulty trial was again its twin, bit for bit; both NaN where
     there is none), `strikes` and `changes` (how often the fault struck, and how often that changed something; 0 until
     the pack is complete), `struck_site`, `struck_tensor` and `struck_bit` (the address in the fault's events; "several"
-    or NaN if they differ, "" or NaN if it never fired), `struck_zero` (the share of the struck elements that were zero
+    or NaN if they differ, "" or NaN if it never fired), `struck_format` (the number format in which they are counted,
+    "" where the events do not say it), `struck_zero` (the share of the struck elements that were zero
     in the fault's number format before), `acted` and `idle_parts` (whether the mitigation acted in the trial,
     and which parts of it did not: `analysis/reading/acted.py`), and `pack`. A trial in several packs is taken from the
     complete one, else from the newest. The coordinates `provenance_step`, `provenance_site`, ..., `provenance_blamed`
@@ -78,10 +79,11 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 def fault_events(out: Path | str) -> pd.DataFrame:
     """What each fault of the sweep in `out` did, one row an event: the trial's id, its pack, and the event's fields.
 
-    Columns are at least site, tensor, index, bit, mask, step, rank, before, after and changed; `before` and `after` are
-    floats where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty trial without a
-    row never fired; of one that struck often the store keeps the first events alone, and the coordinate `strikes` of
-    `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep` does.
+    Columns are at least site, tensor, index, bit, mask, format, step, rank, before, after and changed; `before` and
+    `after` are floats where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty
+    trial without a row never fired; of one that struck often the store keeps the first events alone, and the
+    coordinate `strikes` of `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep`
+    does.
     """
     return events_of(list(read_packs(Path(out))))
 
@@ -218,6 +220,11 @@ def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
         "struck_site": ([_common(e, "site", "", SEVERAL) for e in events], str, "site that the fault struck"),
         "struck_tensor": ([_common(e, "tensor", "", SEVERAL) for e in events], str, "tensor that the fault struck"),
         "struck_bit": ([_common(e, "bit", None, None) for e in events], float, "bit that the fault struck"),
+        "struck_format": (
+            [_common(e, "format", "", SEVERAL) or "" for e in events],
+            str,
+            "number format of the bits that the fault struck",
+        ),
         "struck_zero": ([_share_of_zeros(e) for e in events], float, ZEROS),
         "pack": ([trial.pack.id for trial in trials], str, "group in the store"),
     }

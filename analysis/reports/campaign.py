@@ -13,7 +13,7 @@ import xarray as xr
 from analysis.figures.labels import labelled_sweep
 from analysis.figures.registry import Needs, Results
 from analysis.measures.judged_faults import site_labels
-from analysis.measures.outcomes import OUTCOMES, SILENT, UNJUDGED, VISIBLE
+from analysis.measures.outcomes import IDLE, OUTCOMES, SILENT, UNJUDGED, VISIBLE
 from analysis.measures.statistics import rates, studied, wilson_interval
 from analysis.pages.static_page import write_trials
 from analysis.reading.open_sweep import UNFINISHED, open_with_packs
@@ -62,7 +62,8 @@ def site_table(judged: xr.Dataset) -> pd.DataFrame:
     """One row a site and one of all: what became of the faults of a sweep with `analysis.measures.outcomes`.
 
     Columns: site; `trials`, the judged ones; for each outcome NAME its count, and as `NAME_low` and `NAME_high` the 95%
-    Wilson interval of its share; the same for `silent`, of the `watched` trials, which are those with a golden twin;
+    Wilson interval of its share; the same for `silent`, of the `watched` trials, which are those with a golden twin
+    whose fault changed something;
     `zeros`, those that struck a number that was zero in the fault's format, of the `known_zeros` of which that is
     known; how many are `idle`, `unfinished` or `unjudged`.
     """
@@ -76,14 +77,14 @@ def site_table(judged: xr.Dataset) -> pd.DataFrame:
         row: dict[str, Any] = {"site": site, "trials": int(group["trials"].iloc[0])}
         for rate in group.itertuples():
             row |= {rate.outcome: rate.count, f"{rate.outcome}_low": rate.low, f"{rate.outcome}_high": rate.high}
-        silent = int((faults["visibility"] == SILENT).sum())
-        watched = silent + int((faults["visibility"] == VISIBLE).sum())
+        seen = faults["visibility"].values[faults["fault_outcome"].values != IDLE]
+        silent = int((seen == SILENT).sum())
+        watched = silent + int((seen == VISIBLE).sum())
         low, high = wilson_interval(silent, watched)
         row |= {"silent": silent, "silent_low": float(low), "silent_high": float(high), "watched": watched}
         zeros = faults["struck_zero"].values
         row |= {"zeros": float((zeros > 0).sum()), "known_zeros": int((~np.isnan(zeros)).sum())}
-        row |= {"idle": int(faults["idle"].sum())}
-        rows.append(row | {name: int((faults["fault_outcome"] == name).sum()) for name in (UNFINISHED, UNJUDGED)})
+        rows.append(row | {name: int((faults["fault_outcome"] == name).sum()) for name in (IDLE, UNFINISHED, UNJUDGED)})
     return pd.DataFrame(rows)
 
 
@@ -98,7 +99,7 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
         ]
     pairs = zip(table["zeros"], table["known_zeros"], strict=True)
     zeros = [f"{number / known:.0%} of {known}" if known else "-" for number, known in pairs]
-    return texts.assign(zeros=zeros, idle=table["idle"])
+    return texts.assign(zeros=zeros, idle=table[IDLE])
 
 
 def _remarks(table: pd.DataFrame) -> list[str]:
@@ -106,6 +107,6 @@ def _remarks(table: pd.DataFrame) -> list[str]:
     remarks = {
         UNFINISHED: "unfinished, and not counted",
         UNJUDGED: "without a golden run to judge by, and not counted",
-        "idle": "idle: never fired, or wrote what was there",
+        IDLE: "idle: never fired, or wrote what was there, and not counted",
     }
     return [f"{count(int(whole[name]), 'fault')} {text}." for name, text in remarks.items() if whole[name]]

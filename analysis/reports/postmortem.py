@@ -350,9 +350,12 @@ def _record(sweep: xr.Dataset, trial: str, finding: Finding) -> Section:
     true = true_cause(name, kind, site)
     start = values_of(here, "fault_start", np.nan)[0]
     verdict = "the inferred one" if true == finding.cause else f"not the inferred one, {finding.cause}"
-    lines = [
-        f"Fault {label(name)} at site {site or 'none'}, from step {start:g}; strikes: {int(here['strikes'].values[0])}."
-    ]
+    strikes, changes = int(here["strikes"].values[0]), int(here["changes"].values[0])
+    lines = [f"Fault {label(name)} at site {site or 'none'}, from step {start:g}; strikes: {strikes}."]
+    if bool(here["complete"].values[0]) and not changes:
+        how = "none of them changed anything: each wrote what was there" if strikes else "it never fired"
+        lines.append(f"It is idle: {how}. So the incident is the run's own.")
+        return Section(title, [*lines, "Nothing above was told this."])
     lines.append(f"Its cause by definition: {true}, {verdict}." if true else "No cause is defined for this fault.")
     return Section(title, [*lines, "Nothing above was told this."])
 

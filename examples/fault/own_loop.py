@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from swapped_shards import SwappedShards
 
-from injectors import Armed, Facts
+from injectors import Armed, Facts, formats_of, shapes_of
 from injectors.value import Value
 
 STEPS = 30
@@ -20,7 +20,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    facts = Facts(STEPS, {name: tuple(weight.shape) for name, weight in model.named_parameters()}, seed=1)
+    weights = dict(model.named_parameters())
+    facts = Facts(STEPS, shapes_of(weights), formats={"weight": formats_of(weights)}, seed=1)
     armed = [Armed(fault, facts) for fault in FAULTS]
     for step in range(STEPS):
         events = [event for each in armed for event in each.strike("weight", step, model.named_parameters())]

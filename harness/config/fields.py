@@ -72,7 +72,7 @@ def steps_of(steps: int | None, share: float, whole: int, low: int = 0) -> int:
     return max(low, round(share * whole)) if steps is None else steps
 
 
-def choice(scope: str, default: str, help: str, *choices: str, table: str | None = None) -> Any:
+def choice(scope: str, default: str | None, help: str, *choices: str, table: str | None = None) -> Any:
     """One of a few words, or of the keys of a `table`, given as `module:NAME`."""
     options = TableKeys(table) if table else choices
     return _setting(scope, default, help, "", lambda x: x in options, options)

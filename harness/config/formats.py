@@ -22,6 +22,10 @@ class Layout:
         ends = {"mantissa": (0, self.mantissa), "exponent": (self.mantissa, top), "sign": (top, top + 1)}
         return range(*ends[name]) if name != "any" else range(self.bits)
 
+    def holds(self, other: Layout) -> bool:
+        """Whether every number of the other format is one of this."""
+        return self.exponent >= other.exponent and self.mantissa >= other.mantissa
+
 
 LAYOUTS = {
     "fp32": Layout(8, 23),
@@ -30,3 +34,6 @@ LAYOUTS = {
     "fp8_e4m3": Layout(4, 3),
     "fp8_e5m2": Layout(5, 2),
 }
+"""Those to which float32 can be rounded."""
+HELD = {"fp64": Layout(11, 52), **LAYOUTS}
+"""Those that a tensor can be held in."""

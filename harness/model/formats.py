@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.formats import LAYOUTS, Layout
+from harness.config.formats import HELD, LAYOUTS, Layout
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,22 @@ class Format(Layout):
 
 
 _TYPES = {
+    "fp64": (torch.float64, torch.int64),
     "fp32": (torch.float32, torch.int32),
     "bf16": (torch.bfloat16, torch.int16),
     "fp16": (torch.float16, torch.int16),
     "fp8_e4m3": (torch.float8_e4m3fn, torch.uint8),
     "fp8_e5m2": (torch.float8_e5m2, torch.uint8),
 }
-FORMATS = {name: Format(layout.exponent, layout.mantissa, *_TYPES[name]) for name, layout in LAYOUTS.items()}
+HELD_FORMATS = {name: Format(layout.exponent, layout.mantissa, *_TYPES[name]) for name, layout in HELD.items()}
+"""Those that a tensor can be held in."""
+FORMATS = {name: HELD_FORMATS[name] for name in LAYOUTS}
+"""Those to which float32 can be rounded."""
+FORMAT_OF = {known.dtype: name for name, known in HELD_FORMATS.items()}
 
 LARGEST_E4M3 = 464.0  # the midpoint above 448, the largest number of the format; the tie goes to 448
 
-_BY_TYPE = {known.dtype: known for known in FORMATS.values()}
-_BY_TYPE[torch.float64] = Format(11, 52, torch.float64, torch.int64)
+_BY_TYPE = {known.dtype: known for known in HELD_FORMATS.values()}
 
 
 def to_words(x: Tensor, name: str) -> Tensor:
@@ -50,7 +54,7 @@ def to_words(x: Tensor, name: str) -> Tensor:
     `x` is float64, float32, bfloat16, float16 or of the format's own type. A NaN keeps its sign and what the format has
     room for of its payload, so `from_words` of any word, in a type with more bits, gives that word again.
     """
-    return _convert(x, FORMATS[name].dtype).view(FORMATS[name].words)
+    return converted(x, HELD_FORMATS[name].dtype).view(HELD_FORMATS[name].words)
 
 
 def raw_words(x: Tensor) -> Tensor:
@@ -60,18 +64,29 @@ def raw_words(x: Tensor) -> Tensor:
 
 def from_words(words: Tensor, name: str, dtype: torch.dtype) -> Tensor:
     """The values of the integers that `to_words` gives."""
-    return _convert(words.view(FORMATS[name].dtype), dtype)
+    return converted(words.view(HELD_FORMATS[name].dtype), dtype)
 
 
 def round_to(x: Tensor, name: str) -> Tensor:
     """`x` rounded to the format, in its own type again. Which NaN a NaN becomes is not said."""
-    dtype = FORMATS[name].dtype
+    dtype = HELD_FORMATS[name].dtype
     if x.dtype == dtype:
         return x
     rounded = _nearest(x, dtype).to(x.dtype)
     if name != "fp8_e4m3":
         return rounded
     return torch.where(x.abs() > LARGEST_E4M3, torch.copysign(torch.full_like(x, math.inf), x), rounded)
+
+
+def real_view(x: Tensor) -> Tensor:
+    """The real and imaginary parts of complex numbers, [..., 2], in the same memory; other tensors as they are."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def to_measure(x: Tensor) -> Tensor:
+    """`real_view` of a tensor, in float32 where torch has no arithmetic for its type, which is of 8 bits."""
+    parts = real_view(x)
+    return parts.float() if parts.is_floating_point() and parts.element_size() == 1 else parts
 
 
 def round_to_tf32(x: Tensor) -> Tensor:
@@ -106,8 +121,8 @@ def round_scaled(x_Rxxx: Tensor, name: str) -> Tensor:
     return torch.where(usable_R.view(shape), rounded, x_Rxxx)
 
 
-def _convert(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in another type, the same on every machine.
+def converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` rounded to another type, the same on every machine.
 
     With torch alone, the bits of a NaN depend on the machine and even on its place in the tensor, and what becomes of a
     value too large for fp8_e4m3 depends on the version.

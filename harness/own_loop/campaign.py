@@ -138,7 +138,7 @@ class CampaignPlan:
             fault = chosen.started(steps).fitted(what, "activation" if what is facts.taps else "tensor")
             assert isinstance(fault, Value)
             samples = self._samples if fault.samples is None else fault.samples
-            fault = replace(fault, samples=samples)
+            fault = replace(fault, samples=samples).in_own_format(facts)
             fault.check(facts)
             population = fault.population(facts)
             if population.size < samples:

@@ -13,6 +13,7 @@ from harness.config import Trial, sections
 from harness.detectors.base import AFTER_THE_STEP, Detector
 from harness.detectors.loop_signals import RATE, is_new_rate, of_schedule
 from harness.detectors.table import DETECTORS
+from harness.model.formats import to_measure
 from harness.model.state import State
 from harness.optim.clipping import SAFE
 from harness.own_loop.places import Places
@@ -57,7 +58,7 @@ class Measures:
     @torch.no_grad()
     def before(self) -> None:
         """The update comes next."""
-        live = {name: weight.detach() for name, weight in self._places.trained.items()}
+        live = {name: to_measure(weight.detach()) for name, weight in self._places.trained.items()}
         fits = self._weights.keys() == live.keys() and all(
             kept.shape == live[name].shape and kept.dtype == live[name].dtype for name, kept in self._weights.items()
         )
@@ -70,7 +71,7 @@ class Measures:
     @torch.no_grad()
     def after(self) -> None:
         """The step is over; without an update the change is 0."""
-        live = {name: weight.detach() for name, weight in self._places.trained.items()}
+        live = {name: to_measure(weight.detach()) for name, weight in self._places.trained.items()}
         device = self._places.device
         self._now["param_norm"] = joined(list(live.values()), device)
         self._now["update_rms"] = torch.zeros((), dtype=torch.float64, device=device)
@@ -118,7 +119,10 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _norm(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)
+    wide = [to_measure(x) for x in tensors]
+    if dtype is None:  # in their own type, norms of half precision would be rounded to it
+        wide = [x.float() if x.element_size() < 4 else x for x in wide]
+    norms = torch._foreach_norm(wide, 2, dtype=dtype)
     return torch.linalg.vector_norm(torch.stack([norm.to(device, torch.float64) for norm in norms]))
 
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.config import ConfigError
+from harness.model.formats import FORMAT_OF, real_view
+from injectors.facts import formats_of, shapes_of
 
 COMPILED = "_orig_mod"  # what torch.compile puts between a module and its names
 SLOTS = {
@@ -88,8 +90,16 @@ class Places:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every weight that is trained."""
-        return {name: tuple(weight.shape) for name, weight in self.trained.items()}
+        """Of every weight that is trained and has a number format: complex ones as pairs of numbers."""
+        return shapes_of(self.trained)
+
+    @property
+    def formats(self) -> dict[str, dict[str, str]]:
+        """The number formats of weights and of what the optimizers keep, as `Facts.formats` has them."""
+        rate = self.groups[0].get("lr")
+        of_rate = FORMAT_OF.get(rate.dtype, "fp64") if isinstance(rate, Tensor) else "fp64"
+        slots = {slot: formats_of(named) for slot, named in self.slots().items()}
+        return {"weight": formats_of(self.trained), **slots, "learning_rate": {"learning_rate": of_rate}}
 
     @property
     def owned_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -117,18 +127,21 @@ class Places:
         return {name: module for name, module in inner if name and name.split(".")[-1] != COMPILED}
 
     def gradients(self, number: int | None = None) -> dict[str, Tensor]:
-        """Of each trained weight that has one; with `number`, of those of that optimizer."""
+        """Of each trained weight that has one; with `number`, of those of that optimizer. Complex ones as pairs."""
         weights = self.trained if number is None else self.of(number)
-        return {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
+        for weight in weights.values():
+            if weight.grad is not None and weight.grad.is_conj():  # a view, whose parts would be copies
+                weight.grad = weight.grad.resolve_conj()
+        return {name: real_view(weight.grad) for name, weight in weights.items() if weight.grad is not None}
 
     def slots(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
-        """What the optimizers, or one of them, keep element by element: by array and name of the weight."""
+        """What the optimizers, or one of them, keep element by element: by array and weight; complex as pairs."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, weight in (self.trained if number is None else self.of(number)).items():
             kept = self.optimizers[self._owner[name]].state.get(weight, {})
             for key, values in kept.items():
-                if isinstance(values, Tensor) and values.shape == weight.shape and values.is_floating_point():
-                    found.setdefault(SLOTS.get(key, key), {})[name] = values
+                if isinstance(values, Tensor) and values.shape == weight.shape and is_of_numbers(values):
+                    found.setdefault(SLOTS.get(key, key), {})[name] = real_view(values)
         return found
 
     def slot(self, name: str, number: int) -> dict[str, Tensor]:
@@ -138,7 +151,7 @@ class Places:
     def around_update(self, number: int) -> dict[str, Tensor]:
         """The weights of an optimizer by name, and its arrays as `moment_1:name`."""
         arrays = {f"{slot}:{name}": x for slot, named in self.slots(number).items() for name, x in named.items()}
-        return {**self.of(number), **arrays}
+        return {**{name: real_view(weight) for name, weight in self.of(number).items()}, **arrays}
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -218,8 +231,13 @@ def raw_bytes(values: Tensor) -> bytes:
 
 
 def first_tensor(values: Any) -> Tensor | None:
-    """The first floating-point tensor in what a module gives: a tensor, a sequence, a mapping, or nested ones."""
-    return next((x for x in tensors_in(values) if x.is_floating_point()), None)
+    """The first floating-point or complex tensor in what a module gives: a tensor, or nested sequences and mappings."""
+    return next(filter(is_of_numbers, tensors_in(values)), None)
+
+
+def is_of_numbers(x: Tensor) -> bool:
+    """Whether it holds real or complex numbers, and no integers."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ import yaml
 
 from harness.basics import plugins
 from harness.config import NO_FAULT, ConfigError, Problems, Trial, checked, field_types, sections, shown
+from harness.config.formats import LAYOUTS
 from harness.config.limits import MOST_STEPS
 from harness.detectors.table import DETECTORS
 from harness.guards.playbook import actions_of, refused
@@ -94,10 +95,20 @@ def _fault(given: Any) -> Chosen | None:
     if cls is None:
         allowed = ", ".join(sorted(fault_types()))
         raise ConfigError(f"fault.kind={shown(kind)}: no kind of fault; allowed: {allowed}")
+    if not {"bit", "format"} & set(fields) and plugins.conf_file("fault", str(name)) is not None:
+        preset = _from_the_top(preset)
     values = _checked("fault", cls, {**preset, **fields})
     place = {"tensor", "layer"} & set(fields)
     fault = cls(**{**values, "name": Path(name).stem, "kind": kind}).resolved()
     return Chosen(fault, not place, not {"start", "until"} & set(fields))
+
+
+def _from_the_top(preset: dict[str, Any]) -> dict[str, Any]:
+    """A preset whose bit is of fp32, as those of our GPT are, with the same bit of the exponent in any format."""
+    layout, bit = LAYOUTS["fp32"], preset.get("bit")
+    if "format" in preset or not isinstance(bit, int) or bit < layout.mantissa:
+        return preset
+    return {**preset, "bit": bit - layout.bits}
 
 
 def _preset(name: str) -> dict[str, Any]:

@@ -217,9 +217,9 @@ class Stepping:
             struck = found if targets is None else {t.tensor: found[t.tensor] for t in targets if t.tensor in found}
             if not struck:
                 continue
-            before = {name: gradient.clone() for name, gradient in struck.items()}
-            mark = one.agenda.mark(0) if one.agenda else None
             weights = self._places.trained
+            before = {name: weights[name].grad.clone() for name in struck}
+            mark = one.agenda.mark(0) if one.agenda else None
             with dense_views(struck, weights) as tensors:
                 one.visit(Visit(site, self.step, tensors, self.strikes.rank if site == Site.GRADIENT else 0))
             kept = {name: (weights[name].grad, there) for name, there in before.items()}
@@ -259,7 +259,7 @@ class Stepping:
         is_ddp = isinstance(outer, nn.parallel.DistributedDataParallel)
         if not self._is_last() if is_ddp else self._backwards + 1 < self._expected:
             return gradient
-        changed = gradient.clone()
+        changed = gradient.resolve_conj().clone()
         one.visit(Visit(Site.GRADIENT, self.step, {name: changed}, self.strikes.rank))
         return changed
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Problems, shown
+from harness.model.formats import real_view
 from harness.own_loop.places import Places
 from harness.own_loop.presets import Chosen
 from harness.own_loop.ranks import Ranks
@@ -48,7 +49,8 @@ class Fault:
     def visit(self, visit: Visit) -> None:
         assert self.agenda is not None
         with torch.no_grad():
-            self.agenda.visit(0, visit)
+            parts = {name: real_view(x) for name, x in visit.tensors.items()}
+            self.agenda.visit(0, dataclasses.replace(visit, tensors=parts))
 
 
 class Strikes:
@@ -91,12 +93,21 @@ class Strikes:
             one.fault = one.chosen.fitted(names, "module")
         else:
             one.fault = one.chosen.fitted(self._places.shapes, "tensor") if _has_tensors(one.fault) else one.fault
+            if not asked:
+                self._check_format(one)
         lacking = [name for name in asked if name in GIVEN and name not in self._known]
         if lacking == ["token_counts"] and self._places.vocabulary:
             return  # counted while batches come
         if lacking:
             why = f"needs {' and '.join(lacking)}, which nobody knows of this run"
             raise ConfigError(f"fault.kind={one.fault.kind}: {why}; allowed: attach(facts={{{lacking[0]!r}: ...}})")
+
+    def _check_format(self, one: Fault) -> None:
+        """Refuse what numbers of the model's own format do not have."""
+        facts = Facts(1, self._places.shapes, formats=self._places.formats)
+        one.fault = one.fault.in_own_format(facts)
+        if reasons := list(one.fault.wrong_format(facts)):
+            raise ConfigError(*reasons)
 
     @property
     def known(self) -> set[str]:
@@ -136,6 +147,7 @@ class Strikes:
             seed=self._seed,
             optimizer=type(places.optimizers[0]).__name__,
             precision="fp64" if places.is_double else "fp32",
+            formats=places.formats,
             has_loss_scale=has_loss_scale,
             ranks=self._ranks.size,
             shape=places.shape_key,
@@ -155,7 +167,9 @@ class Strikes:
         if "slots" in self._known or not (slots := tuple(self._places.slots())):
             return False
         assert self.facts is not None
-        self.facts = dataclasses.replace(self.facts, slots=slots)
+        self.facts = dataclasses.replace(
+            self.facts, slots=slots, formats={**self.facts.formats, **self._places.formats}
+        )
         self._known.add("slots")
         return True
 
@@ -175,9 +189,10 @@ class Strikes:
         lasts = [one.agenda.last[0] if one.agenda else None for one in self.faults]
         return all(last is None or last <= step for last in lasts)
 
-    def tapped(self, step: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """The model gives these activations, as its first pass has shown."""
-        self._tell(step + 1, taps=dict(shapes))
+    def tapped(self, step: int, shapes: Mapping[str, tuple[int, ...]], formats: Mapping[str, str]) -> None:
+        """The model gives these activations, held in these number formats, as its first pass has shown."""
+        assert self.facts is not None
+        self._tell(step + 1, taps=dict(shapes), formats={**self.facts.formats, "activation": dict(formats)})
 
     @property
     def wants_taps(self) -> bool:
@@ -207,6 +222,7 @@ class Strikes:
             fault = one.fault = one.chosen.fitted(facts.taps, "activation")
         if fault.seed is not None:
             facts = dataclasses.replace(facts, seed=fault.seed)
+        fault = one.fault = fault.in_own_format(facts)
         fault.check(facts)
         self._check_ranks(fault, injector := fault.arm(facts))
         one.agenda = Agenda([injector])

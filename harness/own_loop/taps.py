@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from harness.own_loop.places import Places, first_tensor
 from harness.own_loop.strikes import Fault, Strikes
 from harness.training.sites import Site, Visit
+from injectors.facts import formats_of, shapes_of
 
 
 class Taps:
     """Hooks on modules for one step, at those alone that are to be struck.
 
-    An activation is the first floating-point tensor that a module gives. Of a module that is called several times in a
-    step, as where gradients are accumulated, the first call is struck.
+    An activation is the first floating-point tensor that a module gives, complex numbers as pairs. Of a module that is
+    called several times in a step, as where gradients are accumulated, the first call is struck.
     """
 
     def __init__(self, places: Places, as_written: set[int], rank: int):
@@ -27,6 +28,7 @@ class Taps:
         self._places, self._as_written, self._rank = places, as_written, rank
         self._hooks = ExitStack()
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._formats: dict[str, str] = {}
         self._is_looking = False
 
     def begin(self, strikes: Strikes, step: int) -> None:
@@ -49,7 +51,7 @@ class Taps:
         self._hooks.close()
         if self._is_looking:
             self._is_looking = False
-            strikes.tapped(step, self._shapes)
+            strikes.tapped(step, self._shapes, self._formats)
 
     def close(self) -> None:
         """No hook is left."""
@@ -62,8 +64,9 @@ class Taps:
             self._hooks.callback(module.register_forward_hook(partial(self._seen, name)).remove)
 
     def _seen(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        if (x := first_tensor(output)) is not None:
-            self._shapes.setdefault(name, tuple(x.shape))
+        if (x := first_tensor(output)) is not None and name not in self._shapes:
+            self._shapes |= shapes_of({name: x.detach()})
+            self._formats |= formats_of({name: x.detach()})
 
     def _strike(
         self, site: Site, fault: Fault, step: int, name: str, done: list[bool], module: nn.Module, _: Any, output: Any

@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
 from harness.guards.playbook import ANSWERS, UNANSWERED, calls, goes_back, has_oracle, waits
+from harness.model.formats import to_measure
 from harness.own_loop.loop_state import LoopState
 from harness.own_loop.measures import Watch
 from harness.own_loop.places import Places
@@ -77,7 +78,7 @@ class Ring:
     def _is_finite(self) -> bool:
         slots = (x for named in self._places.slots().values() for x in named.values())
         with torch.no_grad():
-            sums = [x.sum(dtype=torch.float64) for x in [*self._places.owned.values(), *slots]]
+            sums = [to_measure(x).sum(dtype=torch.float64) for x in [*self._places.owned.values(), *slots]]
         return bool(torch.stack([x.to(sums[0].device) for x in sums]).isfinite().all())
 
     @property
@@ -97,7 +98,8 @@ class Ring:
 
     def _largest(self, step: int) -> float:
         tensors = self._kept[step].snapshot.tensors
-        return max(float(x.abs().max()) for name, x in tensors.items() if name in self._places.owned and x.numel())
+        owned = (to_measure(x) for name, x in tensors.items() if name in self._places.owned and x.numel())
+        return max(float(x.abs().max()) for x in owned)
 
     def put_back(self, step: int) -> None:
         """The run is as it was before this step; later snapshots are forgotten."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from harness.model.formats import FORMATS
+from harness.model.formats import FORMAT_OF
 
 OVERFLOW, ZERO_BY_ZERO, DIFFERENCE, INVALID = "overflow", "0/0", "inf - inf", "invalid"
 # New memory, which may hold anything, and constants, which may be infinite on purpose.
@@ -22,7 +22,6 @@ MADE |= {"fill", "fill_", "scalar_tensor", "lift_fresh", "masked_fill", "masked_
 OVERWRITES = {"copy_", "zero_"}  # in place, without a look at what was there
 CASTS = {"_to_copy", "copy_", "to"}
 DIVISIONS = {"div", "div_", "true_divide", "reciprocal", "reciprocal_"}
-FORMAT_OF = {known.dtype: name for name, known in FORMATS.items()} | {torch.float64: "fp64"}
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.config import Trial
+from harness.model.formats import FORMAT_OF
 from harness.training.blame import Blame, State, blame
-from harness.training.origins import FORMAT_OF, INVALID, OVERFLOW, Origin
+from harness.training.origins import INVALID, OVERFLOW, Origin
 from harness.training.pack import Pack
 from harness.training.rerun import UPDATE, Place, Readings, Rerun
 from harness.training.signals import Recorder

@@ -39,7 +39,8 @@ class Event:
     `before` and `after` are decimal for numbers, with the raw bits beside them in hexadecimal; for a whole tensor or
     batch they are SHA-256 digests of its bytes, and `index` is None. `mask` holds the bits that were to change, in
     hexadecimal, in the number format of the fault; `bit` is its number if it is a single one. `was_zero` says whether
-    the number was zero in that format before; None where that is not asked.
+    the number was zero in that format before; None where that is not asked. `format` is that number format, None for
+    whole batches and the like, and in records that are older.
     """
 
     site: str
@@ -55,6 +56,7 @@ class Event:
     rank: int = 0
     mask: str | None = None
     was_zero: bool | None = None
+    format: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "index": list(self.index) if self.index is not None else None}

@@ -241,7 +241,7 @@ class Composer:
                         checked_fields[field_name] = checked(f"fault.{field_name}", cls, field_name, value)
             problems.check()
             fault = cls(kind=preset["kind"], name=name, **checked_fields)
-            self._faults[made] = fault.resolved() if isinstance(fault, InjectableFault) else fault
+            self._faults[made] = fault.resolved().of_sweep() if isinstance(fault, InjectableFault) else fault
         return self._faults[made]
 
     def _note(self, key: str, value: Any, why_idle: str) -> None:

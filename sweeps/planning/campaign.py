@@ -102,9 +102,10 @@ def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iter
 def widest_interval(out: Path, campaigns: Sequence[Campaign], most: int) -> float:
     """The width of the widest 95% Wilson interval of a stratum's share of masked faults, over all that is judged.
 
-    `most` is how many faults of each campaign have been asked for. A stratum of which nothing is judged yet counts 1.
+    `most` is how many faults of each campaign have been asked for. A stratum of which nothing is judged yet counts 1;
+    where that is so because its faults changed nothing, the upper end of the share of those that would.
     """
-    from analysis.measures.outcomes import MASKED, OUTCOMES, outcomes_and_notes
+    from analysis.measures.outcomes import IDLE, MASKED, OUTCOMES, outcomes_and_notes
     from analysis.measures.statistics import wilson_interval
     from analysis.reading.open_sweep import open_sweep
 
@@ -112,11 +113,14 @@ def widest_interval(out: Path, campaigns: Sequence[Campaign], most: int) -> floa
     outcomes = dict(zip(sweep["trial"].values, sweep["fault_outcome"].values, strict=True))
     counts: list[list[int]] = []
     for campaign in campaigns:
-        by_stratum = {name: [0, 0] for name in strata(campaign.population, campaign.fault.stratify)}
+        by_stratum = {name: [0, 0, 0] for name in strata(campaign.population, campaign.fault.stratify)}
         for trial in campaign.trials(most):
             outcome = outcomes.get(trial.id)
             by_stratum[campaign.stratum(trial)][0] += outcome == MASKED
             by_stratum[campaign.stratum(trial)][1] += outcome in OUTCOMES
+            by_stratum[campaign.stratum(trial)][2] += outcome == IDLE
         counts += by_stratum.values()
-    low, high = wilson_interval(*np.array(counts).T)
-    return float(np.nan_to_num(high - low, nan=1.0).max())
+    masked, judged, idle = np.array(counts).T
+    low, high = wilson_interval(masked, judged)
+    widths = np.where(judged > 0, high - low, wilson_interval(0 * idle, idle)[1])
+    return float(np.nan_to_num(widths, nan=1.0).max())

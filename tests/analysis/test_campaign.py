@@ -57,9 +57,10 @@ def test_the_table_counts_every_fault_once(judged: xr.Dataset) -> None:
     whole, sites = table.iloc[-1], table.iloc[:-1]
     for name in ("trials", *OUTCOMES, "silent", "watched", "idle"):
         assert sites[name].sum() == whole[name], name
-    assert whole["trials"] == 120 == faulty.sizes["trial"] == sum(whole[name] for name in OUTCOMES)
     assert whole["idle"] == int(faulty["idle"].sum()) > 0
-    assert whole["silent"] == int((faulty["visibility"] == "silent").sum())
+    assert whole["trials"] + whole["idle"] == 120 == faulty.sizes["trial"], "none is unfinished or unjudged"
+    assert whole["trials"] == sum(whole[name] for name in OUTCOMES), "a fault that did nothing is none of the five"
+    assert whole["silent"] == int(((faulty["visibility"] == "silent") & ~faulty["idle"]).sum())
     for name in (*OUTCOMES, "silent"):
         low, high = wilson_interval(table[name], table["watched" if name == "silent" else "trials"])
         assert (table[f"{name}_low"] == low).all() and (table[f"{name}_high"] == high).all(), name
@@ -75,7 +76,7 @@ def test_the_page_holds_the_table_the_figures_and_the_notes(written) -> None:
     assert page.count("data:image/png;base64,") == 4 == page.count("<figcaption>") and "<script" not in page
     for cell in made.table.iloc[-1]:
         assert f"<td>{cell}</td>" in page
-    assert re.fullmatch(r"\d+ faults idle: never fired, or wrote what was there.", made.notes[0])
+    assert re.fullmatch(r"\d+ faults idle: never fired, or wrote what was there, and not counted.", made.notes[0])
     assert f"<li>{made.notes[0]}</li>" in page and len(made.notes) == 1
     words = " ".join(page.split("<h2>Figures")[0].split())
     assert "golden range for good" in words and "back inside the clean envelope" in words, "two measures of recovery"
@@ -123,7 +124,8 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "deviation_curves: No figure: no judged fault moved the loss of its trial." in text
     assert f"outcome_shares: {tmp_path / 'figures' / 'outcome_shares.png'}" in text
     rows = {line.split()[0]: line for line in text.splitlines()}
-    assert rows["batch"].split()[1] == "1" and rows["never"].split()[2] == "1" and rows["all"].split()[2] == "2"
+    assert rows["batch"].split()[1] == "1" and rows["never"].split()[2] == "0" and rows["all"].split()[2] == "1"
+    assert [rows[name].split()[-1] for name in ("batch", "never", "all")] == ["0", "1", "1"]
 
 
 def test_no_fault_is_judged_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

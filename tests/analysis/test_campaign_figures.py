@@ -77,8 +77,8 @@ def test_few_first_steps_are_rows_of_their_own_and_runs_of_different_length_are_
     trials = [
         synthetic.make_trial(fault=synthetic.WeightBit(start=start), seed=seed) for start in (5, 30) for seed in (0, 1)
     ]
-    synthetic.write_pack(tmp_path, synthetic.with_golden(trials))
+    synthetic.write_pack(tmp_path, synthetic.with_golden(trials), faults=synthetic.strike_events)
     assert labels(tmp_path) == ["5 (n = 2)", "30 (n = 2)"]
     longer = synthetic.make_trial(fault=synthetic.WeightBit(start=199), steps=200)
-    synthetic.write_pack(tmp_path, [longer.golden, longer])
+    synthetic.write_pack(tmp_path, [longer.golden, longer], faults=synthetic.strike_events)
     assert labels(tmp_path) == ["0 to 20% (n = 2)", "60 to 80% (n = 2)", "80 to 100% (n = 1)"]

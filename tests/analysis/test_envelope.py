@@ -11,7 +11,7 @@ import pytest
 from analysis.measures.envelope import FEWEST_TWINS, _final_sizes, recipes
 from analysis.measures.outcomes import _sizes
 from tests.analysis import synthetic
-from tests.analysis.judging import ENVELOPE_MAX, SLIGHTLY, START, STEPS, Campaign
+from tests.analysis.judging import ENVELOPE_MAX, GOLDEN, SLIGHTLY, START, STEPS, Campaign, events
 
 
 @pytest.mark.parametrize("count", [FEWEST_TWINS - 1, FEWEST_TWINS])
@@ -58,6 +58,20 @@ def test_another_bit_than_the_last_is_no_twin(campaign: Campaign) -> None:
     with pytest.warns(UserWarning, match="1 trials with fault=last_bit change another bit"):
         judged = campaign.judge()
     assert judged("envelope_max", "a") == ENVELOPE_MAX and judged("fault_outcome", "wild") == "recovered"
+
+
+def test_a_clean_run_whose_last_bit_did_not_change_measures_nothing(campaign: Campaign) -> None:
+    campaign.envelope()
+    still = dataclasses.replace(synthetic.make_trial(steps=STEPS), fault=synthetic.LastBit(start=START, seed=99))
+    campaign.add("still", still, {range(20, STEPS): 1.0})  # by what else went on, such as a loop that is not repeatable
+    campaign.fault("plain", {22: ENVELOPE_MAX})
+    changed = lambda trial: [event | {"changed": trial.id != still.id} for event in events(trial)]  # noqa: E731
+    trials = synthetic.with_golden(campaign.trials.values())
+    curve = lambda trial: campaign.curves.get(trial.id, np.full(STEPS, GOLDEN))  # noqa: E731
+    synthetic.write_pack(campaign.out, trials, curve, faults=changed)
+    with pytest.warns(UserWarning, match="1 trial with fault=last_bit changed no bit; they do not count"):
+        judged = campaign.judge()
+    assert judged("envelope_max", "plain") == ENVELOPE_MAX and judged("fault_outcome", "plain") == "masked"
 
 
 UNIT = 2.0**-10

@@ -335,7 +335,8 @@ def test_no_events_is_a_table_with_columns(tmp_path: Path) -> None:
     synthetic.write_pack(tmp_path, [synthetic.make_trial()])
     table = fault_events(tmp_path)
     assert len(table) == 0
-    fields = {"site", "tensor", "index", "bit", "mask", "step", "rank", "before", "after", "changed", "was_zero"}
+    fields = {"site", "tensor", "index", "bit", "mask", "format", "step", "rank", "before", "after", "changed"}
+    fields |= {"was_zero"}
     assert {"trial", "pack", *fields} == set(table.columns)
 
 

@@ -159,7 +159,7 @@ def test_a_golden_twin_that_became_nonfinite_is_no_ending_to_compare_with(campai
         "sooner": UNJUDGED,
         "saved": UNJUDGED,
         "bitwise": "masked",
-        "after the end": "masked",
+        "after the end": "idle",
     }
 
 
@@ -182,7 +182,7 @@ def test_idle_faults(campaign: Campaign) -> None:
     campaign.write()
     judged = campaign.judge()
     assert [judged("idle", name) for name in list(campaign.trials)[-4:]] == [True, True, False, True]
-    assert judged("fault_outcome", "never fired") == judged("fault_outcome", "wrote what was there") == "masked"
+    assert judged("fault_outcome", "never fired") == judged("fault_outcome", "wrote what was there") == "idle"
     assert judged("fault_outcome", "no event, but it acted") == "lingering"
     assert not judged.sweep["idle"].values[judged.sweep["fault"].values == "none"].any()
 
@@ -207,7 +207,7 @@ def test_unfinished_trials_and_missing_twins(campaign: Campaign) -> None:
         "unfinished": "unfinished",
         "orphan": UNJUDGED,
         "masked orphan": "masked",
-        "idle orphan": "masked",
+        "idle orphan": "idle",
         "waiting for its twin": UNJUDGED,
     }
     for name, outcome in expected.items():

@@ -42,14 +42,16 @@ def judged(tmp_path_factory: pytest.TempPathFactory):
         is_bad = trial.fault.name == "weight_bit" and trial.seed < trial.fault.bit
         return np.where(np.arange(40) < 20, 2.0, 3.0 if is_bad else 2.0)
 
-    synthetic.write_pack(out, synthetic.with_golden([*trials[:-1], *twins]), loss)
+    events = lambda trial: [event | {"bit": None} for event in synthetic.strike_events(trial)]  # noqa: E731
+    synthetic.write_pack(out, synthetic.with_golden([*trials[:-1], *twins]), loss, faults=events)
     synthetic.write_pack(out, trials[-1:], finish=False, steps_done=10)
     return outcomes(open_sweep(out))
 
 
 def test_rates_by_group(judged) -> None:
     table = rates(judged, by=["fault_bit"])
-    assert list(table.columns) == ["fault_bit", "outcome", "count", "trials", "left_out", "share", "low", "high"]
+    columns = ["fault_bit", "outcome", "count", "trials", "idle", "left_out", "share", "low", "high"]
+    assert list(table.columns) == columns
     assert table["outcome"].tolist() == list(OUTCOMES) * 4, "outcomes that did not happen too"
     lingering = table[table["outcome"] == "lingering"]
     assert lingering["fault_bit"].tolist() == [0, 1, 2, 3]
@@ -73,7 +75,7 @@ def test_rates_of_all_and_by_several(judged) -> None:
 def test_rates_judge_a_sweep_that_was_not_and_group_missing_values(judged) -> None:
     sweep = judged.drop_vars("fault_outcome")
     pd.testing.assert_frame_equal(rates(sweep, by=["fault_bit"]), rates(judged, by=["fault_bit"]))
-    assert rates(sweep, by=["struck_bit"])["struck_bit"].isna().all(), "none of them has an event"
+    assert rates(sweep, by=["struck_bit"])["struck_bit"].isna().all(), "none of them has a single bit"
     with pytest.raises(KeyError, match="nonsense"):
         rates(sweep, by=["nonsense"])
 

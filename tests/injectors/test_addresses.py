@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from functools import cache
 from itertools import islice, product
 
+import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, binomtest, chisquare
 
 from harness.config import ConfigError
 from injectors.addresses import (
@@ -378,3 +380,47 @@ def test_half_width_is_that_of_scipys_wilson_interval(hits, count):
 
 def test_half_width_of_no_samples_is_everything():
     assert half_width(0) == pytest.approx(0.5)
+
+
+# --- several number formats --------------------------------------------------------------------------------------
+
+MIXED = Population(
+    {"norm": (30,), "blocks.0.a": (20, 3), "head": (10,)},
+    {"fp32": tuple(range(32)), "bf16": tuple(range(16)), "fp64": tuple(range(64))},
+    range(4, 6),
+    formats={"norm": "fp32", "blocks.0.a": "bf16", "head": "fp64"},
+)
+
+
+@pytest.mark.parametrize("stratify", ["none", "tensor", "layer", "bit", "step"])
+@pytest.mark.parametrize("weight", ["size", "tensor"])
+def test_every_bit_of_every_format_comes_once(weight, stratify):
+    drawn = list(in_order(MIXED, 3, weight, stratify))
+    sizes = {name: math.prod(shape) for name, shape in MIXED.shapes.items()}
+    assert len(drawn) == MIXED.size == 2 * (30 * 32 + 60 * 16 + 10 * 64) == len(set(drawn))
+    for name, form in MIXED.formats.items():
+        own = [address for address in drawn if address.tensor == name]
+        assert {address.bit for address in own} == set(MIXED.bits[form]) and {address.format for address in own} == {
+            form
+        }
+        assert {address.element for address in own} == set(range(sizes[name]))
+    assert sample(MIXED, 100, 3, weight, stratify) == drawn[:100]
+
+
+def test_an_element_is_as_likely_as_any_other_whatever_its_bits():
+    """And then each of its own bits: not each bit of the memory, of which fp64 has most."""
+    shapes = {"norm": (3000,), "blocks.0.a": (60, 100), "head": (1000,)}
+    population = dataclasses.replace(MIXED, shapes=shapes, steps=range(1))
+    drawn = sample(population, 20_000, 11)
+    for name, shape in shapes.items():
+        own = [address for address in drawn if address.tensor == name]
+        share, bits = math.prod(shape) / 10_000, len(MIXED.bits[MIXED.formats[name]])
+        assert abs(len(own) / len(drawn) - share) < 4 * math.sqrt(share * (1 - share) / len(drawn))
+        of_bit = np.bincount([address.bit for address in own], minlength=bits)
+        assert len(of_bit) == bits and chisquare(of_bit).pvalue > 1e-3
+
+
+def test_a_bit_of_each_format_is_a_stratum():
+    found = strata(MIXED, "bit")
+    assert len(found) == 16 + 32 + 64 and found["bf16 14"].size == 60 * 2
+    assert all(stratum_of(part.address(0), MIXED, "bit") == name for name, part in found.items())

@@ -188,7 +188,7 @@ TAMPERED = {
     "an unknown fault": ({"fault": {"kind": "gremlin"}}, "fault.kind=gremlin: no kind of fault; allowed: "),
     "no kind": ({"fault": {}}, "fault.kind=null: no kind of fault"),
     "an unknown field": ({"fault": {"kind": "value", "colour": "red"}}, "colour"),
-    "a value out of range": ({"fault": {"kind": "value", "bit": 99}}, "fault.bit=99: out of range; allowed: >= 0"),
+    "a value out of range": ({"fault": {"kind": "value", "bit": 99}}, "fault.bit=99: out of range; allowed: >= -64"),
     "a value of the wrong type": ({"fault": {"kind": "value", "start": "soon"}}, "fault.start=soon: wrong type"),
     "an event without a place": ({"events": [{"site": "weight"}]}, "event 0: tensor, index, bit, step, before, after"),
     "an event that is none": ({"events": [3]}, "event 0: no object"),

@@ -59,7 +59,7 @@ CASES = {
         "allowed: model.base_head_dim=4, or one size",
     ),
     "odd head size": (["model.head_dim=1"], "model.head_dim=1: odd", "allowed with model.positions=rotary: an even"),
-    "bit 40, swept": ([*STRUCK, "fault.bit=3,40"], "fault.bit=40: out of range", "allowed: >= 0 and <= 31"),
+    "bit 40, swept": ([*STRUCK, "fault.bit=3,40"], "fault.bit=40: beyond fault.format=fp32", "allowed: 0 to 31"),
     "no such tensor": ([*STRUCK, "fault.tensor=block*x"], "fault.tensor=block*x: matches no", "blocks.0.attention"),
     "element beyond the tensor": (
         [*STRUCK, "fault.tensor=blocks.0.attention.query", "fault.element=256"],

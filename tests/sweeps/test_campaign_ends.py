@@ -93,6 +93,16 @@ def test_a_stratum_without_a_fault_is_not_known(tmp_path: Path) -> None:
     assert rounds(out) == [("1.000", 4), ("0.793", 8)]
 
 
+def test_faults_that_change_nothing_end_it_once_hardly_any_can_be_another(tmp_path: Path) -> None:
+    """No weight is 2 or more, so the top bit of the exponent is 0 where it is to be stuck at 0: none is masked."""
+    given = ["fault.model=stuck_at_0", "fault.bit=30", "fault.samples=60", "campaign.round=10", "campaign.width=0.2"]
+    out = sweep(tmp_path, *FLIPS, *given, "campaign.envelope=0")
+    ends = [binomtest(0, n).proportion_ci(method="wilson").high for n in (10, 20)]
+    assert rounds(out) == [(f"{end:.3f}", n) for end, n in zip(ends, (10, 20), strict=True)]
+    judged, _ = outcomes_and_notes(open_sweep(tmp_path))
+    assert Counter(judged.fault_outcome.values.tolist()) == {"": 1, "idle": 20}
+
+
 def test_faults_without_a_golden_run_to_judge_by_do_not_count(tmp_path: Path) -> None:
     """It blows up some steps after the strikes, and whatever they would have led to."""
     blown = ["optim.lr=1e4", "optim.weight_decay=0.1", "schedule.warmup=0", "fault.until=null", "fault.start=0"]

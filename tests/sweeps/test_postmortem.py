@@ -405,3 +405,15 @@ def test_provenance_is_used_where_the_dataset_has_it(sweep: xr.Dataset, told: di
     assert incident is not None
     found = diagnosed(told[trial], incident, None, provenance_of(known, trial)).finding
     assert found.cause == "number format" and "exp at logits" in found.reason
+
+
+def test_a_fault_that_did_nothing_is_not_the_cause(tmp_path: Path) -> None:
+    """The rate is far too high, and a bit is stuck at what it was."""
+    wild = ["train.steps=40", "optim.lr=1e4", "optim.clip=null", "schedule.warmup=0", "fault.start=0"]
+    idle = ["fault=weight_bit", "fault.model=stuck_at_0", "fault.bit=30"]
+    assert command.call(f"out={tmp_path / 'out'}", *command.tiny(*SIZES[1:5], *wild, *idle)).status == 0
+    sweep = analysis.open_sweep(tmp_path / "out")
+    (trial,) = sweep["trial"].values[(sweep["fault"] != "none").values & (sweep["changes"] == 0).values]
+    text = write_postmortem(tmp_path / "out", str(trial)).markdown.read_text()
+    assert "It is idle: none of them changed anything: each wrote what was there" in text
+    assert "Its cause by definition" not in text

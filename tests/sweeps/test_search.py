@@ -337,7 +337,7 @@ def test_a_plan_writes_nothing(empty: Path) -> None:
         ),
         (
             ["search=worst_fault", "fault=weight_bit", "fault.start=3", "fault.bit=interval(0,40)"],
-            "fault.bit=40: out of range; allowed: >= 0 and <= 31 or null",
+            "fault.bit=40: beyond fault.format=fp32; allowed: 0 to 31",
         ),
         (
             ["search=worst_fault", "fault=weight_bit", "fault.start=3", "fault.bit=1,2", "fault.samples=4"],
