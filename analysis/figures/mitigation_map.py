@@ -16,10 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.textpath import TextPath
 
-from analysis.figures.drawing import Drawing, short, style
+from analysis.figures.drawing import Drawing, style
 from analysis.figures.mitigation_words import NOTHING, coverage, value_words
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.mitigations import BASELINE, UNLIKE_PACKS, Comparison, Metric
+from analysis.reading.levels import word
 from harness.basics.printing import count
 
 # Red is worse, blue better; colour-blind readers can tell them apart (ColorBrewer). Darker ends would hide the numbers.
@@ -120,7 +121,7 @@ def _places(comparison: Comparison) -> list[str]:
     """What names the columns of a metric, in their order: the width, and what else the sweep varies."""
     axes = comparison.axes[1:]
     heads = comparison.table[axes].drop_duplicates().sort_values(axes)
-    return [", ".join(map(short, values)) for values in heads.itertuples(index=False)]
+    return [", ".join(map(word, values)) for values in heads.itertuples(index=False)]
 
 
 def _columns(comparison: Comparison, left: float, places: int) -> list[Columns]:

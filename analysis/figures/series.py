@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from analysis.figures.drawing import short
 from analysis.reading.acted import BASELINE
+from analysis.reading.levels import word
 
 # Neighbouring series stand the first factor apart on a log axis, so that their markers do not hide each other, and all
 # of them within the second, so that they do not reach the next width.
@@ -22,7 +22,7 @@ LETTER = 0.085  # inches: of a legend's letter at most, on average
 
 def series_of(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
     """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
-    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short).astype(str) for axis in axes[1:]]
+    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(word).astype(str) for axis in axes[1:]]
     return pd.Series([", ".join(names) for names in zip(*parts, strict=True)], index=table.index, dtype=object)
 
 

@@ -8,7 +8,7 @@ import xarray as xr
 
 from analysis.measures.outcomes import OUTCOMES
 from analysis.measures.statistics import studied
-from analysis.reading.twins import values_of
+from analysis.reading.twins import numbers_of, values_of
 
 # From harmless to worst; they differ in lightness too.
 COLOURS = dict(zip(OUTCOMES, ["#9dc3e6", "#4da88f", "#f0c75e", "#dd7442", "#6a2135"], strict=True))
@@ -31,6 +31,6 @@ def fault_table(sweep: xr.Dataset) -> pd.DataFrame:
     kept = ("trial", "steps", "deviation_max", *names)
     table = pd.DataFrame({name: faulty[name].values for name in kept}).rename(columns=names)
     table["format"] = values_of(faulty, "fault_format", "fp32")
-    table["start"] = values_of(faulty, "fault_start", 0)
+    table["start"] = numbers_of(faulty, "fault_start", 0)
     table["site"] = site_labels(faulty)
     return table[table["outcome"].isin(OUTCOMES)].reset_index(drop=True)

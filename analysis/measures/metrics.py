@@ -187,7 +187,7 @@ def lr_sensitivity(
     axes = list(over) if over is not None else swept_axes(table, ("width", "mitigation"))
     table = table.assign(row=np.arange(len(table)), who=seed_numbers(table))
     table = table[table["complete"]]
-    groups = table.groupby(axes, sort=True) if len(table) else []
+    groups = table.groupby(axes, sort=True, dropna=False) if len(table) else []
     rows = [dict(zip(axes, key, strict=True)) | _sensitivity(group, final, best) for key, group in groups]
     return pd.DataFrame(rows, columns=[*axes, *_sensitivity(table.iloc[:0], final, best)])
 

@@ -9,6 +9,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.measures.statistics import bootstrap, wilson_interval
+from analysis.reading.levels import word
 from harness.basics.printing import label
 from harness.config import NO_FAULT, Trial
 from harness.config.names import LAST_BIT
@@ -73,7 +74,7 @@ def _labels(sweep: xr.Dataset, fields: Mapping[str, str]) -> np.ndarray:
         part = settings[names == name]
         varied = part.loc[:, part.nunique(dropna=False) > 1]
         if len(varied.columns):
-            told = (", ".join(f"{key}={value}" for key, value in row.items()) for row in varied.to_dict("records"))
+            told = (", ".join(f"{key}={word(value)}" for key, value in row.items()) for row in varied.to_dict("records"))
             labels[names == name] = [label(f"{name} ({words})") for words in told]
     return labels
 

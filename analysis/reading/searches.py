@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import TrialState
 
+from analysis.reading.levels import NULL
 from harness.basics.printing import label
 from harness.config import ConfigError
 from harness.storage.records import Missing, Unreadable, read_lines, record_of
 
 JOURNAL = Path("search", "journal.jsonl")
 MOST_BYTES = 2**28
+NULL_IN_WORDS = re.compile(r"(?<==)null(?!\S)")  # among the overrides that name a cell
 ABOUT = {"kind", "cell", "objectives"}  # what a study that was made whole says of itself
 
 
@@ -118,11 +121,12 @@ def _history(study: optuna.Study, file: Path) -> History:
     ]
     directions = [direction.name.lower() for direction in study.directions]
     objectives = tuple(map(label, about.objectives))
-    return History(label(about.kind), label(about.cell), objectives, directions, pd.DataFrame(rows))
+    return History(label(about.kind), label(NULL_IN_WORDS.sub(NULL, about.cell)), objectives, directions, pd.DataFrame(rows))
 
 
 def _short(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+    """As figures show a level; null is a word of the command line here."""
+    return (NULL if value == "null" else value) if isinstance(value, str) else f"{value:.4g}"
 
 
 def front(points: pd.DataFrame, directions: Sequence[str]) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from analysis.measures.mitigations import UNLIKE_PACKS
 from analysis.pages.static_page import TRIALS_PAGE, write_trials
 from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.acted import BASELINE, idle_note
+from analysis.reading.levels import word
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reports.words import html_lines, markdown_block, markdown_text
 from harness.basics.printing import printable
@@ -201,7 +202,7 @@ def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
         numbers.append(f"{row['uncapped']:.3f}" if np.isfinite(row["uncapped"]) else "a run was lost" * is_defined)
         rates = f"{row['rates']}: {row['lowest_rate']:g} to {row['highest_rate']:g}"
         best = [f"{row['best_rate']:g}", f"{row['best_loss']:.3f}"] if is_defined else ["", ""]
-        rows.append([*(row[axis] for axis in axes), *numbers, row["seeds"], rates, *best])
+        rows.append([*(word(row[axis]) for axis in axes), *numbers, row["seeds"], rates, *best])
     return {"heading": heading, "rows": rows}
 
 
@@ -292,7 +293,7 @@ def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:
 
 
 def _place(row: pd.Series, axes: list[str]) -> str:
-    return "at " + ", ".join(f"{axis} {row[axis]}" for axis in axes)
+    return "at " + ", ".join(f"{axis} {word(row[axis])}" for axis in axes)
 
 
 def _value(row: pd.Series) -> str:
