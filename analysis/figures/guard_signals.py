@@ -78,7 +78,7 @@ def _shown_trials(sweep: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
     losses = table[is_clean if is_clean.any() else ~is_clean].groupby("lr")["final_loss"].mean()
     table = table[table["lr"] == losses.fillna(np.inf).idxmin()]
     swept = table.drop(columns=["row", *(name for name in table if str(name).startswith("fault_"))])
-    axes = metrics.swept_axes(swept, ("mitigation", "fault"))
+    axes = metrics.swept_axes(sweep, swept, ("mitigation", "fault"))
     if table["fault"].nunique() == 1:
         axes.remove("fault")
     return table.assign(series=series_of(table, axes))

@@ -29,8 +29,9 @@ def loss_against_rate(results: Results) -> Drawing:
     the baseline where every width has one, is marked if any trial comes near it, for it would squeeze all others into
     the bottom.
     """
-    table = metrics.trial_table(metrics.clean_trials(results.sweep[metrics.READ]))
-    axes = metrics.swept_axes(table, ("width", "mitigation"))
+    clean = metrics.clean_trials(results.sweep[metrics.READ])
+    table = metrics.trial_table(clean)
+    axes = metrics.swept_axes(clean, table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: series_of(t, axes[1:]))
     if table["lr"].nunique() < 2:
         return Drawing(None, f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished trials.")

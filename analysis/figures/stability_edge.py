@@ -27,8 +27,9 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     rate at which a seed did not train to the end (NaN: none), `stable` the largest one below it at which all seeds did
     (NaN: none). Rates are peak learning rates; `rates` is how many of them were tried, `seeds` the fewest at any.
     """
-    table = metrics.coordinates(metrics.clean_trials(ds[["fault"]]))
-    axes = metrics.swept_axes(table, ("width", "mitigation"))
+    clean = metrics.clean_trials(ds[["fault"]])
+    table = metrics.coordinates(clean)
+    axes = metrics.swept_axes(clean, table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)]
     rows = []
     for key, group in table.groupby(axes, sort=True, dropna=False) if len(table) else ():

@@ -10,11 +10,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.outcomes import JUDGED
 from analysis.measures.paired import Estimate, mean, paired
 from analysis.reading.finals import final_loss
 from analysis.reading.groups import split, splitting
-from analysis.reading.open_sweep import RESULTS, STRUCK
 from analysis.reading.twins import Trials, deviation_blocks
 from harness.config import NO_FAULT
 
@@ -67,16 +65,20 @@ def clean_trials(ds: xr.Dataset) -> xr.Dataset:
     return ds.isel(trial=np.flatnonzero(ds["fault"].values == NO_FAULT.name))
 
 
-def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
-    """`among`, and the further columns of the config that split its groups: other axes of the sweep.
+def swept_axes(ds: xr.Dataset, table: pd.DataFrame, among: Sequence[str]) -> list[str]:
+    """`among`, and the further fields of the config that split its groups: other axes of the sweep.
 
-    A field that follows from the others, such as the one that a mitigation sets, is none. Nor are seeds and rates.
+    `table` has rows of `coordinates(ds)`. A field that follows from the others, such as the one that a mitigation sets,
+    is no axis; nor are seeds, rates, and what became of a trial, such as the step of its first non-finite value.
     """
-    known = {*RESULTS, *STRUCK, *JUDGED, *SEEDS, *LOSSES.values(), "fault", "lr", "initial_loss", "capped_loss"}
     number = np.zeros(len(table), dtype=int)
     for column in among:
         number = split(number, table[column])
-    others = {column: table[column] for column in table.columns if column not in known and column not in among}
+    others = {
+        column: table[column]
+        for column in table.columns
+        if column in ds.coords and "path" in ds[column].attrs and column not in {*SEEDS, "fault", "lr", *among}
+    }
     return [*among, *splitting(number, others)[0]]
 
 
@@ -184,7 +186,7 @@ def lr_sensitivity(
     table = trial_table(clean, loss)
     training = table["final_loss"].fillna(np.inf).to_numpy()[:, None]
     final = training if loss == "training" else segment_losses(clean, table)
-    axes = list(over) if over is not None else swept_axes(table, ("width", "mitigation"))
+    axes = list(over) if over is not None else swept_axes(clean, table, ("width", "mitigation"))
     table = table.assign(row=np.arange(len(table)), who=seed_numbers(table))
     table = table[table["complete"]]
     groups = table.groupby(axes, sort=True, dropna=False) if len(table) else []

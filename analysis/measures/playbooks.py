@@ -74,7 +74,9 @@ def _labels(sweep: xr.Dataset, fields: Mapping[str, str]) -> np.ndarray:
         part = settings[names == name]
         varied = part.loc[:, part.nunique(dropna=False) > 1]
         if len(varied.columns):
-            told = (", ".join(f"{key}={word(value)}" for key, value in row.items()) for row in varied.to_dict("records"))
+            told = (
+                ", ".join(f"{key}={word(value)}" for key, value in row.items()) for row in varied.to_dict("records")
+            )
             labels[names == name] = [label(f"{name} ({words})") for words in told]
     return labels
 

@@ -1,14 +1,15 @@
 """The values of a field along trials as one array: null is a level, as any other value is.
 
-A field that a trial does not have, such as the bit of a trial without a fault, is NaN among numbers and "" among texts.
-A field that is null there is the word `NULL`, which no grouping drops; an array of numbers is then one of objects. Where
-a field is null in some trial, a text that reads like the word stands in quotes.
+A field that a trial does not have, such as the bit of a trial without a fault, is NaN among numbers and "" among
+texts. A field that is null there is the word `NULL`, which no grouping drops; an array of numbers is then one of
+objects. Where a field is null in some trial, a text that reads like the word stands in quotes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -78,6 +79,13 @@ def word(value: Any) -> str:
     if isinstance(value, (int, float)):
         return NOTHING if value != value else f"{value:g}"
     return str(value) or NOTHING
+
+
+def overrides(words: str | Mapping[str, Any]) -> str:
+    """Overrides of a command line, or values by key, as figures and tables show them: `optim.clip=none`."""
+    if not isinstance(words, str):
+        words = " ".join(f"{key}={value if isinstance(value, str) else f'{value:.4g}'}" for key, value in words.items())
+    return re.sub(r"(?<==)null(?!\S)", NULL, words)
 
 
 def texts(values: np.ndarray) -> np.ndarray:

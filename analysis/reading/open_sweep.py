@@ -56,8 +56,8 @@ def open_sweep(out: Path | str) -> xr.Dataset:
     for each field of the config that varies in this sweep, under its short name (`lr`, `beta2`; `data_seed` where a
     part before it in the config has that name already; a fault's always begin with it: `fault_bit`, `fault_value`),
     with its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `fault_kind`. What a trial does
-    not have, such as the bit of a trial without a fault, is NaN or "". A field that is null has the word "none" there, as
-    a level beside its numbers (`optim.clip=null,0.5`: an array of objects) or texts; `analysis.numbers` has NaN for it.
+    not have, such as the bit of a trial without a fault, is NaN or "". A field that is null has the word "none" there,
+    a level among its numbers (`optim.clip=null,0.5`: an array of objects) or texts; `analysis.numbers` has NaN for it.
 
     `final_loss`, `final_validation_loss` and its standard error [trial] are those of each trial's own last steps,
     whatever the longest trial has; `initial_validation_loss` is that before the first (`analysis/reading/finals.py`).

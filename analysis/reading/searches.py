@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,13 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import TrialState
 
-from analysis.reading.levels import NULL
+from analysis.reading.levels import overrides
 from harness.basics.printing import label
 from harness.config import ConfigError
 from harness.storage.records import Missing, Unreadable, read_lines, record_of
 
 JOURNAL = Path("search", "journal.jsonl")
 MOST_BYTES = 2**28
-NULL_IN_WORDS = re.compile(r"(?<==)null(?!\S)")  # among the overrides that name a cell
 ABOUT = {"kind", "cell", "objectives"}  # what a study that was made whole says of itself
 
 
@@ -114,19 +112,14 @@ def _history(study: optuna.Study, file: Path) -> History:
             "number": number,
             **{f"objective {place}": value for place, value in enumerate(point.values)},
             "is_good": bool(trial.user_attrs.get("breaks", trial.user_attrs.get("stable", 1.0) == 1.0)),
-            "point": label(" ".join(f"{key}={_short(value)}" for key, value in point.params.items())),
+            "point": label(overrides(point.params)),
             **{f"param {key}": value for key, value in point.params.items()},
         }
         for number, (trial, point) in enumerate(zip(told, points, strict=True), start=1)
     ]
     directions = [direction.name.lower() for direction in study.directions]
     objectives = tuple(map(label, about.objectives))
-    return History(label(about.kind), label(NULL_IN_WORDS.sub(NULL, about.cell)), objectives, directions, pd.DataFrame(rows))
-
-
-def _short(value: str | float) -> str:
-    """As figures show a level; null is a word of the command line here."""
-    return (NULL if value == "null" else value) if isinstance(value, str) else f"{value:.4g}"
+    return History(label(about.kind), label(overrides(about.cell)), objectives, directions, pd.DataFrame(rows))
 
 
 def front(points: pd.DataFrame, directions: Sequence[str]) -> pd.DataFrame:
