@@ -15,6 +15,7 @@ from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import LETTER, MOST_LETTERS, MOST_SERIES, chosen, dodged, series_of
 from analysis.measures import metrics
 from analysis.reading.acted import BASELINE
+from analysis.reading.levels import in_order, is_level
 from harness.basics.printing import count
 
 LINE = 0.21  # inches: of a legend's line
@@ -32,12 +33,15 @@ def loss_against_rate(results: Results) -> Drawing:
     clean = metrics.clean_trials(results.sweep[metrics.READ])
     table = metrics.trial_table(clean)
     axes = metrics.swept_axes(clean, table, ("width", "mitigation"))
-    table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: series_of(t, axes[1:]))
+    table = table[table["capped_loss"].notna() & (table["lr"] > 0)].assign(series=lambda t: series_of(t, axes[1:]))
     if table["lr"].nunique() < 2:
-        return Drawing(None, f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished trials.")
+        return Drawing(
+            None,
+            f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished, validated trials.",
+        )
     series, left_out = chosen(table.groupby("series")["capped_loss"].mean(), MOST_SERIES)
     table = table[table["series"].isin(series)]
-    widths = sorted(table["width"].unique())
+    widths = in_order(table["width"])
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
     lost = int(table["nonfinite_step"].notna().sum())
     start, whose = _start(table)
@@ -51,11 +55,11 @@ def loss_against_rate(results: Results) -> Drawing:
         labels = "peak learning rate", "final validation loss [nat/token]"
         panels = panels_in_grid(figure, len(widths), columns, *labels)
         for panel, width in zip(panels, widths, strict=True):
-            _draw_rates(panel, table[table["width"] == width], series)
+            _draw_rates(panel, table[is_level(table["width"], width)], series)
             if is_near_initial:
-                level = start.loc[start["width"] == width, "initial_loss"].mean()
+                level = start.loc[is_level(start["width"], width), "initial_loss"].mean()
                 panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
-            panel.set_title(f"width {width}")
+            panel.set_title("no width" if pd.isna(width) else f"width {width:g}")
         _rate_legend(figure, series, lost > 0, whose if is_near_initial else None, ncols=1 if is_long else 2)
     seeds = metrics.seed_numbers(table).nunique()
     crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"

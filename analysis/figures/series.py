@@ -60,6 +60,13 @@ def middle_width(table: pd.DataFrame) -> pd.DataFrame:
     return table if not widths else table[table["width"] == widths[(len(widths) - 1) // 2]]
 
 
+def with_widths(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows that have a width, and what the caption says on how many have none, as attached runs."""
+    has_width = table["width"].notna()
+    number = int((~has_width).sum())
+    return table[has_width], f" Not shown: {number} without a width." if number else ""
+
+
 def dodged(values: pd.Series, position: int, count: int) -> pd.Series:
     factor = min(DODGE, SPREAD ** (1 / max(1, count - 1)))
     return values * factor ** (position - (count - 1) / 2)

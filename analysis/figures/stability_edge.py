@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, chosen, mark_widths, series_of
+from analysis.figures.series import MOST_SERIES, chosen, mark_widths, series_of, with_widths
 from analysis.measures import metrics
 from harness.objectives.outcome import TRAINED
 
@@ -48,9 +48,10 @@ def stability_edge(results: Results) -> Drawing:
     The edge lies somewhere in the bar. What lies beyond the rates that were tried is an arrow at their end.
     """
     table = edge_table(results.sweep)
-    table = table[table["rates"] > 1]
+    table, without = with_widths(table[table["rates"] > 1])
     if table.empty:
-        return Drawing(None, "No figure: no width and mitigation has two learning rates among the finished trials.")
+        none = "no width and mitigation has two learning rates among the finished trials"
+        return Drawing(None, f"No figure: {'the trials have no width' if without else none}.")
     axes = list(table.columns[1 : table.columns.get_loc("stable")])
     table = table.assign(series=series_of(table, axes))
     edges = np.log(table["stable"].fillna(table["unstable"] / 2)).groupby(table["series"]).mean()
@@ -77,7 +78,7 @@ def stability_edge(results: Results) -> Drawing:
         "Markers are the largest learning rate at which every seed trained to the end, below any at which one did not; "
         f"bars reach up to the smallest rate at which one did not, so the edge lies in them. {seeds} seeds a rate, "
         f"{table['rates'].min()} to {table['rates'].max()} rates a marker. An arrow up: every rate was stable; an "
-        f"arrow down: none was.{left_out}"
+        f"arrow down: none was.{left_out}{without}"
     )
     return Drawing(figure, caption)
 

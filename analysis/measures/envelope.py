@@ -15,7 +15,7 @@ import pandas as pd
 import xarray as xr
 from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.reading.groups import splitting
+from analysis.reading.groups import is_seed, splitting
 from analysis.reading.levels import word
 from analysis.reading.twins import Trials, deviation_blocks, final_window, numbers_of
 from harness.config.names import LAST_BIT
@@ -68,8 +68,9 @@ def recipes(sweep: xr.Dataset) -> tuple[np.ndarray, list[str]]:
 
     A name holds the fields in which the recipes differ, such as `width=32, lr=0.01`; a single one is `all trials`.
     """
-    paths = {name: str(values.attrs.get("path", "fault")).split(".") for name, values in sweep.coords.items()}
-    kept = {str(name): sweep[name].values for name, path in paths.items() if path[0] != "fault" and path[-1] != "seed"}
+    paths = {name: str(values.attrs.get("path", "fault")) for name, values in sweep.coords.items()}
+    kept = {str(name): sweep[name].values for name, path in paths.items() if path.split(".")[0] != "fault"}
+    kept = {name: values for name, values in kept.items() if not is_seed(paths[name])}
     # A field that follows from the others, such as one that a mitigation sets, would only make names longer.
     fields, number = splitting(np.zeros(sweep.sizes["trial"], dtype=int), kept)
     table = pd.DataFrame({field: kept[field] for field in fields}, index=range(len(number)))

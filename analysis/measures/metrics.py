@@ -12,16 +12,16 @@ import xarray as xr
 
 from analysis.measures.paired import Estimate, mean, paired
 from analysis.reading.finals import final_loss
-from analysis.reading.groups import split, splitting
-from analysis.reading.twins import Trials, deviation_blocks
+from analysis.reading.groups import is_seed, split, splitting
+from analysis.reading.twins import Trials, blocks, deviation_blocks
 from harness.config import NO_FAULT
 
-SEEDS = ("seed", "model_seed", "data_seed")
+SEEDS = ("seed", "model_seed", "data_seed", "own_start")
 LOSSES = {"validation": "final_validation_loss", "training": "final_loss"}
 """Of which loss LR sensitivity is, and where `trial_table` has it."""
 BEST = ("seed", "mean")
 """Whose lowest loss LR sensitivity is above: each seed's own, or that at the rate at which their mean is lowest."""
-READ = ["loss", "initial_validation_loss", "final_validation_loss", "final_segment_loss"]
+READ = ["loss", "validation_loss", "initial_validation_loss", "final_validation_loss", "final_segment_loss"]
 """The variables that the tables here are made of."""
 
 
@@ -45,7 +45,8 @@ def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
     """One row a trial: every coordinate along `trial`, `initial_loss`, both final losses, and `capped_loss`.
 
     `capped_loss` is min(final loss, loss at initialisation), and the latter for a finished trial without a final loss,
-    which is how LR sensitivity counts a trial that diverged; it is NaN for an unfinished one. `loss` says of which
+    which is how LR sensitivity counts a trial that diverged; it is NaN for an unfinished one, and for one whose
+    validation loss was never measured (not `is_validated`). `loss` says of which
     final loss, one of `LOSSES`; ValueError for another.
     """
     if loss not in LOSSES:
@@ -56,8 +57,23 @@ def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
     initial = table["initial_loss"].fillna(table["initial_loss"].median())
     # A run that froze at its last step was validated after it.
     final = table[LOSSES[loss]].where(table["nonfinite_step"].isna())
-    table["capped_loss"] = np.fmin(final, initial).where(table["complete"])
+    table["is_validated"] = _is_validated(ds, table)
+    is_known = table["complete"] & (table["is_validated"] | (loss != "validation"))
+    table["capped_loss"] = np.fmin(final, initial).where(is_known)
     return table
+
+
+def _is_validated(ds: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
+    """Whether there is anything to say about a trial's validation loss, [trial]: attached runs measure none.
+
+    A run that was not finite needs none, and one whose losses are NaN in spite of that has another kind of trouble.
+    """
+    has_ended = table["final_validation_loss"].notna() | table["nonfinite_step"].notna()
+    is_known = has_ended.to_numpy() | np.isfinite(ds["initial_validation_loss"].values)
+    unknown = np.flatnonzero(~is_known)
+    for block in blocks(ds["validation_loss"], unknown):
+        is_known[block] = np.isfinite(ds["validation_loss"].isel(trial=block).values).any(axis=1)
+    return is_known
 
 
 def clean_trials(ds: xr.Dataset) -> xr.Dataset:
@@ -77,17 +93,21 @@ def swept_axes(ds: xr.Dataset, table: pd.DataFrame, among: Sequence[str]) -> lis
     others = {
         column: table[column]
         for column in table.columns
-        if column in ds.coords and "path" in ds[column].attrs and column not in {*SEEDS, "fault", "lr", *among}
+        if column in ds.coords
+        and not is_seed(ds[column].attrs.get("path", "seed"))
+        and column not in ("fault", "lr", *among)
     }
     return [*among, *splitting(number, others)[0]]
 
 
 def segment_losses(ds: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
-    """Final validation losses by segment of the held-out text, [trial, segment]; infinite for a run without one.
+    """Final validation losses by segment of the held-out text, [trial, segment]; infinite for a run without one, and
+    NaN for one that was never validated.
 
     `table` is the `trial_table` of `ds`. A store of an older version has one segment for all.
     """
     whole = table["final_validation_loss"].where(table["nonfinite_step"].isna(), np.inf).fillna(np.inf).to_numpy()
+    whole = np.where(table["is_validated"], whole, np.nan)
     losses = ds["final_segment_loss"].values.astype(float)
     losses = losses[:, np.isfinite(losses).any(axis=0)]
     return np.where(np.isinf(whole)[:, None], np.inf, losses) if losses.shape[1] else whole[:, None]
@@ -206,12 +226,12 @@ def seed_numbers(table: pd.DataFrame) -> pd.Series:
 
 def _sensitivity(group: pd.DataFrame, final: np.ndarray, best: str) -> dict[str, float]:
     grid = RateGrid.of(group, final)
-    is_defined = len(grid.seeds) > 0 and len(grid.rates) > 1
+    is_defined = len(grid.seeds) > 0 and len(grid.rates) > 1 and bool(np.isfinite(grid.initial).all())
     capped, uncapped = (
         paired(grid.sensitivity(is_capped, best), None, mean) if is_defined else Estimate()
         for is_capped in (True, False)
     )
-    losses = np.nanmean(grid.capped, axis=2).mean(axis=0) if len(grid.seeds) else np.array([])
+    losses = np.nanmean(grid.capped, axis=2).mean(axis=0) if is_defined else np.array([])
     return {
         "sensitivity": capped.value,
         "low": capped.low,

@@ -59,6 +59,13 @@ def varies(values: np.ndarray) -> bool:
     return len(pd.unique(values)) > 1
 
 
+def is_set(values: np.ndarray) -> bool:
+    """Whether some trial has the field, and is not null there."""
+    if values.dtype.kind == "U":
+        return bool((values != "").any())  # nulls alone are no texts
+    return bool((~np.isnan(numbers(values))).any())
+
+
 def numbers(values: Any) -> np.ndarray:
     """The values [n] of a numeric field as float64: NaN for null, and where a trial does not have the field."""
     values = np.array([*values], dtype=object) if isinstance(values, Sequence) else np.asarray(values)

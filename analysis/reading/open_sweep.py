@@ -21,7 +21,7 @@ import xarray as xr
 
 from analysis.reading.acted import Acting, acting
 from analysis.reading.finals import FINALS
-from analysis.reading.levels import ABSENT, column, varies
+from analysis.reading.levels import ABSENT, column, is_set, varies
 from analysis.reading.provenances import NAMES as PROVENANCES
 from analysis.reading.provenances import provenance_variables
 from analysis.reading.stored_variables import stored_variables
@@ -53,11 +53,11 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 
     Dims are `trial` (all packs, in the order they were begun), `step`, `layer` and `segment` (equal parts of the
     held-out text); a trial with fewer than the longest or deepest is padded with NaN. Along `trial` lies a coordinate
-    for each field of the config that varies in this sweep, under its short name (`lr`, `beta2`; `data_seed` where a
-    part before it in the config has that name already; a fault's always begin with it: `fault_bit`, `fault_value`),
-    with its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `fault_kind`. What a trial does
-    not have, such as the bit of a trial without a fault, is NaN or "". A field that is null has the word "none" there,
-    a level among its numbers (`optim.clip=null,0.5`: an array of objects) or texts; `analysis.numbers` has NaN for it.
+    for each field of the config that varies in this sweep, and of its faults, under its short name (`lr`, `beta2`;
+    `data_seed` where a part before it in the config has that name already; a fault's begin with it: `fault_bit`), with
+    its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `fault_kind`. What a trial does not
+    have, such as the bit of a trial without a fault, is NaN or "". A field that is null has the word "none" there, a
+    level among its numbers (`optim.clip=null,0.5`: an array of objects) or texts; `analysis.numbers` has NaN for it.
 
     `final_loss`, `final_validation_loss` and its standard error [trial] are those of each trial's own last steps,
     whatever the longest trial has; `initial_validation_loss` is that before the first (`analysis/reading/finals.py`).
@@ -288,7 +288,7 @@ def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) 
     coordinates = {}
     for path in paths:
         values = columns.get(path, nothing)
-        if path in ALWAYS or varies(values):
+        if path in ALWAYS or varies(values) or (path.startswith("fault.") and is_set(values)):
             attributes = {"path": path, "long_name": _described().get(path, path.split(".")[-1].replace("_", " "))}
             kind = float if values.dtype.kind in "ifO" else str
             coordinates[names[path]] = xr.Variable("trial", values, attributes | _units(names[path], kind))
