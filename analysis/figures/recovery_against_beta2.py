@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import legend_below
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.measures.statistics import median_interval, studied, wilson_interval
@@ -150,4 +151,4 @@ def _legend(figure: Figure, faults: Sequence[str], table: pd.DataFrame, has_dots
     }
     for label, (look, is_there) in symbols.items():
         handles += [Line2D([], [], color="0.4", linestyle="none", label=label, **look)] if is_there else []
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, handles, frameon=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import signs
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of, with_widths
 from analysis.measures import metrics
@@ -38,6 +39,8 @@ def sensitivity_against_width(results: Results) -> Drawing:
         panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
         panel.set_ylabel("LR sensitivity [nat/token]")
         figure.legend(title="mitigation", loc="outside right upper", frameon=False)
+        if marks := signs(series):
+            figure.legend(handles=marks, loc="outside lower left", frameon=False)
     seeds = int(table["seeds"].max())
     bars = f"bars are 95% intervals over {seeds} seeds and the held-out text"
     bars = bars if seeds > 1 else "one seed, so no intervals"

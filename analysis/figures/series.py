@@ -16,7 +16,6 @@ from analysis.reading.levels import word
 # of them within the second, so that they do not reach the next width.
 DODGE, SPREAD = 1.06, 1.35
 MOST_SERIES = 10  # lines of a panel that can be told apart
-MOST_LETTERS = 34  # of a name in two columns under a figure
 LETTER = 0.085  # inches: of a legend's letter at most, on average
 
 

@@ -11,13 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import MOST_SERIES, chosen, mark_widths, series_of, with_widths
 from analysis.measures import metrics
 from harness.objectives.outcome import TRAINED
 
 APART = 1.05  # the factor between neighbouring lines on the axis of widths
-MOST_LETTERS = 24  # of names in two columns under a figure
 
 
 def edge_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -57,7 +57,7 @@ def stability_edge(results: Results) -> Drawing:
     edges = np.log(table["stable"].fillna(table["unstable"] / 2)).groupby(table["series"]).mean()
     shown, left_out = chosen(-edges, MOST_SERIES, "lower rates")
     widths = sorted(table["width"].unique())
-    with page(max(6.4, 0.9 * len(widths) + 4), 4.6 + 0.13 * len(shown)) as figure:
+    with page(max(6.4, 0.9 * len(widths) + 4), 4.9 + 0.13 * len(shown)) as figure:
         panel = figure.subplots()
         for position, (name, look) in enumerate(looks(shown).items()):
             line = table[table["series"] == name]
@@ -69,8 +69,8 @@ def stability_edge(results: Results) -> Drawing:
         handles = [
             Line2D([], [], **look, linewidth=1.6, label=f"mitigation: {name}") for name, look in looks(shown).items()
         ]
-        columns = 2 if max(map(len, shown)) < MOST_LETTERS else 1
-        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        handles += [*_symbols(table[table["series"].isin(shown)]), *signs(shown)]
+        legend_below(figure, handles)
         panel.set_title("Edge of stability")
     fewest, most = table["seeds"].min(), table["seeds"].max()
     seeds = fewest if fewest == most else f"{fewest} to {most}"
@@ -81,6 +81,17 @@ def stability_edge(results: Results) -> Drawing:
         f"arrow down: none was.{left_out}{without}"
     )
     return Drawing(figure, caption)
+
+
+def _symbols(table: pd.DataFrame) -> list[Line2D]:
+    """Entries of the legend for what is drawn of some edges: bars and arrows."""
+    has_stable, has_end = table["stable"].notna(), table["unstable"].notna()
+    symbols = {
+        "bar: up to the smallest unstable rate": has_stable & has_end,
+        "↑ stable at every rate": has_stable & ~has_end,
+        "↓ stable at no rate": ~has_stable,
+    }
+    return [Line2D([], [], linestyle="none", label=words) for words, is_so in symbols.items() if is_so.any()]
 
 
 def _draw(panel: Axes, line: pd.DataFrame, look: dict[str, Any]) -> None:

@@ -19,11 +19,11 @@ FLIPS = {"name": "bit_flip", "tensor": "0.weight", "start": 4, "until": 8}
 
 
 class Regression:
-    """A loop that knows nothing of the harness: noise is fitted by two layers, of which `frozen` learns nothing."""
+    """A loop that knows nothing of the harness: two linear layers fit a sum, and the second learns nothing."""
 
     def __init__(self, seed: int = 0, scale: float = 1.0, lr: float = 0.3):
         torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Identity(), nn.Linear(8, 1))
         groups = [{"params": self.model[0].parameters()}, {"params": self.model[2].parameters(), "lr": 0.0}]
         self.optimizer = torch.optim.SGD(groups, lr=lr)
         self.scale = scale

@@ -54,13 +54,13 @@ class Ended:
 
 def typed(words: list[str]) -> Ended:
     """The command in this process; an exception fails the test, and so does a warning of a library."""
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)
-            try:
-                status = run(words)
-            except SystemExit as stop:
-                status = stop.code
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        try:
+            status = run(words)
+        except SystemExit as stop:
+            status = stop.code
     return Ended(int(status or 0), out.getvalue(), err.getvalue().splitlines())
 
 
