@@ -124,7 +124,8 @@ def draw_legend(figure: Figure, panel: Axes, entries: list[Entry], top: float) -
 
 def _draw_entry(panel: Axes, entry: Entry, left: float, top: float) -> None:
     panel.add_patch(Rectangle((left, top), SAMPLE, 0.8 * LINE, **entry.cell))
-    middle, look = top + 0.4 * LINE, {"va": "center", "zorder": 3}
+    middle = top + 0.4 * LINE
+    look: dict[str, Any] = {"va": "center", "zorder": 3}
     text = panel.text(left + SAMPLE / 2, middle, entry.sample, ha="center", size=8, weight=entry.weight, **look)
     text.set_color(entry.colour)
     panel.text(left + SAMPLE + 0.1, middle, entry.words, ha="left", size=9, **look)
