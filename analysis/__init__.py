@@ -14,6 +14,7 @@ from analysis.measures.outcomes import outcomes
 from analysis.measures.provenance import named, provenance
 from analysis.measures.statistics import rates
 from analysis.measures.symptoms import symptoms
+from analysis.reading.levels import numbers
 from analysis.reading.open_sweep import fault_events, open_sweep, part_acts
 from analysis.reading.weights import load_weights, to_gpt2
 from analysis.reports.postmortem import write_postmortem
@@ -26,6 +27,7 @@ __all__ = [
     "incidents",
     "load_weights",
     "named",
+    "numbers",
     "open_sweep",
     "outcomes",
     "part_acts",

@@ -143,7 +143,7 @@ def _detectors(out: Path, chosen: Sequence[str]) -> None:
     names, constants = _chosen(chosen)
     sweep = open_sweep(out)
     table = scored(sweep, names or measured(sweep), constants)
-    say(*table.to_string(index=False, float_format="{:.3g}".format).split("\n"))
+    say(*table.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
     say("Recall in shares of incidents, latency in steps, false alarms per 1,000 clean steps; 95% Wilson intervals.")
 
 
@@ -165,18 +165,18 @@ def _provenance(out: Path, trial: str | None) -> None:
     words = table[[*shown, "blamed", "blamed_index", "evidence"]].astype(object)
     say(*words.where(words.notna(), "").to_string(index=False).split("\n"))
     say("How often the blamed tensor is the struck one, in shares with 95% Wilson intervals:")
-    say(*named(sweep).to_string(index=False, float_format="{:.3g}".format).split("\n"))
+    say(*named(sweep).to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
 
 
 def _figure(name: str, out: Path, file: Path) -> None:
     results, figure = Results.open(out), figures(*Needs)[name]
     drawing = figure(results)
-    if figure.needs == Needs.OUTCOMES:
-        say(*(f"note: {note}" for note in results.notes), file=sys.stderr)
     if drawing.figure is None:
         raise ConfigError(f"figure {name}: {drawing.caption}")
     if file.suffix not in PICTURES:
         raise ConfigError(f"{file}: unknown kind of file; allowed: {', '.join(PICTURES)}")
+    if figure.needs == Needs.OUTCOMES:
+        say(*(f"note: {note}" for note in results.notes), file=sys.stderr)
     # The same results give the same file, byte for byte.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)

@@ -25,6 +25,7 @@ from harness.storage.results_folder import ResultsPath
 
 COST = "cost.per_hour=NUMBER, cost.currency=NAME"
 PICTURE = "causes.png"
+NOT_TIMED = "in time and money not known: the time of some step was not measured"
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,11 @@ def _incidents(options: argparse.Namespace) -> None:
         say("No incident: no symptom, no alarm, and no law of the arithmetic was broken.")
         return
     shown = table.drop(columns=["loss_before", "loss_after", "tokens"])
-    say(*shown.to_string(index=False, float_format="{:.3g}".format).split("\n"))
-    say(f"{len(table)} incidents of {table['trial'].nunique()} trials; cost: {table['steps'].sum()} steps, "
-        f"{table['seconds'].sum():.3g} s, {table['money'].sum():.4g} {cost.currency}".rstrip() + ".")  # fmt: skip
+    say(*shown.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
+    counted = f"{count(len(table), 'incident')} of {count(table['trial'].nunique(), 'trial')}"
+    seconds, money = (table[name].sum(skipna=False) for name in ("seconds", "money"))
+    spent = f"{seconds:.3g} s, {money:.4g} {cost.currency}".rstrip() if seconds == seconds else NOT_TIMED
+    say(f"{counted}; cost: {count(table['steps'].sum(), 'step')}, {spent}.")
 
 
 def _postmortem(options: argparse.Namespace) -> None:
@@ -95,7 +98,8 @@ def _causes(options: argparse.Namespace) -> None:
     say(f"Right: {right} of {total} = {right / total:.1%} [{low:.1%}, {high:.1%}], 95% Wilson interval.")
     for row in found.types.itertuples():
         interval = f"[{row.low:.1%}, {row.high:.1%}]"
-        say(f"Type {row.type}: {row.count} of {row.incidents} = {row.share:.1%} {interval}")
+        share = f" = {row.share:.1%} {interval}" if row.incidents else ""
+        say(f"Type {row.type}: {row.count} of {row.incidents}{share}")
     if found.left_out:
         say(f"Left out, because no cause is defined for them: {count(found.left_out, 'fault')}.")
     say("Counted: finished faults that loss, gradient norm or a non-finite value shows, against golden twins.")

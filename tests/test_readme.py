@@ -125,9 +125,20 @@ def test_every_line_of_the_readme_is_run_here() -> None:
     assert {line.split()[0] for line in others} == {"make"}
 
 
-def test_the_six_lines_of_python_open_a_quickstart(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+GRIDS = {
+    "one seed": ["model.width=32,64", "optim.lr=1e-3,1e-2"],
+    "two seeds": ["model.width=32,64", "optim.lr=1e-3,1e-2", "seed=range(2)"],
+    "one of everything, two seeds": ["model.width=32", "optim.lr=1e-3", "mitigation=none", "seed=range(2)"],
+    "a rate at which all are lost": ["model.width=32", "optim.lr=1e-3,1e30", "seed=range(2)"],
+}
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_six_lines_of_python_open_a_quickstart(
+    home: Path, capsys: pytest.CaptureFixture[str], grid: list[str]
+) -> None:
     line = "stability-harness sweep study=quickstart"
-    command(line, home, capsys, *QUICK, "model.width=32,64", "optim.lr=1e-3,1e-2")
+    command(line, home, capsys, *QUICK, *grid)
     code, *_ = [text for kind, text in BLOCKS if kind == "python"]
     assert len([line for line in code.splitlines() if line.strip()]) == 6
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}

@@ -21,6 +21,7 @@ from analysis.export.selection import chosen_signals, selected
 from analysis.measures.incidents import all_incidents
 from analysis.reading.finals import FINALS
 from analysis.reading.incident_log import Logged
+from analysis.reading.levels import parameter
 from analysis.reading.open_sweep import events_of
 from harness.basics.printing import label
 from harness.storage.results_folder import ResultsPath
@@ -136,6 +137,8 @@ class Source:
         finals = {name: sweep[name].values.tolist() for name in FINALS}
         strikes = {str(trial): group for trial, group in self.events.groupby("trial", sort=False)}
         rows = {id: {trial: row for row, trial in enumerate(pack.attributes["ids"])} for id, pack in self.packs.items()}
+        configs = [config for pack in self.packs.values() for config in pack.attributes["trials"]]
+        nulls = {path for config in configs for path, value in _flat(config) if value is None}
         found = []
         for number, trial in enumerate(columns["trial"]):
             facts = {name: column[number] for name, column in columns.items()}
@@ -153,7 +156,7 @@ class Source:
                     facts["complete"],
                     pack.attributes["steps_done"],
                     _seconds(pack.attributes["created"]) + rows[pack.id][trial] / 1000,
-                    {key(path): value for path, value in _flat(config)},
+                    {key(path): parameter(value, path in nulls) for path, value in _flat(config)},
                     tags,
                     {name: column[number] for name, column in finals.items() if not np.isnan(column[number])},
                     sorted(events, key=lambda event: event.step) if facts["complete"] else [],

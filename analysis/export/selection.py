@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from analysis.reading.levels import NULL, in_order, is_level, numbers
 from harness.basics.printing import label, printable
 from harness.config import ConfigError
 
@@ -63,11 +64,15 @@ def _equal(column: np.ndarray, value: str) -> np.ndarray:
         except ValueError:
             return np.zeros(len(column), bool)
         return np.isnan(column) if np.isnan(number) else column == number
-    return np.array([value in (item, printable(item)) for item in column.tolist()], bool)
+    if column.dtype.kind == "O":
+        found = is_level(column, NULL) if value in (NULL, "null") else _equal(numbers(column), value)
+        return found & is_level(column, np.nan) if value == "nan" else found
+    is_null = (column == NULL) & (value == "null")  # as it stands on a command line of a sweep
+    return is_null | np.array([value in (item, printable(item)) for item in column.tolist()], bool)
 
 
 def _values(column: np.ndarray) -> str:
     """What there is, in words."""
-    values = [label(str(value)) or '""' for value in np.unique(column).tolist()]
+    values = [label("nan" if value != value else str(value)) or '""' for value in in_order(column)]
     more = f" and {len(values) - MOST_SHOWN} more" if len(values) > MOST_SHOWN else ""
     return ", ".join(values[:MOST_SHOWN]) + more if values else "nothing, because there are no trials yet"

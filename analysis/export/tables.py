@@ -9,6 +9,7 @@ import pandas as pd
 
 from analysis.export.names import cell
 from analysis.export.runs import Source
+from analysis.reading.levels import texts
 
 CURVES = ("trial", "signal", "step", "value")
 EVENTS = ("trial", "kind", "step", "title", "detail")
@@ -48,4 +49,7 @@ def events(source: Source) -> pd.DataFrame:
 
 
 def _cells(values: np.ndarray) -> np.ndarray:
-    return values if values.dtype.kind in "biuf" else np.array([cell(str(value)) for value in values], dtype=object)
+    if values.dtype.kind in "biuf":
+        return values
+    values = texts(values) if values.dtype.kind == "O" else values
+    return np.array([cell(str(value)) for value in values], dtype=object)

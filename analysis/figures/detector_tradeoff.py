@@ -25,7 +25,9 @@ def detector_tradeoff(results: Results) -> Drawing:
         return Drawing(None, "No figure: it wants faults that move the final loss, and golden runs that trained.")
     names = measured(results.sweep)
     table = tradeoff(watched(results.sweep, names).load(), incidents, names)
-    steps = int(table["clean_steps"].iloc[0])
+    steps = int(table["clean_steps"].max()) if len(table) else 0
+    if not steps:
+        return Drawing(None, "No figure: it wants a detector whose signals are there, and steps of golden runs.")
     order = table[table["factor"] == 1].sort_values("recall", ascending=False)["detector"]
     look = looks(list(order))
     with page(9.5, 6, "Recall against false alarms") as figure:

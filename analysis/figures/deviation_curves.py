@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.figures.drawing import CROSS, Drawing, page, panels_in_grid
+from analysis.figures.legends import legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.envelope import Envelope
 from analysis.measures.judged_faults import COLOURS, fault_table
@@ -61,7 +62,8 @@ def deviation_curves(results: Results) -> Drawing:
             panel.set_title(f"{envelope.names[recipe]}\n{len(drawn[recipe])} of {total}", fontsize="medium")
         longest = int((table["steps"] - table["start"])[table["recipe"].isin(shown)].max())
         has_envelope = _draw_envelopes(panels, envelope, shown, longest, ceiling)
-        _legend(figure, table[table["recipe"].isin(shown)], has_envelope, columns)
+        names = [envelope.names[recipe] for recipe in shown]
+        _legend(figure, table[table["recipe"].isin(shown)], names, has_envelope, columns)
     caption = (
         "Size of the difference of training loss between a faulty trial and its golden twin, against the steps since "
         "the strike, for faults that moved the loss; steps with equal losses are gaps. Lines are a sample: of every "
@@ -134,7 +136,8 @@ def _draw_envelopes(
     return has_any
 
 
-def _legend(figure: Figure, table: pd.DataFrame, has_envelope: bool, columns: int) -> None:
+def _legend(figure: Figure, table: pd.DataFrame, names: Sequence[str], has_envelope: bool, columns: int) -> None:
+    """`names` are those over the panels."""
     present = [outcome for outcome in OUTCOMES if (table["outcome"] == outcome).any()]
     handles: list[Artist] = [Line2D([], [], color=COLOURS[name], linewidth=2, label=name) for name in present]
     if NON_FINITE in present:
@@ -144,4 +147,5 @@ def _legend(figure: Figure, table: pd.DataFrame, has_envelope: bool, columns: in
         handles.append(Line2D([], [], color="0.3", linestyle="--", linewidth=1.2, label="envelope of the final loss"))
     else:
         handles.append(Line2D([], [], linestyle="none", label="no clean envelope"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns, frameon=False)
+    handles += signs(names)
+    legend_below(figure, handles, most=2 * columns, frameon=False)

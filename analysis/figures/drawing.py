@@ -82,8 +82,3 @@ def panels_in_grid(figure: Figure, number: int, columns: int, xlabel: str, ylabe
     for panel in panels[number:]:
         panel.set_axis_off()
     return panels[:number]
-
-
-def short(value: Any) -> str:
-    """A value of the config as a label."""
-    return f"{value:g}" if isinstance(value, (int, float)) else str(value)

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import Drawing, page
+from analysis.figures.legends import legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import chosen, middle_width
 from analysis.figures.strikes import mark_strikes, strike_patch, strikes
@@ -57,13 +58,14 @@ def faulty_against_golden(results: Results) -> Drawing:
                 _draw_twins(pair, ds, representative(trials), title, events)
             panels[2 * row, 0].set_ylabel("training loss\n[nat/token]")
             panels[2 * row + 1, 0].set_ylabel("faulty - golden\n[nat/token]")
-        handles = {
-            "golden": Line2D([], [], color=GOLDEN, linewidth=1.6),
-            "faulty": Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--"),
-            "strike": strike_patch(),
-            "last finite loss before the trial became non-finite": Line2D([], [], **END, linestyle="none"),
-        }
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
+        lost = "last finite loss before the trial became non-finite"
+        handles = [
+            Line2D([], [], color=GOLDEN, linewidth=1.6, label="golden"),
+            Line2D([], [], color=FAULTY, linewidth=1.4, linestyle="--", label="faulty"),
+            strike_patch(),
+            Line2D([], [], **END, linestyle="none", label=lost),
+        ]
+        legend_below(figure, [*handles, *signs(mitigations)], most=4, frameon=False)
     return Drawing(
         figure,
         "Training loss of a faulty trial and of its golden twin, which is the same trial without the fault, and below "

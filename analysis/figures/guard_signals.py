@@ -15,10 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import LINE, legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_LETTERS, MOST_SERIES, chosen, middle_width, series_of
+from analysis.figures.series import MOST_SERIES, chosen, middle_width, series_of
 from analysis.figures.strikes import mark_strikes, strike_patch, strikes
 from analysis.measures import metrics
+from analysis.reading.levels import word
 from analysis.reading.twins import BLOCK_BYTES, blocks
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT
@@ -45,8 +47,7 @@ def guard_signals(results: Results) -> Drawing:
     parts = {name: table[table["series"] == name] for name in series}
     spans = {span for part in parts.values() for span in _common_strikes(part, results.events)}
     columns, rows = min(2, len(names)), math.ceil(len(names) / 2)
-    legend_columns = 1 if max(map(len, series)) > MOST_LETTERS else 2
-    height = 3.4 * rows + 0.8 + 0.22 * math.ceil((len(series) + 1) / legend_columns)
+    height = 3.4 * rows + 0.8 + LINE * math.ceil((len(series) + 2) / 2)
     with page(max(7, 5.2 * columns), height, "Signals of guards") as figure:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
         for panel, name in zip(panels, names, strict=False):
@@ -55,13 +56,17 @@ def guard_signals(results: Results) -> Drawing:
         for panel in panels[len(names) :]:
             panel.set_axis_off()
         handles: list[Artist] = [Line2D([], [], **_look(name, parts), label=f"mitigation: {name}") for name in series]
-        handles += [strike_patch(STRIKE)] if spans else []
-        figure.legend(handles=handles, loc="outside lower center", ncols=legend_columns, frameon=False)
-    caption = (
-        f"What guards showed of {count(len(table), 'trial')} of width {table['width'].iloc[0]} at learning rate "
-        f"{table['lr'].iloc[0]:g}: at each step the median over seeds, a line a mitigation and fault.{left_out}"
-    )
-    return Drawing(figure, caption)
+        handles += [*([strike_patch(STRIKE)] if spans else []), *signs(series)]
+        legend_below(figure, handles, frameon=False)
+    trials = f"{count(len(table), 'trial')}{_where(table)}"
+    caption = f"What guards showed of {trials}: at each step the median over seeds, a line a mitigation and fault."
+    return Drawing(figure, caption + left_out)
+
+
+def _where(table: pd.DataFrame) -> str:
+    """The width and the rate of the trials that are shown, as far as they have them."""
+    named = {"of width": table["width"].iloc[0], "at learning rate": table["lr"].iloc[0]}
+    return "".join(f" {words} {word(value)}" for words, value in named.items() if not pd.isna(value))
 
 
 def _shown_trials(sweep: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
@@ -76,9 +81,9 @@ def _shown_trials(sweep: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
     table = middle_width(metrics.trial_table(sweep[metrics.READ].isel(trial=rows)).assign(row=rows))
     is_clean = table["fault"] == NO_FAULT.name
     losses = table[is_clean if is_clean.any() else ~is_clean].groupby("lr")["final_loss"].mean()
-    table = table[table["lr"] == losses.fillna(np.inf).idxmin()]
+    table = table[table["lr"] == losses.fillna(np.inf).idxmin()] if len(losses) else table
     swept = table.drop(columns=["row", *(name for name in table if str(name).startswith("fault_"))])
-    axes = metrics.swept_axes(swept, ("mitigation", "fault"))
+    axes = metrics.swept_axes(sweep, swept, ("mitigation", "fault"))
     if table["fault"].nunique() == 1:
         axes.remove("fault")
     return table.assign(series=series_of(table, axes))

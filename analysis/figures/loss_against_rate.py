@@ -7,17 +7,16 @@ from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import CROSS, Drawing, looks, page, panels_in_grid
+from analysis.figures.legends import LINE, legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import LETTER, MOST_LETTERS, MOST_SERIES, chosen, dodged, series_of
+from analysis.figures.series import MOST_SERIES, chosen, dodged, series_of
 from analysis.measures import metrics
 from analysis.reading.acted import BASELINE
+from analysis.reading.levels import in_order, is_level
 from harness.basics.printing import count
-
-LINE = 0.21  # inches: of a legend's line
 
 
 @drawn_from(Needs.SWEEP, place=1, points="x=lr&y=final_validation_loss&colour=mitigation")
@@ -29,33 +28,35 @@ def loss_against_rate(results: Results) -> Drawing:
     the baseline where every width has one, is marked if any trial comes near it, for it would squeeze all others into
     the bottom.
     """
-    table = metrics.trial_table(metrics.clean_trials(results.sweep[metrics.READ]))
-    axes = metrics.swept_axes(table, ("width", "mitigation"))
-    table = table[table["complete"] & (table["lr"] > 0)].assign(series=lambda t: series_of(t, axes[1:]))
+    clean = metrics.clean_trials(results.sweep[metrics.READ])
+    table = metrics.trial_table(clean)
+    axes = metrics.swept_axes(clean, table, ("width", "mitigation"))
+    table = table[table["capped_loss"].notna() & (table["lr"] > 0)].assign(series=lambda t: series_of(t, axes[1:]))
     if table["lr"].nunique() < 2:
-        return Drawing(None, f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished trials.")
+        return Drawing(
+            None,
+            f"No figure: {count(table['lr'].nunique(), 'learning rate')} among the finished, validated trials.",
+        )
     series, left_out = chosen(table.groupby("series")["capped_loss"].mean(), MOST_SERIES)
     table = table[table["series"].isin(series)]
-    widths = sorted(table["width"].unique())
+    widths = in_order(table["width"])
     columns = len(widths) if len(widths) <= 3 else math.ceil(math.sqrt(len(widths)))
     lost = int(table["nonfinite_step"].notna().sum())
     start, whose = _start(table)
     middle = (table["capped_loss"].min() + start["initial_loss"].mean()) / 2
     is_near_initial = lost > 0 or table["capped_loss"].max() > middle
-    longest = max(map(len, series))
-    is_long = longest > MOST_LETTERS
-    row = 2 + LETTER * longest if is_long else 2 * (1.5 + LETTER * longest)
-    height = 3.4 * math.ceil(len(widths) / columns) + 1.2 + (LINE * len(series) if is_long else 0)
-    with page(max(3.9 * columns + 0.6, row), height, "Final loss against learning rate") as figure:
+    handles = _handles(series, lost > 0, whose if is_near_initial else None)
+    height = 3.4 * math.ceil(len(widths) / columns) + 0.7 + LINE * math.ceil(len(handles) / 2)
+    with page(3.9 * columns + 0.6, height, "Final loss against learning rate") as figure:
         labels = "peak learning rate", "final validation loss [nat/token]"
         panels = panels_in_grid(figure, len(widths), columns, *labels)
         for panel, width in zip(panels, widths, strict=True):
-            _draw_rates(panel, table[table["width"] == width], series)
+            _draw_rates(panel, table[is_level(table["width"], width)], series)
             if is_near_initial:
-                level = start.loc[start["width"] == width, "initial_loss"].mean()
+                level = start.loc[is_level(start["width"], width), "initial_loss"].mean()
                 panel.axhline(level, color="0.4", linestyle=":", linewidth=1.4, zorder=1)
-            panel.set_title(f"width {width}")
-        _rate_legend(figure, series, lost > 0, whose if is_near_initial else None, ncols=1 if is_long else 2)
+            panel.set_title("no width" if pd.isna(width) else f"width {width:g}")
+        legend_below(figure, handles, frameon=False)
     seeds = metrics.seed_numbers(table).nunique()
     crosses = f"crosses are the {count(lost, 'trial')} that became non-finite" if lost else "none became non-finite"
     caption = (
@@ -88,8 +89,8 @@ def _draw_rates(panel: Axes, table: pd.DataFrame, series: Sequence[str]) -> None
         panel.scatter(lost["lr"], lost["capped_loss"], **look | {"marker": "x"}, s=55, zorder=4, linewidth=1.8)
 
 
-def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, initial: str | None, ncols: int) -> None:
-    """`initial`: whose loss at initialisation is marked; None: it is not."""
+def _handles(series: Sequence[str], has_crosses: bool, initial: str | None) -> list[Line2D]:
+    """Of the legend. `initial`: whose loss at initialisation is marked; None: it is not."""
     handles = [
         Line2D([], [], **look, linewidth=1.8, markersize=4, label=f"mitigation: {name}")
         for name, look in looks(series).items()
@@ -100,4 +101,4 @@ def _rate_legend(figure: Figure, series: Sequence[str], has_crosses: bool, initi
     if initial is not None:
         name = f"loss at initialisation{initial}"
         handles.append(Line2D([], [], color="0.4", linestyle=":", linewidth=1.4, label=name))
-    figure.legend(handles=handles, loc="outside lower center", ncols=ncols, frameon=False)
+    return handles + signs(series)

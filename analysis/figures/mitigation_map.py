@@ -6,30 +6,38 @@ import textwrap
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-import matplotlib
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
-from matplotlib.textpath import TextPath
+from matplotlib.patches import Rectangle
 
-from analysis.figures.drawing import Drawing, short, style
+from analysis.figures.drawing import Drawing, style
+from analysis.figures.mitigation_legend import (
+    BASELINE_EDGE,
+    CELL_EDGE,
+    COLOURS,
+    MARGIN,
+    MISSING,
+    TOLD,
+    UNTOLD,
+    Entry,
+    draw_legend,
+    entries_of,
+    legend_size,
+    pale,
+    text_width,
+)
 from analysis.figures.mitigation_words import NOTHING, coverage, value_words
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.mitigations import BASELINE, UNLIKE_PACKS, Comparison, Metric
+from analysis.reading.levels import word
 from harness.basics.printing import count
 
-# Red is worse, blue better; colour-blind readers can tell them apart (ColorBrewer). Darker ends would hide the numbers.
-COLOURS = ListedColormap(colormaps["RdBu"](np.linspace(0.07, 0.93, 257)))
-PALE = 0.3  # of its colour has a cell whose change may be none
 TYPICAL = 0.75  # quantile of the changes that has the full colour; a single outlier would leave no colour to the others
 RATIOS = (1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 30, 100, 1000, 10_000)
-# Inches: a cell, a row, between two metrics, the narrowest metric; heading, places, legend, margin; a heading's letter.
+# Inches: a cell, a row, between two metrics, the narrowest metric; heading, places, above the legend; a letter.
 CELL, ROW, GAP, NARROWEST = 0.6, 0.235, 0.14, 1.15
-HEADING, PLACE, LEGEND, MARGIN, LETTER = 1.2, 0.25, 1.05, 0.15, 0.075
+HEADING, PLACE, ABOVE, LETTER = 1.2, 0.25, 0.3, 0.075
 MOST_PLACES, MOST_NAMES = 6, 150  # columns of a metric, and rows, of a map that can be read and saved
 WIDEST, SMALLEST = 2.8, 8.0  # inches: of a name that is not cut short; a figure in which the legend has room
 
@@ -65,9 +73,12 @@ def mitigation_map(results: Results) -> Drawing:
     (corner, *labels), widths = zip(*map(_shortened, [", ".join(comparison.axes[1:]), *names]), strict=True)
     left = max(1.0, MARGIN + 0.08 + max(widths))
     columns = _columns(comparison, left, len(places))
-    top = HEADING + (PLACE if len(comparison.axes) == 2 else 0.1 + max(map(_width, places)))
+    top = HEADING + (PLACE if len(comparison.axes) == 2 else 0.1 + max(map(text_width, places)))
     right = columns[-1].left + columns[-1].cell * len(places) + MARGIN
-    width, height = max(right, SMALLEST), top + ROW * len(names) + LEGEND
+    entries = _entries(comparison)
+    width = max(right, SMALLEST, legend_size(entries, right)[0])
+    bottom = top + ROW * len(names) + ABOVE
+    height = bottom + legend_size(entries, width)[1]
     with style():
         figure = Figure(figsize=(width, height))
         panel = figure.add_axes((0, 0, 1, 1))
@@ -81,23 +92,17 @@ def mitigation_map(results: Results) -> Drawing:
         for column in columns:
             _draw_heading(panel, column, places, top)
             _draw_cells(panel, comparison, column, top)
-        _draw_legend(figure, width, height)
+        draw_legend(figure, panel, entries, bottom)
     return Drawing(figure, caption + left_out)
-
-
-def _width(label: str) -> float:
-    """Inches that a label takes at most: letters on whole pixels stand further apart than the outlines say."""
-    with matplotlib.rc_context({"text.parse_math": False}):
-        return 1.06 * TextPath((0, 0), label, size=9).get_extents().width / 72
 
 
 def _shortened(name: str) -> tuple[str, float]:
     """As much of a name as has room, and how many inches that takes."""
-    label, width = name, _width(name)
+    label, width = name, text_width(name)
     if width > WIDEST:
-        letters = bisect_left(range(len(name)), True, key=lambda letters: _width(f"{name[:letters]}…") > WIDEST) - 1
+        letters = bisect_left(range(len(name)), True, key=lambda letters: text_width(f"{name[:letters]}…") > WIDEST) - 1
         label = f"{name[:letters]}…"
-        width = _width(label)
+        width = text_width(label)
     return label, width
 
 
@@ -120,7 +125,7 @@ def _places(comparison: Comparison) -> list[str]:
     """What names the columns of a metric, in their order: the width, and what else the sweep varies."""
     axes = comparison.axes[1:]
     heads = comparison.table[axes].drop_duplicates().sort_values(axes)
-    return [", ".join(map(short, values)) for values in heads.itertuples(index=False)]
+    return [", ".join(map(word, values)) for values in heads.itertuples(index=False)]
 
 
 def _columns(comparison: Comparison, left: float, places: int) -> list[Columns]:
@@ -172,44 +177,30 @@ def _draw_cells(panel: Axes, comparison: Comparison, column: Columns, top: float
         x, y = column.left + column.cell * place[index], top + ROW * line[index]
         value, is_baseline = value_words(row, column.name), row["mitigation"] == BASELINE
         colour = _colour(gain[index], column, told[index])
-        look: dict = {"facecolor": colour, "edgecolor": "0.8", "linewidth": 0.5}
-        if value == NOTHING:
-            look = {"facecolor": "0.92", "edgecolor": "0.7", "hatch": "////", "linewidth": 0}
-        elif is_baseline:
-            look |= {"edgecolor": "0.3", "linewidth": 1, "zorder": 2}
+        look: dict = {"facecolor": colour, **(BASELINE_EDGE if is_baseline else CELL_EDGE)}
+        look = MISSING if value == NOTHING else look
         panel.add_patch(Rectangle((x, y), column.cell, ROW, **look))
         is_dark = value != NOTHING and np.dot(colour, (0.299, 0.587, 0.114)) < 0.5
         weight = "bold" if told[index] or is_baseline else "normal"
         middle = x + column.cell / 2, y + ROW / 2
         text = panel.text(*middle, value, ha="center", va="center", size=8, zorder=3, weight=weight)
-        text.set_color("white" if is_dark else "0.1" if told[index] or is_baseline else "0.35")
+        text.set_color("white" if is_dark else TOLD if told[index] or is_baseline else UNTOLD)
 
 
 def _colour(gain: float, column: Columns, is_told: bool) -> np.ndarray:
-    """RGB of a change; white where there is none."""
-    if np.isnan(gain) or gain == 0 or column.full is None:
+    """RGB of a change; white where there is none. An infinite one, to or from a lost run, has the full colour."""
+    if np.isnan(gain) or gain == 0 or (column.full is None and np.isfinite(gain)):
         return np.ones(3)
-    full = np.log(column.full) if column.metric.is_ratio else column.full
+    full = 1.0 if column.full is None else np.log(column.full) if column.metric.is_ratio else column.full
     colour = np.array(COLOURS(0.5 + 0.5 * float(np.clip(gain / full, -1, 1))))[:3]
-    return colour if is_told else 1 - PALE * (1 - colour)
+    return colour if is_told else pale(colour)
 
 
-def _draw_legend(figure: Figure, width: float, height: float) -> None:
-    """A colour bar at the left, and beside it what else cells can look like."""
-    panel = figure.add_axes((2 * MARGIN / width, 0.55 / height, 2.6 / width, 0.16 / height))
-    bar = figure.colorbar(ScalarMappable(cmap=COLOURS), cax=panel, orientation="horizontal")
-    bar.set_ticks([0, 0.5, 1], labels=["worse", "no change", "better"])
-    bar.ax.tick_params(labelsize=9, length=0)
-    worse, better = 1 - PALE * (1 - COLOURS([0.0, 1.0])[:, :3])
-    pale = Patch(facecolor=better, edgecolor=worse, linewidth=3)
-    missing = Patch(facecolor="0.92", edgecolor="0.7", hatch="////", linewidth=0)
-    looks = {
-        "pale, grey number: the interval includes no change, or there is none": pale,
-        "bold: the interval excludes no change": Patch(facecolor="none", edgecolor="none"),
-        "not measured": missing,
-    }
-    place = (MARGIN + 3.4) / width, 0.1 / height
-    figure.legend(looks.values(), looks, loc="lower left", bbox_to_anchor=place, frameon=False, fontsize=9)
+def _entries(comparison: Comparison) -> list[Entry]:
+    """Of the legend, for what the cells look like."""
+    metrics = [name for name, metric in comparison.metrics.items() if metric.is_in_map]
+    cells = {value_words(row, name) for _, row in comparison.table.iterrows() for name in metrics}
+    return entries_of(cells, any(comparison.is_told(name).any() for name in metrics))
 
 
 def _caption(comparison: Comparison) -> str:

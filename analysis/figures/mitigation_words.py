@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.figures.drawing import short
 from analysis.measures.mitigations import BASELINE, Comparison, Metric
 from analysis.reading.acted import MARK
+from analysis.reading.levels import word
 from harness.basics.printing import count
 
 BOUNDS = {">=": "≥", "<": "<", "~": "≈", "": ""}
@@ -76,7 +76,7 @@ def _cell(row: pd.Series, name: str, metric: Metric, is_told: bool, gain: float)
     if value != NOTHING:
         value += _interval(row, name, name)
     if name == "final_loss" and not np.isnan(row["best_rate"]):
-        value += f" at {short(row['best_rate'])}"
+        value += f" at {word(row['best_rate'])}"
     fault = name.partition(".")[2]
     if name.startswith("recovery.") and row[f"recovered.{fault}_trials"]:
         share = [round(100 * row[f"recovered.{fault}{end}"]) for end in ("", "_low", "_high")]
@@ -94,7 +94,7 @@ def table_rows(comparison: Comparison) -> dict[str, list]:
     heading = [*comparison.axes, *(f"{m.label} [{m.units}]" if m.units else m.label for m in metrics.values())]
     rows = []
     for index, row in comparison.table.iterrows():
-        names = [short(row[axis]) for axis in comparison.axes]
+        names = [word(row[axis]) for axis in comparison.axes]
         cells = [_cell(row, name, metric, told[name][index], gains[name][index]) for name, metric in metrics.items()]
         rows.append({"names": names, "cells": cells})
     return {"heading": heading, "rows": rows}
@@ -108,7 +108,7 @@ def mitigation_findings(comparison: Comparison) -> list[str]:
     if comparison.table.empty:
         return []
     widest = comparison.table[comparison.place == comparison.place.max()]
-    place = ", ".join(f"{axis} {short(widest[axis].iloc[0])}" for axis in comparison.axes[1:])
+    place = ", ".join(f"{axis} {word(widest[axis].iloc[0])}" for axis in comparison.axes[1:])
     is_baseline = widest["mitigation"] == BASELINE
     titles = {"stable_rate": "Largest stable learning rate", "deviation": "Worst deviation over the faults"}
     lines = [

@@ -12,11 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures.drawing import Drawing, looks, page, short
+from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import legend_below
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.outcomes import OUTCOMES, SETTLED_NAT, SETTLED_WINDOW
 from analysis.measures.statistics import median_interval, studied, wilson_interval
-from analysis.reading.twins import values_of
+from analysis.reading.levels import in_order, is_level, word
+from analysis.reading.twins import numbers_of
 from harness.basics.printing import count
 
 SPREAD = 0.7  # of the distance between two values of beta2, over which the lines' points are spread
@@ -49,9 +51,9 @@ def recovery_against_beta2(results: Results) -> Drawing:
     if table["beta2"].nunique() < 2:
         values = count(table["beta2"].nunique(), "value")
         return Drawing(None, f"No figure: the judged faults that changed something have {values} of beta2, not two.")
-    clips = sorted(table["clip"].unique(), key=lambda clip: (np.isfinite(clip), -clip))
+    clips = in_order(table["clip"])[::-1]
     faults, betas = sorted(table["fault"].unique()), sorted(table["beta2"].unique())
-    has_dots = table.groupby(["measure", "clip", "fault", "beta2"]).size().max() <= MOST_DOTS
+    has_dots = table.groupby(["measure", "clip", "fault", "beta2"], dropna=False).size().max() <= MOST_DOTS
     with page(4.6 * len(clips) + 1.6, 5 * len(MEASURES) + 1.2, "Recovery time against beta2") as figure:
         ratios = [2, 1] * len(MEASURES)
         panels = figure.subplots(2 * len(MEASURES), len(clips), squeeze=False, sharex=True, height_ratios=ratios)
@@ -59,16 +61,16 @@ def recovery_against_beta2(results: Results) -> Drawing:
         for number, (measure, back) in enumerate(MEASURES.items()):
             pairs = panels[2 * number : 2 * number + 2]
             for (upper, lower), clip in zip(pairs.T, clips, strict=True):
-                trials = table[(table["measure"] == measure) & (table["clip"] == clip)]
+                trials = table[(table["measure"] == measure) & is_level(table["clip"], clip)]
                 _draw_pair(upper, lower, trials, faults, betas, top, has_dots)
             pairs[0, 0].set_ylabel(f"until the loss is back\n{back}\n[steps since the strike]")
             pairs[1, 0].set_ylabel("not back\n[% of trials]")
         for column, clip in enumerate(clips):
-            panels[0, column].set_title("no clipping" if np.isinf(clip) else f"clipped at {short(clip)}")
+            panels[0, column].set_title(f"clip = {word(clip)}")
             panels[-1, column].set_xlabel("Adam's beta2")
             for panel in panels[:, column]:
                 panel.tick_params(labelleft=column == 0)
-        panels[0, 0].set_xticks(range(len(betas)), [short(value) for value in betas])
+        panels[0, 0].set_xticks(range(len(betas)), [word(value) for value in betas])
         panels[0, 0].set_xlim(-0.5, len(betas) - 0.5)
         figure.align_ylabels()
         _legend(figure, faults, table, has_dots)
@@ -91,16 +93,15 @@ def recovery_against_beta2(results: Results) -> Drawing:
 def recovery_table(sweep: xr.Dataset) -> pd.DataFrame:
     """One row a judged fault that changed something and `measure`, which is one of `MEASURES`.
 
-    Columns: `measure`, `fault`, `beta2`, `clip` (infinite for none), `recovery` in steps (infinite if it did not
+    Columns: `measure`, `fault`, `beta2`, `clip`, `recovery` in steps (infinite if it did not
     recover), whether it `recovered`, and the steps for which it was `watched` since the strike. A fault that is judged
     without a finished golden twin has a row for `recovery_steps` alone, since there was nothing to come back to.
     """
     faulty = studied(sweep)
     names = ("fault", "clip", *MEASURES)
     table = pd.DataFrame({name: faulty[name].values for name in names})
-    table["beta2"] = values_of(faulty, "beta2", 0.0)
-    table["clip"] = table["clip"].fillna(np.inf)
-    table["watched"] = faulty["steps"].values - np.nan_to_num(values_of(faulty, "fault_start", 0))
+    table["beta2"] = numbers_of(faulty, "beta2", 0.0)
+    table["watched"] = faulty["steps"].values - np.nan_to_num(numbers_of(faulty, "fault_start", 0))
     table["has_range"] = faulty["visibility"].values != ""
     table = table[faulty["fault_outcome"].isin(OUTCOMES).values & ~faulty["idle"].values]
     kept = ["fault", "beta2", "clip", "watched", "has_range"]
@@ -150,4 +151,4 @@ def _legend(figure: Figure, faults: Sequence[str], table: pd.DataFrame, has_dots
     }
     for label, (look, is_there) in symbols.items():
         handles += [Line2D([], [], color="0.4", linestyle="none", label=label, **look)] if is_there else []
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, handles, frameon=False)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import looks
+from analysis.figures.legends import legend_below
 from analysis.reading.searches import History
 from harness.basics.printing import count
 from harness.config.names import MAX_STABLE_RATE, WORST_FAULT
@@ -42,5 +43,6 @@ def legend(figure: Figure, shown: Mapping[str, Sequence[History]]) -> None:
         if len(cells) > 1
     }
     if handles:
-        columns = 2 if max(map(len, handles)) < 40 else 1
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns)
+        for name, handle in handles.items():
+            handle.set_label(name)
+        legend_below(figure, [*handles.values()])

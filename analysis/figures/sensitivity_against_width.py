@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of
+from analysis.figures.series import LETTER, MOST_SERIES, chosen, dodged, mark_widths, series_of, with_widths
 from analysis.measures import metrics
 
 MOST_NAME = 21  # letters of a name beside a figure of the usual width
@@ -18,8 +19,10 @@ def sensitivity_against_width(results: Results) -> Drawing:
     table = results.sensitivity
     axes = metrics.group_axes(table)
     table = table[table["sensitivity"].notna()].assign(series=lambda t: series_of(t, axes[1:]))
+    table, without = with_widths(table)
     if table.empty:
-        return Drawing(None, "No figure: no width has finished trials at two learning rates or more.")
+        reason = "the trials have no width" if without else "no width has finished trials at two learning rates or more"
+        return Drawing(None, f"No figure: {reason}.")
     series, left_out = chosen(table.groupby("series")["sensitivity"].mean(), MOST_SERIES)
     table = table[table["series"].isin(series)]
     widths = sorted(table["width"].unique())
@@ -36,6 +39,8 @@ def sensitivity_against_width(results: Results) -> Drawing:
         panel.set(title="Learning-rate sensitivity against width", xlabel="width of the model")
         panel.set_ylabel("LR sensitivity [nat/token]")
         figure.legend(title="mitigation", loc="outside right upper", frameon=False)
+        if marks := signs(series):
+            figure.legend(handles=marks, loc="outside lower left", frameon=False)
     seeds = int(table["seeds"].max())
     bars = f"bars are 95% intervals over {seeds} seeds and the held-out text"
     bars = bars if seeds > 1 else "one seed, so no intervals"
@@ -43,4 +48,4 @@ def sensitivity_against_width(results: Results) -> Drawing:
     span = f"{table['lowest_rate'].min():g} to {table['highest_rate'].max():g}"
     warning = "" if len(ranges) == 1 else "; groups cover different rates, so their values cannot be compared"
     caption = f"How far the loss rises above its best over learning rates {span} (lower is steadier); {bars}{warning}."
-    return Drawing(figure, caption + left_out)
+    return Drawing(figure, caption + left_out + without)

@@ -9,20 +9,19 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from analysis.figures.drawing import short
 from analysis.reading.acted import BASELINE
+from analysis.reading.levels import word
 
 # Neighbouring series stand the first factor apart on a log axis, so that their markers do not hide each other, and all
 # of them within the second, so that they do not reach the next width.
 DODGE, SPREAD = 1.06, 1.35
 MOST_SERIES = 10  # lines of a panel that can be told apart
-MOST_LETTERS = 34  # of a name in two columns under a figure
 LETTER = 0.085  # inches: of a legend's letter at most, on average
 
 
 def series_of(table: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
     """What one line of a plot stands for: the mitigation, and whatever else the sweep varies."""
-    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(short).astype(str) for axis in axes[1:]]
+    parts = [table[axes[0]].astype(str)] + [f"{axis} = " + table[axis].map(word).astype(str) for axis in axes[1:]]
     return pd.Series([", ".join(names) for names in zip(*parts, strict=True)], index=table.index, dtype=object)
 
 
@@ -58,6 +57,13 @@ def middle_width(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of the middle width, of two the lower; all where none has a width, as runs of one's own."""
     widths = sorted(table["width"].dropna().unique())
     return table if not widths else table[table["width"] == widths[(len(widths) - 1) // 2]]
+
+
+def with_widths(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The rows that have a width, and what the caption says on how many have none, as attached runs."""
+    has_width = table["width"].notna()
+    number = int((~has_width).sum())
+    return table[has_width], f" Not shown: {number} without a width." if number else ""
 
 
 def dodged(values: pd.Series, position: int, count: int) -> pd.Series:

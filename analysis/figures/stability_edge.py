@@ -11,13 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from analysis.figures.drawing import Drawing, looks, page
+from analysis.figures.legends import legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.figures.series import MOST_SERIES, chosen, mark_widths, series_of
+from analysis.figures.series import MOST_SERIES, chosen, mark_widths, series_of, with_widths
 from analysis.measures import metrics
 from harness.objectives.outcome import TRAINED
 
 APART = 1.05  # the factor between neighbouring lines on the axis of widths
-MOST_LETTERS = 24  # of names in two columns under a figure
 
 
 def edge_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -27,8 +27,9 @@ def edge_table(ds: xr.Dataset) -> pd.DataFrame:
     rate at which a seed did not train to the end (NaN: none), `stable` the largest one below it at which all seeds did
     (NaN: none). Rates are peak learning rates; `rates` is how many of them were tried, `seeds` the fewest at any.
     """
-    table = metrics.coordinates(metrics.clean_trials(ds[["fault"]]))
-    axes = metrics.swept_axes(table, ("width", "mitigation"))
+    clean = metrics.clean_trials(ds[["fault"]])
+    table = metrics.coordinates(clean)
+    axes = metrics.swept_axes(clean, table, ("width", "mitigation"))
     table = table[table["complete"] & (table["lr"] > 0)]
     rows = []
     for key, group in table.groupby(axes, sort=True, dropna=False) if len(table) else ():
@@ -47,15 +48,16 @@ def stability_edge(results: Results) -> Drawing:
     The edge lies somewhere in the bar. What lies beyond the rates that were tried is an arrow at their end.
     """
     table = edge_table(results.sweep)
-    table = table[table["rates"] > 1]
+    table, without = with_widths(table[table["rates"] > 1])
     if table.empty:
-        return Drawing(None, "No figure: no width and mitigation has two learning rates among the finished trials.")
+        none = "no width and mitigation has two learning rates among the finished trials"
+        return Drawing(None, f"No figure: {'the trials have no width' if without else none}.")
     axes = list(table.columns[1 : table.columns.get_loc("stable")])
     table = table.assign(series=series_of(table, axes))
     edges = np.log(table["stable"].fillna(table["unstable"] / 2)).groupby(table["series"]).mean()
     shown, left_out = chosen(-edges, MOST_SERIES, "lower rates")
     widths = sorted(table["width"].unique())
-    with page(max(6.4, 0.9 * len(widths) + 4), 4.6 + 0.13 * len(shown)) as figure:
+    with page(max(6.4, 0.9 * len(widths) + 4), 4.9 + 0.13 * len(shown)) as figure:
         panel = figure.subplots()
         for position, (name, look) in enumerate(looks(shown).items()):
             line = table[table["series"] == name]
@@ -67,8 +69,8 @@ def stability_edge(results: Results) -> Drawing:
         handles = [
             Line2D([], [], **look, linewidth=1.6, label=f"mitigation: {name}") for name, look in looks(shown).items()
         ]
-        columns = 2 if max(map(len, shown)) < MOST_LETTERS else 1
-        figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        handles += [*_symbols(table[table["series"].isin(shown)]), *signs(shown)]
+        legend_below(figure, handles)
         panel.set_title("Edge of stability")
     fewest, most = table["seeds"].min(), table["seeds"].max()
     seeds = fewest if fewest == most else f"{fewest} to {most}"
@@ -76,9 +78,20 @@ def stability_edge(results: Results) -> Drawing:
         "Markers are the largest learning rate at which every seed trained to the end, below any at which one did not; "
         f"bars reach up to the smallest rate at which one did not, so the edge lies in them. {seeds} seeds a rate, "
         f"{table['rates'].min()} to {table['rates'].max()} rates a marker. An arrow up: every rate was stable; an "
-        f"arrow down: none was.{left_out}"
+        f"arrow down: none was.{left_out}{without}"
     )
     return Drawing(figure, caption)
+
+
+def _symbols(table: pd.DataFrame) -> list[Line2D]:
+    """Entries of the legend for what is drawn of some edges: bars and arrows."""
+    has_stable, has_end = table["stable"].notna(), table["unstable"].notna()
+    symbols = {
+        "bar: up to the smallest unstable rate": has_stable & has_end,
+        "↑ stable at every rate": has_stable & ~has_end,
+        "↓ stable at no rate": ~has_stable,
+    }
+    return [Line2D([], [], linestyle="none", label=words) for words, is_so in symbols.items() if is_so.any()]
 
 
 def _draw(panel: Axes, line: pd.DataFrame, look: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from analysis.reading.levels import numbers
+
 STRIKE = "#e0a030"
 
 
@@ -19,7 +21,8 @@ def strikes(trial: pd.Series, events: pd.DataFrame | None) -> list[tuple[int, in
     is marked where the config has it, as far as the trial got.
     """
     # A sweep in which no trial has a value of a field has no such coordinate.
-    start, duration, period = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
+    named = trial["fault_start"], trial.get("fault_duration", np.nan), trial.get("fault_period", 1)
+    start, duration, period = numbers([*named])
     end = np.nanmin([trial["steps"], trial["nonfinite_step"] + 1, start + duration])  # permanent without a duration
     planned = np.arange(start, end, 1 if np.isnan(period) else period, dtype=int)
     if events is None:

@@ -9,15 +9,15 @@ not know is when in training the change was made: one curve serves strikes at al
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.lib.stride_tricks import sliding_window_view
 
-from analysis.reading.groups import splitting
-from analysis.reading.twins import Trials, deviation_blocks, final_window, values_of
+from analysis.reading.groups import is_seed, splitting
+from analysis.reading.levels import word
+from analysis.reading.twins import Trials, deviation_blocks, final_window, numbers_of, values_of
 from harness.basics.printing import count
 from harness.config.names import LAST_BIT
 
@@ -70,19 +70,20 @@ def recipes(sweep: xr.Dataset) -> tuple[np.ndarray, list[str]]:
 
     A name holds the fields in which the recipes differ, such as `width=32, lr=0.01`; a single one is `all trials`.
     """
-    paths = {name: str(values.attrs.get("path", "fault")).split(".") for name, values in sweep.coords.items()}
-    kept = {str(name): sweep[name].values for name, path in paths.items() if path[0] != "fault" and path[-1] != "seed"}
+    paths = {name: str(values.attrs.get("path", "fault")) for name, values in sweep.coords.items()}
+    kept = {str(name): sweep[name].values for name, path in paths.items() if path.split(".")[0] != "fault"}
+    kept = {name: values for name, values in kept.items() if not is_seed(paths[name])}
     # A field that follows from the others, such as one that a mitigation sets, would only make names longer.
     fields, number = splitting(np.zeros(sweep.sizes["trial"], dtype=int), kept)
     table = pd.DataFrame({field: kept[field] for field in fields}, index=range(len(number)))
     heads = table.iloc[np.unique(number, return_index=True)[1]]
-    names = [", ".join(f"{field}={_shown(row[field])}" for field in fields) for _, row in heads.iterrows()]
+    names = [", ".join(f"{field}={word(row[field])}" for field in fields) for _, row in heads.iterrows()]
     return number, names if fields else ["all trials"]
 
 
 def changes_another_bit(sweep: xr.Dataset) -> np.ndarray:
     """Which trials have the fault `last_bit`, but set to another bit than the last: [trial]. They are no yardstick."""
-    return (sweep["fault"].values == LAST_BIT) & (values_of(sweep, "fault_bit", 0) > 0)
+    return (sweep["fault"].values == LAST_BIT) & (numbers_of(sweep, "fault_bit", 0) > 0)
 
 
 def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[str]:
@@ -114,11 +115,6 @@ def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[st
             "twin; they count up to there"
         )
     return [f"clean envelope: {line}" for line in lines]
-
-
-def _shown(value: Any) -> str:
-    """As it stands on a command line, where what is missing is null."""
-    return "null" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _since(values: np.ndarray, begin: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import xarray as xr
 
 from analysis.measures.outcomes import IDLE, OUTCOMES
 from analysis.measures.statistics import studied
-from analysis.reading.twins import values_of
+from analysis.reading.twins import numbers_of, values_of
 from harness.basics.printing import count
 from harness.config.formats import HELD
 
@@ -41,6 +41,6 @@ def fault_table(sweep: xr.Dataset) -> pd.DataFrame:
     table = pd.DataFrame({name: faulty[name].values for name in kept}).rename(columns=names)
     struck, planned = values_of(faulty, "struck_format", ""), values_of(faulty, "fault_format", "fp32")
     table["format"] = np.where(np.isin(struck, list(HELD)), struck, planned)
-    table["start"] = values_of(faulty, "fault_start", 0)
+    table["start"] = numbers_of(faulty, "fault_start", 0)
     table["site"] = site_labels(faulty)
     return table[table["outcome"].isin(OUTCOMES)].reset_index(drop=True)

@@ -88,6 +88,8 @@ def measured_steps(sweep: xr.Dataset, rows: np.ndarray) -> np.ndarray:
 
 def _spikes(sweep: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
     """The step at which each incident's loss first spikes: [n]. One that was not taken has no loss, and no spike."""
+    if table.empty:
+        return np.empty(0)
     loss = sweep["loss"].values
     twins, place = np.unique(table["twin"], return_inverse=True)
     high = golden_range(loss[twins])[1][place]

@@ -135,6 +135,8 @@ def scored(sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapp
 
 def first_seen(is_alarm: np.ndarray, table: pd.DataFrame) -> np.ndarray:
     """The step at which each incident is seen, NaN if it is not: [n]."""
+    if table.empty:
+        return np.empty(0)
     at = np.arange(is_alarm.shape[1])
     new = is_alarm[table["trial"]] & ~is_alarm[table["twin"]] & (at >= table["begin"].to_numpy()[:, None])
     return np.where(new.any(axis=1), new.argmax(axis=1), np.nan)

@@ -10,20 +10,18 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.outcomes import JUDGED
 from analysis.measures.paired import Estimate, mean, paired
 from analysis.reading.finals import final_loss
-from analysis.reading.groups import split, splitting
-from analysis.reading.open_sweep import RESULTS, STRUCK
-from analysis.reading.twins import Trials, deviation_blocks
+from analysis.reading.groups import is_seed, split, splitting
+from analysis.reading.twins import Trials, blocks, deviation_blocks
 from harness.config import NO_FAULT
 
-SEEDS = ("seed", "model_seed", "data_seed")
+SEEDS = ("seed", "model_seed", "data_seed", "own_start")
 LOSSES = {"validation": "final_validation_loss", "training": "final_loss"}
 """Of which loss LR sensitivity is, and where `trial_table` has it."""
 BEST = ("seed", "mean")
 """Whose lowest loss LR sensitivity is above: each seed's own, or that at the rate at which their mean is lowest."""
-READ = ["loss", "initial_validation_loss", "final_validation_loss", "final_segment_loss"]
+READ = ["loss", "validation_loss", "initial_validation_loss", "final_validation_loss", "final_segment_loss"]
 """The variables that the tables here are made of."""
 
 
@@ -47,7 +45,8 @@ def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
     """One row a trial: every coordinate along `trial`, `initial_loss`, both final losses, and `capped_loss`.
 
     `capped_loss` is min(final loss, loss at initialisation), and the latter for a finished trial without a final loss,
-    which is how LR sensitivity counts a trial that diverged; it is NaN for an unfinished one. `loss` says of which
+    which is how LR sensitivity counts a trial that diverged; it is NaN for an unfinished one, and for one whose
+    validation loss was never measured (not `is_validated`). `loss` says of which
     final loss, one of `LOSSES`; ValueError for another.
     """
     if loss not in LOSSES:
@@ -58,8 +57,23 @@ def trial_table(ds: xr.Dataset, loss: str = "validation") -> pd.DataFrame:
     initial = table["initial_loss"].fillna(table["initial_loss"].median())
     # A run that froze at its last step was validated after it.
     final = table[LOSSES[loss]].where(table["nonfinite_step"].isna())
-    table["capped_loss"] = np.fmin(final, initial).where(table["complete"])
+    table["is_validated"] = _is_validated(ds, table)
+    is_known = table["complete"] & (table["is_validated"] | (loss != "validation"))
+    table["capped_loss"] = np.fmin(final, initial).where(is_known)
     return table
+
+
+def _is_validated(ds: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
+    """Whether there is anything to say about a trial's validation loss, [trial]: attached runs measure none.
+
+    A run that was not finite needs none, and one whose losses are NaN in spite of that has another kind of trouble.
+    """
+    has_ended = table["final_validation_loss"].notna() | table["nonfinite_step"].notna()
+    is_known = has_ended.to_numpy() | np.isfinite(ds["initial_validation_loss"].values)
+    unknown = np.flatnonzero(~is_known)
+    for block in blocks(ds["validation_loss"], unknown):
+        is_known[block] = np.isfinite(ds["validation_loss"].isel(trial=block).values).any(axis=1)
+    return is_known
 
 
 def clean_trials(ds: xr.Dataset) -> xr.Dataset:
@@ -67,25 +81,33 @@ def clean_trials(ds: xr.Dataset) -> xr.Dataset:
     return ds.isel(trial=np.flatnonzero(ds["fault"].values == NO_FAULT.name))
 
 
-def swept_axes(table: pd.DataFrame, among: Sequence[str]) -> list[str]:
-    """`among`, and the further columns of the config that split its groups: other axes of the sweep.
+def swept_axes(ds: xr.Dataset, table: pd.DataFrame, among: Sequence[str]) -> list[str]:
+    """`among`, and the further fields of the config that split its groups: other axes of the sweep.
 
-    A field that follows from the others, such as the one that a mitigation sets, is none. Nor are seeds and rates.
+    `table` has rows of `coordinates(ds)`. A field that follows from the others, such as the one that a mitigation sets,
+    is no axis; nor are seeds, rates, and what became of a trial, such as the step of its first non-finite value.
     """
-    known = {*RESULTS, *STRUCK, *JUDGED, *SEEDS, *LOSSES.values(), "fault", "lr", "initial_loss", "capped_loss"}
     number = np.zeros(len(table), dtype=int)
     for column in among:
         number = split(number, table[column])
-    others = {column: table[column] for column in table.columns if column not in known and column not in among}
+    others = {
+        column: table[column]
+        for column in table.columns
+        if column in ds.coords
+        and not is_seed(ds[column].attrs.get("path", "seed"))
+        and column not in ("fault", "lr", *among)
+    }
     return [*among, *splitting(number, others)[0]]
 
 
 def segment_losses(ds: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
-    """Final validation losses by segment of the held-out text, [trial, segment]; infinite for a run without one.
+    """Final validation losses by segment of the held-out text, [trial, segment]; infinite for a run without one, and
+    NaN for one that was never validated.
 
     `table` is the `trial_table` of `ds`. A store of an older version has one segment for all.
     """
     whole = table["final_validation_loss"].where(table["nonfinite_step"].isna(), np.inf).fillna(np.inf).to_numpy()
+    whole = np.where(table["is_validated"], whole, np.nan)
     losses = ds["final_segment_loss"].values.astype(float)
     losses = losses[:, np.isfinite(losses).any(axis=0)]
     return np.where(np.isinf(whole)[:, None], np.inf, losses) if losses.shape[1] else whole[:, None]
@@ -184,10 +206,10 @@ def lr_sensitivity(
     table = trial_table(clean, loss)
     training = table["final_loss"].fillna(np.inf).to_numpy()[:, None]
     final = training if loss == "training" else segment_losses(clean, table)
-    axes = list(over) if over is not None else swept_axes(table, ("width", "mitigation"))
+    axes = list(over) if over is not None else swept_axes(clean, table, ("width", "mitigation"))
     table = table.assign(row=np.arange(len(table)), who=seed_numbers(table))
     table = table[table["complete"]]
-    groups = table.groupby(axes, sort=True) if len(table) else []
+    groups = table.groupby(axes, sort=True, dropna=False) if len(table) else []
     rows = [dict(zip(axes, key, strict=True)) | _sensitivity(group, final, best) for key, group in groups]
     return pd.DataFrame(rows, columns=[*axes, *_sensitivity(table.iloc[:0], final, best)])
 
@@ -204,12 +226,12 @@ def seed_numbers(table: pd.DataFrame) -> pd.Series:
 
 def _sensitivity(group: pd.DataFrame, final: np.ndarray, best: str) -> dict[str, float]:
     grid = RateGrid.of(group, final)
-    is_defined = len(grid.seeds) > 0 and len(grid.rates) > 1
+    is_defined = len(grid.seeds) > 0 and len(grid.rates) > 1 and bool(np.isfinite(grid.initial).all())
     capped, uncapped = (
         paired(grid.sensitivity(is_capped, best), None, mean) if is_defined else Estimate()
         for is_capped in (True, False)
     )
-    losses = np.nanmean(grid.capped, axis=2).mean(axis=0) if len(grid.seeds) else np.array([])
+    losses = np.nanmean(grid.capped, axis=2).mean(axis=0) if is_defined else np.array([])
     return {
         "sensitivity": capped.value,
         "low": capped.low,

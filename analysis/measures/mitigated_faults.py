@@ -7,7 +7,7 @@ import pandas as pd
 import xarray as xr
 
 from analysis.measures.outcomes import NON_FINITE, OUTCOMES, outcomes_and_notes
-from analysis.reading.twins import Trials, deviation_blocks, values_of
+from analysis.reading.twins import Trials, deviation_blocks, numbers_of
 from harness.config import NO_FAULT
 from harness.config.names import LAST_BIT, Site
 
@@ -56,7 +56,7 @@ def largest_deviation(sweep: xr.Dataset) -> np.ndarray:
     """[trial], NaN for trials without a finished twin and where no step counts."""
     trials = Trials.of(sweep)
     is_poisoned = sweep["struck_site"].values == Site.BATCH
-    duration = values_of(sweep, "fault_duration", np.nan)
+    duration = numbers_of(sweep, "fault_duration", np.nan)
     # A fault without a duration is permanent: of a poisoned one no step is left.
     end = np.where(np.isnan(duration), trials.steps, trials.begin + np.nan_to_num(duration)).astype(int)
     begin = np.where(is_poisoned, end, trials.begin)

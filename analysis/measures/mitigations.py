@@ -175,7 +175,7 @@ def _table(sweep: xr.Dataset) -> tuple[pd.DataFrame, list[str]]:
     each set of seeds.
     """
     table = trial_table(sweep)
-    axes = swept_axes(table[table["fault"] == NO_FAULT.name], ("mitigation", "width"))
+    axes = swept_axes(sweep, table[table["fault"] == NO_FAULT.name], ("mitigation", "width"))
     table["row"] = np.arange(len(table))
     table["place"] = table.groupby(axes[1:], dropna=False).ngroup()
     table["who"] = seed_numbers(table)

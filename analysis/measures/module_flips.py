@@ -12,7 +12,7 @@ import xarray as xr
 from analysis.measures.known_faults import DAMAGING, LOST, KnownFaults
 from analysis.measures.leaderboard import first_seen
 from analysis.measures.statistics import wilson_interval
-from analysis.reading.twins import values_of
+from analysis.reading.twins import numbers_of, values_of
 from harness.config import NO_FAULT, Fault, trial_from_dict
 from harness.storage.stored import read_packs
 
@@ -37,7 +37,7 @@ def flips(sweep: xr.Dataset, is_alarm: Mapping[str, np.ndarray]) -> pd.DataFrame
     incidents = incidents[site == "activation"].reset_index(drop=True)
     rows = incidents["trial"].to_numpy()
     incidents["module"] = [module_of(str(pattern)) for pattern in values_of(sweep, "fault_tensor", "")[rows]]
-    incidents["elements"] = np.nan_to_num(values_of(sweep, "fault_elements", 1)[rows].astype(float)).astype(int)
+    incidents["elements"] = np.nan_to_num(numbers_of(sweep, "fault_elements", 1)[rows]).astype(int)
     for name, said in is_alarm.items():
         incidents[name] = ~np.isnan(first_seen(said, incidents))
     table = []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import xarray as xr
 
 from analysis.measures.statistics import bootstrap, wilson_interval
+from analysis.reading.groups import is_seed
+from analysis.reading.levels import word
+from analysis.reading.twins import blocks
 from harness.basics.printing import label
 from harness.config import NO_FAULT, Trial
 from harness.config.names import LAST_BIT
@@ -35,13 +38,13 @@ def cases(sweep: xr.Dataset) -> pd.DataFrame:
     table = pd.DataFrame({name: sweep[name].values for name in (*kept, "playbook") if name in sweep.coords})
     names = [name for name in kept if name in table and fields[name].split(".")[0] != "fault"]
     table["place"] = table.groupby(names, dropna=False, sort=False).ngroup()
-    recipe = [name for name in names if fields[name].split(".")[-1] != "seed"]
+    recipe = [name for name in names if not is_seed(fields[name])]
     table["recipe"] = table.groupby(recipe, dropna=False, sort=False).ngroup() if recipe else 0
     table["case"] = table.groupby(kept, dropna=False, sort=False).ngroup()
     table["playbook"] = _labels(sweep, fields) if "playbook" in table else NOTHING
     of_trials = ("incidents", "acts", "steps_lost", "steps", "changes", "outcome", "complete", "incidents_open")
     table = table.assign(**{name: sweep[name].values for name in of_trials}, trial=np.arange(len(table)))
-    table["step_seconds"] = sweep["step_seconds"].median("step").values
+    table["step_seconds"] = _medians(sweep["step_seconds"])
     table["loss"] = sweep["final_validation_loss"].values
     # Detectors that nothing answers change nothing: of trials without a playbook one a case is enough.
     table = table[table["complete"]].drop_duplicates(["case", "playbook"])
@@ -60,6 +63,14 @@ def cases(sweep: xr.Dataset) -> pd.DataFrame:
     return table[table["fault"] != LAST_BIT].drop(columns="loss").reset_index(drop=True)
 
 
+def _medians(signal: xr.DataArray) -> np.ndarray:
+    """Over the steps, of each trial [trial]; NaN where nothing was measured."""
+    medians = np.full(signal.sizes["trial"], np.nan)
+    for block in blocks(signal, np.arange(len(medians))):
+        medians[block] = pd.DataFrame(signal.isel(trial=block).values).median(axis=1)
+    return medians
+
+
 def _labels(sweep: xr.Dataset, fields: Mapping[str, str]) -> np.ndarray:
     """The playbook of each trial [trial]; where settings of one playbook vary, with these: `ladder (snapshot.every=5)`.
 
@@ -73,9 +84,18 @@ def _labels(sweep: xr.Dataset, fields: Mapping[str, str]) -> np.ndarray:
         part = settings[names == name]
         varied = part.loc[:, part.nunique(dropna=False) > 1]
         if len(varied.columns):
-            told = (", ".join(f"{key}={value}" for key, value in row.items()) for row in varied.to_dict("records"))
+            told = (
+                ", ".join(f"{key}={word(value)}" for key, value in row.items()) for row in varied.to_dict("records")
+            )
             labels[names == name] = [label(f"{name} ({words})") for words in told]
     return labels
+
+
+def _nothing_to_compare(known: Sequence[str]) -> str:
+    """Why there is no table, if no incident has been left unanswered."""
+    if not known:
+        return "no finished fault has changed something"
+    return f"no finished fault is without a playbook, to compare {', '.join(known)} with"
 
 
 def is_oracle(playbook: str) -> bool:
@@ -103,7 +123,7 @@ def playbooks(sweep: xr.Dataset, per_hour: float | None = None) -> pd.DataFrame:
     faulty = table[(table["fault"] != NO_FAULT.name) & (table["changes"] > 0)]
     known = sorted(faulty["playbook"].unique(), key=lambda name: (name != NOTHING, is_oracle(name), name))
     if NOTHING not in known:
-        raise ValueError(f"playbooks {', '.join(known) or 'none at all'}: none is {NOTHING}, to compare with")
+        raise ValueError(_nothing_to_compare(known))
     wide = {name: faulty[faulty["playbook"] == name].set_index("case") for name in known}
     shared = sorted(set.intersection(*(set(part.index) for part in wide.values())))
     wide = {name: part.loc[shared] for name, part in wide.items()}

@@ -86,6 +86,8 @@ def _column(name: str, values: np.ndarray, attributes: Mapping[str, Any]) -> dic
     }
     if values.dtype.kind in "if":
         return {"kind": "number", **about, "values": numbers(values.astype(float))}
-    texts = np.array(["yes" if v else "no" for v in values]) if values.dtype.kind == "b" else values.astype(str)
-    words, places = np.unique(texts, return_inverse=True)
-    return {"kind": "text", **about, "words": [shown(str(text)) for text in words], "values": places.tolist()}
+    if values.dtype.kind == "b":
+        values = np.array(["yes" if v else "no" for v in values])
+    places, levels = pd.factorize(values, sort=True, use_na_sentinel=False)
+    words = [shown("" if level != level else str(level)) for level in levels]
+    return {"kind": "text", **about, "words": words, "values": places.tolist()}

@@ -19,7 +19,7 @@ from analysis.pages.curves import curve, largest
 from analysis.pages.plain import plain, shown
 from analysis.reading.finals import FINALS
 from analysis.reading.open_sweep import ADDRESS, dataset_of
-from analysis.reading.twins import deviations, values_of
+from analysis.reading.twins import deviations, numbers_of
 from harness.config import ConfigError, sections
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import PackInfo
@@ -178,7 +178,7 @@ def _deviation(sweep: xr.Dataset, row: int, golden: int, detail: Detail) -> dict
     """loss_t(faulty) - loss_t(golden) from the strike on."""
     # Two losses of float32 differ by a number that float32 may not have.
     loss = sweep.variables["loss"].values.astype("float64")
-    begin = int(np.nan_to_num(values_of(sweep, "fault_start", 0).astype(float))[row])
+    begin = int(np.nan_to_num(numbers_of(sweep, "fault_start", 0))[row])
     values = deviations(loss[row : row + 1], loss[golden : golden + 1], begin)[0]
     return {"unit": "nat/token", "name": "loss less that of the golden twin", **curve(values, detail.first)}
 

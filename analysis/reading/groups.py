@@ -7,6 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from harness.config.names import OWN
+
+
+def is_seed(path: str) -> bool:
+    """Whether a field of the config is a seed, or the digest of initial weights, which an attached run has instead."""
+    return path.split(".")[-1] == "seed" or path == f"{OWN}.start"
+
 
 def split(number: np.ndarray, values: pd.Series | np.ndarray) -> np.ndarray:
     """The groups numbered `number` [n], each split by `values` [n] in their order; missing values are one."""

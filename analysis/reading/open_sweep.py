@@ -21,6 +21,7 @@ import xarray as xr
 
 from analysis.reading.acted import Acting, acting
 from analysis.reading.finals import FINALS
+from analysis.reading.levels import ABSENT, column, is_set, varies
 from analysis.reading.provenances import NAMES as PROVENANCES
 from analysis.reading.provenances import provenance_variables
 from analysis.reading.stored_variables import stored_variables
@@ -52,10 +53,11 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 
     Dims are `trial` (all packs, in the order they were begun), `step`, `layer` and `segment` (equal parts of the
     held-out text); a trial with fewer than the longest or deepest is padded with NaN. Along `trial` lies a coordinate
-    for each field of the config that varies in this sweep, under its short name (`lr`, `beta2`; `data_seed` where a
-    part before it in the config has that name already; a fault's always begin with it: `fault_bit`, `fault_value`),
-    with its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `fault_kind`. What a trial does
-    not have, such as the bit of a trial without a fault, is NaN or "".
+    for each field of the config that varies in this sweep, and of its faults, under its short name (`lr`, `beta2`;
+    `data_seed` where a part before it in the config has that name already; a fault's begin with it: `fault_bit`), with
+    its full path in `attrs["path"]`; `fault` is the fault's name, and its class is `fault_kind`. What a trial does not
+    have, such as the bit of a trial without a fault, is NaN or "". A field that is null has the word "none" there, a
+    level among its numbers (`optim.clip=null,0.5`: an array of objects) or texts; `analysis.numbers` has NaN for it.
 
     `final_loss`, `final_validation_loss` and its standard error [trial] are those of each trial's own last steps,
     whatever the longest trial has; `initial_validation_loss` is that before the first (`analysis/reading/finals.py`).
@@ -287,16 +289,16 @@ def _share_of_zeros(events: Sequence[Mapping[str, Any]]) -> float:
 
 def _config_coordinates(trials: Sequence[dict[str, Any]], steps: Sequence[int]) -> dict[str, xr.Variable]:
     """A coordinate for each field that varies, and for those that every reader expects; `steps` are those trained."""
-    columns = {**_columns(trials), "train.steps": _column(steps)}
+    columns = {**_columns(trials), "train.steps": column(steps)}
     paths = list(dict.fromkeys([*_described(), *columns]))
-    names, nothing = short_names(paths), _column([None] * len(trials))
+    names, nothing = short_names(paths), column([ABSENT] * len(trials))
     coordinates = {}
     for path in paths:
-        column = columns.get(path, nothing)
-        if path in ALWAYS or len(pd.unique(column)) > 1:
+        values = columns.get(path, nothing)
+        if path in ALWAYS or varies(values) or (path.startswith("fault.") and is_set(values)):
             attributes = {"path": path, "long_name": _described().get(path, path.split(".")[-1].replace("_", " "))}
-            kind = float if column.dtype.kind in "if" else str
-            coordinates[names[path]] = xr.Variable("trial", column, attributes | _units(names[path], kind))
+            kind = float if values.dtype.kind in "ifO" else str
+            coordinates[names[path]] = xr.Variable("trial", values, attributes | _units(names[path], kind))
     return coordinates
 
 
@@ -312,7 +314,7 @@ def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
         for part in parts:
             _check_numbers(part)
         paths = dict.fromkeys(path for part in (left_out.get(name, {}), *parts) for path in part)
-        columns |= {path: _column([part.get(path) for part in parts])[which] for path in paths}
+        columns |= {path: column([part.get(path, ABSENT) for part in parts])[which] for path in paths}
     return columns
 
 
@@ -375,19 +377,6 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
         if path in _numbers() and not isinstance(value, int | float | None):
             stored = f"a stored trial has {path}={value!r:.60}"
             raise ConfigError(f"{stored}, which is no number; allowed: a store as a sweep has written it")
-
-
-def _column(values: Sequence[Any]) -> np.ndarray:
-    """One array for values of a field; None is NaN among numbers and "" among words."""
-    present = [value for value in values if value is not None]
-    if any(not isinstance(value, (bool, int, float)) for value in present):
-        texts = ("" if v is None else v if isinstance(v, str) else json.dumps(v) for v in values)
-        return np.array(
-            [encodable(text.replace("\0", r"\x00")) for text in texts], dtype=str
-        )  # numpy drops zeros at the end
-    if len(present) == len(values) and len({type(value) for value in present}) == 1:
-        return np.array(values)
-    return np.array([np.nan if value is None else value for value in values], dtype=float)
 
 
 def _units(name: str, kind: type) -> dict[str, str]:

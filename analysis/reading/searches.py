@@ -15,6 +15,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import BaseJournalBackend
 from optuna.trial import TrialState
 
+from analysis.reading.levels import overrides
 from harness.basics.printing import label
 from harness.config import ConfigError
 from harness.storage.records import Missing, Unreadable, read_lines, record_of
@@ -111,18 +112,14 @@ def _history(study: optuna.Study, file: Path) -> History:
             "number": number,
             **{f"objective {place}": value for place, value in enumerate(point.values)},
             "is_good": bool(trial.user_attrs.get("breaks", trial.user_attrs.get("stable", 1.0) == 1.0)),
-            "point": label(" ".join(f"{key}={_short(value)}" for key, value in point.params.items())),
+            "point": label(overrides(point.params)),
             **{f"param {key}": value for key, value in point.params.items()},
         }
         for number, (trial, point) in enumerate(zip(told, points, strict=True), start=1)
     ]
     directions = [direction.name.lower() for direction in study.directions]
     objectives = tuple(map(label, about.objectives))
-    return History(label(about.kind), label(about.cell), objectives, directions, pd.DataFrame(rows))
-
-
-def _short(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+    return History(label(about.kind), label(overrides(about.cell)), objectives, directions, pd.DataFrame(rows))
 
 
 def front(points: pd.DataFrame, directions: Sequence[str]) -> pd.DataFrame:

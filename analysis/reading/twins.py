@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.reading.levels import numbers
 from harness.config import NO_FAULT
 from harness.objectives.outcome import WINDOW_SHARE
 
@@ -54,7 +55,7 @@ class Trials:
             complete,
             golden,
             is_faulty & complete & (golden >= 0) & (complete[golden] if len(golden) else complete),
-            np.nan_to_num(values_of(sweep, "fault_start", 0)).astype(int),
+            np.nan_to_num(numbers_of(sweep, "fault_start", 0)).astype(int),
             sweep["steps"].values.astype(int),
             sweep["outcome"].values,
             sweep["nonfinite_step"].values,
@@ -66,6 +67,11 @@ class Trials:
 def values_of(sweep: xr.Dataset, name: str, missing: Any) -> np.ndarray:
     """A coordinate [trial]; `missing` where there is none, since no trial has a value or all are alike."""
     return sweep[name].values if name in sweep.coords else np.full(sweep.sizes["trial"], missing)
+
+
+def numbers_of(sweep: xr.Dataset, name: str, missing: float) -> np.ndarray:
+    """`values_of` as float64 [trial], with NaN for null as well."""
+    return numbers(values_of(sweep, name, missing))
 
 
 def final_window(steps: Any) -> Any:

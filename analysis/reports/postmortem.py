@@ -22,7 +22,7 @@ from analysis.measures.evidence import offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
 from analysis.measures.oddities import Run, usual
 from analysis.pages.trial_page import POSTMORTEMS
-from analysis.reading.twins import values_of
+from analysis.reading.twins import numbers_of, values_of
 from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, Picture, rendered
 from harness.basics.printing import count, label
@@ -348,7 +348,7 @@ def _record(sweep: xr.Dataset, trial: str, finding: Finding) -> Section:
         return Section(title, ["Nothing: the incident is the run's own."])
     kind, site = str(values_of(here, "fault_kind", "")[0]), str(here["struck_site"].values[0])
     true = true_cause(name, kind, site)
-    start = values_of(here, "fault_start", np.nan)[0]
+    start = numbers_of(here, "fault_start", np.nan)[0]
     verdict = "the inferred one" if true == finding.cause else f"not the inferred one, {finding.cause}"
     strikes, changes = int(here["strikes"].values[0]), int(here["changes"].values[0])
     lines = [f"Fault {label(name)} at site {site or 'none'}, from step {start:g}; strikes: {strikes}."]

@@ -21,9 +21,10 @@ from analysis.measures.mitigations import UNLIKE_PACKS
 from analysis.pages.static_page import TRIALS_PAGE, write_trials
 from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.acted import BASELINE, idle_note
+from analysis.reading.levels import word
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reports.words import html_lines, markdown_block, markdown_text
-from harness.basics.printing import printable
+from harness.basics.printing import count, printable
 from harness.config import NO_FAULT
 from harness.storage.results_folder import ResultsPath
 
@@ -100,7 +101,8 @@ def _postmortems(folder: ResultsPath, sweep: xr.Dataset) -> list[str]:
 
 def with_losses(sweep: xr.Dataset) -> xr.Dataset:
     """`sweep` with its losses in memory, since every figure and table reads them: those of steps up to 256 MiB."""
-    kept = [name for name in metrics.READ if name != "loss" or sweep[name].nbytes <= KEPT_IN_MEMORY]
+    kept = [name for name in metrics.READ if "step" not in sweep[name].dims]
+    kept += ["loss"] if sweep["loss"].nbytes <= KEPT_IN_MEMORY else []  # of validation losses few are read, if any
     return sweep.assign({name: sweep[name].compute() for name in kept})
 
 
@@ -201,7 +203,7 @@ def _sensitivity_rows(table: pd.DataFrame) -> dict[str, list[Any]]:
         numbers.append(f"{row['uncapped']:.3f}" if np.isfinite(row["uncapped"]) else "a run was lost" * is_defined)
         rates = f"{row['rates']}: {row['lowest_rate']:g} to {row['highest_rate']:g}"
         best = [f"{row['best_rate']:g}", f"{row['best_loss']:.3f}"] if is_defined else ["", ""]
-        rows.append([*(row[axis] for axis in axes), *numbers, row["seeds"], rates, *best])
+        rows.append([*(word(row[axis]) for axis in axes), *numbers, row["seeds"], rates, *best])
     return {"heading": heading, "rows": rows}
 
 
@@ -226,7 +228,9 @@ def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) ->
 
     `sensitivity` is its `metrics.lr_sensitivity`, `faults` its `fault_effects`.
     """
-    lines = [f"{ds.sizes['trial']} trials: {_counted(ds['outcome'])}." if ds.sizes["trial"] else "No trials yet."]
+    lines = [
+        f"{count(ds.sizes['trial'], 'trial')}: {_counted(ds['outcome'])}." if ds.sizes["trial"] else "No trials yet."
+    ]
     lines += [note] if (note := idle_note(ds)) else []
     if ds.sizes["trial"]:
         lines += _clean_lines(ds) + _sensitivity_lines(sensitivity) + _fault_lines(faults)
@@ -253,8 +257,9 @@ def _sensitivity_lines(table: pd.DataFrame) -> list[str]:
     axes = metrics.group_axes(table)
     table = table[table["sensitivity"].notna()]
     if table.empty:
-        return ["LR sensitivity needs two learning rates or more, finished without a fault."]
-    widest = table[table["width"] == table["width"].max()]
+        return ["LR sensitivity needs two learning rates or more, finished without a fault, and validation losses."]
+    has_width = table["width"].notna().any()  # attached runs have none
+    widest = table[table["width"] == table["width"].max()] if has_width else table
     others = [axis for axis in axes if axis != "mitigation"]
     if widest["mitigation"].nunique() > MOST_MITIGATIONS:
         return [_sensitivity_range(widest, others)]
@@ -292,7 +297,8 @@ def _comparison(mitigation: str, pair: pd.Series, others: list[str]) -> str:
 
 
 def _place(row: pd.Series, axes: list[str]) -> str:
-    return "at " + ", ".join(f"{axis} {row[axis]}" for axis in axes)
+    place = ", ".join(f"{axis} {word(row[axis])}" for axis in axes if axis != "width" or row[axis] == row[axis])
+    return f"at {place}" if place else "is"
 
 
 def _value(row: pd.Series) -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 import xarray as xr
 from optuna.trial import TrialState
 
+from analysis.reading.levels import overrides
 from harness.config import Trial
 from sweeps.compose.overrides import Axis
 from sweeps.compose.settings import SearchSettings
@@ -111,4 +112,4 @@ def rows_of(trials: Sequence[Trial], sweep: xr.Dataset) -> np.ndarray:
 
 def named(params: Mapping[str, Any]) -> str:
     """A point, in words."""
-    return " ".join(f"{key}={value if isinstance(value, str) else f'{value:.4g}'}" for key, value in params.items())
+    return overrides(params)

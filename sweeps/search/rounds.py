@@ -12,6 +12,7 @@ import optuna
 from optuna.trial import TrialState
 from rich.console import Console
 
+from analysis.reading.levels import overrides
 from analysis.reading.open_sweep import open_with_events
 from harness.basics.printing import Terminal, count
 from harness.config import ConfigError, Problems, Trial
@@ -121,7 +122,7 @@ class Search:
         asked = sum(len(told(study)) for study in studies)
         lines = [f"search={self.goal.kind}: {count(asked, 'point')} in {count(len(studies), 'cell')}"]
         for study, name in zip(studies, self.goal.space.names, strict=True):
-            lines.append(f"  {name}: {self.goal.summary(study)}")
+            lines.append(f"  {overrides(name)}: {self.goal.summary(study)}")
         lines.append(f"results in {self.run.out}")
         self.console.print(*lines, sep="\n", highlight=False, soft_wrap=True)
         return 0

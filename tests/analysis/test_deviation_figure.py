@@ -46,7 +46,7 @@ def test_deviation_curves_are_a_sample_over_the_envelope(sweeps, drawn) -> None:
         assert to_rgba(COLOURS["lingering"]) in colours and to_rgba(COLOURS["masked"]) in colours
         assert all(line.get_xdata()[0] == 0 for line in curves(panel))
         beta2, clip = panel.get_title().split("\n")[0].split(", ")
-        is_own = (ds["beta2"].values == float(beta2[6:])) & ((clip == "clip=null") == np.isnan(ds["clip"].values))
+        is_own = (ds["beta2"].values == float(beta2[6:])) & ((clip == "clip=none") == (ds["clip"].values == "none"))
         check_band(panel, studied(ds.isel(trial=np.flatnonzero(is_own))))
     assert "clean envelope" in synthetic.legend_words(drawing.figure)
 

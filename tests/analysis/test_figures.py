@@ -21,6 +21,8 @@ from analysis.figures.registry import Needs, Results, figures
 from analysis.figures.sensitivity_against_width import sensitivity_against_width
 from analysis.figures.strikes import strikes
 from analysis.measures import metrics
+from analysis.reading.acted import Acting
+from harness.config import Fault
 from tests.analysis import synthetic
 from tests.analysis.mitigated import Ending, Study
 
@@ -337,3 +339,48 @@ def test_names_in_two_columns_have_room_under_a_single_panel(tmp_path: Path) -> 
     synthetic.write_pack(tmp_path, trials)
     figure = loss_against_rate(Results.open(tmp_path)).figure
     assert synthetic.check_texts(figure) > 8
+
+
+# --- signs -------------------------------------------------------------------------------------------------------
+
+
+def test_every_figure_says_what_its_signs_mean(tmp_path: Path) -> None:
+    """A picture is handed on without its caption: a dagger, and the arrows of the edge, are in its legend."""
+    faults = [Fault(), synthetic.WeightBit(start=20)]
+
+    def acting(trial) -> Acting:
+        return Acting({}, {"model.qk_norm": "why"} if trial.mitigation == "qk_norm" else {}, "all alike")
+
+    for mitigation in ("none", "qk_norm"):
+        trials = [
+            synthetic.make_trial(lr=lr, seed=seed, mitigation=mitigation, fault=fault, steps=60)
+            for lr, seed, fault in product((1e-3, 1e-2), (0, 1), faults)
+        ]
+        synthetic.write_pack(tmp_path, trials, synthetic.training_curve, faults=synthetic.strike_events, acting=acting)
+    results, marked = Results.open(tmp_path), []
+    for name, draw in figures(*Needs).items():
+        figure = draw(results).figure
+        if figure is None:
+            continue
+        texts = [text.get_text() for text in synthetic.drawn_texts(figure)]
+        if any("†" in text for text in texts):
+            marked.append(name)
+            assert any("did not act as named" in text for text in texts), name
+        assert synthetic.check_texts(figure)
+    assert {"loss_against_rate", "stability_edge", "sensitivity_against_width", "mitigation_map"} <= {*marked}
+    assert {"faulty_against_golden", "deviation_curves"} <= {*marked}
+    assert "↑ stable at every rate" in synthetic.legend_words(figures(*Needs)["stability_edge"](results).figure)
+
+
+def test_a_legend_under_one_narrow_panel_fits(tmp_path: Path) -> None:
+    """What it says of lost trials is wider than two columns of the panel."""
+
+    def loss(trial) -> np.ndarray:
+        values = synthetic.flat_loss(trial)
+        values[9:] = np.nan if trial.optim.lr == 1e-1 else values[9:]
+        return values
+
+    synthetic.write_pack(tmp_path, [synthetic.make_trial(lr=lr) for lr in (1e-3, 1e-2, 1e-1)], loss)
+    figure = loss_against_rate(Results(open_sweep(tmp_path))).figure
+    assert "non-finite trial, drawn at the loss at initialisation" in synthetic.legend_words(figure)
+    assert synthetic.check_texts(figure)

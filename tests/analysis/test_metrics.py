@@ -15,6 +15,7 @@ from analysis.measures import metrics
 from analysis.reading import twins
 from analysis.reading.twins import Trials, deviations, twin_curves
 from tests.analysis import synthetic
+from tests.sweeps import command
 
 
 def one_value(values: xr.DataArray, trial) -> float:
@@ -255,3 +256,14 @@ def test_deviations_are_read_a_block_at_a_time(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(twins, "twin_curves", lambda v, rows, g: read.append(len(rows)) or curves_of(v, rows, g))
     pd.testing.assert_frame_equal(metrics.deviation_table(open_sweep(tmp_path)), whole)
     assert read == [1] * 6
+
+
+def test_what_became_of_a_trial_is_no_axis(tmp_path: Path) -> None:
+    """Where a first non-finite value came from is stored of real runs; the rates of one recipe are one group still."""
+    words = command.tiny(f"out={tmp_path / 'out'}", "optim.lr=1e-3,1e-2,1e30", "seed=range(2)", "train.steps=20", "-m")
+    assert command.call(*words).status == 0
+    sweep = open_sweep(tmp_path / "out")
+    assert (sweep["outcome"] == "non-finite").sum() == 2 and (sweep["provenance_tensor"] != "").sum() == 2
+    (row,) = metrics.lr_sensitivity(sweep).to_dict("records")
+    assert metrics.group_axes(metrics.lr_sensitivity(sweep)) == ["width", "mitigation"]
+    assert (row["seeds"], row["rates"], row["highest_rate"]) == (2, 3, 1e30) and row["sensitivity"] > 0

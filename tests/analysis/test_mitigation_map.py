@@ -10,7 +10,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.figures.mitigation_map import COLOURS, PALE, WIDEST, full_colour, mitigation_map
+from analysis.figures.mitigation_legend import COLOURS, PALE
+from analysis.figures.mitigation_map import WIDEST, full_colour, mitigation_map
 from analysis.figures.mitigation_words import mitigation_findings, table_rows
 from analysis.measures.mitigations import METRICS, Comparison
 from analysis.reports.report import DOTS_PER_INCH
@@ -268,3 +269,50 @@ def test_findings_say_what_cannot_be_told(tmp_path: Path, ended: str, seeds: tup
     first = mitigation_findings(comparison)[0]
     start = f"Largest stable learning rate at width 32: {expected}. The baseline is stable at every"
     assert first.startswith(start)
+
+
+# --- the legend --------------------------------------------------------------------------------------------------
+
+
+def legend_of(figure: Figure) -> dict[str, str]:
+    """What the legend says -> its sample; entries stand below the colour bar's words."""
+    texts = figure.axes[0].texts
+    (bar,) = [text for text in texts if text.get_text().startswith("against the baseline; full colour")]
+    below = [text for text in texts if text.get_position()[1] > bar.get_position()[1]]
+    samples = {text.get_position(): text.get_text() for text in below if text.get_horizontalalignment() == "center"}
+    found = {}
+    for text in below:
+        x, y = text.get_position()
+        if text.get_horizontalalignment() == "left":
+            nearest = min(samples, key=lambda place: (abs(place[1] - y), x - place[0] if place[0] < x else np.inf))
+            found[text.get_text()] = samples[nearest]
+    return found
+
+
+def test_the_legend_fits_where_mitigations_and_metrics_are_few(tmp_path: Path) -> None:
+    """One mitigation, rate and width, without faults: two metrics, of which the legend is the widest part."""
+    own = Study(tmp_path)
+    comparison = own.write(lambda t: Ending(), mitigations=["none", "a"], seeds=[0], rates=(1e-2,)).compare()
+    figure = mitigation_map(given(comparison=comparison)).figure
+    assert synthetic.check_texts(figure) > 10
+    samples = legend_of(figure)
+    assert [*samples.values()] == ["1.2", "1.2"] and len(samples) == 2, "nothing is bold, marked or missing"
+
+
+def test_the_legend_has_every_sign_and_look_that_is_there_and_no_other(known: Comparison, figure: Figure) -> None:
+    words = legend_of(figure)
+    assert set(words.values()) == {"1.2", "≥", "∞", ">"}
+    assert {"the baseline", "became non-finite", "not back by the end of the run"} <= set(words)
+    samples = [text.get_fontweight() for text in figure.axes[0].texts if text.get_text() == "1.2"]
+    assert samples == ["bold", "normal", "bold"], "the baseline, pale and bold look like their cells"
+
+
+def test_a_change_from_a_run_that_was_lost_is_no_white_cell(tmp_path: Path) -> None:
+    """Where the baseline is lost and no other change is finite there is no full colour to measure it by."""
+    own = Study(tmp_path)
+    own.write(lambda t: LOST if t.mitigation == "none" and t.fault.name != "none" else Ending(), faults=[own.flip()])
+    comparison = own.compare()
+    assert full_colour(comparison, "deviation") is None and comparison.is_told("deviation").any()
+    colour, weight = looks_at(mitigation_map(given(comparison=comparison)).figure, "qk_norm", 3)
+    np.testing.assert_allclose(colour, COLOURS(1.0)[:3])
+    assert weight == "bold"

@@ -13,6 +13,7 @@ from analysis.figures.recovery_against_beta2 import MEASURES, recovery_against_b
 from analysis.figures.registry import Results
 from analysis.measures.outcomes import outcomes_and_notes
 from analysis.measures.statistics import median_interval
+from analysis.reading.levels import NULL
 from tests.analysis import synthetic
 from tests.analysis.judging import NEVER_FIRES, START, STEPS, Campaign
 
@@ -22,13 +23,13 @@ RANGE, LEVEL, ENVELOPE = MEASURES
 def test_all_measures_have_medians_and_what_did_not_recover(sweeps, drawn) -> None:
     table, drawing = recovery_table(sweeps["few faults"]), drawn["few faults"]["recovery_against_beta2"]
     panels = np.array(drawing.figure.axes).reshape(6, 2)
-    assert [panel.get_title() for panel in panels[0]] == ["no clipping", "clipped at 1"]
+    assert [panel.get_title() for panel in panels[0]] == ["clip = none", "clip = 1"]
     assert [label.get_text() for label in panels[5, 0].get_xticklabels()] == ["0.95", "0.99", "0.999"]
     words = ["its golden range", "not back", "nat of golden", "not back", "the clean envelope", "not back"]
     assert all(text in panel.get_ylabel() for text, panel in zip(words, panels[:, 0], strict=True))
     betas, faults = sorted(table["beta2"].unique()), sorted(table["fault"].unique())
     for row, measure in ((0, RANGE), (2, LEVEL), (4, ENVELOPE)):
-        for column, clip in enumerate((np.inf, 1.0)):
+        for column, clip in enumerate((NULL, 1.0)):
             upper, lower = panels[row : row + 2, column]
             part = table[(table["measure"] == measure) & (table["clip"] == clip)]
             for number, fault in enumerate(faults):
@@ -67,7 +68,7 @@ def test_the_table_has_all_times(tmp_path: Path) -> None:
     assert found == [(ENVELOPE, 0, True, 20), (ENVELOPE, 8, True, 20), (LEVEL, 7, True, 20), (RANGE, 3, True, 20)]
 
 
-@pytest.mark.parametrize(("clip", "title"), [(None, "no clipping"), (0.5, "clipped at 0.5")])
+@pytest.mark.parametrize(("clip", "title"), [(None, "clip = none"), (0.5, "clip = 0.5")])
 def test_one_clip_threshold_for_the_whole_sweep_is_named(tmp_path: Path, clip, title: str) -> None:
     synthetic.write_campaign(tmp_path, faults=10, clips=[clip], beta2s=(0.9, 0.99))
     figure = recovery_against_beta2(Results(open_sweep(tmp_path))).figure

@@ -11,6 +11,7 @@ from analysis.export.names import key
 from analysis.export.registry import Target, needed
 from analysis.export.runs import Source
 from analysis.export.tracking import replaced
+from analysis.reading.levels import texts
 from harness.basics.printing import printable
 
 
@@ -38,12 +39,12 @@ def _plain(source: Source) -> xr.Dataset:
     left_out = [name for name, of in source.sweep.data_vars.items() if "step" in of.dims and name not in source.signals]
     sweep = source.sweep.drop_vars(left_out)
     sweep = sweep.rename({name: key(str(name)) for name in sweep.variables if key(str(name)) != name})
-    texts = {
-        name: (of.dims, np.array([printable(item) for item in of.values.tolist()], dtype=str), of.attrs)
+    plain = {
+        name: (of.dims, np.array([printable(item) for item in texts(of.values).tolist()], dtype=str), of.attrs)
         for name, of in sweep.coords.items()
-        if of.dtype.kind == "U"
+        if of.dtype.kind in "UO"
     }
-    sweep = sweep.assign_coords(texts)
+    sweep = sweep.assign_coords(plain)
     sweep = sweep.copy()
     for of in (sweep, *(sweep[name] for name in sweep.variables)):
         kept = {key(str(name)): value for name, value in of.attrs.items()}

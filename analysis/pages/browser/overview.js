@@ -38,7 +38,7 @@ function setOverview(columns, isLive) {
 
 function different(name) {
   const column = overview.columns[name];
-  if (column.kind === "text") return [...new Set(column.values)].map((place) => column.words[place]).sort();
+  if (column.kind === "text") return [...new Set(column.values)].sort((a, b) => a - b).map((place) => column.words[place]);
   return [...new Set(column.values)].filter((value) => value !== null).map(Number).sort((a, b) => a - b);
 }
 
@@ -62,7 +62,7 @@ function drawFilters() {
     const values = different(one.name).map(String);
     const hasChoice = one.test.startsWith("is") && values.length <= FEW;
     const value = hasChoice
-      ? choice("value", [["", "any"], ...values.map((text) => [text, text === "" ? "(none)" : told(kindOf(one.name) === "text" ? text : Number(text))]).filter(([key]) => key !== "")], one.value, change("value"))
+      ? choice("value", [["", "any"], ...values.map((text) => [text, text === "" ? "(absent)" : told(kindOf(one.name) === "text" ? text : Number(text))]).filter(([key]) => key !== "")], one.value, change("value"))
       : make("label", {}, make("span", {}, "value"), typed(one, change("value")));
     const remove = make("button", { type: "button" }, "Remove");
     remove.addEventListener("click", () => { view.filters.splice(number, 1); view.page = 0; drawFilters(); draw(); document.getElementById("add-filter").focus(); });
@@ -109,7 +109,7 @@ function isSpread(values) {
 
 function axis(name, values) {
   const title = { text: plain(withUnit(name)) };
-  return kindOf(name) === "text" ? { type: "category", title } : { type: isSpread(values) ? "log" : "linear", title };
+  return kindOf(name) === "text" ? { type: "category", title, categoryorder: "array", categoryarray: different(name).map(plain) } : { type: isSpread(values) ? "log" : "linear", title };
 }
 
 /** The settings in which trials differ, those of their faults apart. */
@@ -145,7 +145,7 @@ function drawPoints(rows) {
   });
   let traces;
   if (kindOf(view.colour) === "text") {
-    traces = different(view.colour).map((word, number) => traceOf(known.filter((row) => valueOf(view.colour, row) === word), { name: plain(word === "" ? "(none)" : word), marker: { color: COLOURS[number % COLOURS.length] } }));
+    traces = different(view.colour).map((word, number) => traceOf(known.filter((row) => valueOf(view.colour, row) === word), { name: plain(word === "" ? "(absent)" : word), marker: { color: COLOURS[number % COLOURS.length] } }));
   } else {
     const colours = known.map((row) => valueOf(view.colour, row));
     const isLog = isSpread(colours);
@@ -165,7 +165,7 @@ function drawMap(rows) {
     const x = xs.indexOf(valueOf(view.x, row)), y = ys.indexOf(valueOf(view.y, row));
     if (x >= 0 && y >= 0) cells[y][x].push(row);
   }
-  const isOutcome = kindOf(view.colour) === "text", name = (value) => plain(value === "" ? "(none)" : told(value));
+  const isOutcome = kindOf(view.colour) === "text", name = (value) => plain(value === "" ? "(absent)" : told(value));
   const known = (own) => own.map((row) => valueOf(view.colour, row)).filter((one) => one !== null && one !== "unfinished");
   const value = (own) => {
     const values = known(own);
@@ -234,7 +234,9 @@ function walk(event) {
 }
 
 function compare(a, b) {
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
+  const isNumber = (value) => typeof value === "number" || (typeof value === "string" && value !== "" && Number.isFinite(Number(value)));
+  if (isNumber(a) !== isNumber(b)) return isNumber(a) ? -1 : 1; // beside numbers a level may be null
+  return isNumber(a) ? a - b : String(a).localeCompare(String(b));
 }
 
 // --- the list ---------------------------------------------------------------------------------------------------
