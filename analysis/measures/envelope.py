@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from analysis.reading.groups import is_seed, splitting
 from analysis.reading.levels import word
-from analysis.reading.twins import Trials, deviation_blocks, final_window, numbers_of, values_of
+from analysis.reading.twins import Trials, deviation_blocks, final_window, numbers_of
 from harness.basics.printing import count
 from harness.config.names import LAST_BIT
 

@@ -93,7 +93,7 @@ class Batches:
         return self.checks or self.keeps_all
 
     def begin_anew(self, is_given: bool) -> None:
-        """From the first batch of the first loader, which the loop gives once more if `is_given`, unless they are kept."""
+        """From the first batch of the first loader, which the loop gives once more if `is_given`, or kept ones."""
         if self.checks and self.opened:
             self._kept.clear()
             self._bytes, self._front, self._reads = 0, -1, -1

@@ -56,7 +56,7 @@ class Learning(Strikes):
 
 
 class CampaignPlan:
-    """The golden run, the same once more as a control, and up to each step at which faults begin; from there each fault.
+    """The golden run, once more as a control, and up to each step at which faults begin; from there each fault.
 
     The control has to be the golden run bit for bit, or the loop has a state that no snapshot puts back, and nothing
     that is trained from one could be compared.
@@ -261,7 +261,7 @@ def run_campaign(
             why = "the body returned before its loop was over"
             raise ConfigError(f"campaign: {why}; allowed: a body that goes through all of run.steps(loader)")
     finally:
-        course.hooks.close()
         plan.put_back(course)
+        course.hooks.close()
         plan.store(course)
     return Campaign(out, plan.trained, plan.stored, plan.steps)

@@ -85,6 +85,8 @@ class Course(Steps):
     def open_loader(self, loader: Iterable[Any]) -> None:
         """The loop goes through this loader from here on."""
         self._close_pass()
+        if self.is_over and self._is_length_asked:
+            return  # the loop has more epochs than the run
         if self.is_over:
             why = f"the run is over after {self.total} steps, and the loop goes on"
             raise ConfigError(f"run.steps: {why}; allowed: attach(..., steps=N) for all loaders, or {EPOCHS}")

@@ -30,15 +30,18 @@ def shortcomings(course: Course, lacks_twin: bool) -> Iterator[Shortcoming]:
     if asked.steps is not None and done < asked.steps and not leg.stopped:
         text = f"steps={asked.steps}: the loop ended after {done} steps; allowed: steps={done}, or a longer loop"
         yield Shortcoming("ended early", text)
-    for one in leg.strikes.faults:
+    agendas = [one.agenda for one in leg.strikes.faults]
+    strikes = course.ranks.total([agenda.strikes[0] if agenda else 0 for agenda in agendas])
+    changes = course.ranks.total([agenda.changes[0] if agenda else 0 for agenda in agendas])
+    for one, struck, changed in zip(leg.strikes.faults, strikes, changes, strict=True):
         if one.agenda is None:
             what = " and ".join(sorted(set(one.fault.asks()) - leg.strikes.known)) or "a step"
             text = f"fault={one.fault.name}: never struck, because the run ended before {what} was known"
             yield Shortcoming("never struck", text)
-        elif not one.agenda.strikes[0]:
+        elif not struck:
             yield Shortcoming("never struck", f"fault={one.fault.name}: never struck; {_why(one, done)}")
-        elif not one.agenda.changes[0]:
-            text = f"fault={one.fault.name}: struck {one.agenda.strikes[0]} times and changed nothing"
+        elif not changed:
+            text = f"fault={one.fault.name}: struck {'once' if struck == 1 else f'{struck} times'} and changed nothing"
             yield Shortcoming("changed nothing", text)
     if lacks_twin and done:
         why = f"the loop ended after {done} of {course.total} steps, so its twin was not trained"

@@ -53,9 +53,7 @@ class Handle:
         `epochs` it does. With a twin its steps come last.
         """
         self._check_open("run.steps")
-        if isinstance(loader, int) and not isinstance(loader, bool):
-            loader = range(loader)
-        yield from self._course.passes(loader)
+        yield from self._course.passes(range(loader) if isinstance(loader, int) else loader)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs, each with one `steps(loader)` inside; some again where the run goes back.

@@ -29,13 +29,14 @@ def not_repeated(what: str, step: int | None = None) -> str:
             "the next, and seeds for what it draws"
         )
     elif "rate" in what or "passes" in what:
-        remedy = "run.step or run.carry(NAME=value) for a counter of the loop's own, and run.epochs for code between epochs"
+        remedy = "run.step or run.carry(NAME=value) for a counter of the loop's own, run.epochs for code between epochs"
     else:
         remedy = (
             "torch.use_deterministic_algorithms(True), seeds of all random streams, run.carry(NAME=value) for what the "
             "loop keeps or counts by itself, and `extra` for other objects that a step changes"
         )
-    return f"the loop does not repeat itself: run again from the same state, it differs{where} in {what}; allowed: {remedy}"
+    reason = f"the loop does not repeat itself: run again from the same state, it differs{where} in {what}"
+    return f"{reason}; allowed: {remedy}"
 
 
 class Inputs:

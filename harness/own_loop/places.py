@@ -42,20 +42,16 @@ class Places:
 
     def _look_up(self) -> None:
         """Which parameters there are, and which optimizer owns each."""
-        self._slots: list[tuple[Any, str, Tensor]] = []  # where each weight stands
-        self._leaves = 0
-        self.weights: dict[str, Tensor] = {}
-        names: dict[Tensor, str] = {}
-        for prefix, module in self.model.named_modules():
-            self._leaves += len(module._parameters)
-            for leaf, weight in module._parameters.items():
-                if weight is None:
-                    continue
-                self._slots.append((module._parameters, leaf, weight))
-                if weight not in names:
-                    name = f"{prefix}.{leaf}" if prefix else leaf
-                    names[weight] = name = name.replace(f"{COMPILED}.", "")
-                    self.weights[name] = weight
+        named = self.model.named_parameters()  # in the model's own order, on which what a fault draws depends
+        self.weights: dict[str, Tensor] = {name.replace(f"{COMPILED}.", ""): weight for name, weight in named}
+        names = {weight: name for name, weight in self.weights.items()}
+        self._slots = [  # where each weight stands
+            (module._parameters, leaf, weight)
+            for module in self.model.modules()
+            for leaf, weight in module._parameters.items()
+            if weight is not None
+        ]
+        self._leaves = sum(len(module._parameters) for module in self.model.modules())
         self._owner: dict[str, int] = {}
         self.outside: dict[str, Tensor] = {}  # what the optimizers train that is not the model's
         for number, optimizer in enumerate(self.optimizers):

@@ -27,6 +27,18 @@ class Ranks:
         distributed.all_reduce(joined)
         return (joined / self.size).tolist()
 
+    def earliest(self, step: int | None) -> int | None:
+        """The first of the steps that any rank has; None: none has one."""
+        if self.size == 1:
+            return step
+        steps: list[int | None] = [None] * self.size
+        distributed.all_gather_object(steps, step)
+        return min((one for one in steps if one is not None), default=None)
+
+    def total(self, counts: Sequence[int]) -> list[int]:
+        """The sum over ranks of each count."""
+        return [round(mean * self.size) for mean in self.mean(counts)]
+
     def all_events(self, events: Sequence[Event]) -> list[Event]:
         """Those of all ranks, by step."""
         if self.size == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any
@@ -19,6 +18,7 @@ from harness.own_loop.legs import TWIN, Leg
 from harness.own_loop.results import Results
 from harness.own_loop.snapshots import Snapshot, difference
 from harness.own_loop.steps import Asked
+from harness.own_loop.warn import warn
 from harness.own_loop.witness import Comparison
 
 
@@ -43,7 +43,7 @@ class Run(Handle, Results):
 
     @property
     def outcome(self) -> str:
-        """How the run ended: trained, divergent or non-finite, and after a semicolon each way in which it fell short."""
+        """How the run ended: trained, divergent or non-finite; after semicolons each way in which it fell short."""
         return "; ".join(dict.fromkeys([self._run.outcome, *(one.label for one in self.shortcomings)]))
 
     def __enter__(self) -> Run:
@@ -110,6 +110,7 @@ class Run(Handle, Results):
         self._final, self._twin_comes = course.take_snapshot(), False
         steps = self._run.steps if self._run.stopped else self._run.series.length
         self._twin = leg = course.new_leg(TWIN, steps)
+        self._run.strikes.see_ranks()
         leg.comparison = Comparison(self._run, self._run.strikes, raises=False)
         course.go(leg, self._first, anew=True)  # under the random streams of the first time
 
@@ -117,7 +118,7 @@ class Run(Handle, Results):
         """The twin is none: nothing is said by it."""
         self.differing, self._twin = reason, None
         course.leg.stopped = "differs"
-        warnings.warn(f"twin: there is none, because {reason}", stacklevel=6)
+        warn(f"twin: there is none, because {reason}")
 
     def _end(self) -> bool:
         """All is done: the model is as the run has left it."""
@@ -155,7 +156,7 @@ class Run(Handle, Results):
                 self._course.end_early()
                 self.shortcomings = list(shortcomings(self._course, self._twin_comes))
                 for shortcoming in self.shortcomings:
-                    warnings.warn(f"attach: {shortcoming.text}", stacklevel=3)
+                    warn(f"attach: {shortcoming.text}")
             self._end()
             events = self._gather() if is_whole else []
             if self._keeping and is_whole:
@@ -166,5 +167,3 @@ class Run(Handle, Results):
             self._course.hooks.close()
             self._first = self._final = None
             self._course.batches = Batches()
-
-

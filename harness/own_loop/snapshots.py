@@ -154,8 +154,8 @@ class Keeper:
             restored = dict(states)
             for key in [key for key in optimizer.state if key not in restored]:
                 del optimizer.state[key]
-            for key, values in states:
-                put_values(optimizer.state[key], values)
+            for key, kept_values in states:
+                put_values(optimizer.state[key], kept_values)
 
 
 class Undo:

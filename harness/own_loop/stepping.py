@@ -218,7 +218,7 @@ class Stepping:
             if not struck:
                 continue
             weights = self._places.trained
-            before = {name: weights[name].grad.clone() for name in struck}
+            before = {name: grad.clone() for name in struck if (grad := weights[name].grad) is not None}
             mark = one.agenda.mark(0) if one.agenda else None
             with dense_views(struck, weights) as tensors:
                 one.visit(Visit(site, self.step, tensors, self.strikes.rank if site == Site.GRADIENT else 0))

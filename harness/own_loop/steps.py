@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from harness.own_loop.stepping import Stepping, scaler_among
 from harness.own_loop.strikes import Strikes
 from harness.own_loop.taps import Taps
 from harness.own_loop.treatment import Treatment
-from harness.own_loop.witness import Witness
+from harness.own_loop.warn import warn
 from harness.recovery.base import Alarm
 from harness.training.remedies import Remedies
 from harness.training.sites import Site
@@ -286,4 +285,4 @@ class Steps:
         """The step at hand cannot be taken, and nothing is left to do about it."""
         leg.nonfinite_step = leg.series.length - 1
         leg.stopped = f"step {leg.series.length - 1}: not finite, and the ladder has no rung left for it"
-        warnings.warn(f"recover: {leg.stopped}; the run ends with the weights from before that step", stacklevel=5)
+        warn(f"recover: {leg.stopped}; the run ends with the weights from before that step")

@@ -72,6 +72,7 @@ class Strikes:
         """`as_written` takes the steps that have to be run without compilation, because activations are struck."""
         self._places, self._given, self._seed, self._remedies = places, dict(given), seed, remedies
         self._ranks, self._as_written = ranks, as_written
+        self._first_elsewhere: int | None = None  # the first change in another process
         self.faults = [Fault(one) for one in chosen]
         self.facts: Facts | None = None
         self._known = {"has_loss_scale", *(name for name in GIVEN if name in given)}
@@ -316,9 +317,13 @@ class Strikes:
 
     @property
     def first_change(self) -> int | None:
-        """The step of the first strike that changed something."""
-        steps = (one.agenda.first_change(0) for one in self.faults if one.agenda)
-        return min((step for step in steps if step is not None), default=None)
+        """The step of the first strike that changed something; of several processes here alone, until `see_ranks`."""
+        steps = [one.agenda.first_change(0) for one in self.faults if one.agenda]
+        return min((step for step in [*steps, self._first_elsewhere] if step is not None), default=None)
+
+    def see_ranks(self) -> None:
+        """The run is over in all processes, each of which has to ask: `first_change` is that of all of them."""
+        self._first_elsewhere = self._ranks.earliest(self.first_change)
 
 
 def _has_tensors(fault: InjectableFault) -> bool:

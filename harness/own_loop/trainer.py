@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +17,7 @@ from harness.own_loop.legs import RUN, TWIN, Leg
 from harness.own_loop.results import Results
 from harness.own_loop.snapshots import Snapshot
 from harness.own_loop.steps import Asked
+from harness.own_loop.warn import warn
 from harness.own_loop.witness import Comparison
 from harness.recovery.table import ACTIONS
 
@@ -78,6 +78,7 @@ class TrainerCallback(Results, Base):
         else:
             assert self._first is not None and self._leg is not None
             leg.kind = TWIN
+            self._leg.strikes.see_ranks()
             leg.comparison = Comparison(self._leg, self._leg.strikes, raises=False)
             course.as_written |= self._as_written
             course.go(leg, self._first)
@@ -162,7 +163,7 @@ class TrainerCallback(Results, Base):
         """The twin is none: nothing is said by it."""
         self.differing, self._twin = reason, None
         course.leg.stopped = "differs"
-        warnings.warn(f"twin: there is none, because {reason}", stacklevel=2)
+        warn(f"twin: there is none, because {reason}")
 
     def lengthened(self, course: Course) -> None:
         """Not under a Trainer, which says how many steps there are."""

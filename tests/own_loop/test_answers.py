@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import attach
+from harness.own_loop.loop_state import LoopState
 from harness.own_loop.places import Places
 from harness.own_loop.snapshots import Keeper, difference
 from tests.own_loop.loops import LOOPS, STEPS, Loop, attached, plain, same, train
@@ -195,7 +196,7 @@ def test_a_snapshot_has_all_that_a_step_changes(name: str, on_host: bool) -> Non
         batches = list(loop.loader())
         for batch in batches[:taken]:
             loop.body(batch)
-        keeper = Keeper(Places(loop.model, loop.optimizers), loop.extra, on_host)
+        keeper = Keeper(Places(loop.model, loop.optimizers), loop.extra, LoopState(), on_host)
         passes, kept = dict(loop.kept), keeper.take(taken)
         ends = []
         for _ in range(2):

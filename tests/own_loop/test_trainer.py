@@ -131,7 +131,7 @@ def test_a_training_that_does_not_repeat_itself_is_told_so(tmp_path: Path) -> No
     trainer = trainer_of(tmp_path, callback)
     trainer.add_callback(Noisy())
     trainer.train()
-    with pytest.warns(UserWarning, match="the loop does not repeat itself: .* differ in transformer.wte.weight"):
+    with pytest.warns(UserWarning, match="the loop does not repeat itself: .* in step 0 in transformer.wte.weight"):
         callback.twin(trainer)
     with pytest.raises(ConfigError, match="deviation: there is no golden twin"):
         _ = callback.deviation
