@@ -179,6 +179,7 @@ class CampaignPlan:
         leg.series.take(self._golden.series, step)
         leg.comparison = Comparison(self._golden, leg.strikes, raises=True)
         leg.watch.recall(self._memory)
+        leg.trained = list(self._golden.trained)
         if leg.treatment and self._walk.treatment:
             leg.treatment.fork(self._walk.treatment)
         course.go(leg, self._at)

@@ -90,7 +90,7 @@ class Course(Steps):
         if self.is_over:
             why = f"the run is over after {self.total} steps, and the loop goes on"
             raise ConfigError(f"run.steps: {why}; allowed: attach(..., steps=N) for all loaders, or {EPOCHS}")
-        if self.leg.strikes.facts is None:
+        if self.run_leg.strikes.facts is None:
             length = (self._epochs or 1) * _length(loader) if self.total is None else self.total
             self.open(length)
             self._plan.begin(self, loader)
@@ -153,7 +153,7 @@ class Course(Steps):
 
     def open_epochs(self, count: int) -> None:
         """The loop has so many epochs, each with a loader."""
-        if self._epochs is not None or self.leg.strikes.facts is not None:
+        if self._epochs is not None or self.run_leg.strikes.facts is not None:
             raise ConfigError("run.epochs: was called before, or after run.steps; allowed: once, around run.steps")
         self._epochs = count
 

@@ -45,7 +45,7 @@ def shortcomings(course: Course, lacks_twin: bool) -> Iterator[Shortcoming]:
             yield Shortcoming("changed nothing", text)
     if lacks_twin and done:
         why = f"the loop ended after {done} of {course.total} steps, so its twin was not trained"
-        yield Shortcoming("no twin", f"twin=true: {why}; allowed: steps={done}")
+        yield Shortcoming("no twin", f"twin=true: {why}; allowed: steps={done}, or run.twin() after the run")
 
 
 def _why(one: object, done: int) -> str:

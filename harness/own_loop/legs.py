@@ -34,6 +34,16 @@ class Leg:
     stopped: str = ""  # why it ended before its last step
     witness: Witness = field(default_factory=Witness)
     comparison: Comparison | None = None  # with a leg whose steps it repeats
+    trained: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # from which steps on which weights are
+
+    def sees_trained(self, step: int, names: tuple[str, ...]) -> bool:
+        """Whether these are other weights than those that the step before has trained."""
+        while self.trained and self.trained[-1][0] >= step:  # the run went back
+            self.trained.pop()
+        if self.trained and self.trained[-1][1] == names:
+            return False
+        self.trained.append((step, names))
+        return len(self.trained) > 1
 
     @property
     def losses(self) -> np.ndarray:

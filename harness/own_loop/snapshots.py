@@ -173,7 +173,7 @@ class Undo:
     @torch.no_grad()
     def begin(self) -> None:
         """A step begins."""
-        self._buffers = {name: buffer.clone() for name, buffer in self._places.buffers.items()}
+        self._buffers = [(buffer, buffer.clone()) for buffer in self._places.buffers.values()]
         self._around, self._at = self._keeper.around(), (self._loop.carried, self._loop.loader)
         self._has = False
 
@@ -187,9 +187,9 @@ class Undo:
         if self._has and self._kept is not None:
             self._keeper.put_back_arrays(self._kept)
             self._has = False
-        for name, buffer in self._places.buffers.items():
-            if name in self._buffers and buffer.shape == self._buffers[name].shape:
-                buffer.copy_(self._buffers[name])
+        for buffer, values in self._buffers:
+            if buffer.shape == values.shape:
+                buffer.copy_(values)
 
     def take_all_back(self) -> None:
         """Nor was anything else done in this step."""

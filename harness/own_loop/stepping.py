@@ -329,7 +329,9 @@ class Stepping:
         self._stepped.add(number)
         if not self.is_taken:
             return
-        self.strikes(Site.CLIPPED_GRADIENT, step, partial(places.gradients, number))
+        if any(self.strikes.due(Site.CLIPPED_GRADIENT, step)):
+            with dense_views(places.gradients(number), places.trained) as gradients:
+                self.strikes(Site.CLIPPED_GRADIENT, step, lambda: gradients)
         for site in (Site.MOMENT_1, Site.MOMENT_2):
             self.strikes(site, step, partial(places.slot, site.value, number))
         self.strikes(Site.BEFORE_UPDATE, step, partial(places.around_update, number))

@@ -128,6 +128,8 @@ class Steps:
         leg, step = self.leg, self.step
         self._losses, self._judged, self._answer = [], None, GO
         self.places.refresh()
+        if leg.sees_trained(step, tuple(self.places.trained)):
+            self._is_restored = True  # norms of other weights than before
         self._stepping.begin(step)
         carries = self._stepping.carries_gradients is not False
         if leg.treatment:
@@ -167,12 +169,13 @@ class Steps:
         if len(self._losses) < self._observes or not self._observes:
             treatment.undo.keep()  # the loss comes later
             return True
-        self._judge()
+        self._judge(is_judged=True)
         return self._answer not in (ASK, FREEZE)
 
-    def _judge(self) -> None:
+    def _judge(self, is_judged: bool) -> None:
+        """Not `is_judged`: the scaler has kept the optimizer from stepping, because gradients have overflowed."""
         loss = self._mean_loss()
-        is_judged = self.scaler is None or self._stepping.has_arrived or not isfinite(loss)
+        is_judged = is_judged or not isfinite(loss)
         self._is_judged = is_judged
         loss, norm = self.ranks.mean([loss, self._measures.norm()])
         self._began_anew, self._is_restored = self._is_restored, False
@@ -195,7 +198,7 @@ class Steps:
         self._taps.end(leg.strikes, step)
         self.inputs.rest()
         if self._judged is None and self._is_measured:
-            self._judge()
+            self._judge(is_judged=self.scaler is None or self._stepping.has_arrived)
         self._observes = len(self._losses)
         is_taken = self._stepping.is_taken and self._answer not in (ASK, FREEZE)
         if leg.treatment and not is_taken:

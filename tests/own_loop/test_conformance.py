@@ -1,0 +1,157 @@
+"""Loops of many forms, each by the promises that `attach` makes: what holds for whom, or the words of a refusal."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis import alarms, open_sweep
+from harness import attach
+from tests.own_loop.loops import Loop, same
+from tests.own_loop.scripts import SCRIPTS, STEPS, Bare, Script
+from tests.own_loop.test_attach import traces
+
+STRUCK = 8
+PLACE = {  # a weight that is trained at that step, by script; elsewhere that of `net`
+    "alternating": "generator.0.weight",
+    "frozen": "4.weight",
+    "sparse": "table.weight",
+    "tied": "table.weight",
+    "hidden_state": "lstm.weight_hh_l0",
+    "accelerated": "0.weight",
+}
+WARNED = {"early_break": ["ended early", "no twin"]}
+
+
+def trained(name: str, **options: Any) -> tuple[Script, Any]:
+    script = SCRIPTS[name]()
+    if script.steps is not None:
+        options.setdefault("steps", script.steps)
+    with attach(script.model, script.optimizers, script.extra, **options) as run:
+        script.go(run)
+    return script, run
+
+
+def bare(name: str) -> Script:
+    script = SCRIPTS[name]()
+    script.go(Bare())
+    return script
+
+
+def place(name: str) -> str:
+    return PLACE.get(name, "0.weight")
+
+
+def left(script: Script) -> list[str]:
+    return traces(Loop(script.model, script.optimizers, script.extra, list, lambda batch: batch))
+
+
+def struck_at(name: str) -> int:
+    return STRUCK
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        yield
+
+
+@pytest.mark.parametrize("options", [{}, {"detect": None}, {"recover": "repair"}], ids=["detect", "bare", "repair"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_disarmed_it_is_nothing(name: str, options: dict[str, Any]) -> None:
+    untouched = bare(name)
+    script, run = trained(name, **options)
+    assert same(script.state(), untouched.state()), "bit for bit"
+    assert len(run.signals["loss"]) == STEPS and not run.events and not run.incidents and left(script) == []
+
+
+@pytest.mark.parametrize("kind", ["weight_bit", "gradient_bit", "reduced_gradient", "clipped", "update_bit"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_fault_strikes_once_and_where_its_record_says(name: str, kind: str) -> None:
+    """The number that is struck stands in the array that the record names, which the loop's own hooks see."""
+    script = SCRIPTS[name]()
+    site = {"reduced_gradient": "reduced_gradient", "clipped": "clipped_gradient"}.get(kind)
+    fault: dict[str, Any] = {"start": STRUCK, "tensor": place(name), "bit": -3, "element": 5}
+    fault |= {"name": "gradient_bit", "site": site} if site else {"name": kind}
+    if kind == "weight_bit":
+        fault["name"] = "weight_bit"
+    weight = dict(script.model.named_parameters())[place(name) if name != "compiled" else f"_orig_mod.{place(name)}"]
+    at_step: dict[int, Any] = {}
+    options = {} if script.steps is None else {"steps": script.steps}
+    with attach(script.model, script.optimizers, script.extra, detect=None, fault=fault, **options) as run:
+
+        def before(optimizer: Any, *_: Any) -> None:
+            gradient = weight.grad
+            dense = None if gradient is None else gradient.to_dense().flatten()[5].item()
+            at_step[run.step] = weight.detach().flatten()[5].item(), dense
+
+        for optimizer in script.optimizers:
+            inner = getattr(optimizer, "optimizer", optimizer)
+            if any(weight is one for group in inner.param_groups for one in group["params"]) or name == "added_groups":
+                inner.register_step_pre_hook(before)
+        script.go(run)
+    (event,) = run.events
+    assert (event.step, event.tensor, event.changed) == (STRUCK, place(name), True)
+    assert np.ravel_multi_index(event.index, weight.shape) == 5
+    of_weight, of_gradient = at_step[STRUCK]
+    if kind == "weight_bit":
+        assert of_weight == pytest.approx(float(event.after), rel=1e-6)
+    if kind == "clipped":
+        assert of_gradient == pytest.approx(float(event.after), rel=1e-6)
+    _, clean = trained(name, detect=None)
+    losses, its = run.signals["loss"], clean.signals["loss"]
+    assert np.array_equal(losses[:STRUCK], its[:STRUCK]) and not np.array_equal(losses, its)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_twin_is_the_run_up_to_the_strike(name: str) -> None:
+    fault = {"name": "weight_bit", "start": STRUCK, "tensor": place(name), "bit": -5}
+    alone, run = trained(name, detect=None, fault=fault)
+    clean, reference = trained(name, detect=None)
+    script, run = trained(name, detect=None, fault=fault, twin=True)
+    assert run.differing is None and same(script.state(), alone.state()), "the model is as the run has left it"
+    assert not run.deviation[:STRUCK].any() and run.deviation[STRUCK:].any()
+    assert run.twin_signals["loss"].tobytes() == reference.signals["loss"].tobytes(), "it is the clean run"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_repair_ends_as_if_nothing_had_been(name: str, tmp_path: Path) -> None:
+    """And alarms on line are those of the store."""
+    fault = {"name": "weight_bit", "start": STRUCK, "tensor": place(name), "bit": -2}
+    untouched = bare(name)
+    script, run = trained(name, fault=fault, recover="repair", out=tmp_path)
+    assert len(run.events) == 1 and len(run.incidents) == 1, run.events
+    assert same(script.state(), untouched.state())
+    sweep = open_sweep(tmp_path)
+    for detector in ("combined", "finite"):
+        replayed = alarms(sweep, detector)["alarm"].values[0]
+        assert np.array_equal(sweep[f"alarm_{detector}"].values[0].astype(bool), replayed)
+    assert left(script) == []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_error_leaves_nothing_behind(name: str) -> None:
+    script = SCRIPTS[name]()
+    options: dict[str, Any] = {} if script.steps is None else {"steps": script.steps}
+    fault = {"name": "gradient_bit", "start": 3, "tensor": "*"}
+    with (
+        pytest.raises(ZeroDivisionError),
+        attach(script.model, script.optimizers, script.extra, fault=fault, recover="repair", **options) as run,
+    ):
+        observe = run.observe
+
+        def failing(loss: Any) -> None:
+            observe(loss)
+            if run.step == 3:
+                raise ZeroDivisionError
+
+        run.observe = failing
+        script.go(run)
+    assert left(script) == []
