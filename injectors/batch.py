@@ -84,7 +84,7 @@ class Repetition(BatchFault):
     def refused(self, facts: Facts) -> Iterator[str]:
         for name, size in (("pattern", self.pattern), ("length", self.length)):
             if size is not None and size > facts.context:
-                why = f"longer than model.context={facts.context}"
+                why = f"longer than {facts.said('model.context', facts.context)}"
                 yield f"fault.{name}={size}: {why}; allowed: 1 to {facts.context}"
 
     def poison(self, facts: Facts, step: int, shape: tuple[int, int], seen: Tensor | None) -> Tensor:

@@ -29,6 +29,8 @@ HELD_AS: Mapping[str, str] = {
     Site.ACTIVATION_GRADIENT: Site.ACTIVATION,
 }
 """Sites whose tensors are held in the formats of another's."""
+IN_A_LOOP = {"optim.name": "optimizer", "train.ranks": "processes", "model.context": "sequence length"}
+"""What the user of a loop of their own calls what has a key in a trial."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,10 @@ class Facts:
     def is_ours(self) -> bool:
         """Whether the run is a trial, of which a command line says what it is."""
         return self.optimizer in OPTIMIZERS
+
+    def said(self, key: str, value: Any) -> str:
+        """A key of a trial and its value; of a run that its owner describes, in words that fit there."""
+        return f"{key if self.is_ours else IN_A_LOOP[key]}={value}"
 
     def format_of(self, site: str, name: str) -> str:
         """The number format in which a tensor of a site is held."""

@@ -205,10 +205,10 @@ def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, w
     return inside
 
 
-def wrong_rank(rank: int, ranks: int) -> Iterator[str]:
+def wrong_rank(rank: int, facts: Facts) -> Iterator[str]:
     """The reason against a data-parallel rank that a run of so many does not have, if there is one."""
-    if rank >= ranks:
-        yield f"fault.rank={rank}: beyond train.ranks={ranks}; allowed: 0 to {ranks - 1}"
+    if rank >= facts.ranks:
+        yield f"fault.rank={rank}: beyond {facts.said('train.ranks', facts.ranks)}; allowed: 0 to {facts.ranks - 1}"
 
 
 def too_late(late: int, start: int) -> Iterator[str]:

@@ -39,7 +39,7 @@ class StaleGradient(InjectableFault):
     late: int = number(PER_TRIAL, 1, "steps by which it is late", low=1)
 
     def refused(self, facts: Facts) -> Iterator[str]:
-        yield from wrong_rank(self.rank, facts.ranks)
+        yield from wrong_rank(self.rank, facts)
         yield from too_late(self.late, self.start)
 
     def arm(self, facts: Facts) -> Stale:
@@ -95,9 +95,10 @@ class DroppedRank(InjectableFault):
     rescale: bool = anything(PER_TRIAL, False, "take the mean over the ranks that are left")
 
     def refused(self, facts: Facts) -> Iterator[str]:
-        yield from wrong_rank(self.rank, facts.ranks)
+        yield from wrong_rank(self.rank, facts)
         if self.rescale and facts.ranks == 1:
-            yield "fault.rescale=true: no rank is left of train.ranks=1; allowed: false, or more ranks"
+            left = f"no rank is left of {facts.said('train.ranks', 1)}"
+            yield f"fault.rescale=true: {left}; allowed: false, or more ranks"
 
     def arm(self, facts: Facts) -> Dropped:
         others = facts.ranks / (facts.ranks - 1) if self.rescale else 1.0
@@ -133,7 +134,7 @@ class Reduction(InjectableFault):
 
     def refused(self, facts: Facts) -> Iterator[str]:
         if facts.ranks == 1:
-            yield "train.ranks=1: nothing to add; allowed with fault=reduction: 2 or more"
+            yield f"{facts.said('train.ranks', 1)}: nothing to add; allowed with fault=reduction: 2 or more"
 
     def arm(self, facts: Facts) -> OtherSum:
         adder = Communicator(facts.ranks, self.order, self.format)
@@ -196,7 +197,7 @@ class MissedUpdate(InjectableFault):
         if not facts.slots:
             why = f"keeps no moment element by element that fault.kind={self.kind} could leave as it was"
             allowed = optimizers_with("moment_1", facts) or "an optimizer that does"
-            yield f"optim.name={facts.optimizer}: {why}; allowed: {allowed}"
+            yield f"{facts.said('optim.name', facts.optimizer)}: {why}; allowed: {allowed}"
         total = sum(self._matching(facts)[1])
         if self.shards > total:
             yield f"fault.shards={self.shards}: more than elements; allowed: 1 to {total}"

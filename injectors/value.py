@@ -142,12 +142,14 @@ class Value(InjectableFault):
             raise ConfigError(f"{tensor}: {why}; allowed: other activations, or model.attention=explicit")
         _, sizes = self.candidates(facts, "activation" if at_taps else "tensor")
         if self.site == Site.LOSS_SCALE and not facts.has_loss_scale:
-            allowed = "another site, or train.loss_scaling=static or dynamic"
-            yield f"fault.site=loss_scale: train.loss_scaling=none has no scale; allowed: {allowed}"
+            allowed = "train.loss_scaling=static or dynamic" if facts.is_ours else "a GradScaler in attach(extra=[...])"
+            why = "train.loss_scaling=none has no scale" if facts.is_ours else "no loss scaler is known"
+            yield f"fault.site=loss_scale: {why}; allowed: another site, or {allowed}"
         if self.site in MOMENTS and self.site not in facts.slots:
             others = optimizers_with(self.site, facts)
             allowed = ", ".join([*facts.slots, "a site that is no moment"]) + (others and f", or optim.name={others}")
-            yield f"fault.site={self.site}: optim.name={facts.optimizer} keeps no such array; allowed: {allowed}"
+            has = facts.said("optim.name", facts.optimizer)
+            yield f"fault.site={self.site}: {has} keeps no such array; allowed: {allowed}"
         if self.element is not None and self.element >= min(sizes):
             why = f"beyond {tensor}, whose smallest match has {min(sizes)} elements"
             yield f"fault.element={self.element}: {why}; allowed: 0 to {min(sizes) - 1}"
@@ -167,7 +169,7 @@ class Value(InjectableFault):
                 yield reason
                 break
         yield from self._wrong_samples(facts.steps)
-        yield from wrong_rank(self.rank, facts.ranks)
+        yield from wrong_rank(self.rank, facts)
 
     def formats(self, facts: Facts) -> dict[str, str]:
         """The number format in which each tensor that it can strike is changed, by name."""

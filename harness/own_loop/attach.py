@@ -15,7 +15,7 @@ from harness.own_loop.campaign import Body, Campaign, run_campaign
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.presets import Given, chosen_faults, settings
 from harness.own_loop.run import Run
-from harness.own_loop.steps import Asked
+from harness.own_loop.steps import Asked, detach
 from harness.recovery.base import Alarm
 
 OnAlarm = Callable[[Alarm], Any]
@@ -97,6 +97,14 @@ class Attach:
         if not callable(body):
             raise ConfigError(f"body={shown(body)}: cannot be called; allowed: a function of the run, with its loop")
         return run_campaign(body, asked, described, samples, Path(out), report)
+
+    @staticmethod
+    def detach(optimizer: Any) -> bool:
+        """Release an optimizer and its model from a run that was not closed, as after an error in a notebook.
+
+        Gives whether it was attached. Raises ConfigError for what is no optimizer.
+        """
+        return detach(optimizer)
 
     @property
     def TrainerCallback(self) -> Any:

@@ -72,7 +72,10 @@ class Batches:
         self.opened.append(OpenedLoader(loader, before, None if same_streams(before, after) else after))
 
     def open_again(self, number: int, loader: Iterable[Any] | None = None) -> None:
-        """Go through a loader once more, of which the loop gives another copy; what is kept of it is handed out."""
+        """Go through a loader once more, of which the loop gives another copy; what is kept of it is handed out.
+
+        The random streams are as when it was opened the first time.
+        """
         opened = self.opened[number]
         if number <= self._reads and self.keeps is not None:
             if opened.after is not None:
@@ -97,8 +100,8 @@ class Batches:
         if self.checks and self.opened:
             self._kept.clear()
             self._bytes, self._front, self._reads = 0, -1, -1
-            if not is_given:
-                self.open_again(0)
+        if self.opened and not is_given:
+            self.open_again(0)
 
     def get(self, position: int, number: int) -> Any:
         """Batch `number` of those of a position; END where the loader has no more."""

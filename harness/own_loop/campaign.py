@@ -20,6 +20,7 @@ from harness.own_loop.presets import Chosen
 from harness.own_loop.snapshots import Snapshot
 from harness.own_loop.steps import Asked
 from harness.own_loop.strikes import Strikes
+from harness.own_loop.treatment import Treatment
 from harness.own_loop.witness import Comparison
 from harness.storage.store import PackStore, check_store, open_store
 from harness.storage.stored import complete_trials
@@ -77,6 +78,7 @@ class CampaignPlan:
         self._first: Snapshot | None = None
         self._at: Snapshot | None = None  # where faults begin
         self._memory: Any = None
+        self._treated: Treatment | None = None
         self._done: list[Leg] = []
         self._has_golden = False
         self.trained = self.stored = self.steps = self._total = 0
@@ -95,7 +97,7 @@ class CampaignPlan:
         learning.begin(course.total or 0, course.scaler is not None)
         self._describing, self._folder = Describing(course), open_store(self._out, STUDY)
         course.expect_replays()
-        self._first = course.take_snapshot()
+        self._first = course.take_first_snapshot()
         self._golden.witness.keeps_weights = True
         course.batches.keeps, course.batches.keeps_all = 0, True
         course.go(self._golden)
@@ -107,13 +109,13 @@ class CampaignPlan:
         if ended is self._golden:
             control = course.new_leg(CONTROL, ended.series.length)
             control.comparison = Comparison(ended, control.strikes, raises=True)
-            course.go(control, self._first, anew=True)
+            course.go(control, self._first)
         elif ended.kind == CONTROL:
             self._draw(course)
             self._walk = course.new_leg(WALK, 0)
+            self._walk.comparison = Comparison(self._golden, self._walk.strikes, raises=True)
             return self._walk_on(course, self._first)
         elif ended is self._walk:
-            self._at, self._memory = course.take_snapshot(), self._walk.watch.memory()
             return self._next_fault(course)
         else:
             self._ended(course, ended)
@@ -163,7 +165,7 @@ class CampaignPlan:
         if not self._pending:
             return self._end(course)
         assert self._walk is not None
-        self._walk.steps = min(self._pending)
+        self._walk.steps = min(self._pending) + 1
         course.go(self._walk, start)
         return True
 
@@ -180,10 +182,19 @@ class CampaignPlan:
         leg.comparison = Comparison(self._golden, leg.strikes, raises=True)
         leg.watch.recall(self._memory)
         leg.trained = list(self._golden.trained)
-        if leg.treatment and self._walk.treatment:
-            leg.treatment.fork(self._walk.treatment)
+        if leg.treatment and self._treated:
+            leg.treatment.fork(self._treated)
         course.go(leg, self._at)
         return True
+
+    def begun(self, course: Course) -> None:
+        """A walk comes to the step at which faults begin: keep all there is, with what the loop carries into it."""
+        leg = course.leg
+        if leg is self._walk and course.step == leg.steps - 1:
+            self._at, self._memory = course.take_snapshot(), leg.watch.memory()
+            self._treated = course.new_leg(WALK, 0).treatment
+            if self._treated and leg.treatment:
+                self._treated.fork(leg.treatment)
 
     # --- a step of a fault ---------------------------------------------------------------------------------------
 

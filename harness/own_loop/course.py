@@ -12,7 +12,7 @@ from harness.guards.playbook import refused
 from harness.own_loop.batches import END
 from harness.own_loop.inputs import NotRepeated, not_repeated
 from harness.own_loop.legs import TWIN, WALK, Leg
-from harness.own_loop.presets import with_steps
+from harness.own_loop.presets import in_a_loop, with_steps
 from harness.own_loop.snapshots import Around, Snapshot, difference
 from harness.own_loop.steps import Asked, Steps
 
@@ -27,6 +27,9 @@ class Plan(Protocol):
 
     def turn(self, course: Course) -> bool:
         """A leg is over: go on the next one; False: there is none."""
+
+    def begun(self, course: Course) -> None:
+        """A step of the leg at hand has its first batch, and nothing else."""
 
     def stepped(self, course: Course) -> None:
         """A step of the leg at hand is over."""
@@ -61,8 +64,9 @@ class Course(Steps):
 
     # --- legs ----------------------------------------------------------------------------------------------------
 
-    def go(self, leg: Leg, start: Snapshot | None = None, anew: bool = False) -> None:
-        """Go on with a leg, from a snapshot, or from where everything stands; `anew`: with the first batch."""
+    def go(self, leg: Leg, start: Snapshot | None = None) -> None:
+        """Go on with a leg, from a snapshot, or from where everything stands."""
+        anew = start is not None and start.is_before_loader
         self.leg, self.step, self._pass = leg, self.step if start is None else start.step, 0
         self._is_again = False
         if start is not None:
@@ -107,7 +111,7 @@ class Course(Steps):
             raise ConfigError("steps=0: nothing to train on; allowed: a loader that is not empty")
         self.total = total
         if reasons := list(refused(with_steps(self.asked.settings, self.total))):
-            raise ConfigError(*reasons)
+            raise ConfigError(*map(in_a_loop, reasons))
         self.leg.steps = self.total
         if self.leg.treatment and self.leg.treatment.ring:
             self.batches.keeps = 0
@@ -177,15 +181,18 @@ class Course(Steps):
     def _open_epoch(self, loader: Iterable[Any]) -> None:
         if self._is_opened:
             raise ConfigError("run.steps: a second loader in an epoch; allowed: one run.steps(loader) in each epoch")
-        if self._jump is not None:
-            start, self._jump = self._jump, None
+        start, self._jump = self._jump, None
+        if start is not None and start.is_before_loader:
             self.keeper.put_back(start)
-            self.step = start.step
         self.loop.loader = self._epoch
         if self._epoch < len(self.batches.opened):
             self.batches.open_again(self._epoch, loader)
         else:
             self.batches.open(loader)
+        if start is not None:
+            self.step = start.step
+            if not start.is_before_loader:  # in the midst of the epoch, whose code was gone through up to here
+                self.keeper.put_back(start)
 
     # --- passes --------------------------------------------------------------------------------------------------
 
@@ -266,6 +273,9 @@ class Course(Steps):
         if self._is_in_pass and self._stepping.was_asked and not self._losses:
             self._is_in_pass = False
         self._close_pass()
+
+    def _begun(self, leg: Leg, step: int) -> None:
+        self._plan.begun(self)
 
     def _stepped(self, leg: Leg, step: int) -> None:
         """Compare the step with the same one before, and let the plan see it."""

@@ -35,7 +35,9 @@ def wrap(owner: Any, name: str, around: Callable[..., Any], hooks: ExitStack) ->
     own, real, is_over = vars(owner).get(name), getattr(owner, name), False
 
     @wraps(real)
-    def method(_: Any, *args: Any, **more: Any) -> Any:
+    def method(this: Any, *args: Any, **more: Any) -> Any:
+        if this is not owner:  # a copy of it, which nobody has attached
+            return getattr(type(this), name)(this, *args, **more)
         return real(*args, **more) if is_over else around(real, *args, **more)
 
     ours = types.MethodType(method, owner)  # bound, as schedulers of torch want it

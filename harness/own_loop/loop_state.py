@@ -23,7 +23,9 @@ class LoopState:
     def carry(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values with which the step begins: those given, or after going back those of the first time."""
         if self.is_restored:
-            return tuple(copied(name, self.carried[name] if name in self.carried else values[name]) for name in values)
+            for name in values.keys() - self.carried.keys():  # the snapshot was taken before the loop told it
+                self.carried[name] = copied(name, values[name])
+            return tuple(copied(name, self.carried[name]) for name in values)
         if self.keeps:
             self.carried.update({name: copied(name, value) for name, value in values.items()})
         return tuple(values.values())

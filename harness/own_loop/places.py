@@ -33,6 +33,8 @@ class Places:
     def __init__(self, model: nn.Module, optimizers: Sequence[Any]):
         self.outer, self.model = model, unwrapped(model)
         self.optimizers = [inner_optimizer(one) for one in optimizers]
+        if len({id(one) for one in self.optimizers}) < len(self.optimizers):
+            raise ConfigError("optimizer: the same one stands in the list twice; allowed: each once")
         _refuse_sharded(self.model)
         self._look_up()
         for number, optimizer in enumerate(self.optimizers):
@@ -95,12 +97,12 @@ class Places:
         rate = self.groups[0].get("lr")
         of_rate = FORMAT_OF.get(rate.dtype, "fp64") if isinstance(rate, Tensor) else "fp64"
         slots = {slot: formats_of(named) for slot, named in self.slots().items()}
-        return {"weight": formats_of(self.trained), **slots, "learning_rate": {"learning_rate": of_rate}}
+        return {"weight": formats_of(self.owned), **slots, "learning_rate": {"learning_rate": of_rate}}
 
     @property
     def owned_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every weight that an optimizer has, frozen ones too."""
-        return {name: tuple(weight.shape) for name, weight in self.owned.items()}
+        return shapes_of(self.owned)
 
     def owner(self, name: str) -> int | None:
         """The number of the optimizer that has a weight; None: no one has."""

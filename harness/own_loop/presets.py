@@ -162,6 +162,19 @@ def _checked(key: str, cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(detect: str | Mapping[str, Any] | None, recover: str | Path | Mapping[str, Any] | None) -> Trial:
+    """`settings_of`, whose errors name the arguments of `attach`."""
+    try:
+        return settings_of(detect, recover)
+    except ConfigError as error:
+        raise ConfigError(*(in_a_loop(reason) for reason in error.reasons)) from None
+
+
+def in_a_loop(reason: str) -> str:
+    """A reason in the words of `attach`, where `recover` is what a trial has as `playbook`."""
+    return reason.replace("playbook.", "recover.")
+
+
+def settings_of(detect: str | Mapping[str, Any] | None, recover: str | Path | Mapping[str, Any] | None) -> Trial:
     """A trial whose sections `detect` and `playbook` are those asked for, which alone count. Raises ConfigError.
 
     `default` are the detectors that the playbook's own file names, and `combined+finite` where it names none.

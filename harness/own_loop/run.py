@@ -91,7 +91,7 @@ class Run(Handle, Results):
         is_iterator, wants = hasattr(loader, "__next__"), self._wants_twin
         if wants or (wants is None and course.asked.chosen and not is_iterator):
             course.expect_replays()
-            self._first = course.take_snapshot()
+            self._first = course.take_first_snapshot()
             course.run_leg.witness.keeps_weights = True
             course.batches.checks = not is_iterator
         if wants and is_iterator:
@@ -112,7 +112,7 @@ class Run(Handle, Results):
         self._twin = leg = course.new_leg(TWIN, steps)
         self._run.strikes.see_ranks()
         leg.comparison = Comparison(self._run, self._run.strikes, raises=False)
-        course.go(leg, self._first, anew=True)  # under the random streams of the first time
+        course.go(leg, self._first)  # under the random streams of the first time
 
     def refuse(self, course: Course, reason: str) -> None:
         """The twin is none: nothing is said by it."""
@@ -137,6 +137,9 @@ class Run(Handle, Results):
         with np.errstate(invalid="ignore"):
             others = np.flatnonzero(self._run.losses != twin.losses)
         self._run.masked_step = int(max(changed, others.max(initial=0)))
+
+    def begun(self, course: Course) -> None:
+        """Nothing is done here."""
 
     def stepped(self, course: Course) -> None:
         if self._keeping:

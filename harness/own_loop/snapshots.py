@@ -33,7 +33,7 @@ class Snapshot:
     """What model, optimizers, extras, random streams and the loop's carried values were before a step.
 
     `gradients` are those that the next step adds to; None where a step clears them first. `loader` is the number of
-    the loader that the loop goes through.
+    the loader that the loop goes through, and `is_before_loader` says that it was not opened yet.
     """
 
     step: int
@@ -44,6 +44,7 @@ class Snapshot:
     gradients: dict[str, Tensor] | None = None
     carried: dict[str, Any] = field(default_factory=dict)
     loader: int = 0
+    is_before_loader: bool = False
 
 
 class Keeper:

@@ -31,4 +31,7 @@ def dense_views(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) 
         keeps = differs.any(rest) if rest else differs
         keeps[tuple(old.indices())] = True
         places = keeps.nonzero().T
-        weights[name].grad = torch.sparse_coo_tensor(places, values[tuple(places)], values.shape, check_invariants=True, is_coalesced=True)
+        kept = values[tuple(places)]
+        weights[name].grad = torch.sparse_coo_tensor(
+            places, kept, values.shape, check_invariants=True, is_coalesced=True
+        )

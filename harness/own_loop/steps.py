@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from harness.config import ConfigError, Trial
 from harness.detectors.loop_signals import BEGAN, JUDGED, RATE
@@ -21,10 +23,10 @@ from harness.own_loop.inputs import Inputs, NotRepeated, not_repeated
 from harness.own_loop.legs import RUN, Leg, has_ladder
 from harness.own_loop.loop_state import LoopState
 from harness.own_loop.measures import Measures, Watch
-from harness.own_loop.places import Places
+from harness.own_loop.places import Places, inner_optimizer
 from harness.own_loop.presets import Chosen
 from harness.own_loop.ranks import Ranks
-from harness.own_loop.snapshots import Keeper
+from harness.own_loop.snapshots import Keeper, Snapshot
 from harness.own_loop.stepping import Stepping, scaler_among
 from harness.own_loop.strikes import Strikes
 from harness.own_loop.taps import Taps
@@ -33,6 +35,17 @@ from harness.own_loop.warn import warn
 from harness.recovery.base import Alarm
 from harness.training.remedies import Remedies
 from harness.training.sites import Site
+
+ATTACHED: WeakKeyDictionary[Optimizer, ExitStack] = WeakKeyDictionary()
+"""The hooks of each optimizer that is attached now."""
+
+
+def detach(optimizer: Any) -> bool:
+    """Whether an optimizer was attached; nothing of its run changes it, or its model, any more."""
+    hooks = ATTACHED.get(inner_optimizer(optimizer))
+    if hooks is not None:
+        hooks.close()
+    return hooks is not None
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,7 @@ class Steps:
         self.leg = self.run_leg = self.new_leg(RUN, 0, asked.chosen)
         self._measures = Measures(self.places)
         with ExitStack() as hooks:
+            self._claim(hooks)
             hooks.callback(self.inputs.close)
             self._stepping = Stepping(
                 self.places, self.scaler, self._measures, self.leg.strikes, self.leg.remedies, self
@@ -89,8 +103,20 @@ class Steps:
             self._stepping.attach(hooks)
             self._follow_restored(hooks)
             self.hooks = hooks.pop_all()
+            for optimizer in self.places.optimizers:
+                ATTACHED[optimizer] = self.hooks
         if self.leg.treatment and self.leg.treatment.ring:
             self.expect_replays()
+
+    def _claim(self, hooks: ExitStack) -> None:
+        """Each optimizer is attached once at a time."""
+        for optimizer in self.places.optimizers:
+            if optimizer in ATTACHED:
+                why = "is attached already, to a run that has not ended"
+                allowed = "run.close() of that run first, or attach.detach(optimizer)"
+                raise ConfigError(f"optimizer={type(optimizer).__name__}: {why}; allowed: {allowed}")
+        for optimizer in self.places.optimizers:
+            hooks.callback(ATTACHED.pop, optimizer, None)
 
     def _follow_restored(self, hooks: ExitStack) -> None:
         """A state that the loop loads is a new beginning for detectors."""
@@ -117,9 +143,13 @@ class Steps:
             treatment = Treatment(asked.settings, watch, strikes, remedies, self.places, asked.extras, self.loop)
         return Leg(kind, steps, strikes, remedies, watch, treatment)
 
-    def take_snapshot(self) -> Any:
+    def take_snapshot(self) -> Snapshot:
         """All there is before the step at hand."""
         return self.keeper.take(self.step, with_gradients=self._stepping.carries_gradients is not False)
+
+    def take_first_snapshot(self) -> Snapshot:
+        """All there is before the first loader is opened."""
+        return replace(self.take_snapshot(), is_before_loader=True)
 
     # --- a step begins -------------------------------------------------------------------------------------------
 
@@ -130,6 +160,7 @@ class Steps:
         self.places.refresh()
         if leg.sees_trained(step, tuple(self.places.trained)):
             self._is_restored = True  # norms of other weights than before
+        self._begun(leg, step)
         self._stepping.begin(step)
         carries = self._stepping.carries_gradients is not False
         if leg.treatment:
@@ -144,6 +175,9 @@ class Steps:
         leg.strikes(Site.WEIGHT, step, lambda: {name: x.data for name, x in self.places.owned.items()})
         if any(leg.strikes.due(Site.LOSS_SCALE, step)):
             leg.strikes(Site.LOSS_SCALE, step, self._stepping.shown_scale)
+
+    def _begun(self, leg: Leg, step: int) -> None:
+        """What else is done before a step of a leg, which has its first batch."""
 
     def _expect_inputs(self, leg: Leg, step: int) -> None:
         """What has to enter the model in a step that was run before."""

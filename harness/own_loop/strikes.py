@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from harness.own_loop.ranks import Ranks
 from harness.own_loop.tokens import as_rows, as_tokens
 from harness.training.remedies import Remedies
 from harness.training.sites import AT_TAPS, Agenda, Event, Site, Visit
-from injectors.facts import Facts
+from injectors.facts import Facts, Shapes
 from injectors.fault import InjectableFault
 from injectors.value_strike import ValueStrike
 
@@ -37,6 +38,7 @@ class Fault:
     def __init__(self, chosen: Chosen):
         self.chosen, self.fault = chosen, chosen.fault
         self.agenda: Agenda | None = None
+        self.tensors: Shapes = {}  # of the model, among which it strikes
 
     @property
     def injector(self) -> Any:
@@ -93,7 +95,8 @@ class Strikes:
             names = dict.fromkeys(self._places.modules, ())
             one.fault = one.chosen.fitted(names, "module")
         else:
-            one.fault = one.chosen.fitted(self._places.shapes, "tensor") if _has_tensors(one.fault) else one.fault
+            one.tensors = self._tensors_for(one.fault)
+            one.fault = one.chosen.fitted(one.tensors, "tensor") if _has_tensors(one.fault) else one.fault
             if not asked:
                 self._check_format(one)
         lacking = [name for name in asked if name in GIVEN and name not in self._known]
@@ -103,9 +106,15 @@ class Strikes:
             why = f"needs {' and '.join(lacking)}, which nobody knows of this run"
             raise ConfigError(f"fault.kind={one.fault.kind}: {why}; allowed: attach(facts={{{lacking[0]!r}: ...}})")
 
+    def _tensors_for(self, fault: InjectableFault) -> Shapes:
+        """Those among which it is: the trained ones, or, where none of them fits, frozen ones that an optimizer has."""
+        trained, owned, pattern = self._places.shapes, self._places.owned_shapes, getattr(fault, "tensor", "*")
+        is_frozen = not fnmatch.filter(trained, pattern) and fnmatch.filter(owned, pattern)
+        return owned if is_frozen else trained
+
     def _check_format(self, one: Fault) -> None:
         """Refuse what numbers of the model's own format do not have."""
-        facts = Facts(1, self._places.shapes, formats=self._places.formats)
+        facts = Facts(1, one.tensors, formats=self._places.formats)
         one.fault = one.fault.in_own_format(facts)
         if reasons := list(one.fault.wrong_format(facts)):
             raise ConfigError(*reasons)
@@ -221,6 +230,8 @@ class Strikes:
             )
         if "taps" in fault.asks():
             fault = one.fault = one.chosen.fitted(facts.taps, "activation")
+        elif one.tensors:
+            facts = dataclasses.replace(facts, tensors=one.tensors)
         if fault.seed is not None:
             facts = dataclasses.replace(facts, seed=fault.seed)
         fault = one.fault = fault.in_own_format(facts)

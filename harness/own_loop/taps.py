@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.own_loop.hooks import Hook
 from harness.own_loop.places import Places, first_tensor
 from harness.own_loop.strikes import Fault, Strikes
 from harness.training.sites import Site, Visit
@@ -44,7 +45,7 @@ class Taps:
         for site, fault, name in strikes.at_taps(step):
             strike = partial(self._strike, site, fault, step, name, [])
             # First, so that whatever else is hooked there sees what the model goes on with.
-            self._hooks.callback(modules[name].register_forward_hook(strike, prepend=True).remove)
+            self._hooks.callback(modules[name].register_forward_hook(Hook(strike), prepend=True).remove)
 
     def end(self, strikes: Strikes, step: int) -> None:
         """The step is over."""
@@ -61,7 +62,7 @@ class Taps:
         """See which activations there are."""
         self._is_looking = True
         for name, module in self._places.modules.items():
-            self._hooks.callback(module.register_forward_hook(partial(self._seen, name)).remove)
+            self._hooks.callback(module.register_forward_hook(Hook(partial(self._seen, name))).remove)
 
     def _seen(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if (x := first_tensor(output)) is not None and name not in self._shapes:

@@ -40,7 +40,7 @@ class TrainerCallback(Results, Base):
             if ACTIONS[name].goes_back or name == "skip_batches":
                 stays = [action for action in ("carry_on", "skip", "lower_rate", "reset_moments") if action in ACTIONS]
                 why = "goes back or reads on, and the loop of a Trainer does not"
-                raise ConfigError(f"playbook.ladder: action {name}: {why}; allowed: {', '.join(stays)}")
+                raise ConfigError(f"recover.ladder: action {name}: {why}; allowed: {', '.join(stays)}")
         self._asked, self._keeping = asked, keeping
         self._kind = RUN
         self._first: Snapshot | None = None
@@ -167,6 +167,9 @@ class TrainerCallback(Results, Base):
 
     def lengthened(self, course: Course) -> None:
         """Not under a Trainer, which says how many steps there are."""
+
+    def begun(self, course: Course) -> None:
+        """Nothing is done here."""
 
     def stepped(self, course: Course) -> None:
         if self._keeping and self._kind == RUN:

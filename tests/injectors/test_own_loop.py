@@ -120,9 +120,9 @@ def test_every_fault_strikes_a_run_that_is_no_trial(kind, site):
     [
         (Value(tensor="head"), "fault.tensor=head: matches no tensor of this model; allowed: a glob over weight, bias"),
         (Value(tensor="bias", element=64), "fault.element=64: beyond fault.tensor=bias, .* allowed: 0 to 63"),
-        (Value(site="gradient", rank=1), "fault.rank=1: beyond train.ranks=1; allowed: 0 to 0"),
-        (Value(site="moment_1"), "fault.site=moment_1: optim.name=none keeps no such array"),
-        (Value(site="loss_scale"), "fault.site=loss_scale: train.loss_scaling=none has no scale"),
+        (Value(site="gradient", rank=1), "fault.rank=1: beyond processes=1; allowed: 0 to 0"),
+        (Value(site="moment_1"), "fault.site=moment_1: optimizer=none keeps no such array"),
+        (Value(site="loss_scale"), "fault.site=loss_scale: no loss scaler is known"),
         (Value(site="activation"), "matches no activation of this model"),
     ],
 )

@@ -56,6 +56,7 @@ class Script:
     go: Callable[[Any], None]
     steps: int | None = None  # to be said to `attach`
     others: list[nn.Module] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)  # of gradients, as the loop's own clipping has found them
 
     def state(self) -> dict[str, Tensor]:
         """Weights, buffers, what the optimizers keep, and rates."""
@@ -91,17 +92,19 @@ def plain() -> Script:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 
+    norms: list[float] = []
+
     def go(run: Any) -> None:
         for batch in run.steps(data(STEPS)):
             optimizer.zero_grad()
             loss = loss_of(model, batch)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.3).item())
             optimizer.step()
             schedule.step()
             run.observe(loss)
 
-    return Script(model, [optimizer], [schedule], go)
+    return Script(model, [optimizer], [schedule], go, norms=norms)
 
 
 def short_tail() -> Script:
@@ -110,6 +113,8 @@ def short_tail() -> Script:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = data(4 * STEPS - 2)
+
+    norms: list[float] = []
 
     def go(run: Any) -> None:
         number = 0
@@ -120,11 +125,11 @@ def short_tail() -> Script:
             run.observe(loss)
             number += 1
             if number % 4 == 0 or number == len(batches):
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
                 optimizer.step()
                 optimizer.zero_grad()
 
-    return Script(model, [optimizer], [], go, steps=STEPS)
+    return Script(model, [optimizer], [], go, steps=STEPS, norms=norms)
 
 
 def short_windows() -> Script:
@@ -133,6 +138,8 @@ def short_windows() -> Script:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     batches = data(4 * STEPS // 2 - 2)
+
+    norms: list[float] = []
 
     def go(run: Any) -> None:
         for _ in run.epochs(2):
@@ -144,11 +151,11 @@ def short_windows() -> Script:
                 run.observe(loss)
                 number += 1
                 if number % 4 == 0 or number == len(batches):
-                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                    norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1).item())
                     optimizer.step()
                     optimizer.zero_grad()
 
-    return Script(model, [optimizer], [], go, steps=STEPS)
+    return Script(model, [optimizer], [], go, steps=STEPS, norms=norms)
 
 
 def scaled() -> Script:
@@ -158,6 +165,8 @@ def scaled() -> Script:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17, growth_interval=5)
 
+    norms: list[float] = []
+
     def go(run: Any) -> None:
         for batch in run.steps(data(STEPS)):
             optimizer.zero_grad()
@@ -166,11 +175,11 @@ def scaled() -> Script:
             scaler.scale(loss).backward()
             run.observe(loss)
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
             scaler.step(optimizer)
             scaler.update()
 
-    return Script(model, [optimizer], [scaler], go)
+    return Script(model, [optimizer], [scaler], go, norms=norms)
 
 
 def closure() -> Script:
@@ -434,6 +443,8 @@ def prefetched() -> Script:
         rows = torch.randint(len(x_all), (8,))
         return x_all[rows], y_all[rows]
 
+    norms: list[float] = []
+
     def go(run: Any) -> None:
         iter_num = 0
         X, Y = get_batch()
@@ -445,13 +456,13 @@ def prefetched() -> Script:
                 loss = F.mse_loss(model(X), Y) / 2
                 X, Y = get_batch()
                 loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             run.observe(2 * loss)
             iter_num += 1
 
-    return Script(model, [optimizer], [], go, steps=STEPS)
+    return Script(model, [optimizer], [], go, steps=STEPS, norms=norms)
 
 
 def hidden_state() -> Script:
@@ -459,6 +470,8 @@ def hidden_state() -> Script:
     seeded()
     model = nn.ModuleDict({"lstm": nn.LSTM(6, 8, batch_first=True), "head": nn.Linear(8, 3)})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    norms: list[float] = []
 
     def go(run: Any) -> None:
         hidden = (torch.zeros(1, 2, 8), torch.zeros(1, 2, 8))
@@ -469,11 +482,11 @@ def hidden_state() -> Script:
             out, hidden = model["lstm"](x.view(2, 4, 6), hidden)
             loss = F.mse_loss(model["head"](out).view(8, 3), y)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.25).item())
             optimizer.step()
             run.observe(loss)
 
-    return Script(model, [optimizer], [], go)
+    return Script(model, [optimizer], [], go, norms=norms)
 
 
 class Pole:
@@ -588,17 +601,19 @@ def compiled() -> Script:
     optimizer, schedule = script.optimizers[0], script.extra[0]
     model = torch.compile(script.model, backend="aot_eager")
 
+    norms: list[float] = []
+
     def go(run: Any) -> None:
         for batch in run.steps(data(STEPS)):
             optimizer.zero_grad()
             loss = loss_of(model, batch)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.3).item())
             optimizer.step()
             schedule.step()
             run.observe(loss)
 
-    return Script(model, [optimizer], [schedule], go)
+    return Script(model, [optimizer], [schedule], go, norms=norms)
 
 
 def with_workers() -> Script:
@@ -633,6 +648,8 @@ def accelerated() -> Script:
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     batches = data(2 * STEPS)
 
+    norms: list[float] = []
+
     def go(run: Any) -> None:
         for batch in run.steps(batches):
             with accelerator.accumulate(model):
@@ -640,12 +657,12 @@ def accelerated() -> Script:
                 accelerator.backward(loss)
                 run.observe(loss)
                 if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 0.3)
+                    norms.append(accelerator.clip_grad_norm_(model.parameters(), 0.3).item())
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
 
-    return Script(model, [optimizer], [schedule], go, steps=STEPS)
+    return Script(model, [optimizer], [schedule], go, steps=STEPS, norms=norms)
 
 
 SCRIPTS = {

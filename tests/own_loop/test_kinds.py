@@ -71,7 +71,7 @@ def test_every_optimizer_of_torch(name: str) -> None:
     site = "moment_1" if name in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "SGD") else "moment_2"
     fault = {"name": "moment_bit", "site": site, "start": 5, "bit": 27, "tensor": "norm.weight"}
     if name in ("Rprop", "ASGD"):
-        with pytest.raises(ConfigError, match="fault.site=moment_2: optim.name=.* keeps no such array; allowed: "):
+        with pytest.raises(ConfigError, match="fault.site=moment_2: optimizer=.* keeps no such array; allowed: "):
             attached(loop, fault=fault)
         return
     _, run = attached(loop, fault=fault)
