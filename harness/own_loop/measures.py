@@ -119,11 +119,19 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _norm(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    wide = [to_measure(x) for x in tensors]
-    if dtype is None:  # in their own type, norms of half precision would be rounded to it
-        wide = [x.float() if x.element_size() < 4 else x for x in wide]
-    norms = torch._foreach_norm(wide, 2, dtype=dtype)
-    return torch.linalg.vector_norm(torch.stack([norm.to(device, torch.float64) for norm in norms]))
+    wide = list(tensors)
+    if not {x.dtype for x in wide} <= {torch.float32, torch.float64}:
+        wide = [to_measure(x) for x in wide]
+        if dtype is None:  # in their own type, norms of half precision would be rounded to it
+            wide = [x.float() if x.element_size() < 4 else x for x in wide]
+    return torch.linalg.vector_norm(stacked(torch._foreach_norm(wide, 2, dtype=dtype), device))
+
+
+def stacked(numbers: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Scalars as one tensor, float64."""
+    if len({(x.dtype, x.device) for x in numbers}) == 1:
+        return torch.stack(list(numbers)).to(device, torch.float64)
+    return torch.stack([x.to(device, torch.float64) for x in numbers])
 
 
 class Watch:

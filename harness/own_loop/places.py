@@ -47,13 +47,21 @@ class Places:
         named = self.model.named_parameters()  # in the model's own order, on which what a fault draws depends
         self.weights: dict[str, Tensor] = {name.replace(f"{COMPILED}.", ""): weight for name, weight in named}
         names = {weight: name for name, weight in self.weights.items()}
+        named_modules = [(name.replace(f"{COMPILED}.", ""), module) for name, module in self.model.named_modules()]
+        self.built_of = [module for _, module in named_modules]
+        """All modules, the model first."""
         self._slots = [  # where each weight stands
             (module._parameters, leaf, weight)
-            for module in self.model.modules()
+            for module in self.built_of
             for leaf, weight in module._parameters.items()
             if weight is not None
         ]
-        self._leaves = sum(len(module._parameters) for module in self.model.modules())
+        self._sizes = [(module, list(module._modules.values()), *_sizes(module)) for module in self.built_of]
+        self._buffers = [
+            (f"{prefix}.{leaf}" if prefix else leaf, module._buffers, leaf)
+            for prefix, module in named_modules
+            for leaf in module._buffers
+        ]
         self._owner: dict[str, int] = {}
         self.outside: dict[str, Tensor] = {}  # what the optimizers train that is not the model's
         for number, optimizer in enumerate(self.optimizers):
@@ -83,8 +91,11 @@ class Places:
             self._see_frozen()
 
     def _has_more(self) -> bool:
-        """Whether a module or a parameter was added."""
-        return sum(len(module._parameters) for module in self.model.modules()) != self._leaves
+        """Whether a module, a parameter or a buffer was added."""
+        return any(
+            _sizes(module) != (weights, buffers) or list(module._modules.values()) != inside
+            for module, inside, weights, buffers in self._sizes
+        )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -116,7 +127,15 @@ class Places:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        return {name.replace(f"{COMPILED}.", ""): buffer for name, buffer in self.model.named_buffers()}
+        """By name, each once."""
+        found: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, parts, leaf in self._buffers:
+            buffer = parts.get(leaf)
+            if buffer is not None and id(buffer) not in seen:
+                seen.add(id(buffer))
+                found[name] = buffer
+        return found
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -196,6 +215,11 @@ def _refuse_sharded(model: nn.Module) -> None:
     for name, weight in model.named_parameters():
         if type(weight.data).__name__ == "DTensor" or type(weight).__name__ == "DTensor":
             raise ConfigError(f"model: {name} is a DTensor, of which this process has a part; allowed: {allowed}")
+
+
+def _sizes(module: nn.Module) -> tuple[int, int]:
+    """How many parameters and buffers a module has of its own."""
+    return len(module._parameters), len(module._buffers)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Snapshot:
     step: int
     tensors: dict[str, Tensor]
     optimizers: list[list[tuple[Any, dict[Any, Any]]]]  # of each, what it keeps by key
-    around: Around
+    around: Around | None  # None: of the arrays alone
     lacks_gradient: set[str] = field(default_factory=set)
     gradients: dict[str, Tensor] | None = None
     carried: dict[str, Any] = field(default_factory=dict)
@@ -65,24 +65,31 @@ class Keeper:
 
     def take(self, step: int, into: Snapshot | None = None, with_gradients: bool = False) -> Snapshot:
         """A copy of all there is; the memory of `into` is used again where it fits."""
-        places, spare = self._places, into.tensors if into else {}
-        places.refresh()
-        spares = [dict(kept) for kept in into.optimizers] if into else []
-        spares += [{} for _ in places.optimizers[len(spares) :]]
-        gradients = {name: w.grad for name, w in places.weights.items() if w.grad is not None}
-        return Snapshot(
-            step,
-            self._copies(self._live(), spare),
-            [
-                [(key, self._copies(kept, spares[n].get(key, {}))) for key, kept in optimizer.state.items()]
-                for n, optimizer in enumerate(places.optimizers)
-            ],
-            self.around(),
-            {name for name in places.weights if name not in gradients},
-            {name: g.detach().clone() for name, g in gradients.items()} if with_gradients else None,
-            self._loop.carried,
-            self._loop.loader,
+        self._places.refresh()
+        weights = self._places.weights
+        gradients = {name: w.grad for name, w in weights.items() if w.grad is not None}
+        return replace(
+            self.take_arrays(step, into),
+            around=self.around(),
+            lacks_gradient={name for name in weights if name not in gradients},
+            gradients={name: g.detach().clone() for name, g in gradients.items()} if with_gradients else None,
+            carried=self._loop.carried,
+            loader=self._loop.loader,
         )
+
+    @torch.no_grad()
+    def take_arrays(self, step: int, into: Snapshot | None = None) -> Snapshot:
+        """A copy of weights, buffers and what the optimizers keep."""
+        copies = Copies(self._on_host)
+        spares = [dict(kept) for kept in into.optimizers] if into else []
+        spares += [{} for _ in self._places.optimizers[len(spares) :]]
+        tensors = copies.of(self._live(), into.tensors if into else {})
+        states = [
+            [(key, copies.of(kept, spares[n].get(key, {}))) for key, kept in optimizer.state.items()]
+            for n, optimizer in enumerate(self._places.optimizers)
+        ]
+        copies.make()
+        return Snapshot(step, tensors, states, None)
 
     def around(self) -> Around:
         """What stands around the arrays now."""
@@ -92,7 +99,7 @@ class Keeper:
             for optimizer in places.optimizers
         ]
         extras = [copy.deepcopy(extra.state_dict()) for extra in self._extras]
-        return Around(groups, extras, streams(), Structure.of(places.model, places.optimizers))
+        return Around(groups, extras, streams(), Structure.of(places.built_of, places.optimizers))
 
     @torch.no_grad()
     def put_around(self, kept: Around, with_structure: bool = True) -> None:
@@ -108,26 +115,9 @@ class Keeper:
         set_streams(kept.streams)
 
     @torch.no_grad()
-    def _copies(self, live: Mapping[Any, Any], spare: Mapping[Any, Any]) -> dict[Any, Any]:
-        found, targets, sources = {}, [], []
-        for key, value in live.items():
-            if not isinstance(value, Tensor) or value.layout != torch.strided:
-                found[key] = copy.deepcopy(value)
-                continue
-            old = spare.get(key)
-            if not isinstance(old, Tensor) or old.shape != value.shape or old.dtype != value.dtype:
-                place = "cpu" if self._on_host else value.device
-                old = torch.empty_like(value, device=place, memory_format=torch.preserve_format)
-            found[key] = old
-            targets.append(old)
-            sources.append(value.detach())
-        if targets:
-            torch._foreach_copy_(targets, sources)
-        return found
-
-    @torch.no_grad()
     def put_back(self, kept: Snapshot) -> None:
         """Everything is as it was when the snapshot was taken; gradients are None where they were."""
+        assert kept.around is not None
         self.put_around(kept.around)
         self._put_arrays(kept)
         weights = self._places.weights
@@ -139,9 +129,10 @@ class Keeper:
 
     @torch.no_grad()
     def put_back_arrays(self, kept: Snapshot) -> None:
-        """Weights, buffers and what the optimizers keep are as they were, and stand where they stood."""
-        kept.around.structure.put_back(self._places.optimizers)
-        self._places.refresh()
+        """Weights, buffers and what the optimizers keep are as they were, and, if it is known, stand where they stood."""
+        if kept.around is not None:
+            kept.around.structure.put_back(self._places.optimizers)
+            self._places.refresh()
         self._put_arrays(kept)
 
     def _put_arrays(self, kept: Snapshot) -> None:
@@ -172,15 +163,16 @@ class Undo:
         self._has = False
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, around: Around | None) -> None:
+        """A step begins, around which this stands; None: not known yet."""
         self._buffers = [(buffer, buffer.clone()) for buffer in self._places.buffers.values()]
-        self._around, self._at = self._keeper.around(), (self._loop.carried, self._loop.loader)
+        self._around = self._keeper.around() if around is None else around
+        self._at = self._loop.carried, self._loop.loader
         self._has = False
 
     def keep(self) -> None:
         """The update comes next."""
-        self._kept, self._has = self._keeper.take(-1, self._kept), True
+        self._kept, self._has = self._keeper.take_arrays(-1, self._kept), True
 
     @torch.no_grad()
     def take_back(self) -> None:
@@ -197,6 +189,36 @@ class Undo:
         self.take_back()
         self._keeper.put_around(self._around)
         self._loop.give_back(*self._at)
+
+
+class Copies:
+    """Copies of many tensors, made at once; on the host with `on_host`."""
+
+    def __init__(self, on_host: bool):
+        self._on_host = on_host
+        self._targets: list[Tensor] = []
+        self._sources: list[Tensor] = []
+
+    def of(self, live: Mapping[Any, Any], spare: Mapping[Any, Any]) -> dict[Any, Any]:
+        """What a mapping has, copied once `make` is called; tensors into those of `spare` where they fit."""
+        found = {}
+        for key, value in live.items():
+            if not isinstance(value, Tensor) or value.layout != torch.strided:
+                found[key] = copy.deepcopy(value)
+                continue
+            old = spare.get(key)
+            if not isinstance(old, Tensor) or old.shape != value.shape or old.dtype != value.dtype:
+                place = "cpu" if self._on_host else value.device
+                old = torch.empty_like(value, device=place, memory_format=torch.preserve_format).detach()
+            found[key] = old
+            self._targets.append(old)
+            self._sources.append(value.detach())
+        return found
+
+    def make(self) -> None:
+        """Copy."""
+        if self._targets:
+            torch._foreach_copy_(self._targets, self._sources)
 
 
 def put_values(live: Any, kept: Mapping[Any, Any]) -> None:
@@ -234,6 +256,7 @@ def _named(snapshot: Snapshot, only_arrays: bool = False) -> Iterator[tuple[str,
             yield from ((f"optimizer {number}, parameter {place}: {name}", value) for name, value in kept.items())
     if only_arrays:
         return
+    assert snapshot.around is not None
     groups = [group for of_one in snapshot.around.groups for group in of_one]
     for number, group in enumerate(groups):
         yield from ((f"{name} of parameter group {number}", value) for name, value in group.items())

@@ -57,10 +57,10 @@ class Structure:
     optimizer_hooks: list[dict[str, dict[Any, Any]]]
 
     @classmethod
-    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer]) -> Structure:
-        """As it is now."""
+    def of(cls, parts_of_model: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Structure:
+        """As it is now: these modules, which are all of the model."""
         modules, trains, weight_hooks = [], [], []
-        for module in model.modules():
+        for module in parts_of_model:
             parts = module.__dict__
             modules.append(
                 BuiltModule(
@@ -125,11 +125,11 @@ def _become(live: Any, kept: Mapping[Any, Any]) -> None:
 
 def _values(parts: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
-    for name, value in parts.items():
-        if name not in INTERNAL:
-            kept = value if isinstance(value, IMMUTABLE) else _kept(value)
-            if kept is not MISSING:
-                found[name] = kept
+    for name in parts.keys() - INTERNAL:
+        value = parts[name]
+        kept = value if isinstance(value, IMMUTABLE) else _kept(value)
+        if kept is not MISSING:
+            found[name] = kept
     return found
 
 

@@ -16,7 +16,7 @@ from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
 from harness.guards.playbook import ANSWERS, UNANSWERED, calls, goes_back, has_oracle, waits
 from harness.model.formats import to_measure
 from harness.own_loop.loop_state import LoopState
-from harness.own_loop.measures import Watch
+from harness.own_loop.measures import Watch, stacked
 from harness.own_loop.places import Places
 from harness.own_loop.snapshots import Keeper, Snapshot, Undo
 from harness.own_loop.strikes import Strikes
@@ -31,6 +31,11 @@ class Kept:
 
     snapshot: Snapshot
     memory: dict[str, Tensor]
+
+
+def _all_finite(values: Sequence[Tensor]) -> bool:
+    """Whether each of these numbers is."""
+    return bool(stacked(values, values[0].device).isfinite().all())
 
 
 class Ring:
@@ -49,19 +54,21 @@ class Ring:
         self._kept, self._awaited = dict(other._kept), other._awaited
         self._shared, other._shared = set(self._kept), set(self._kept)
 
-    def take(self, step: int, is_quiet: bool, awaited: int, with_gradients: bool) -> None:
-        """Keep this step, if it is due and nothing was wrong with the one before."""
+    def take(self, step: int, is_quiet: bool, awaited: int, with_gradients: bool) -> Snapshot | None:
+        """Keep this step, if it is due and nothing was wrong with the one before; what was kept, if it was."""
         is_due = step % self._every == 0
         if not (is_due or step == awaited) or not is_quiet or step in self._kept or not self._is_finite():
-            return
+            return None
         if step == awaited and not is_due:
             self._forget(self._awaited)
             self._awaited = step
         regular = [kept for kept in self._kept if kept != self._awaited]
         if is_due and len(regular) >= self._most:
             self._forget(min(regular))
-        self._kept[step] = Kept(self._keeper.take(step, self._spare, with_gradients), self._watch.memory())
+        snapshot = self._keeper.take(step, self._spare, with_gradients)
+        self._kept[step] = Kept(snapshot, self._watch.memory())
         self._spare = None
+        return snapshot
 
     def clear(self) -> None:
         """What was kept is of no use."""
@@ -78,8 +85,10 @@ class Ring:
     def _is_finite(self) -> bool:
         slots = (x for named in self._places.slots().values() for x in named.values())
         with torch.no_grad():
-            sums = [to_measure(x).sum(dtype=torch.float64) for x in [*self._places.owned.values(), *slots]]
-        return bool(torch.stack([x.to(sums[0].device) for x in sums]).isfinite().all())
+            each = [to_measure(x.detach()) for x in [*self._places.owned.values(), *slots] if x.numel()]
+            if _all_finite(torch._foreach_norm(each, 2)):
+                return True
+            return _all_finite([x.sum(dtype=torch.float64) for x in each])  # the squares alone may overflow
 
     @property
     def oldest(self) -> int | None:
@@ -160,9 +169,10 @@ class Treatment:
 
     def begin(self, step: int, with_gradients: bool) -> None:
         """Keep what the run may have to go back to; with the gradients that the step adds to."""
-        self.undo.begin()
+        taken = None
         if self.ring:
-            self.ring.take(step, self.is_quiet, self.awaited if self._awaits else -1, with_gradients)
+            taken = self.ring.take(step, self.is_quiet, self.awaited if self._awaits else -1, with_gradients)
+        self.undo.begin(taken.around if taken else None)
 
     def answer(self, step: int, alarms: Mapping[str, bool], loss: float, norm: float, is_judged: bool = True) -> int:
         """GO, GO_AND_ASK or ASK, as the guard of a pack has it; FREEZE for what no rung answers and cannot be taken."""

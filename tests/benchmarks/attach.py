@@ -1,12 +1,14 @@
 """What an attached run costs that is armed and not due: a step of a GPT of 4 layers, against the same step alone.
 
-python -m tests.benchmarks.attach
+python -m tests.benchmarks.attach [WIDTH ...]
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +18,9 @@ import torch.nn.functional as F
 from harness import attach
 from tests.plain_gpt import PlainGPT
 
-WIDTH, DEPTH, CONTEXT, BATCH, VOCABULARY = 256, 4, 256, 8, 256
-ROUNDS, STEPS = 12, 6
+DEPTH, CONTEXT, BATCH, VOCABULARY = 4, 256, 8, 256
+STEPS = {64: 20, 256: 6}  # in a round, by width
+ROUNDS = 10
 NEVER = 10**6
 CASES: dict[str, dict[str, Any]] = {
     "attached alone": {"detect": None},
@@ -32,9 +35,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def loop() -> tuple[Any, Any, Callable[[torch.Tensor], torch.Tensor]]:
+def loop(width: int) -> tuple[Any, Any, Callable[[torch.Tensor], torch.Tensor]]:
     torch.manual_seed(0)
-    model = PlainGPT(VOCABULARY, WIDTH, DEPTH, 64, CONTEXT)
+    model = PlainGPT(VOCABULARY, width, DEPTH, 64, CONTEXT)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
     def body(tokens: torch.Tensor) -> torch.Tensor:
@@ -56,18 +59,24 @@ def batches() -> Any:
 
 def main() -> None:
     """Each case takes turns with the loop alone, a few steps each; medians of the ratios of neighbours."""
-    print(f"width {WIDTH}, {DEPTH} layers, {BATCH} x {CONTEXT} tokens, {torch.get_num_threads()} threads")
+    for width in [int(word) for word in sys.argv[1:]] or STEPS:
+        measure(width, STEPS.get(width, 6))
+
+
+def measure(width: int, steps: int) -> None:
+    """Print a line for each case at one width."""
+    print(f"width {width}, {DEPTH} layers, {BATCH} x {CONTEXT} tokens, {torch.get_num_threads()} threads")
     for name, options in CASES.items():
-        alone, own = loop()[2], loop()
+        alone, own = loop(width)[2], loop(width)
         model, optimizer, body = own
-        with attach(model, optimizer, steps=NEVER, **options) as run:
+        with warnings.catch_warnings(action="ignore"), attach(model, optimizer, steps=NEVER, **options) as run:
             source, given = batches(), run.steps(batches())
             ratios, seconds = [], []
             for number in range(ROUNDS + 2):
                 times = []
                 for is_attached in (True, False) if number % 2 else (False, True):
                     begin = time.perf_counter()
-                    for _ in range(STEPS):
+                    for _ in range(steps):
                         if is_attached:
                             run.observe(body(next(given)))
                         else:
@@ -76,7 +85,7 @@ def main() -> None:
                 of = dict(times)
                 if number >= 2:
                     ratios.append(of[True] / of[False])
-                    seconds.append(of[False] / STEPS)
+                    seconds.append(of[False] / steps)
         middle = statistics.median(ratios)
         low, high = sorted(ratios)[1], sorted(ratios)[-2]
         print(f"{name:<48} {middle:.3f} ({low:.3f} to {high:.3f}) of a step of {statistics.median(seconds):.3f} s")
