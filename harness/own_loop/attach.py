@@ -19,6 +19,7 @@ from harness.own_loop.steps import Asked, detach
 from harness.recovery.base import Alarm
 
 OnAlarm = Callable[[Alarm], Any]
+KEEP = ("all", "alarms")
 
 
 class Attach:
@@ -38,6 +39,7 @@ class Attach:
         seed: int = 0,
         facts: Mapping[str, Any] | None = None,
         on_alarm: OnAlarm | None = None,
+        keep: str = "all",
     ) -> Run:
         """Faults, detectors, a playbook and a golden twin for a model and a loop of the user's own.
 
@@ -54,13 +56,19 @@ class Attach:
         the length of its loaders. With `twin` the golden twin is trained after the run; with None (the default) what
         `run.twin()` needs is kept where there is a fault. `facts` are what some faults ask for and no loop shows:
         rate(step), warmup, peak, tokens, token_counts. With `out` the run is written into a results folder, as a sweep
-        is. `on_alarm` is called with each step of the run that is an alarm (`harness.recovery.base.Alarm`).
+        is; with keep="alarms" only once there is an alarm. `on_alarm` is called with each step of the run that is an
+        alarm (`harness.recovery.base.Alarm`).
+
+        To be told of alarms alone, a loop needs `run = attach(model, optimizer, on_alarm=print)` and, in each step,
+        `run.observe(loss)`.
 
         After the block, or an exception in it, every hook and wrapper is gone. Raises ConfigError, a ValueError, for
         what cannot be, at once where it can be known.
         """
         asked = _asked(model, optimizer, extra, fault, detect, recover, steps, seed, facts, on_alarm, twin, out)
-        return Run(asked, twin, None if out is None else Keeping(Path(out)))
+        if keep not in KEEP:
+            raise ConfigError(f"keep={shown(keep)}: no choice; allowed: {', '.join(KEEP)}")
+        return Run(asked, twin, None if out is None else Keeping(Path(out), keep == "alarms"))
 
     def campaign(
         self,

@@ -64,6 +64,10 @@ class Batches:
         self._front = -1  # the position up to which the source was read
         self._bytes = 0
 
+    def start_at(self, position: int) -> None:
+        """The next batch is that of this position, because the run was resumed there."""
+        self._front = position - 1
+
     def open(self, loader: Iterable[Any]) -> None:
         """Read from another loader from here on."""
         before = streams()

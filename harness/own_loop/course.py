@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from harness.config import ConfigError
@@ -13,9 +14,12 @@ from harness.own_loop.batches import END
 from harness.own_loop.inputs import NotRepeated, not_repeated
 from harness.own_loop.legs import TWIN, WALK, Leg
 from harness.own_loop.presets import in_a_loop, with_steps
+from harness.own_loop.resuming import check, restore, state_of
 from harness.own_loop.snapshots import Around, Snapshot, difference
 from harness.own_loop.steps import Asked, Steps
+from harness.own_loop.watching import Watching
 
+FIRST_LENGTH = 1000  # steps of a run that is only watched, until it is longer
 EPOCHS = "for epoch in run.epochs(N), which is gone through again as the loop is written"
 
 
@@ -61,6 +65,8 @@ class Course(Steps):
         self._epoch = -1
         self._is_opened = False  # whether this epoch has its loader
         self._jump: Snapshot | None = None  # where the next epoch goes on
+        self._resumed: Mapping[str, Any] | None = None  # the state with which the run goes on
+        self._watching: Watching | None = None  # of a loop that asks for no batches
 
     # --- legs ----------------------------------------------------------------------------------------------------
 
@@ -95,7 +101,8 @@ class Course(Steps):
             why = f"the run is over after {self.total} steps, and the loop goes on"
             raise ConfigError(f"run.steps: {why}; allowed: attach(..., steps=N) for all loaders, or {EPOCHS}")
         if self.run_leg.strikes.facts is None:
-            length = (self._epochs or 1) * _length(loader) if self.total is None else self.total
+            done = self._resumed["step"] if self._resumed else 0
+            length = done + (self._epochs or 1) * _length(loader) if self.total is None else self.total
             self.open(length)
             self._plan.begin(self, loader)
             self.batches.open(loader)
@@ -117,6 +124,32 @@ class Course(Steps):
             self.batches.keeps = 0
         self.leg.strikes.begin(self.total, self.scaler is not None)
         self.go(self.leg)
+        if self._resumed is not None:
+            restore(self.leg, self._resumed)
+            self.step = self._resumed["step"]
+            self.batches.start_at(self.step)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on from where another process has left it."""
+        return self._resumed is not None
+
+    def resume(self, state: Any) -> None:
+        """Go on from this state, with the first batch that is asked for."""
+        if self.run_leg.strikes.facts is not None or self._epochs is not None:
+            raise ConfigError(
+                "run.load_state_dict: the run has begun; allowed: before run.steps, and without run.epochs"
+            )
+        check(state, self.leg)
+        self._resumed = state
+
+    def state(self) -> dict[str, Any]:
+        """What the run goes on with, after the step at hand, whose loss was told."""
+        self._close_pass()
+        if self.leg is not self.run_leg or self._pass or self.run_leg.strikes.facts is None:
+            why = "a twin or a fault is trained, or the step at hand is not over"
+            raise ConfigError(f"run.state_dict: {why}; allowed: after run.observe in a pass with an update, in the run")
+        return state_of(self.leg, self.step)
 
     def _open_next(self, loader: Iterable[Any]) -> None:
         """Another loader, as in another epoch of a loop that writes them itself."""
@@ -157,6 +190,8 @@ class Course(Steps):
 
     def open_epochs(self, count: int) -> None:
         """The loop has so many epochs, each with a loader."""
+        if self._resumed is not None:
+            raise ConfigError("run.epochs: the run is resumed; allowed: run.steps(loader) over what is left")
         if self._epochs is not None or self.run_leg.strikes.facts is not None:
             raise ConfigError("run.epochs: was called before, or after run.steps; allowed: once, around run.steps")
         self._epochs = count
@@ -268,8 +303,49 @@ class Course(Steps):
         """What the loop keeps from one step to the next; after going back what it was, in a step's first pass."""
         return tuple(values.values()) if self._pass else self.loop.carry(values)
 
+    def observe(self, loss: Tensor | float) -> None:
+        if self.run_leg.strikes.facts is None:
+            self._watch()
+        if self._watching is None:
+            super().observe(loss)
+            return
+        if self.is_over:
+            return
+        self._watching.tells()
+        super().observe(loss)
+        self._watching.told()
+
+    def _watch(self) -> None:
+        """The loop asks for no batches: watch its losses and updates."""
+        if self.asked.chosen or self.leg.treatment or not getattr(self._plan, "may_watch", False):
+            why = "was called outside of run.steps, and fault, recover, twin and campaigns need the loop's batches"
+            raise ConfigError(
+                f"run.observe: {why}; allowed: `for batch in run.steps(loader):`, or detect and out alone"
+            )
+        self.open(self.asked.steps or FIRST_LENGTH)
+        self._plan.begin(self, ())
+        self._watching = Watching(len(self.places.optimizers), self._stepping.has_learned, self._end_watched)
+        self._stepping.follow(self._watching)
+        if self._stepping.was_asked:
+            self._watching.updated(self.batches.passes)
+        if not self._stepping.has_learned:
+            self.begin_step()
+
+    def _end_watched(self) -> None:
+        """A step of a loop that is only watched is over."""
+        if self.is_over:
+            return
+        self._end_step()
+        if self.step >= self.leg.steps:
+            self.is_over = self._is_length_asked
+            self.total = self.leg.steps = self.leg.steps if self.is_over else 2 * self.leg.steps
+            self._plan.lengthened(self)
+        self.begin_step()
+
     def end_early(self) -> None:
         """The loop was left: the step at hand counts if an optimizer has stepped in it, and its loss was told."""
+        if self._watching is not None and self._watching.is_complete:
+            self._end_watched()
         if self._is_in_pass and self._stepping.was_asked and not self._losses:
             self._is_in_pass = False
         self._close_pass()

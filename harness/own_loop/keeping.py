@@ -146,25 +146,42 @@ def finish(pack: PackStore, legs: Sequence[Leg], events: Sequence[Sequence[Any]]
     )
 
 
+def _is_alarm(leg: Leg) -> bool:
+    """Whether some detector has raised an alarm at the last step, or one before that the run has gone back to."""
+    alarms = (leg.series.get(f"alarm_{name}")[-1:] for name in leg.watch.names)
+    return bool(leg.incidents) or any(alarm.any() for alarm in alarms)
+
+
 class Keeping:
     """Writes the run while it trains, and its twin when that does; chunks are written again where a run went back.
 
-    Raises ConfigError for a folder that holds something else.
+    With `waits` nothing is written before the first alarm, and of a run without any nothing at all. Raises ConfigError
+    for a folder that holds something else.
     """
 
-    def __init__(self, out: Path):
+    def __init__(self, out: Path, waits: bool = False):
         check_store(out, STUDY)
-        self._out = out
+        self._out, self._waits = out, waits
         self._pack: PackStore | None = None
+        self._run: Leg | None = None
 
     def begin(self, course: Course, wants_twin: bool) -> None:
         """The run begins; with a twin, its row stands before that of the run."""
         self._course = course
         if course.ranks.rank == 0:
-            self._describing, self._folder = Describing(course), open_store(self._out, STUDY)
-            self._run: Leg | None = course.leg
+            self._describing, self._run = Describing(course), course.leg
             self._twin: Leg | None = None
-            self._create(wants_twin and bool(course.leg.strikes.faults), course.leg.steps)
+            self._has_twin = wants_twin and bool(course.leg.strikes.faults)
+            if not self._waits:
+                self._open()
+
+    def _open(self) -> None:
+        """Make the pack, and write what there is by now."""
+        assert self._run is not None
+        self._folder = open_store(self._out, STUDY)
+        self._create(self._has_twin, self._run.steps)
+        assert self._pack is not None
+        write(self._pack, self._legs, 0, self._run.series.length // self._pack.block * self._pack.block)
 
     def _create(self, has_twin: bool, steps: int) -> None:
         course = self._course
@@ -190,6 +207,8 @@ class Keeping:
     def stepped(self, leg: Leg) -> None:
         """A step of a leg is over; a chunk is written when it is full."""
         if self._pack is None:
+            if self._run is leg and self._waits and _is_alarm(leg):
+                self._open()
             return
         self._twin = leg if leg is not self._run else self._twin
         done = leg.series.length

@@ -86,9 +86,34 @@ class Run(Handle, Results):
         """Whether another loader may follow, where nobody has said how many steps the run has."""
         return not self._wants_twin
 
+    @property
+    def may_watch(self) -> bool:
+        """Whether the loop may ask for no batches."""
+        return not self._wants_twin
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the run goes on with in another process, to be saved beside the loop's own checkpoint.
+
+        After `observe`, in a pass in which an optimizer has stepped, and before the model is saved: the step ends here.
+        """
+        self._check_open("run.state_dict")
+        return self._course.state()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from there, before the first batch; model, optimizer and extras are the loop's to load.
+
+        The loader is that of what is left of the run. A resumed run has no twin, and cannot go back to steps before it.
+        """
+        self._check_open("run.load_state_dict")
+        if self._wants_twin:
+            raise ConfigError("twin=true: a resumed run has no first step; allowed: twin=False")
+        self._course.resume(state)
+
     def begin(self, course: Course, loader: Iterable[Any]) -> None:
         """Keep what a twin needs."""
         is_iterator, wants = hasattr(loader, "__next__"), self._wants_twin
+        if course.is_resumed:
+            is_iterator = True
         if wants or (wants is None and course.asked.chosen and not is_iterator):
             course.expect_replays()
             self._first = course.take_first_snapshot()

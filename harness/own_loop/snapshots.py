@@ -129,7 +129,7 @@ class Keeper:
 
     @torch.no_grad()
     def put_back_arrays(self, kept: Snapshot) -> None:
-        """Weights, buffers and what the optimizers keep are as they were, and, if it is known, stand where they stood."""
+        """Weights, buffers and what the optimizers keep are as they were, and stand where they stood if it is known."""
         if kept.around is not None:
             kept.around.structure.put_back(self._places.optimizers)
             self._places.refresh()

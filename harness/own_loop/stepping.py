@@ -18,6 +18,7 @@ from harness.own_loop.measures import Measures
 from harness.own_loop.places import Places
 from harness.own_loop.sparse import dense_views
 from harness.own_loop.strikes import Fault, Strikes
+from harness.own_loop.watching import Watching
 from harness.training.remedies import Remedies
 from harness.training.sites import Site, Visit
 
@@ -68,6 +69,8 @@ class Stepping:
         self._hooked: dict[Tensor, Any] = {}
         self._fresh: set[str] = set()  # weights whose gradient was added to since their optimizer stepped
         self._is_queued = False
+        self.has_learned = False  # a backward pass was made
+        self._watching: Watching | None = None
         self.follows_gradients = False  # whether a snapshot asks for the next
         self.carries_gradients: bool | None = None
         """Whether a step adds to gradients that the one before has left; None: not known."""
@@ -125,6 +128,10 @@ class Stepping:
             wrap(self.scaler, "unscale_", self._unscaled, hooks)
             wrap(self.scaler, "step", self._scaled_step, hooks)
 
+    def follow(self, watching: Watching) -> None:
+        """Tell it of backward passes and updates."""
+        self._watching = watching
+
     def _let_go(self) -> None:
         self._local.close()
         for handle in self._hooked.values():
@@ -153,7 +160,10 @@ class Stepping:
 
     def _scaled_step(self, real: Callable[..., Any], *args: Any, **more: Any) -> Any:
         self.was_asked = True
-        return real(*args, **more)
+        given = real(*args, **more)
+        if self._watching is not None and not self._stepped:  # the scaler has found gradients that overflowed
+            self._watching.updated(self._backwards)
+        return given
 
     # --- gradients -----------------------------------------------------------------------------------------------
 
@@ -163,6 +173,8 @@ class Stepping:
             left, version = self._left.pop(name)
             self.carries_gradients = weight.grad is left and left._version == version + 1
         if not self._is_queued:
+            if self._watching is not None:
+                self._watching.learns()
             self._is_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_over)
 
@@ -181,6 +193,7 @@ class Stepping:
             return
         self._is_queued = False
         self._backwards += 1
+        self.has_learned = True
         if self.is_muted:
             return
         owners = {number for name in self._fresh if (number := self._places.owner(name)) is not None}
@@ -305,6 +318,8 @@ class Stepping:
         with self._rates(optimizer):
             given = real(*args, **more)
         self.strikes(Site.UPDATE, self.step, partial(self._places.around_update, number))
+        if self._watching is not None:
+            self._watching.updated(self._backwards)
         return loss if closure is not None else given
 
     def _before_update(self, number: int, optimizer: Optimizer) -> None:

@@ -39,6 +39,7 @@ class Fault:
         self.chosen, self.fault = chosen, chosen.fault
         self.agenda: Agenda | None = None
         self.tensors: Shapes = {}  # of the model, among which it strikes
+        self.resumed: Any = None  # what it has done before the run was resumed
 
     @property
     def injector(self) -> Any:
@@ -199,6 +200,10 @@ class Strikes:
         lasts = [one.agenda.last[0] if one.agenda else None for one in self.faults]
         return all(last is None or last <= step for last in lasts)
 
+    def knows_taps(self, shapes: Mapping[str, tuple[int, ...]], formats: Mapping[str, str]) -> None:
+        """The model gave these activations before the run was resumed."""
+        self.tapped(-1, shapes, formats)
+
     def tapped(self, step: int, shapes: Mapping[str, tuple[int, ...]], formats: Mapping[str, str]) -> None:
         """The model gives these activations, held in these number formats, as its first pass has shown."""
         assert self.facts is not None
@@ -238,6 +243,8 @@ class Strikes:
         fault.check(facts)
         self._check_ranks(fault, injector := fault.arm(facts))
         one.agenda = Agenda([injector])
+        if one.resumed is not None:
+            one.agenda.restore(one.resumed)
         self._as_written |= {step for site, step in injector.calls if site in AT_TAPS}
 
     def _check_ranks(self, fault: InjectableFault, injector: Any) -> None:
