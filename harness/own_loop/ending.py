@@ -30,6 +30,9 @@ def shortcomings(course: Course, lacks_twin: bool) -> Iterator[Shortcoming]:
     if asked.steps is not None and done < asked.steps and not leg.stopped:
         text = f"steps={asked.steps}: the loop ended after {done} steps; allowed: steps={done}, or a longer loop"
         yield Shortcoming("ended early", text)
+    elif (passed := leg.remedies.batches(0)) and done < leg.steps and not leg.stopped:
+        why = f"the loader ended after {done} of {leg.steps} steps, because answers have passed over {passed} batches"
+        yield Shortcoming("ended early", f"{why}; allowed: a longer loader, or attach(..., steps={done})")
     agendas = [one.agenda for one in leg.strikes.faults]
     strikes = course.ranks.total([agenda.strikes[0] if agenda else 0 for agenda in agendas])
     changes = course.ranks.total([agenda.changes[0] if agenda else 0 for agenda in agendas])
