@@ -375,13 +375,29 @@ class Data:
     source: str = choice(
         STRUCTURAL,
         "stdlib",
-        "stdlib: Python's own source; text: your files; tokens: uint16 shards; zipf: synthetic",
+        "stdlib: Python's own source; text: your files; tokens: shards of token ids; zipf: synthetic",
         "stdlib",
         "text",
         "tokens",
         "zipf",
     )
     path: str | None = anything(STRUCTURAL, None, "file or folder, for source text and tokens")
+    skip_bad: bool = anything(
+        STRUCTURAL, False, "train on the rest where over a tenth of the bytes of source text is no UTF-8"
+    )
+    token_type: str = choice(
+        STRUCTURAL,
+        "auto",
+        "type of the numbers in the files of source tokens; auto: that of a header, uint16 without one",
+        "auto",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int16",
+        "int32",
+        "int64",
+    )
     tokenizer: str = choice(STRUCTURAL, "bytes", "how text becomes tokens", "bytes", "bpe")
     vocabulary: int = number(
         STRUCTURAL, 256, "size of the vocabulary, for tokenizer bpe and source zipf and tokens", low=2, high=65536
