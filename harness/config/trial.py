@@ -17,10 +17,11 @@ from typing import Any
 from harness.basics import plugins
 from harness.config.cadences import signals
 from harness.config.curriculum import Curriculum, curriculum
+from harness.config.data import Data
 from harness.config.fields import PER_TRIAL, STRUCTURAL, anything, choice, names, number, seed, structure, text
 from harness.config.ladder import canonical
 from harness.config.limits import LARGEST_SEED
-from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
+from harness.config.recipe import Model, Optim, Schedule, Screen, Train
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"))
 
 def default_of(section: str, field: str) -> Any:
     """The default of a field of a section that every trial has."""
-    return CORE[section].__dataclass_fields__[field].default
+    return getattr(_defaults()[section], field)
 
 
 @cache

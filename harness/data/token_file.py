@@ -27,7 +27,8 @@ Numbers = npt.NDArray[np.integer[Any]]
 
 USUAL = np.dtype("<u2")
 LLMC_HEADER_BYTES = 1024
-LLMC = {20240520: (1, USUAL), 20240801: (7, np.dtype("<u4"))}  # magic -> version, and the type of the tokens
+# By the magic: the version, and the type of the tokens.
+LLMC: dict[int, tuple[int, np.dtype[Any]]] = {20240520: (1, USUAL), 20240801: (7, np.dtype("<u4"))}
 NUMPY_MAGIC = b"\x93NUMPY"
 # What NumPy raises for a header that is no text of Python, or one that is too deep.
 BAD_HEADER = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
@@ -46,11 +47,11 @@ SMALL = 15  # the upper half of a 32-bit id is at most so large in vocabularies 
 
 
 class _Layout(NamedTuple):
-    """Where the numbers of a file begin, what they are, and how many its header promises."""
+    """Where the numbers of a file begin, what they are, and how many a header promises."""
 
     start: int
     kind: np.dtype[Any]
-    count: int | None = None
+    tokens: int | None = None
     header: str = ""  # in words, for errors
     allowed: str = ""
 
@@ -64,7 +65,7 @@ def open_tokens(data: Data, path: Path) -> Numbers:
     with open(path, "rb") as file:
         head = file.read(12)
         layout = _layout(data, path, file, head)
-    start, kind, promised = layout.start, layout.kind, layout.count
+    start, kind, promised = layout.start, layout.kind, layout.tokens
     if promised is not None and size != start + kind.itemsize * promised:
         refuse(data, f"{path} has {layout.header} for {promised} tokens, but is {size} bytes long", layout.allowed)
     if (size - start) % kind.itemsize:
