@@ -29,7 +29,8 @@ from analysis.reports.playbooks import told_playbooks
 from analysis.reports.postmortem import write_worst
 from analysis.reports.report import write_report
 from harness.basics.errors import Parser
-from harness.basics.printing import say, warn_in_one_line
+from harness.basics.output import checked_output
+from harness.basics.printing import complain, say, warn_in_one_line
 from harness.config import ConfigError
 from harness.config.fields import from_yaml
 from harness.storage.results_folder import FolderLost
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     try:
         options = parser.parse_args(arguments)
     except ConfigError as error:
-        say(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return 2
     warn_in_one_line()
     try:
@@ -93,12 +94,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
         else:
             _figure(options.name, options.out, options.file)
     except (ConfigError, FolderLost) as error:
-        say(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         target = f"FILE={options.file}" if options.command == "figure" else f"out={options.out}"
         reason = f"{error.strerror}: {error.filename}" if error.strerror else str(error)
-        say(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to", file=sys.stderr)
+        complain(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to")
         return 2
     return 0
 
@@ -176,7 +177,7 @@ def _figure(name: str, out: Path, file: Path) -> None:
     if file.suffix not in PICTURES:
         raise ConfigError(f"{file}: unknown kind of file; allowed: {', '.join(PICTURES)}")
     if figure.needs == Needs.OUTCOMES:
-        say(*(f"note: {note}" for note in results.notes), file=sys.stderr)
+        complain(*(f"note: {note}" for note in results.notes))
     # The same results give the same file, byte for byte.
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
@@ -188,4 +189,5 @@ ACTS = {**RUN, **RUN_PAGES, "campaign": lambda options: _campaign(options.out), 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with checked_output():
+        sys.exit(main())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis.pages.server import serving
 from analysis.pages.static_page import write_trial
-from harness.basics.printing import say
+from harness.basics.printing import complain, say
 from harness.config import ConfigError
 
 LAST_PORT = 65535
@@ -36,7 +36,7 @@ def _watch(options: argparse.Namespace) -> None:
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
-            say("interrupted", file=sys.stderr)
+            complain("interrupted")
             sys.exit(130)
 
 

@@ -27,6 +27,7 @@ from analysis.reading.provenances import provenance_variables
 from analysis.reading.stored_variables import stored_variables
 from harness.basics.printing import encodable
 from harness.config import CORE, NO_FAULT, ConfigError, Fault, Trial, field_types, sections
+from harness.config.trial import YOUNGER, default_of
 from harness.readings.table import SHOWN
 from harness.storage.store import ENDS, SIGNALS
 from harness.storage.stored import PackInfo, read_packs, read_store
@@ -311,6 +312,7 @@ def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
         which = pd.factorize(texts)[0]
         rows = np.unique(which, return_index=True)[1]
         parts = [_flat(name, trials[row][name]) if texts[row] else left_out.get(name, {}) for row in rows]
+        parts = [{**_younger(name), **part} for part in parts]
         for part in parts:
             _check_numbers(part)
         paths = dict.fromkeys(path for part in (left_out.get(name, {}), *parts) for path in part)
@@ -349,6 +351,12 @@ def _described() -> dict[str, str]:
 def _left_out() -> dict[str, dict[str, Any]]:
     """Section -> its fields, of those that a stored trial leaves out where they are at their defaults."""
     return {name: _flat(name, vars(cls())) for name, cls in sections().items() if name not in CORE}
+
+
+@functools.cache
+def _younger(section: str) -> dict[str, Any]:
+    """Path -> default of the fields of a section that a stored trial leaves out where they are at their defaults."""
+    return {f"{part}.{field}": default_of(part, field) for part, field in YOUNGER if part == section}
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:

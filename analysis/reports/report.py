@@ -232,6 +232,7 @@ def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) ->
         f"{count(ds.sizes['trial'], 'trial')}: {_counted(ds['outcome'])}." if ds.sizes["trial"] else "No trials yet."
     ]
     lines += [note] if (note := idle_note(ds)) else []
+    lines += _left_out_lines(ds)
     if ds.sizes["trial"]:
         lines += _clean_lines(ds) + _sensitivity_lines(sensitivity) + _fault_lines(faults)
     return lines
@@ -239,6 +240,16 @@ def findings(ds: xr.Dataset, sensitivity: pd.DataFrame, faults: pd.DataFrame) ->
 
 def _counted(outcomes: xr.DataArray | pd.Series) -> str:
     return ", ".join(f"{count} {name}" for name, count in outcome_counts(outcomes.to_numpy()).items())
+
+
+def _left_out_lines(ds: xr.Dataset) -> list[str]:
+    """What of the user's files no trial has read, a line for each corpus."""
+    lines = []
+    for corpus in json.loads(ds.attrs["corpus"]):
+        if isinstance(left := corpus.get("left_out"), dict):
+            what = f"files: {left.get('files')}, bytes: {left.get('bytes')}, the first: {left.get('first')}"
+            lines.append(f"Left out of data.path={corpus.get('path')}: {what} ({left.get('why')}).")
+    return lines
 
 
 def _clean_lines(ds: xr.Dataset) -> list[str]:

@@ -5,6 +5,7 @@ Names, traces and descriptions come from results folders and configuration folde
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sys
 import warnings
@@ -59,6 +60,12 @@ def say(*lines: str, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     for line in lines:
         print(_encodable(printable(line), file.encoding), file=file)
+
+
+def complain(*lines: str) -> None:
+    """`say` on standard error. Where nobody can read that, the exit status has to do."""
+    with contextlib.suppress(OSError):
+        say(*lines, file=sys.stderr)
 
 
 def warn_in_one_line() -> None:

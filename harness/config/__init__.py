@@ -4,6 +4,7 @@ Plain data, without torch: nothing here trains, reads files or knows how a field
 """
 
 from harness.basics.errors import ConfigError, Problems
+from harness.config.data import Data
 from harness.config.fields import (
     PER_TRIAL,
     STRUCTURAL,
@@ -17,5 +18,5 @@ from harness.config.fields import (
     steps_of,
 )
 from harness.config.limits import LARGEST_SCALE, LARGEST_SEED, LONGEST_EXPLICIT, SMALLEST_SCALE
-from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
+from harness.config.recipe import Model, Optim, Schedule, Screen, Train
 from harness.config.trial import CORE, IDENTITY, NO_FAULT, Fault, Trial, sections, trial_from_dict

@@ -1,4 +1,4 @@
-"""The sections of the recipe, in which every default is visible: model, optimizer, schedule, training, screening, data.
+"""The sections of the recipe, in which every default is visible: model, optimizer, schedule, training, screening.
 
 The defaults are the recipe of Wortsman et al. 2023 (arXiv 2309.14322, section 2) without its two remedies, QK-norm and
 z-loss, which are mitigations here; sizes and rate are small ones. Other published recipes are in sweeps/conf/recipe/.
@@ -21,7 +21,6 @@ from harness.config.limits import (
     MOST_GROWING,
     MOST_STEPS,
     MOST_TOKENS,
-    STEEPEST,
     WIDEST,
 )
 
@@ -366,27 +365,3 @@ class Screen:
     entropy: float | None = number(
         SWITCHED, None, "smallest entropy of the sequence's own tokens, nat; null: any", above=0
     )
-
-
-@dataclass(frozen=True)
-class Data:
-    """Where the tokens come from."""
-
-    source: str = choice(
-        STRUCTURAL,
-        "stdlib",
-        "stdlib: Python's own source; text: your files; tokens: uint16 shards; zipf: synthetic",
-        "stdlib",
-        "text",
-        "tokens",
-        "zipf",
-    )
-    path: str | None = anything(STRUCTURAL, None, "file or folder, for source text and tokens")
-    tokenizer: str = choice(STRUCTURAL, "bytes", "how text becomes tokens", "bytes", "bpe")
-    vocabulary: int = number(
-        STRUCTURAL, 256, "size of the vocabulary, for tokenizer bpe and source zipf and tokens", low=2, high=65536
-    )
-    exponent: float = number(STRUCTURAL, 1.0, "exponent of Zipf's law, for source zipf", low=0, high=STEEPEST)
-    length: int = number(STRUCTURAL, 2_000_000, "tokens to make, for source zipf", low=1000, high=MOST_TOKENS)
-    validation: float = number(STRUCTURAL, 0.1, "share of the text that is held out", above=0, below=1)
-    seed: int | None = seed("seed of the order of batches; null: the trial's seed")

@@ -17,10 +17,11 @@ from typing import Any
 from harness.basics import plugins
 from harness.config.cadences import signals
 from harness.config.curriculum import Curriculum, curriculum
+from harness.config.data import Data
 from harness.config.fields import PER_TRIAL, STRUCTURAL, anything, choice, names, number, seed, structure, text
 from harness.config.ladder import canonical
 from harness.config.limits import LARGEST_SEED
-from harness.config.recipe import Data, Model, Optim, Schedule, Screen, Train
+from harness.config.recipe import Model, Optim, Schedule, Screen, Train
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,13 @@ IDENTITY = ("kind", "name")  # of a fault: not for the command line, which choos
 WITH_OPTIONS = ("branches", "optimizers", "clippers", "guards", "objectives")  # kinds of parts that may have a section
 CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
 CORE |= {"train": Train, "screen": Screen, "data": Data}
-YOUNGER = (("model", "start"),)  # than trials that are stored, whose ids stay what they are
+YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"))
+"""Fields that are younger than trials that are stored, whose ids stay what they are."""
+
+
+def default_of(section: str, field: str) -> Any:
+    """The default of a field of a section that every trial has."""
+    return getattr(_defaults()[section], field)
 
 
 @cache
@@ -124,7 +131,7 @@ class Trial:
         """Nested plain values, as they are stored with the results; `YOUNGER` fields only where they are given."""
         parts = {name: dict(vars(getattr(self, name))) for name in (*CORE, "fault")}
         for name, field in YOUNGER:
-            if parts[name][field] is None:
+            if parts[name][field] == default_of(name, field):
                 del parts[name][field]
         extras = {name: dict(vars(values)) for name, values in self.extras}
         return {**parts, **extras, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}

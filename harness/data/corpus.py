@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import Data, Trial, shown
-from harness.data.corpus_files import BYTES_PER_TOKEN, Parts, check_memory, path_of, refuse, size_of, walk
+from harness.data.corpus_files import BYTES_PER_TOKEN, LeftOut, Parts, check_memory, path_of, refuse, size_of, walk
 from harness.data.token_shards import join, read_shards, tail_cut
 from harness.data.tokenizer import TRAINING_BYTES, Tokens, encode_bpe, encode_bytes
 
 BYTES_PER_BYTE = 5  # of text, while it is read: documents, those joined, tokens of two bytes
+MOST_LEFT_OUT = 0.1  # share of a folder's bytes that is left out without data.skip_bad
 ZIPF_SEED = 20240229
 DRAWN_AT_ONCE = 1 << 22  # tokens, of which each takes 32 bytes while it is drawn
 
@@ -64,6 +65,10 @@ def refused(trial: Trial) -> Iterator[str]:
         yield f"data.path={shown(data.path)}: {why}; allowed: a file or a folder"
     if data.source == "tokens" and data.tokenizer != "bytes":
         yield f"{tokenizer}: data.source=tokens is tokenized already; allowed: bytes"
+    if data.source != "tokens" and data.token_type != "auto":
+        yield f"data.token_type={data.token_type}: data.source={data.source} has no token files; allowed: auto"
+    if data.source != "text" and data.skip_bad:
+        yield f"data.skip_bad=true: data.source={data.source} reads no text of yours; allowed: false"
     if data.tokenizer == "bytes" and data.source in ("stdlib", "text") and data.vocabulary != 256:
         yield f"{vocabulary}: {tokenizer} has 256 tokens; allowed: 256"
     if data.tokenizer == "bpe" and data.vocabulary < 257:
@@ -80,27 +85,39 @@ def load_corpus(data: Data, context: int, cache: Path | None = None) -> Corpus:
     if data.source == "tokens":
         shards = read_shards(data, look_inside=True)
         sizes = {part: 2 * size for part, size in shards.sizes.items()}
-        details = {"tokenizer": None, "files": shards.files, "bytes": sizes}
+        details = {"tokenizer": None, "files": shards.files, "bytes": sizes, **_left_out(shards)}
         return _corpus(data, context, (join(shards.train), join(shards.validation)), data.vocabulary, details)
     if data.source == "zipf":
         return _load_zipf(data, context)
     return _load_text(data, context, cache)
 
 
-def check_data(data: Data, context: int) -> None:
+def check_data(data: Data, context: int) -> str:
     """Raise the ConfigError that `load_corpus` would, as far as it shows without tokenizing.
 
-    Reads text files once, and little more than the size of token shards. What is left to `load_corpus`: ids inside
-    token shards that the vocabulary lacks, and text that only byte-pair encoding makes too short.
+    Returns a line on the files that are left out, empty if there are none. Reads text files once, and little more than
+    the size of token shards. What is left to `load_corpus`: ids inside token shards that the vocabulary lacks, and text
+    that only byte-pair encoding makes too short.
     """
     if data.source == "tokens":
-        _check_lengths(data, context, **read_shards(data).sizes)
+        shards = read_shards(data)
+        _check_lengths(data, context, **shards.sizes)
+        read = sum(shard.nbytes for shard in (*shards.train, *shards.validation))
+        said = shards.left_out.said(read)
     elif data.source == "zipf":
         held = round(data.length * data.validation)
         check_memory(data, BYTES_PER_TOKEN * data.length)
         _check_lengths(data, context, data.length - held, held)
+        said = ""
     else:
-        _read_text(data, context)
+        text = _read_text(data, context)
+        said = text.left_out.said(size_of(text.train) + size_of(text.validation))
+    return f"data.path={data.path}: {said}" if said else ""
+
+
+def _left_out(parts: Parts) -> dict[str, Any]:
+    """For a description: the files that are not read, if there are any."""
+    return {"left_out": parts.left_out.to_dict()} if parts.left_out.files else {}
 
 
 def _check_lengths(data: Data, context: int, train: int, validation: int) -> None:
@@ -140,7 +157,7 @@ def _corpus(
 
 def _load_text(data: Data, context: int, cache: Path | None) -> Corpus:
     text = _read_text(data, context)
-    details: dict[str, Any] = {"tokenizer": data.tokenizer, "files": text.files, "bytes": text.sizes}
+    details: dict[str, Any] = {"tokenizer": data.tokenizer, "files": text.files, "bytes": text.sizes, **_left_out(text)}
     if data.source == "stdlib":
         details["python"] = platform.python_version()
     if data.tokenizer == "bytes":
@@ -159,8 +176,9 @@ def _load_text(data: Data, context: int, cache: Path | None) -> Corpus:
 
 
 def _read_text(data: Data, context: int) -> Parts[bytes]:
+    left_out = LeftOut()
     try:
-        named = list(_stdlib_documents() if data.source == "stdlib" else _text_documents(data))
+        named = list(_stdlib_documents() if data.source == "stdlib" else _text_documents(data, left_out))
     except OSError as error:
         refuse(data, f"cannot read {error.filename} ({error.strerror})", "readable files")
     unique = {text: name for name, text in reversed(named) if text}
@@ -170,7 +188,7 @@ def _read_text(data: Data, context: int) -> Parts[bytes]:
     train, validation = _split(documents, data.validation)
     # No tokenizer makes more tokens of UTF-8 text than there are bytes and separators.
     _check_lengths(data, context, *(size_of(part) + len(part) - 1 for part in (train, validation)))
-    return Parts(train, validation, sum(1 for _, text in named if text) - len(documents))
+    return Parts(train, validation, sum(1 for _, text in named if text) - len(documents), left_out)
 
 
 def _stdlib_documents() -> Iterator[tuple[str, bytes]]:
@@ -181,35 +199,48 @@ def _stdlib_documents() -> Iterator[tuple[str, bytes]]:
             yield name, path.read_bytes()
 
 
-def _text_documents(data: Data) -> Iterator[tuple[str, bytes]]:
+def _text_documents(data: Data, left_out: LeftOut) -> Iterator[tuple[str, bytes]]:
+    """The text of `data.path`; files that are no text are added to `left_out`.
+
+    Raises ConfigError if there is none, or if too much is left out unasked.
+    """
     path = path_of(data)
     none, held = True, 0
-    for name, file in walk(path) if path.is_dir() else [(path.name, path)]:
-        text = _read_if_text(data, file, held)
-        if text is not None:
+    for name, file in walk(path, left_out=left_out) if path.is_dir() else [(path.name, path)]:
+        text, size, why = _read_if_text(data, file, held)
+        if text is None:
+            left_out.add(name, size, why)
+        else:
             none = False
             held += len(text)
             yield name, text
     if none:
-        refuse(data, f"no UTF-8 text in this {'folder' if path.is_dir() else 'file'}", "UTF-8 text without NUL bytes")
+        allowed = f"UTF-8 text without NUL bytes{f' ({left_out.named})' if left_out.files else ''}"
+        refuse(data, f"no UTF-8 text in this {'folder' if path.is_dir() else 'file'}", allowed)
+    if left_out.bytes > MOST_LEFT_OUT * (left_out.bytes + held) and not data.skip_bad:
+        allowed = "UTF-8 text without NUL bytes, or data.skip_bad=true to train on the rest"
+        refuse(data, left_out.said(held), allowed)
 
 
-def _read_if_text(data: Data, path: Path, held: int) -> bytes | None:
-    """The content of a file, if that is text. Raises ConfigError if there is no room for it beside `held` bytes."""
+def _read_if_text(data: Data, path: Path, held: int) -> tuple[bytes | None, int, str]:
+    """The content of a file if that is text, or None; its size in bytes; and why it is no text.
+
+    Raises ConfigError if there is no room for it beside `held` bytes.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if not size:  # some that a system makes up, in /proc, have no size and no end
-            return b""
+            return b"", 0, ""
         head = file.read(8192)
         if b"\0" in head:  # spares reading the rest of a large binary file
-            return None
+            return None, size, f"byte {head.index(0)} is NUL"
         check_memory(data, BYTES_PER_BYTE * (held + size))
         content = head + file.read()
     try:
         content.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if b"\0" in content else content
+    except UnicodeDecodeError as error:
+        return None, size, f"byte {error.start} is no UTF-8"
+    return (None, size, f"byte {content.index(0)} is NUL") if b"\0" in content else (content, size, "")
 
 
 def _split(documents: list[tuple[str, bytes]], share: float) -> tuple[list[bytes], list[bytes]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 
-from harness.basics.printing import say, warn_in_one_line
+from harness.basics.output import OutputLost, checked_output
+from harness.basics.printing import complain, warn_in_one_line
 from harness.config import ConfigError
 from harness.storage.results_folder import FolderLost
 
@@ -14,23 +13,23 @@ MOST_REASONS = 20
 
 
 def ended(act: Callable[[], int | None]) -> int | None:
-    """The exit status of `act`: its own, 2 for wrong input, 1 where the results folder is lost, 130 after Ctrl-C."""
+    """The exit status of `act`: its own, 2 for wrong input or output that cannot be written, 1 where the results folder
+    is lost, 130 after Ctrl-C, 141 where the reader of the output has gone.
+    """
     warn_in_one_line()
     try:
-        status = act()
-        sys.stdout.flush()
-        return status
+        with checked_output():
+            return act()
     except ConfigError as error:
-        say(*(f"error: {reason}" for reason in error.reasons[:MOST_REASONS]), file=sys.stderr)
+        complain(*(f"error: {reason}" for reason in error.reasons[:MOST_REASONS]))
         if len(error.reasons) > MOST_REASONS:
-            say(f"error: and {len(error.reasons) - MOST_REASONS} more like these", file=sys.stderr)
+            complain(f"error: and {len(error.reasons) - MOST_REASONS} more like these")
         return 2
     except FolderLost as error:
-        say(f"error: {error}", file=sys.stderr)
+        complain(f"error: {error}")
         return 1
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OutputLost as lost:
+        return int(lost.code or 0)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130

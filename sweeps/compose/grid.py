@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -31,6 +31,7 @@ from sweeps.compose.hydra_calls import CONFIG_NAME, own_folder
 from sweeps.compose.mitigations import Mitigation, Mitigations, flat
 from sweeps.compose.overrides import GROUPS, RUN_KEYS, assignment, trial_fields, unknown_key
 from sweeps.compose.places import NONE, PLAIN, fault_schemas, options, parts_of, schema, unknown_option
+from sweeps.compose.run_length import FOLLOWING, Written, scaled
 from sweeps.compose.yaml_files import told_of
 
 CHOSEN: dict[str, tuple[Container[str], Sequence[str]]] = {
@@ -81,10 +82,13 @@ class Composer:
     _reached: set[str] = field(default_factory=set)
     _overruled: dict[str, str] = field(default_factory=dict)
     _idle: dict[str, bool] = field(default_factory=dict)
+    _written: Written = field(init=False)
+    _moved: dict[int, dict[str, None]] = field(default_factory=dict)  # train.steps -> values of the study, in words
 
     def __post_init__(self) -> None:
         self._mitigations = Mitigations(self.loader)
         self.recipe()
+        self._written = Written.of(self.study, own_folder(self.loader))
 
     def recipe(self, name: str = PLAIN) -> dict[str, Any]:
         """A recipe and what the study changes in it, as flat keys; no mitigation, no fault. Raises ConfigError."""
@@ -163,6 +167,8 @@ class Composer:
             with problems.collect():
                 key, value = assignment(text)
                 given[key] = value
+        following = self._following(given)
+        given |= {key: value for key, value in following.items() if key in given}
         chosen, fault_name = given.pop("mitigation", NONE), given.pop("fault", NONE)
         if "detect" in given:
             with problems.collect():
@@ -171,16 +177,19 @@ class Composer:
         recipe, mitigation, playbook = given.pop("recipe", PLAIN), Mitigation(NONE, {}), given.pop("playbook", NONE)
         if playbook != NONE:
             with problems.collect():
-                book = {**self._mitigations.difference("playbook", playbook), "playbook.name": playbook}
+                book = self._book(playbook, given)
                 given = {key: value for key, value in book.items() if key not in given} | given
         if "playbook.ladder" in given and playbook == NONE:
             given["playbook.name"] = OWN
         with problems.collect():
             mitigation = self._mitigations.choose(chosen)
+            moved = self._following(given, "mitigation", mitigation.fields)
+            mitigation = replace(mitigation, fields=mitigation.fields | moved)
         fault = NO_FAULT
         with problems.collect():
             fault = self._fault(fault_name, given)
         values = self.recipe(recipe)
+        values = values | {key: value for key, value in following.items() if key in values}
         values = values | {key: value for key, value in given.items() if key in values}
         mitigated = values | mitigation.fields
         for key, value in given.items():
@@ -198,6 +207,32 @@ class Composer:
         is_idle = mitigation.fields.items() <= values.items()
         self._idle[mitigation.name] = is_idle and self._idle.get(mitigation.name, True)
         return trial
+
+    def _book(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that a choice of playbook sets, fitted to the run's length. Raises ConfigError."""
+        book = {**self._mitigations.difference("playbook", name), "playbook.name": name}
+        ladder = book.get("playbook.ladder", self.recipe()["playbook.ladder"])
+        keys = (key for key in FOLLOWING if key.startswith("playbook.") and _acts(key.split(".")[1], ladder))
+        return book | self._following(given, "playbook", {key: self.recipe()[key] for key in keys} | book)
+
+    def _following(
+        self, given: Mapping[str, Any], group: str = "", chosen: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The study's own values that move because another train.steps is `given`; or those of what it has `chosen`.
+
+        What the command line gives does not move.
+        """
+        steps, written = given.get("train.steps"), self.recipe()["train.steps"]
+        keys = self._written.keys - self.required
+        if steps in (None, written) or (group and group not in keys):
+            return {}
+        values = chosen if chosen is not None else {key: given.get(key, self.recipe().get(key)) for key in keys}
+        moved = {}
+        for key in sorted(FOLLOWING & values.keys() - self.required):
+            if (new := scaled(values[key], written, steps)) != values[key]:
+                moved[key] = new
+                self._moved.setdefault(steps, {})[f"{key} {values[key]} -> {new}"] = None
+        return moved
 
     def _made(self, values: Mapping[str, Any], fault: Fault, recipe: str, mitigation: str) -> Trial:
         parts: dict[str, Any] = {}
@@ -273,9 +308,10 @@ class Composer:
         return list(trials.values())
 
     def notices(self, trials: Sequence[Trial], idle: str = "warn") -> list[str]:
-        """A line for each mitigation that changed nothing in any trial made so far, and each part idle in `trials`.
+        """A line for each mitigation that changed nothing in any trial made so far, for each part idle in `trials`, and
+        for each length of a run to which values of the study were fitted.
 
-        Raises ConfigError with all of them where `idle` is "refuse".
+        Raises ConfigError with all of the first two where `idle` is "refuse".
         """
         names = sorted(name for name, is_idle in self._idle.items() if is_idle and name != NONE)
         lines = [f"mitigation={name}: sets nothing that the recipe does not have already" for name in names]
@@ -285,7 +321,9 @@ class Composer:
             lines.append(f"{where}{reason} ({count(number, 'trial')})")
         if lines and idle == "refuse":
             raise ConfigError(*(f"{line}; allowed: trials in which it acts, or idle=warn" for line in lines))
-        return lines
+        written = f"study={self.study} is written for train.steps={self.recipe()['train.steps']}"
+        moves = {steps: ", ".join(sorted(moved)) for steps, moved in sorted(self._moved.items()) if moved}
+        return [*lines, *(f"{written}; for {steps} steps: {moved}" for steps, moved in moves.items())]
 
     def last_bit(self) -> Fault:
         """The fault from which the clean envelope is made."""

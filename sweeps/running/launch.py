@@ -120,7 +120,9 @@ def run_sweep(
     what this machine has no room for, because it may be for another one; one that is a rehearsal refuses it. Raises
     ConfigError before anything is written if something about the run is wrong.
     """
-    device, processes = _checked(trials, run)
+    device, processes, left_out = _checked(trials, run)
+    # Rounds after the first have no notes.
+    notes = [*notes, *left_out] if notes or not name else notes
     has_results = (run.out / STORE / METADATA).exists()
     complete = complete_trials(run.out) if has_results else set()
     running = executor.running(run.out)
@@ -164,9 +166,12 @@ def _say(lines: Iterable[str], console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int]:
-    """The device, and how many processes train one pack. Raises ConfigError with all that speaks against the run."""
-    problems = Problems()
+def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int, list[str]]:
+    """The device, how many processes train one pack, and lines on files that are left out of the data.
+
+    Raises ConfigError with all that speaks against the run.
+    """
+    problems, left_out = Problems(), []
     with problems.collect():
         check_store(run.out, run.study)
     with problems.collect():
@@ -188,13 +193,13 @@ def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int]:
                 raise ConfigError(f"ranks=processes: every trial has train.ranks=1; allowed: {allowed}")
     for data, context in _corpora(trials):
         with problems.collect():
-            check_data(data, context)
+            left_out.append(check_data(data, context))
     for trial in {(t.structure, t.model.start): t for t in trials if t.model.start is not None}.values():
         table = tensor_table(trial.model, trial.data.vocabulary, branches=branches_of(trial))
         with problems.collect():
             check_start(str(trial.model.start), {scaled.name: scaled.shape for scaled in table})
     problems.check()
-    return device, processes
+    return device, processes, sorted({line for line in left_out if line})
 
 
 def _followed(

@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from typing import Any
 import submitit
 
 from harness.basics.memory import bytes_of
-from harness.basics.printing import count, say
+from harness.basics.printing import complain, count
 from harness.config import ConfigError, Problems
 from harness.storage.results_folder import LinkRefused, ResultsPath
 from harness.storage.stored import written_at
@@ -281,7 +280,7 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 def _warn(line: str) -> None:
     """What a sweep finds goes elsewhere."""
-    say(f"warning: {line}", file=sys.stderr)
+    complain(f"warning: {line}")
 
 
 def _tell_obstacles(jobs: Iterable[Queued], since: dict[str, float], out: Path) -> None:
