@@ -12,17 +12,23 @@ import dask.array
 import numpy as np
 import xarray as xr
 
+from harness.storage.json_seal import SEAL
+from harness.storage.pack_info import CHECKSUMS, PENDING
 from harness.storage.store import ENDS, SIGNALS
 from harness.storage.stored import PackInfo, is_once, read_signal
 
 CHUNK_BYTES = 2 * 2**20
+KEPT = {"complete", "steps_done", CHECKSUMS, PENDING, SEAL}  # what reading a chunk asks of a pack
 
 
 def stored_variables(packs: Sequence[PackInfo], rows: Sequence[tuple[int, int]]) -> dict[str, xr.Variable]:
     """Every signal of the trials, by name; `rows`: (number of the pack, row in it) of each, pack by pack."""
     owned = {number: np.array([row for _, row in pairs]) for number, pairs in groupby(rows, key=itemgetter(0))}
     # Without the attributes, the largest part of what was read.
-    slim = {number: {key: packs[number].attributes[key] for key in ("complete", "steps_done")} for number in owned}
+    slim = {
+        number: {key: packs[number].attributes[key] for key in KEPT & packs[number].attributes.keys()}
+        for number in owned
+    }
     kept = [dataclasses.replace(packs[number], attributes=attributes) for number, attributes in slim.items()]
     descriptions: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         name: (signal.dims, {"units": signal.units, "long_name": signal.long_name})

@@ -237,8 +237,7 @@ class Keeping:
         has_twin = twin is not None and bool(run.strikes.faults)
         trial = self._describing.trial([one.fault for one in run.strikes.faults], steps)
         if not steps or (has_twin, trial) != self._made:
-            old.place.remove_tree()
-            old.place.unlink()
+            old.remove()
         if not steps:
             return
         if (has_twin, trial) != self._made:

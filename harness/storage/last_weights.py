@@ -10,7 +10,6 @@ its fault, those of its golden twin.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -23,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from harness.config import ConfigError, Problems, Trial
-from harness.storage.records import Missing, Unreadable, read_record
+from harness.storage.json_seal import sealed_json, sealed_record
+from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
 
 FOLDER, TENSORS, REST = "weights", ".safetensors", ".json"
@@ -36,6 +36,7 @@ class About:
 
     trial: Mapping[str, Any]
     sha256: str
+    id: str = ""  # of the trial; "" in a file of an earlier version
 
 
 def write_weights(folder: ResultsPath, trial: Trial, tensors: Mapping[str, Tensor]) -> None:
@@ -49,7 +50,7 @@ def write_weights(folder: ResultsPath, trial: Trial, tensors: Mapping[str, Tenso
         save_file({name: values.detach().cpu().contiguous() for name, values in tensors.items()}, path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-    (place / f"{trial.id}{REST}").write(json.dumps({"trial": trial.to_dict(), "sha256": digest}).encode())
+    (place / f"{trial.id}{REST}").write(sealed_json({"id": trial.id, "trial": trial.to_dict(), "sha256": digest}))
 
 
 def has_weights(out: Path, trial: str) -> bool:
@@ -68,7 +69,10 @@ def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Te
     place = ResultsPath.at(out) / FOLDER
     file = place / f"{trial}{TENSORS}"
     try:
-        about = read_record((place / f"{trial}{REST}").path, About)
+        path = (place / f"{trial}{REST}").path
+        about = sealed_record(read_bytes(path), About, path, since=("id",))
+        if about.id not in ("", trial):
+            raise ConfigError(f"{path}: is that of trial {about.id:.40}; allowed: as a sweep has written it")
         with os.fdopen(file.descriptor(os.O_RDONLY), "rb") as handle:
             if hashlib.file_digest(handle, "sha256").hexdigest() != about.sha256:
                 raise ConfigError(f"{file}: is damaged (its checksum is another); allowed: as a sweep has written it")
@@ -81,9 +85,22 @@ def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Te
 
 def damaged_weights(out: Path) -> list[str]:
     """What is wrong with the weights in `out`, a line for each trial."""
-    problems = Problems()
-    for entry in (ResultsPath.at(out) / FOLDER).entries():
-        if entry.name.endswith(REST) and not entry.name.startswith("."):
-            with problems.collect():
-                read_weights(out, entry.stem)
+    problems, place = Problems(), ResultsPath.at(out) / FOLDER
+    names = {entry.name for entry in place.entries() if not entry.name.startswith(".")}
+    for trial in sorted({name.removesuffix(REST).removesuffix(TENSORS) for name in names if _is_ours(name)}):
+        lacking = [f"{trial}{end}" for end in (REST, TENSORS) if f"{trial}{end}" not in names]
+        with problems.collect():
+            if lacking:
+                raise ConfigError(f"{place / lacking[0]}: is missing")
+            read_weights(out, trial)
     return list(problems.reasons)
+
+
+def is_file(name: str) -> bool:
+    """Whether a file of a results folder, by its path from there, is one of these."""
+    folder, _, file = name.rpartition("/")
+    return folder == FOLDER and _is_ours(file)
+
+
+def _is_ours(name: str) -> bool:
+    return any(name.endswith(end) and _ID.fullmatch(name.removesuffix(end)) for end in (REST, TENSORS))

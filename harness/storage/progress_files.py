@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.config import ConfigError
+from harness.storage.json_seal import read_sealed_record
 from harness.storage.records import Missing, Unreadable, read_record
 from harness.storage.results_folder import ResultsPath
 
@@ -92,4 +93,4 @@ def read_progress(folder: Path) -> tuple[dict[str, PackProgress], dict[str, Unre
 
 def read_asked(out: Path) -> Asked:
     """What the last command that trained into `out` asked for. Raises Unreadable; Missing in an older store."""
-    return read_record(out / PLAN, Asked, MOST_PLAN)
+    return read_sealed_record(out / PLAN, Asked, MOST_PLAN)

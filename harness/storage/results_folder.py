@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.config import ConfigError
+from harness.storage.json_seal import OTHER, is_sealed, sealed_json
 
 MARKER, FORMAT = "stability-harness.json", 1
 MOST_BYTES = 2**30  # of a file that is read as a whole; larger ones are damaged, or no files of ours
@@ -90,8 +91,11 @@ class ResultsPath:
         try:
             status = os.stat(out)
             folder = cls(out, (), (status.st_dev, status.st_ino))
-            marker = json.loads((folder / MARKER).read_bytes(most=4096))
+            content = (folder / MARKER).read_bytes(most=4096)
+            has_seal, marker = is_sealed(content), json.loads(content)
             version, name = marker["format"], marker["id"]
+            if not has_seal and marker.keys() != {"format", "id"}:
+                raise ValueError(OTHER)
         except (FileNotFoundError, NotADirectoryError, FolderLost):
             raise ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written") from None
         except ConfigError:
@@ -321,7 +325,7 @@ def _mark(out: Path) -> None:
     name = uuid.uuid4().hex
     aside = out / f".{MARKER}.{name}"
     try:
-        aside.write_text(json.dumps({"format": FORMAT, "id": name}))
+        aside.write_bytes(sealed_json({"format": FORMAT, "id": name}))
         try:
             os.link(aside, out / MARKER)
         except FileExistsError:

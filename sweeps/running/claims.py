@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
+from harness.storage.json_seal import is_sealed, sealed_json
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import is_complete
 from sweeps.planning.planner import PackPlan, without
@@ -68,23 +69,34 @@ def claims_on(folder: ResultsPath, trials: Set[str]) -> list[Claim]:
 
 def all_claims(folder: ResultsPath) -> list[Claim]:
     """Those that were ever made. What cannot be read of the ledger claims nothing."""
+    return [claim for claim in lines_of(folder) if claim is not None]
+
+
+def lines_of(folder: ResultsPath) -> list[Claim | None]:
+    """What each line of the ledger claims; None of one that cannot be read, or is not as it was written.
+
+    A last line without an end is being written, or what a killed process has left; it is left out.
+    """
     try:
-        lines = (folder / CLAIMS / LEDGER).read_bytes().splitlines()
+        lines = (folder / CLAIMS / LEDGER).read_bytes().split(b"\n")
     except OSError:
         return []
-    claims = []
-    for line in lines:
-        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-            record = json.loads(line)
-            pack, trials = record["pack"], record["trials"]
-            if isinstance(pack, str) and pack.isalnum() and all(isinstance(trial, str) for trial in trials):
-                claims.append(Claim(pack, frozenset(trials)))
-    return claims
+    return [_claim(line) for line in lines[:-1] if line]
+
+
+def _claim(line: bytes) -> Claim | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        has_seal, record = is_sealed(line), json.loads(line)
+        pack, trials = record["pack"], record["trials"]
+        is_right = isinstance(pack, str) and pack.isalnum() and all(isinstance(trial, str) for trial in trials)
+        if is_right and (has_seal or record.keys() == {"pack", "trials"}):
+            return Claim(pack, frozenset(trials))
+    return None
 
 
 def _say(folder: ResultsPath, claim: Claim) -> None:
     """Add a line, whole: what a killed process has left of one before it is ended first."""
-    line = json.dumps({"pack": claim.pack, "trials": sorted(claim.trials)}).encode()
+    line = sealed_json({"pack": claim.pack, "trials": sorted(claim.trials)})
     with os.fdopen((folder / CLAIMS / LEDGER).descriptor(os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         if end:

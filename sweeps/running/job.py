@@ -37,6 +37,7 @@ from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
 from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
+from harness.storage.json_seal import sealed_json
 from harness.storage.last_weights import write_weights
 from harness.storage.progress_files import PLAN, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
@@ -354,7 +355,7 @@ def without_order(data: Data) -> Data:
 
 def write_plan(folder: ResultsPath, trials: Iterable[str]) -> None:
     """Keep what was asked for, for those who ask how far it is."""
-    (folder / PLAN).write(json.dumps({"trials": sorted(trials)}).encode())
+    (folder / PLAN).write(sealed_json({"trials": sorted(trials)}))
 
 
 def remove_leftovers(folder: ResultsPath, running: Set[str], complete: Set[str]) -> None:

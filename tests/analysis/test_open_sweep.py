@@ -353,5 +353,5 @@ def test_a_folder_without_a_store(tmp_path: Path, function) -> None:
 def test_a_store_of_another_version(tmp_path: Path) -> None:
     (tmp_path / STORE).mkdir()
     (tmp_path / STORE / "zarr.json").write_text(json.dumps({"attributes": {"format": 1, "study": "s"}}))
-    with pytest.raises(ValueError, match=f"format 1; allowed: format 4, 5 or {FORMAT_VERSION}"):
+    with pytest.raises(ValueError, match=f"format 1; allowed: format 4, 5, 6 or {FORMAT_VERSION}"):
         open_sweep(tmp_path)

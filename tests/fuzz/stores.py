@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from analysis.__main__ import figure_names
-from harness.storage.stored import CHECKSUM, STORE, checksum_of
+from harness.storage.json_seal import SEAL, UNSEALED, sealed
+from harness.storage.stored import STORE
 from tests.fuzz import commands
 from tests.sweeps.command import TINY
 
@@ -199,27 +200,25 @@ def _twist(path: Path, how: Damage) -> str:
         inside[key] = json.loads(json.dumps(other[name]))
     elif how.text in WEIRD_JSON:
         inside[key] = mark
-    text = json.dumps(tree)
-    if how.is_signed and path.name == "zarr.json" and CHECKSUM in _attributes(tree):
-        text = _signed(tree, mark, how.text)
-    lines[number] = text.replace(json.dumps(mark), how.text)
+    lines[number] = _text(tree, how.is_signed, mark, how.text)
     path.write_text("\n".join(lines) + ("\n" if path.suffix == ".jsonl" else ""))
     return f"{key!r} of {type(inside).__name__}, {before}: {how.text[:60]}, {'signed' if how.is_signed else ''}"
 
 
-def _attributes(tree: Any) -> dict[str, Any]:
-    found = tree.get("attributes") if isinstance(tree, dict) else None
-    return found if isinstance(found, dict) else {}
+def _text(tree: Any, is_signed: bool, mark: str, text: str) -> str:
+    """The JSON with `text` in place of the mark; signed, with a seal that fits, if it had one."""
+    keeps = _sealed_part(tree)
+    if is_signed and keeps is not None:
+        del keeps[SEAL]
+        keeps[SEAL] = UNSEALED  # the last of its name
+    whole = json.dumps(tree, separators=(",", ":")).replace(json.dumps(mark), text)
+    return sealed(whole).decode() if is_signed and keeps is not None else whole
 
 
-def _signed(tree: Any, mark: str, text: str) -> str:
-    """The JSON of a pack's group, whose checksum fits what will stand there."""
-    try:
-        whole = json.loads(json.dumps(tree).replace(json.dumps(mark), text))
-        tree["attributes"][CHECKSUM] = checksum_of(whole["attributes"])
-    except (ValueError, RecursionError, TypeError, AttributeError, KeyError):
-        pass
-    return json.dumps(tree)
+def _sealed_part(tree: Any) -> dict[str, Any] | None:
+    """What has the seal: the attributes of a group, or the object itself."""
+    parts = [tree.get("attributes"), tree] if isinstance(tree, dict) else []
+    return next((part for part in parts if isinstance(part, dict) and SEAL in part), None)
 
 
 def _places(tree: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:

@@ -98,7 +98,7 @@ def waiting_marker(out: Path) -> Path:
     ("prepare", "got", "allowed"),
     [
         (other_study, "holds results of study other", "an empty or new folder, or study=other"),
-        (other_version, "holds a store of format 99", f"format 4, 5 or {FORMAT_VERSION}, or a new folder"),
+        (other_version, "holds a store of format 99", f"format 4, 5, 6 or {FORMAT_VERSION}, or a new folder"),
         (
             older_version,
             "holds a store of format 4, which can be read but not added to",

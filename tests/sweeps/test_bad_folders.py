@@ -65,7 +65,7 @@ def test_store_of_another_version(empty: Path, plan: str) -> None:
     file.write_text(json.dumps(root))
     (line,) = command.refused(empty, *command.tiny("out=out", plan))
     assert line.startswith(
-        f"error: out={empty}/out: holds a store of format 99; allowed: format 4, 5 or {FORMAT_VERSION}"
+        f"error: out={empty}/out: holds a store of format 99; allowed: format 4, 5, 6 or {FORMAT_VERSION}"
     )
 
 

@@ -10,7 +10,7 @@ import xarray as xr
 
 import analysis
 from analysis.__main__ import main
-from harness.storage.stored import PROVENANCE
+from harness.storage.pack_info import PROVENANCE
 from tests.sweeps import command
 
 CAMPAIGN = ["fault=bit_flip", "fault.site=weight,activation,moment_1,moment_2,reduced_gradient", "fault.samples=8"]
