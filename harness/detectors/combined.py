@@ -12,6 +12,7 @@ from harness.detectors.base import AFTER_THE_STEP, Detector, Values
 
 STEP, TREND, MIDDLE = "step", "trend", "middle"
 LARGEST = 1e30  # score
+GROSS = 0.5  # change of a norm in one step, in the logarithm, that no change of the learning rate explains
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Combined(Detector):
         self._usual = self._state.add(f"{self.name}_usual", zeros.clone())
         self._seen = self._state.add(f"{self.name}_seen", zeros.clone())
         self._streak = self._state.add(f"{self.name}_streak", zeros.clone())
+        self._is_bent = self._state.add(f"{self.name}_is_bent", zeros.bool())  # a trend needs two values from here on
+        self._before_bend: Tensor | None = None  # the last values, NaN but where the rate is new at this step
 
     def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """As of any detector, but where a signal of layers is not measured at a step the others are judged."""
@@ -117,6 +120,12 @@ class Combined(Detector):
         least = self._least * (1 + self._young / (self._seen.used + 1))
         self._deviation = self._off / torch.maximum(self._usual.used, least)
         parts = self._deviation / self._limits
+        before = torch.where(self._is_trend & two.isnan(), one, torch.nan)
+        if self._before_bend is not None:
+            before, self._before_bend = torch.where(before.isnan(), self._before_bend, before), None
+        ratio = self._values / before  # without a trend, a jump is a jump
+        gross = 4 * (torch.maximum(ratio, 1 / ratio).sqrt().sqrt() - 1) / GROSS
+        parts = torch.where(gross.isnan(), parts, gross)
         self._is_off = parts > self.numbers["limit"][:, None]
         largest = torch.where(parts.isnan(), -1.0, parts).amax(1).clamp(max=LARGEST)
         return torch.where(largest < 0, torch.nan, largest), self.numbers["limit"]
@@ -134,6 +143,8 @@ class Combined(Detector):
         entered = torch.where(self._is_off & ~is_over, self._expected, self._values)[..., None]
         moved = torch.cat([entered, last[..., :-1]], -1)
         is_first = moved.isnan() | is_over[..., None]  # it stands for those before it, too
+        is_first[..., 1:] &= ~self._is_bent.used[..., None]
+        self._is_bent.used.masked_fill_(told, False)
         last.copy_(torch.where(told[..., None], torch.where(is_first, entered, moved), last))
         learns = told & ~self._is_off & ~self._off.isnan()
         seen.add_(learns)
@@ -145,6 +156,9 @@ class Combined(Detector):
         self._last.used.masked_fill_((where_R[:, None] & self._is_trend)[..., None], torch.nan)
 
     def see_new_rate(self, where_R: Tensor) -> None:
+        is_lost = where_R[:, None] & self._is_trend
+        self._before_bend = torch.where(is_lost, self._last.used[..., 0], torch.nan)
+        self._is_bent.used.logical_or_(is_lost)
         self._lose(where_R)
 
     def restart(self, where_R: Tensor) -> None:

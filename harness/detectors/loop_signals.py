@@ -41,6 +41,15 @@ def is_new_rate(now: Any, before: Any) -> Any:
     return np.abs(now - before) > CHANGED * np.abs(before)  # False where one is NaN
 
 
+def since_measured(values: np.ndarray) -> np.ndarray:
+    """A signal [R, steps] with 0, which says nothing, in place of the NaN before its first number.
+
+    Not every optimizer keeps second moments, and one that steps late has none before that.
+    """
+    is_known = np.logical_or.accumulate(~np.isnan(values), axis=1)
+    return np.where(is_known, values, np.float32(0))
+
+
 def of_schedule(signals: Mapping[str, Any]) -> dict[str, Any]:
     """Signals, float32, as detectors see them: the size of an update as a multiple of the scheduled rate.
 

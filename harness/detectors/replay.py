@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from harness.detectors.base import AFTER_THE_STEP, Detector
-from harness.detectors.loop_signals import LoopSignals, of_schedule
+from harness.detectors.loop_signals import LoopSignals, of_schedule, since_measured
 from harness.model.state import State
 
 
@@ -25,7 +25,7 @@ def replay(
     loop, signals = LoopSignals.of(signals), of_schedule(signals)
     series = {signal: torch.from_numpy(np.asarray(signals[signal], dtype=np.float32)) for signal in cls.watches}
     for signal in AFTER_THE_STEP.intersection(series):
-        values = series[signal]
+        values = series[signal] if loop is None else torch.from_numpy(since_measured(series[signal].numpy()))
         series[signal] = torch.cat([torch.full_like(values[:, :1], torch.nan), values[:, :-1]], 1)
     taken = torch.from_numpy(np.array(is_new, dtype=bool))
     if AFTER_THE_STEP.intersection(series):

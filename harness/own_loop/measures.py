@@ -154,6 +154,7 @@ class Watch:
         lagging = AFTER_THE_STEP.intersection(like)
         self._before = {name: self.state.add(f"before_{name}", like[name].clone()) for name in sorted(lagging)}
         self._has_before = self.state.add("has_before", torch.zeros(1, dtype=torch.bool))
+        self._is_known = self.state.add("is_known", torch.zeros(1, len(lagging), dtype=torch.bool))  # measured so far
         self._rates = self.state.add("rates", torch.full((1, 2), nan, dtype=torch.float64))  # of the last two steps
         self._usual = self.state.add("usual", torch.full((1, len(self.names)), nan, dtype=torch.float64))
 
@@ -191,8 +192,10 @@ class Watch:
     def stepped(self, values: Mapping[str, float]) -> None:
         """What is known now that the step is over."""
         shown = of_schedule({name: np.float32(value) for name, value in values.items()})
-        for name, kept in self._before.items():
-            kept.used.fill_(float(shown.get(name, 0.0)))
+        for number, (name, kept) in enumerate(self._before.items()):
+            value = float(shown.get(name, nan))
+            self._is_known.used[0, number] |= value == value
+            kept.used.fill_(value if self._is_known.used[0, number] else 0.0)
         self._has_before.used.fill_(True)
         rates = [self._rates.used[0, 1].item(), float(np.float32(values.get(RATE, nan)))]
         self._rates.used.copy_(torch.tensor([rates], dtype=torch.float64))
