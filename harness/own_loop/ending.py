@@ -42,7 +42,7 @@ def shortcomings(course: Course, lacks_twin: bool) -> Iterator[Shortcoming]:
             text = f"fault={one.fault.name}: never struck, because the run ended before {what} was known"
             yield Shortcoming("never struck", text)
         elif not struck:
-            yield Shortcoming("never struck", f"fault={one.fault.name}: never struck; {_why(one, done)}")
+            yield Shortcoming("never struck", f"fault={one.fault.name}: never struck; {_why(one, course, done)}")
         elif not changed:
             text = f"fault={one.fault.name}: struck {'once' if struck == 1 else f'{struck} times'} and changed nothing"
             yield Shortcoming("changed nothing", text)
@@ -51,11 +51,14 @@ def shortcomings(course: Course, lacks_twin: bool) -> Iterator[Shortcoming]:
         yield Shortcoming("no twin", f"twin=true: {why}; allowed: steps={done}, or run.twin() after the run")
 
 
-def _why(one: object, done: int) -> str:
+def _why(one: object, course: Course, done: int) -> str:
     agenda, fault = one.agenda, one.fault  # type: ignore[attr-defined]
     first = agenda.first[0]
     if first is not None and first >= done:
         return f"it begins at step {first}, and the run has {done} steps; allowed: fault.start=0 to {max(done - 1, 0)}"
+    if first is not None and first < course.first_step:
+        begun = course.first_step
+        return f"it begins at step {first}, and the run went on from step {begun}; allowed: fault.start={begun} or more"
     place = getattr(fault, "tensor", None)
     where = "" if place is None else f" of fault.tensor={place}"
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import nan
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 
 from harness.config import ConfigError
 from harness.own_loop.course import Course
+from harness.own_loop.ending import Shortcoming, shortcomings
 from harness.own_loop.legs import Leg
+from harness.own_loop.warn import warn
 from harness.training.sites import Event
 
 
@@ -19,6 +22,8 @@ class Results:
     _course: Course
     _leg: Leg | None
     _twin: Leg | None
+    shortcomings: Sequence[Shortcoming] = ()
+    """What kept the run from being what was asked for, such as an early end or a fault that never struck."""
     _events: list[Event] | None = None  # of all processes, once they have ended together
 
     def _gather(self) -> list[Event]:
@@ -68,5 +73,14 @@ class Results:
 
     @property
     def outcome(self) -> str:
-        """How the run ended: trained, divergent or non-finite (harness/objectives/outcome.py)."""
-        return self._run.outcome
+        """How the run ended: trained, divergent or non-finite; after semicolons each way in which it fell short.
+
+        The first is by the rule of harness/objectives/outcome.py.
+        """
+        return "; ".join(dict.fromkeys([self._run.outcome, *(one.label for one in self.shortcomings)]))
+
+    def _end_short(self, course: Course, lacks_twin: bool) -> None:
+        """Warn of each way in which the run was not what was asked for."""
+        self.shortcomings = list(shortcomings(course, lacks_twin))
+        for shortcoming in self.shortcomings:
+            warn(f"attach: {shortcoming.text}")

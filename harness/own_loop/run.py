@@ -11,7 +11,6 @@ import numpy as np
 from harness.config import ConfigError
 from harness.own_loop.batches import Batches
 from harness.own_loop.course import Course
-from harness.own_loop.ending import Shortcoming, shortcomings
 from harness.own_loop.handle import Handle
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.legs import TWIN, Leg
@@ -38,13 +37,6 @@ class Run(Handle, Results):
         self._twin: Leg | None = None
         self.differing: str | None = None
         """What is another one when the run is gone through again from its first step, so that there is no twin."""
-        self.shortcomings: list[Shortcoming] = []
-        """What kept the run from being what was asked for, such as an early end or a fault that never struck."""
-
-    @property
-    def outcome(self) -> str:
-        """How the run ended: trained, divergent or non-finite; after semicolons each way in which it fell short."""
-        return "; ".join(dict.fromkeys([self._run.outcome, *(one.label for one in self.shortcomings)]))
 
     def __enter__(self) -> Run:
         return self
@@ -182,9 +174,7 @@ class Run(Handle, Results):
         try:
             if is_whole:
                 self._course.end_early()
-                self.shortcomings = list(shortcomings(self._course, self._twin_comes))
-                for shortcoming in self.shortcomings:
-                    warn(f"attach: {shortcoming.text}")
+                self._end_short(self._course, self._twin_comes)
             self._end()
             events = self._gather() if is_whole else []
             if self._keeping and is_whole:

@@ -77,6 +77,7 @@ class Steps:
         self.inputs = Inputs(self.places.outer)
         self.total = asked.steps  # of the run
         self.step, self.is_over = 0, False
+        self.first_step = 0  # of this process, where a run goes on
         self.as_written: set[int] = set()  # steps that run without compilation, on every leg
         settings = asked.settings
         self._is_measured = (

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
+from transformers import Trainer
 from transformers import TrainerCallback as Base
 
 from harness.config import ConfigError
 from harness.guards.playbook import actions_of
 from harness.own_loop.course import Course
+from harness.own_loop.hooks import wrap
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.legs import RUN, TWIN, Leg
 from harness.own_loop.results import Results
@@ -20,6 +23,19 @@ from harness.own_loop.steps import Asked
 from harness.own_loop.warn import warn
 from harness.own_loop.witness import Comparison
 from harness.recovery.table import ACTIONS
+
+GUARDED = ("training_step", "get_batch_samples", "compute_loss", "evaluate", "_maybe_log_save_evaluate", "log")
+"""What a Trainer calls of itself while it trains."""
+
+
+def _trainer_above() -> Any:
+    """The Trainer that has called this callback; None where it is called in another way."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), Trainer):
+            return found
+        frame = frame.f_back
+    return None
 
 
 class TrainerCallback(Results, Base):
@@ -64,11 +80,14 @@ class TrainerCallback(Results, Base):
             int(state.max_steps),
             self._asked.seed,
             self._asked.facts,
+            self._asked.on_alarm,
         )
         course = self._course = Course(asked, self, is_measured=True)
         self._hooks.enter_context(course.hooks)
         course.open(int(state.max_steps))
+        course.step = course.first_step = int(state.global_step)  # not 0 where it goes on from a checkpoint
         course.expect_replays()
+        self._release_at_errors()
         leg = course.run_leg
         if self._kind == RUN:
             self._leg, self._first = leg, course.take_snapshot()
@@ -86,6 +105,24 @@ class TrainerCallback(Results, Base):
         model = course.places.model
         self._hooks.callback(model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
         self._hooks.callback(model.register_forward_hook(self._after, with_kwargs=True).remove)
+
+    def _release_at_errors(self) -> None:
+        """An error does not come to `on_train_end`: it is seen where the Trainer calls what may raise."""
+        trainer = _trainer_above()
+        for owner, name in ((trainer, one) for one in GUARDED):
+            if owner is not None and hasattr(owner, name):
+                wrap(owner, name, self._guarded, self._hooks)
+        if trainer is not None:
+            wrap(trainer.callback_handler, "call_event", self._guarded, self._hooks)
+
+    def _guarded(self, real: Any, *args: Any, **more: Any) -> Any:
+        try:
+            return real(*args, **more)
+        except BaseException:
+            self._hooks.close()
+            if self._keeping and self._kind == RUN:
+                self._keeping.stop()
+            raise
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """A step of the optimizer begins."""
@@ -125,6 +162,7 @@ class TrainerCallback(Results, Base):
     def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Nothing of its objects is changed any more."""
         if self._kind == RUN:
+            self._end_short(self._course, lacks_twin=False)
             events = self._gather()
             if self._keeping:
                 self._keeping.finish(None, events)
@@ -136,11 +174,16 @@ class TrainerCallback(Results, Base):
     def twin(self, trainer: Any) -> None:
         """Train the golden twin from the same beginning with the same Trainer, by its `train`; after the run.
 
+        Raises ConfigError for a run that has gone on from a checkpoint, whose first steps nobody has seen.
+
         Up to the first strike it has to be the run, bit for bit; if it is not, a warning names the first step and what
         differs there, and there is no twin.
         """
         if self._first is None or self._twin is not None:
             raise ConfigError("callback.twin: needs a run, and no twin; allowed: once, after trainer.train()")
+        if begun := self._course.first_step:
+            why = f"the run went on from a checkpoint at step {begun}"
+            raise ConfigError(f"callback.twin: {why}; allowed: a run from its first step")
         final, self._kind = self._course.take_snapshot(), TWIN
         try:
             trainer.train()

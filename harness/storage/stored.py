@@ -77,9 +77,11 @@ def read_root(out: Path) -> dict[str, Any]:
 
 def _without_root(out: Path) -> ConfigError:
     """What is said of a folder that has no store, or one that has lost its first file."""
-    if any(
-        place.name != METADATA and not place.name.startswith(".") for place in (ResultsPath.at(out) / STORE).entries()
-    ):
+    try:
+        places = (ResultsPath.at(out) / STORE).entries()
+    except FolderLost:
+        places = []
+    if any(place.name != METADATA and not place.name.startswith(".") for place in places):
         allowed = "the same sweep once more, which writes it anew"
         return ConfigError(f"out={out}: its {STORE}/{METADATA} is missing; allowed: {allowed}")
     return ConfigError(f"out={out}: holds no results; allowed: a folder that a sweep has written")

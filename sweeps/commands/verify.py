@@ -25,6 +25,8 @@ def verify(out: Path, console: Console) -> int:
     Files that have no checksum are counted, and the first is named. Raises ConfigError if there is no store.
     """
     folder = ResultsPath.at(out)
+    if not (out / STORE).is_dir():
+        read_root(out)
     damaged = list(_roots(out, folder))
     packs, covered = [], {MARKER, PLAN, f"{STORE}/{METADATA}", f"{CLAIMS}/{LEDGER}", f"{CLAIMS}/{TURN}"}
     for place in (folder / STORE).entries():

@@ -28,7 +28,7 @@ def _net(width: int, classes: int = 3) -> nn.Module:
 def epochs_of(
     seed: int, model: nn.Module, optimizer: Any, schedule: Any, clip: float | None = None, size: int = BATCH
 ) -> Script:
-    """Shuffled epochs, whose last batch is a short one where `size` does not divide them; the schedule steps between."""
+    """Shuffled epochs, whose last batch is short where `size` does not divide them; the schedule steps between."""
     x, y = _points(seed)
     rows = torch.utils.data.TensorDataset(x, y)
 

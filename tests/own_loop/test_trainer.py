@@ -135,3 +135,96 @@ def test_a_training_that_does_not_repeat_itself_is_told_so(tmp_path: Path) -> No
         callback.twin(trainer)
     with pytest.raises(ConfigError, match="deviation: there is no golden twin"):
         _ = callback.deviation
+
+
+# --- what goes wrong, and what goes on ------------------------------------------------------------------------------
+
+
+class Failing(transformers.TrainerCallback):
+    """Raises at a step, as any callback or a full disk may."""
+
+    def __init__(self, error: type[BaseException]):
+        self.error = error
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        if state.global_step == 5:
+            raise self.error
+
+
+class FailingModel(torch.nn.Module):
+    """A model whose sixth pass fails."""
+
+    def __init__(self, model: Any):
+        super().__init__()
+        self.model, self.passes = model, 0
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+        self.passes += 1
+        if self.passes == 6:
+            raise ZeroDivisionError
+        return self.model(input_ids=input_ids, labels=labels)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_in_training_leaves_no_trace(error: type[BaseException], untouched: Any, tmp_path: Path) -> None:
+    """Neither does one in the model; and the same Trainer trains again."""
+    callback = attach.TrainerCallback(fault={"name": "weight_bit", "start": 10, "bit": 27})
+    trainer = trainer_of(tmp_path, callback)
+    trainer.add_callback(Failing(error))
+    with pytest.raises(error):
+        trainer.train()
+    assert traces(trainer) == 0 and "training_step" not in vars(trainer)
+    trainer.remove_callback(Failing)
+    trainer.train()
+    assert [event.step for event in callback.events] == [10] and traces(trainer) == 0
+
+
+def test_an_error_in_the_model_leaves_no_trace(tmp_path: Path) -> None:
+    callback = attach.TrainerCallback(recover={"ladder": [{"action": "skip"}]}, out=tmp_path / "out")
+    trainer = trainer_of(tmp_path, callback)
+    trainer.model = trainer.model_wrapped = FailingModel(trainer.model)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert traces(trainer) == 0
+
+
+def test_the_norm_is_that_which_the_trainer_logs(tmp_path: Path) -> None:
+    """Before clipping; the last step of an epoch has fewer passes than the others."""
+    callback = attach.TrainerCallback()
+    trainer = trainer_of(
+        tmp_path, callback, max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=4, max_grad_norm=0.5
+    )
+    trainer.train()
+    logged = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
+    assert len(logged) == 2 * 19 and max(logged) > 0.5, "300 texts, 4 a pass, 4 passes a step: 18 steps and 3 passes"
+    assert np.allclose(callback.signals["grad_norm"], logged, rtol=1e-5)
+
+
+def test_a_run_that_goes_on_counts_as_the_trainer_does(untouched: Any, tmp_path: Path) -> None:
+    """And says that a fault before its first step never struck."""
+    first = trainer_of(tmp_path, save_strategy="steps", save_steps=8)
+    first.train()
+    ended = weights(first)
+    for start, is_struck in ((4, False), (12, True)):
+        callback = attach.TrainerCallback(fault={"name": "weight_bit", "start": start, "bit": 27}, detect=None)
+        trainer = trainer_of(tmp_path, callback)
+        if is_struck:
+            trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+            assert [event.step for event in callback.events] == [start] and callback.outcome == "trained"
+            assert weights(trainer) != ended
+        else:
+            with pytest.warns(UserWarning, match="never struck; it begins at step 4, and the run went on from step 8"):
+                trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+            assert callback.outcome == "trained; never struck" and weights(trainer) == ended
+        loss = callback.signals["loss"]
+        assert len(loss) == STEPS and np.isnan(loss[:8]).all() and np.isfinite(loss[8:]).all()
+        with pytest.raises(ConfigError, match="the run went on from a checkpoint at step 8; allowed: a run from its"):
+            callback.twin(trainer)
+
+
+def test_a_trainer_calls_back_at_alarms(tmp_path: Path) -> None:
+    told: list[int] = []
+    fault = {"name": "weight_bit", "start": 10, "bit": 30, "element": 0, "tensor": "*wte*"}
+    callback = attach.TrainerCallback(fault=fault, on_alarm=lambda alarm: told.append(alarm.step))
+    trainer_of(tmp_path, callback).train()
+    assert told and told[0] in (10, 11)

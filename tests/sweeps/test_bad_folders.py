@@ -12,6 +12,7 @@ import pytest
 
 from harness.storage.store import open_store
 from harness.storage.stored import FORMAT_VERSION
+from tests.sealing import seal_values
 from tests.sweeps import command
 
 # --- data --------------------------------------------------------------------------------------------------------
@@ -62,7 +63,7 @@ def test_store_of_another_version(empty: Path, plan: str) -> None:
     file = empty / "out" / "store.zarr" / "zarr.json"
     root = json.loads(file.read_text())
     root["attributes"]["format"] = 99
-    file.write_text(json.dumps(root))
+    seal_values(file, root)
     (line,) = command.refused(empty, *command.tiny("out=out", plan))
     assert line.startswith(
         f"error: out={empty}/out: holds a store of format 99; allowed: format 4, 5, 6 or {FORMAT_VERSION}"

@@ -18,9 +18,10 @@ from harness.storage.store import open_store
 from harness.storage.stored import STORE, DamagedStore
 from harness.storage.zarr_files import METADATA
 from sweeps.planning.planner import PackPlan, make_plan
-from sweeps.running.job import Failed, Finished, Job, train_pack, train_pack_safely
+from sweeps.running.job import Failed, Finished, Job, train_pack, train_pack_safely, write_plan
 from tests.harness.engine import Dying, Killed
 from tests.jobs import job_of
+from tests.sealing import seal_again
 from tests.sweeps import command, kills
 
 STEPS, BLOCK = 12, 2
@@ -37,14 +38,14 @@ def pack() -> PackPlan:
 def whole(pack: PackPlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What undisturbed training leaves."""
     out = tmp_path_factory.mktemp("whole")
-    open_store(out, "grid")
+    write_plan(open_store(out, "grid"), [trial.id for trial in pack.recorded])
     assert isinstance(train_pack(job_of(pack, out, block=BLOCK)), Finished)
     return out
 
 
 @pytest.fixture
 def job(pack: PackPlan, tmp_path: Path) -> Job:
-    open_store(tmp_path / "out", "grid")
+    write_plan(open_store(tmp_path / "out", "grid"), [trial.id for trial in pack.recorded])
     return job_of(pack, tmp_path / "out", block=BLOCK, every=3)
 
 
@@ -210,7 +211,7 @@ def test_a_configuration_that_nobody_can_reckon_with_is_one_line(
     (file,) = copied.glob(f"{STORE}/*/{METADATA}")
     text = file.read_text()
     assert old in text
-    file.write_text(text.replace(old, new))
+    seal_again(file, text.replace(old, new))
     for name in ("report", "campaign"):
         capsys.readouterr()
         assert main([name, "out"]) == 2
@@ -231,7 +232,7 @@ def test_metadata_of_another_kind_are_no_pack(copied: Path, old: str, new: str, 
     (file,) = copied.glob(f"{STORE}/*/{METADATA}")
     text, times = re.subn(old, new, file.read_text())
     assert times
-    file.write_text(text)
+    seal_again(file, text)
     with pytest.warns(UserWarning, match=f"not a pack, left out .*{said}"):
         assert not analysis.open_sweep(copied).trial.size
 
