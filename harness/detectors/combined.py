@@ -75,29 +75,41 @@ class Combined(Detector):
         self._is_trend, self._is_middle = (
             torch.tensor([rule.expects == kind for rule in rules], device=self.device) for kind in (TREND, MIDDLE)
         )
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        is_single = [
+            self.like[name].dim() == 1 for name, size in zip(self.watches, sizes, strict=True) for _ in range(size)
+        ]
+        self._is_single = torch.tensor(is_single, device=self.device)
+        self._layered = [
+            slice(start, start + size)
+            for name, start, size in zip(self.watches, starts, sizes, strict=True)
+            if self.like[name].dim() > 1 and size
+        ]
         is_after = [name in AFTER_THE_STEP for name, size in zip(WATCHED, sizes, strict=True) for _ in range(size)]
         self._is_after = torch.tensor(is_after, device=self.device)
+        self._is_before = self._is_after & self._is_single
         zeros = torch.zeros(len(self.like["loss"]), len(rules), dtype=torch.float64, device=self.device)
         self._last = self._state.add(f"{self.name}_last", (zeros + torch.nan)[..., None].repeat(1, 1, 4))
         self._usual = self._state.add(f"{self.name}_usual", zeros.clone())
         self._seen = self._state.add(f"{self.name}_seen", zeros.clone())
         self._streak = self._state.add(f"{self.name}_streak", zeros.clone())
+        self._bends = False  # whether a rate was ever new
         self._is_bent = self._state.add(f"{self.name}_is_bent", zeros.bool())  # a trend needs two values from here on
         self._before_bend: Tensor | None = None  # the last values, NaN but where the rate is new at this step
 
     def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """As of any detector, but where a signal of layers is not measured at a step the others are judged."""
-        shown = {name: values[name].float().double() for name in self.watches}
-        is_finite = self._is_finite_before = is_new
-        for name, x in shown.items():
-            is_here = x.isfinite().all(1) | x.isnan().all(1) if x.dim() > 1 else x.isfinite()
-            is_finite = is_finite & is_here
-            if name in AFTER_THE_STEP:
-                self._is_finite_before = self._is_finite_before & is_here
-        score, limit = self.score(shown)
+        rows = len(values["loss"])
+        x = torch.cat([values[name].reshape(rows, -1) for name in self.watches], 1).float().double()
+        is_here = x.isfinite()
+        self._is_finite_before = is_new & (is_here | ~self._is_before).all(1)
+        is_finite = self._is_finite_before & (is_here | ~self._is_single | self._is_before).all(1)
+        for columns in self._layered:
+            is_finite = is_finite & (is_here[:, columns].all(1) | x[:, columns].isnan().all(1))
+        score, limit = self.score({"all": x})
         score = torch.where(is_finite, score, torch.nan)
         is_alarm = (is_new & ~is_finite) | (score > limit)
-        self.note(shown, is_finite, is_alarm)
+        self.note({}, is_finite, is_alarm)
         self._lose(is_new & ~is_finite)
         return is_alarm, score
 
@@ -106,7 +118,7 @@ class Combined(Detector):
 
         The last bits of a logarithm may depend on how many rows there are.
         """
-        x = torch.cat([values[name].reshape(len(values["loss"]), -1) for name in self.watches], 1)
+        x = values["all"]
         x[:, 1] = x[:, 1] / torch.where(x[:, 0] > 0, x[:, 0], 1.0)
         one, two, three, four = self._last.used.unbind(-1)
         is_old = self._is_after & (x == one)  # no step was taken since
@@ -120,12 +132,13 @@ class Combined(Detector):
         least = self._least * (1 + self._young / (self._seen.used + 1))
         self._deviation = self._off / torch.maximum(self._usual.used, least)
         parts = self._deviation / self._limits
-        before = torch.where(self._is_trend & two.isnan(), one, torch.nan)
-        if self._before_bend is not None:
-            before, self._before_bend = torch.where(before.isnan(), self._before_bend, before), None
-        ratio = self._values / before  # without a trend, a jump is a jump
-        gross = 4 * (torch.maximum(ratio, 1 / ratio).sqrt().sqrt() - 1) / GROSS
-        parts = torch.where(gross.isnan(), parts, gross)
+        if self._bends:
+            before = torch.where(self._is_trend & two.isnan(), one, torch.nan)
+            if self._before_bend is not None:
+                before, self._before_bend = torch.where(before.isnan(), self._before_bend, before), None
+            ratio = self._values / before  # without a trend, a jump is a jump
+            gross = 4 * (torch.maximum(ratio, 1 / ratio).sqrt().sqrt() - 1) / GROSS
+            parts = torch.where(gross.isnan(), parts, gross)
         self._is_off = parts > self.numbers["limit"][:, None]
         largest = torch.where(parts.isnan(), -1.0, parts).amax(1).clamp(max=LARGEST)
         return torch.where(largest < 0, torch.nan, largest), self.numbers["limit"]
@@ -143,8 +156,9 @@ class Combined(Detector):
         entered = torch.where(self._is_off & ~is_over, self._expected, self._values)[..., None]
         moved = torch.cat([entered, last[..., :-1]], -1)
         is_first = moved.isnan() | is_over[..., None]  # it stands for those before it, too
-        is_first[..., 1:] &= ~self._is_bent.used[..., None]
-        self._is_bent.used.masked_fill_(told, False)
+        if self._bends:
+            is_first[..., 1:] &= ~self._is_bent.used[..., None]
+            self._is_bent.used.masked_fill_(told, False)
         last.copy_(torch.where(told[..., None], torch.where(is_first, entered, moved), last))
         learns = told & ~self._is_off & ~self._off.isnan()
         seen.add_(learns)
@@ -157,6 +171,7 @@ class Combined(Detector):
 
     def see_new_rate(self, where_R: Tensor) -> None:
         is_lost = where_R[:, None] & self._is_trend
+        self._bends = True
         self._before_bend = torch.where(is_lost, self._last.used[..., 0], torch.nan)
         self._is_bent.used.logical_or_(is_lost)
         self._lose(where_R)

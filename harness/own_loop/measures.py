@@ -177,16 +177,15 @@ class Watch:
         values |= {"loss": torch.tensor([loss]).double(), "grad_norm": torch.tensor([norm]).double()}
         alarms, scores, is_late = {}, {}, False
         earlier, before = self._rates.used[0].tolist()
-        has_new_rate = torch.tensor([bool(is_new_rate(before, earlier))])
+        has_new_rate = bool(is_new_rate(before, earlier))
+        told = torch.tensor([is_judged])
         for name, detector in self._detectors.items():
             if has_new_rate:
-                detector.see_new_rate(has_new_rate)
-            is_new = torch.tensor([is_judged])
-            if AFTER_THE_STEP.intersection(detector.watches):
-                is_new = is_new & self._has_before.used
+                detector.see_new_rate(torch.tensor([True]))
+            is_new = told & self._has_before.used if AFTER_THE_STEP.intersection(detector.watches) else told
             is_alarm, score = detector.judge(values, is_new)
             alarms[name], scores[name] = bool(is_alarm), float(score)
-            is_late = is_late or bool(detector.late(is_alarm) & is_alarm)
+            is_late = is_late or (alarms[name] and bool(detector.late(is_alarm)))
         return alarms, scores, is_late
 
     def stepped(self, values: Mapping[str, float]) -> None:
