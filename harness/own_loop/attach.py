@@ -120,26 +120,42 @@ class Attach:
         try:
             from harness.own_loop.trainer import TrainerCallback
         except ImportError as error:
-            why = f"needs transformers, which cannot be imported ({error})"
-            raise ConfigError(
-                f"attach.TrainerCallback: {why}; allowed: pip install 'stability-harness[transformers]'"
-            ) from None
+            raise _lacking("TrainerCallback", "transformers", error) from None
+        return _made(TrainerCallback)
 
-        def made(
-            fault: Given | Sequence[Given] | None = None,
-            detect: str | Mapping[str, Any] | None = "default",
-            recover: str | Path | Mapping[str, Any] | None = None,
-            out: str | Path | None = None,
-            extra: Sequence[Any] = (),
-            seed: int = 0,
-            facts: Mapping[str, Any] | None = None,
-            on_alarm: OnAlarm | None = None,
-        ) -> Any:
-            no_model = nn.Identity(), ()
-            asked = _asked(*no_model, extra, fault, detect, recover, None, seed, facts, on_alarm, None, out)
-            return TrainerCallback(asked, None if out is None else Keeping(Path(out)))
+    @property
+    def LightningCallback(self) -> Any:
+        """Makes a `harness.own_loop.lightning.LightningCallback`, by the same arguments."""
+        try:
+            from harness.own_loop.lightning import LightningCallback
+        except ImportError as error:
+            raise _lacking("LightningCallback", "lightning", error) from None
+        return _made(LightningCallback)
 
-        return made
+
+def _lacking(name: str, package: str, error: ImportError) -> ConfigError:
+    why = f"needs {package}, which cannot be imported ({error})"
+    return ConfigError(f"attach.{name}: {why}; allowed: pip install 'stability-harness[{package}]'")
+
+
+def _made(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """A callback of this kind by the arguments of `attach` that no trainer has."""
+
+    def made(
+        fault: Given | Sequence[Given] | None = None,
+        detect: str | Mapping[str, Any] | None = "default",
+        recover: str | Path | Mapping[str, Any] | None = None,
+        out: str | Path | None = None,
+        extra: Sequence[Any] = (),
+        seed: int = 0,
+        facts: Mapping[str, Any] | None = None,
+        on_alarm: OnAlarm | None = None,
+    ) -> Any:
+        no_model = nn.Identity(), ()
+        asked = _asked(*no_model, extra, fault, detect, recover, None, seed, facts, on_alarm, None, out)
+        return kind(asked, None if out is None else Keeping(Path(out)))
+
+    return made
 
 
 attach = Attach()

@@ -293,6 +293,11 @@ class Course(Steps):
             self._is_in_pass = False
             self.end_pass()
 
+    def begin_pass(self) -> None:
+        """A pass of a loop that hands out its batches itself; a step begins with its first one."""
+        if self._pass == 0:
+            self.begin_step()
+
     def end_pass(self) -> None:
         """The body of the loop was gone through."""
         self._pass += 1
