@@ -1,7 +1,10 @@
 """The coordinate check: do the first steps of training change activations equally at every width, or every depth?
 
     stability-harness coordinate-check OUT.png [--widths 64,128,256,512,1024 | --depths 2,4,8,16]
-        [--optimizer adamw] [--steps 4] [--rate 0.01] [--seeds 3]
+        [--optimizer adamw] [--steps 4] [--rate 0.01] [--seeds 3] [KEY=VALUE ...]
+
+Keys are those of a trial: recipe=llama mitigation=mup optim.lr=3e-3. Without mitigation= or model.parametrization= the
+parametrisations are compared, each with the head of the check; with one of them, what it says is checked as it is.
 
 Trains GPTs in each parametrisation at one learning rate, and draws by how much activations on a fixed batch moved away
 from their values at initialisation, against the width (Yang et al. 2022, arXiv 2203.03466) or the depth (Dey et al.
@@ -16,6 +19,7 @@ import argparse
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +36,8 @@ from torch import Tensor
 from analysis.figures.drawing import PICTURES
 from harness.basics.errors import Parser
 from harness.basics.memory import main_memory
-from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial, checked
+from harness.basics.printing import count, say
+from harness.config import ConfigError, Optim, Problems, Trial, checked
 from harness.config.fields import shown
 from harness.config.limits import DEEPEST, MOST_STEPS, WIDEST
 from harness.data.corpus import Corpus, load_corpus
@@ -40,16 +45,28 @@ from harness.optim.optimizers import OPTIMIZERS
 from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
+from sweeps.commands.coordinate_trials import (
+    COMPARED,
+    DEPTHS,
+    HEAD_DIM,
+    PARAMETRIZATIONS,
+    RATES,
+    SEEDS,
+    STEPS,
+    WIDTHS,
+    Asked,
+    Case,
+    own_case,
+    told,
+)
 from sweeps.commands.ending import ended
+from sweeps.compose.overrides import with_homes
+from sweeps.compose.places import named
 from sweeps.compose.settings import LARGEST_PACK
 from sweeps.planning.planner import check_weights
 
-WIDTHS, DEPTHS, STEPS, SEEDS = (64, 128, 256, 512, 1024), (2, 4, 8, 16), 4, 3
-RATES = {"adam": 1e-2, "sgd": 0.3, "relative": 0.05, "lars": 5.0}  # by optimizer, or by the rule of its updates' size
-BASE_WIDTH, BASE_DEPTH, HEAD_DIM, CONTEXT, BATCH, VOCABULARY = 64, 2, 32, 16, 4, 256
+LINE, ROW = 150, 26  # characters in a line above the figure, and beside a row of panels
 _NUMBER = re.compile(r"[0-9]{1,18}")
-PARAMETRIZATIONS = {"standard": "standard", "mup": "muP", "completep": "CompleteP"}
-COMPARED = {"width": ("standard", "mup"), "depth": ("standard", "mup", "completep")}
 ACTIVATIONS = {
     "embedding": "embedding",
     "attention.scores": "attention logits",
@@ -70,36 +87,53 @@ def measure(
     optimizer: str = "adamw",
     parametrizations: Sequence[str] | None = None,
 ) -> pd.DataFrame:
-    """A row for each parametrisation, width, depth, seed, activation and step t = 1, 2, ...: `change` and `size`.
+    """`measured` of the check's own models, a case for each parametrisation.
 
-    `against` is "width" or "depth", which takes each of the `sizes`; `rate` None takes that of RATES. `change` is the
-    root mean square of what t steps have added to the activation on a fixed batch, `size` that of the activation.
+    `against` is "width" or "depth", which takes each of the `sizes`; `rate` None takes that of RATES.
     """
-    corpus = load_corpus(Data(source="zipf", vocabulary=VOCABULARY, length=200_000), CONTEXT)
-    rows = [
-        row
-        for parametrization in parametrizations or COMPARED[against]
-        for size in sizes
-        for row in _measure_pack(_trials(parametrization, {against: size}, steps, rate, seeds, optimizer), corpus)
-    ]
+    cases = (
+        own_case(way, against, sizes, steps, rate, seeds, optimizer) for way in parametrizations or COMPARED[against]
+    )
+    return measured(list(cases))
+
+
+def measured(cases: Sequence[Case]) -> pd.DataFrame:
+    """A row for each case, width, depth, seed, activation and step t = 1, 2, ...: `change` and `size`.
+
+    `change` is the root mean square of what t steps have added to the activation on a fixed batch, `size` that of the
+    activation.
+    """
+    rows = []
+    for case in cases:
+        corpus = load_corpus(case.largest.data, case.largest.model.context)
+        for trials in case.trials.values():
+            rows += _measure_pack(case.name, trials, corpus)
     return pd.DataFrame(rows)
 
 
 def slopes(table: pd.DataFrame, against: str, of: str = "change") -> pd.Series:
-    """Exponent k of change ~ size^k by parametrisation, activation and step, fitted to the mean over the seeds.
+    """Exponent k of change ~ size^k by case, activation and step, fitted to the mean over the seeds.
 
-    `against` is "width" or "depth"; `of` "size" fits the activations themselves. What did not move has no exponent.
+    `against` is "width" or "depth"; `of` "size" fits the activations themselves. What did not move has no exponent, and
+    a single size has NaN.
     """
-    means = table[table["change"] > 0].groupby(["parametrization", "activation", "step", against])[of].mean()
-    grouped = means.groupby(["parametrization", "activation", "step"])
-    return grouped.apply(lambda m: np.polyfit(np.log(m.index.get_level_values(against)), np.log(m.to_numpy()), 1)[0])
+    means = table[table["change"] > 0].groupby(["case", "activation", "step", against])[of].mean()
+    return means.groupby(["case", "activation", "step"]).apply(partial(_exponent, against))
 
 
-def draw(table: pd.DataFrame, against: str, path: Path) -> None:
-    """A panel for each activation, a row of panels for each parametrisation, a line for each step."""
+def _exponent(against: str, means: pd.Series) -> float:
+    """The slope of a line through the logarithms; NaN for a single size, which has none."""
+    if len(means) < 2:
+        return math.nan
+    return float(np.polyfit(np.log(means.index.get_level_values(against)), np.log(means.to_numpy()), 1)[0])
+
+
+def draw(table: pd.DataFrame, against: str, path: Path, what: Sequence[str] = ()) -> None:
+    """A panel for each activation, a row of panels for each case, a line for each step; above them `what` it is."""
     names = {"change": "RMS change since initialisation", "step": "steps taken"}
     moved = table[table["change"] > 0]
-    shown = moved.replace({"parametrization": PARAMETRIZATIONS, "activation": ACTIVATIONS}).rename(columns=names)
+    shown = moved.replace({"case": PARAMETRIZATIONS, "activation": ACTIVATIONS}).rename(columns=names)
+    shown["case"] = ["\n".join(textwrap.wrap(name, ROW)) for name in shown["case"]]
     with matplotlib.rc_context({"backend": "agg"}):
         sns.set_theme(context="notebook", style="whitegrid", font_scale=0.9)
         grid = sns.relplot(
@@ -108,7 +142,7 @@ def draw(table: pd.DataFrame, against: str, path: Path) -> None:
             y=names["change"],
             hue=names["step"],
             col="activation",
-            row="parametrization",
+            row="case",
             kind="line",
             marker="o",
             errorbar=("pi", 100),
@@ -130,41 +164,16 @@ def draw(table: pd.DataFrame, against: str, path: Path) -> None:
         grid.set_titles(col_template="{col_name}", row_template="{row_name}", size=13)
         grid.set_axis_labels(against, "")
         grid.figure.supylabel(names["change"], fontsize=12, x=0.0)
+        lines = [part for line in what for part in textwrap.wrap(line, LINE)]
+        grid.figure.suptitle("\n".join(lines), fontsize=10, y=1.0, va="bottom", parse_math=False)
         grid.savefig(path, dpi=150)
         plt.close(grid.figure)
 
 
-def _trials(
-    parametrization: str, size: Mapping[str, int], steps: int, rate: float | None, seeds: int, optimizer: str
-) -> list[Trial]:
-    """`size` is the width or the depth. The head starts at zero but for the standard parametrisation, as microsoft/mup
-    has it in its own check: random logits shrink as 1/sqrt(m) beside what training adds. Over the depth the last matrix
-    of each branch starts at zero: what random branches add falls with depth in CompleteP, and takes gradients along. A
-    step that is relative to the weights needs weights, and does not follow the size of gradients.
-    """
-    rule, _, _ = OPTIMIZERS[optimizer].rule.partition("_")
-    rate = RATES.get(optimizer, RATES[rule]) if rate is None else rate
-    model = Model(
-        width=size.get("width", BASE_WIDTH),
-        depth=size.get("depth", BASE_DEPTH),
-        head_dim=HEAD_DIM,
-        context=CONTEXT,
-        parametrization=parametrization,
-        base_width=BASE_WIDTH,
-        base_depth=BASE_DEPTH,
-        init="zero_residual" if "depth" in size and rule != "relative" else "standard",
-        zero_head=parametrization != "standard" and rule != "relative",
-    )
-    # A limit of the gradient's norm, which grows with the width, would be another rate at each.
-    optim = Optim(name=optimizer, lr=rate, beta2=0.999, weight_decay=0.0, clip=None)
-    length = Train(steps, BATCH, validate_every=steps, validate_tokens=1, validate_between=1)
-    return [Trial(model, optim, Schedule(warmup=0, decay="constant"), length, seed=seed) for seed in range(seeds)]
-
-
-def _measure_pack(trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, object]]:
+def _measure_pack(case: str, trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, object]]:
     pack, model = Pack(trials, corpus, torch.device("cpu")), trials[0].model
     initial, rows = _activations(pack), []
-    of_all = {"parametrization": model.parametrization, "width": model.width, "depth": model.depth}
+    of_all = {"case": case, "width": model.width, "depth": model.depth}
 
     def write(step: int, signals: Mapping[str, np.ndarray]) -> None:
         for name, now in _activations(pack).items():
@@ -179,7 +188,8 @@ def _measure_pack(trials: Sequence[Trial], corpus: Corpus) -> list[dict[str, obj
 
 def _activations(pack: Pack) -> dict[str, Tensor]:
     """Activations on a batch of held-out windows, [R, ...]; scores of the future, at -inf, are set to zero."""
-    last_block = f"blocks.{pack.planned[0].model.depth - 1}."
+    first = pack.planned[0]
+    last_block = f"blocks.{first.model.depth - 1}."
     activations: dict[str, Tensor] = {}
 
     def read(tap: str, x: Tensor) -> None:
@@ -189,7 +199,7 @@ def _activations(pack: Pack) -> dict[str, Tensor]:
 
     detach = pack.model.taps.attach("*", read)
     with torch.no_grad():
-        starts = pack.objective.held_out(BATCH * CONTEXT).flatten()
+        starts = pack.objective.held_out(first.train.batch * first.model.context).flatten()
         pack.objective.window_losses(pack.model, starts, slice(0, len(pack)))
     detach()
     return activations
@@ -229,21 +239,24 @@ def _picture(text: str) -> Path:
     return Path(text)
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
+def _parser(program: str) -> Parser:
     parser = Parser(prog=program, description=(__doc__ or "").split("\n")[0])
     widths = partial(_sizes, range(HEAD_DIM, WIDEST + 1, HEAD_DIM), f"multiples of {HEAD_DIM} up to {WIDEST}")
     depths = partial(_sizes, range(1, DEEPEST + 1), f"whole numbers from 1 to {DEEPEST}")
     steps, seeds = partial(_count, MOST_STEPS), partial(_count, LARGEST_PACK)
-    parser.add_argument("out", type=_picture, help=f"the figure to write ({', '.join(PICTURES)})")
+    figure = f"the figure to write ({', '.join(PICTURES)}); with keys it may be left out"
+    keys = "recipe=NAME, mitigation=NAME and keys of a trial, as for sweep"
+    parser.add_argument("words", metavar="OUT KEY=VALUE", nargs="*", help=f"{figure}; {keys}")
+    parser.add_argument("--config-dir", "-cd", metavar="DIR", help="of your own recipes and mitigations")
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--widths", type=widths, help=f"default {','.join(map(str, WIDTHS))}")
     sizes.add_argument("--depths", type=depths, help=f"depths to compare instead, such as {','.join(map(str, DEPTHS))}")
-    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adamw", help="default adamw")
-    parser.add_argument("--steps", type=steps, default=STEPS, help=f"training steps, default {STEPS}")
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), help="default adamw")
+    parser.add_argument("--steps", type=steps, help=f"training steps, default {STEPS}")
     parser.add_argument(
         "--rate", type=_rate, help=f"learning rate, the same everywhere, default {RATES['adam']} for adamw"
     )
-    parser.add_argument("--seeds", type=seeds, default=SEEDS, help=f"trials in each pack, default {SEEDS}")
+    parser.add_argument("--seeds", type=seeds, help=f"trials in each pack, default {SEEDS}")
     return parser
 
 
@@ -255,26 +268,104 @@ def main() -> None:
 
 def check(arguments: Sequence[str], program: str) -> None:
     """Measure, draw and print. Raises ConfigError for wrong input, and for what cannot be trained or drawn."""
-    options = _parser(program).parse_args(arguments)
-    against = "depth" if options.depths else "width"
-    sizes = options.depths or options.widths or list(WIDTHS)
-    for parametrization in COMPARED[against]:
-        largest = _trials(parametrization, {against: max(sizes)}, options.steps, options.rate, 1, options.optimizer)
-        check_weights(largest, main_memory() / options.seeds)
-    table = measure(against, sizes, options.steps, options.rate, options.seeds, options.optimizer)
-    if not np.isfinite(table["change"]).any():
-        raise ConfigError(f"--rate={options.rate}: no run is finite after a step; allowed: a smaller rate")
+    parser = _parser(program)
+    options = parser.parse_intermixed_args(arguments)
+    keys = [word for word in options.words if "=" in word and not word.startswith("out=")]
+    files = [word.removeprefix("out=") for word in options.words if word not in keys]
+    if not options.words:
+        parser.error("the following arguments are required: out")
+    out = _figure(parser, files)
+    cases, against, words = _chosen(options, keys)
+    for case in cases:
+        check_weights([case.largest], main_memory() / len(case.trials[max(case.trials)]))
+    table, left_out = finite_runs(measured(cases), cases, against, f"--rate={options.rate}" if options.rate else "")
+    what = [*told(cases, against, words), *left_out]
+    if out:
+        _write(table, against, out, what)
+    steps = cases[0].largest.train.steps
+    last = slopes(table, against).xs(steps, level="step").unstack("case")
+    last = last.reindex(columns=[case.name for case in cases])
+    last = last.reindex(index=[name for name in ACTIVATIONS if name in set(table["activation"])])
+    optimizers = " and ".join(dict.fromkeys(case.largest.optim.name for case in cases))
+    say(f"Exponent of the change after {steps} steps of {optimizers} against the {against}:")
+    say(*last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string().split("\n"), *what)
+    say(f"Figure: {out}" if out else "Figure: none, because no file was named")
+
+
+def finite_runs(
+    table: pd.DataFrame, cases: Sequence[Case], against: str, given: str = ""
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of the runs that are finite after their last step, and a line for each case that loses runs.
+
+    Raises ConfigError, by the rate that is `given`, where no case has a run that is finite and moves.
+    """
+    kept, lines, reasons = [], [], []
+    for case in cases:
+        steps = case.largest.train.steps
+        runs = table[table["case"] == case.name].set_index([against, "seed"], drop=False)
+        last = runs.loc[runs["step"] == steps, "change"].groupby(level=[0, 1])
+        finite = last.max()[last.agg(lambda changes: np.isfinite(changes).all())]
+        kept.append(runs[runs.index.isin(finite.index)])
+        name, after = PARAMETRIZATIONS.get(case.name, case.name), "a step" if steps == 1 else f"{steps} steps"
+        everyone = [(size, trial.seed) for size, trials in case.trials.items() for trial in trials]
+        if not (finite > 0).any():
+            reason, other = ("nothing moves in", "larger") if len(finite) else ("no run is finite after", "smaller")
+            lines.append(f"{name}: {reason} {after}")
+            rate = given or f"optim.lr={case.largest.optim.lr}"
+            reasons.append(f"{rate}: {reason} {after}; allowed: a {other} rate")
+        elif lost := [run for run in everyone if run not in finite.index]:
+            sizes = ",".join(map(str, dict.fromkeys(size for size, _ in lost)))
+            what = f"{len(lost)} of {count(len(everyone), 'run')} not finite after {after}, and left out"
+            lines.append(f"{name}: {what} (model.{against}={sizes})")
+    if len(reasons) == len(cases):
+        raise ConfigError(*dict.fromkeys(reasons))
+    return pd.concat(kept, ignore_index=True), lines
+
+
+def _figure(parser: Parser, files: Sequence[str]) -> Path | None:
+    """The file of the figure, None without one. Raises ConfigError."""
+    if len(files) > 1:
+        parser.error(f"unrecognized arguments: {' '.join(files[1:])}")
     try:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        draw(table, against, options.out)
+        return _picture(files[0]) if files else None
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument out: {error}")
+
+
+def _chosen(options: argparse.Namespace, keys: Sequence[str]) -> tuple[list[Case], str, list[str]]:
+    """What is compared; against the width or the depth; and the keys that say so. Raises ConfigError."""
+    if not keys and options.config_dir is None:
+        against = "depth" if options.depths else "width"
+        sizes = options.depths or options.widths or WIDTHS
+        steps, seeds, optimizer = options.steps or STEPS, options.seeds or SEEDS, options.optimizer or "adamw"
+        ways = COMPARED[against]
+        return [own_case(way, against, sizes, steps, options.rate, seeds, optimizer) for way in ways], against, []
+    flags = {
+        "--widths": ("model.width", options.widths and ",".join(map(str, options.widths))),
+        "--depths": ("model.depth", options.depths and ",".join(map(str, options.depths))),
+        "--optimizer": ("optim.name", options.optimizer),
+        "--steps": ("train.steps", options.steps),
+        "--rate": ("optim.lr", options.rate),
+        "--seeds": ("seed", options.seeds and ",".join(map(str, range(options.seeds)))),
+    }
+    words, problems = list(keys), Problems()
+    for flag, (key, value) in flags.items():
+        if value is not None and (given := next((text for text in keys if text.partition("=")[0] == key), "")):
+            problems.reasons[f"{given}: {flag} says the same; allowed: one of them"] = None
+        words += [f"{key}={value}"] if value is not None else []
+    problems.check()
+    asked = Asked.of(with_homes(words), named(options.config_dir))
+    return asked.cases(), asked.against, words
+
+
+def _write(table: pd.DataFrame, against: str, out: Path, what: Sequence[str]) -> None:
+    """Draw the figure. Raises ConfigError where it cannot be written."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draw(table, against, out, what)
     except OSError as error:
         reason = f"cannot be written ({error.strerror})"
-        raise ConfigError(f"{options.out}: {reason}; allowed: a file in a folder that you may write to") from None
-    last = slopes(table, against).xs(options.steps, level="step").unstack("parametrization")
-    last = last.reindex(index=list(ACTIVATIONS), columns=list(COMPARED[against]))
-    print(f"Exponent of the change after {options.steps} steps of {options.optimizer} against the {against}:")
-    print(last.rename(index=ACTIVATIONS, columns=PARAMETRIZATIONS).round(2).to_string())
-    print(f"Figure: {options.out}")
+        raise ConfigError(f"{out}: {reason}; allowed: a file in a folder that you may write to") from None
 
 
 if __name__ == "__main__":
