@@ -1,4 +1,4 @@
-"""Completion in a shell: commands, their options, and for `sweep` what Hydra completes: groups, their options, keys."""
+"""Completion in a shell: commands, their options, and keys, groups and their options as Hydra does."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ def _candidates(earlier: Sequence[str], word: str, commands: Collection[str]) ->
         return ["--help "]
     if name == "sweep":
         return _of_sweep(rest, word)
+    if name == "coordinate-check":
+        from sweeps.commands.coordinate_keys import is_taken
+
+        known = [text for text in rest if not text.startswith("--") or text.startswith("--config-dir")]
+        return [text for text in _of_sweep(known, word) if is_taken(text)]
     if name == "figure" and not rest:
         from analysis.__main__ import figure_names
 

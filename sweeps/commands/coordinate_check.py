@@ -36,7 +36,7 @@ from torch import Tensor
 from analysis.figures.drawing import PICTURES
 from harness.basics.errors import Parser
 from harness.basics.memory import main_memory
-from harness.basics.printing import say
+from harness.basics.printing import count, say
 from harness.config import ConfigError, Optim, Problems, Trial, checked
 from harness.config.fields import shown
 from harness.config.limits import DEEPEST, MOST_STEPS, WIDEST
@@ -114,11 +114,18 @@ def measured(cases: Sequence[Case]) -> pd.DataFrame:
 def slopes(table: pd.DataFrame, against: str, of: str = "change") -> pd.Series:
     """Exponent k of change ~ size^k by case, activation and step, fitted to the mean over the seeds.
 
-    `against` is "width" or "depth"; `of` "size" fits the activations themselves. What did not move has no exponent.
+    `against` is "width" or "depth"; `of` "size" fits the activations themselves. What did not move has no exponent, and
+    a single size has NaN.
     """
     means = table[table["change"] > 0].groupby(["case", "activation", "step", against])[of].mean()
-    grouped = means.groupby(["case", "activation", "step"])
-    return grouped.apply(lambda m: np.polyfit(np.log(m.index.get_level_values(against)), np.log(m.to_numpy()), 1)[0])
+    return means.groupby(["case", "activation", "step"]).apply(partial(_exponent, against))
+
+
+def _exponent(against: str, means: pd.Series) -> float:
+    """The slope of a line through the logarithms; NaN for a single size, which has none."""
+    if len(means) < 2:
+        return math.nan
+    return float(np.polyfit(np.log(means.index.get_level_values(against)), np.log(means.to_numpy()), 1)[0])
 
 
 def draw(table: pd.DataFrame, against: str, path: Path, what: Sequence[str] = ()) -> None:
@@ -271,9 +278,8 @@ def check(arguments: Sequence[str], program: str) -> None:
     cases, against, words = _chosen(options, keys)
     for case in cases:
         check_weights([case.largest], main_memory() / len(case.trials[max(case.trials)]))
-    table = measured(cases)
-    _check_finite(table, cases, against, options)
-    what = [*told(cases, against, words), *_left_out(table, cases, against)]
+    table, left_out = finite_runs(measured(cases), cases, against, f"--rate={options.rate}" if options.rate else "")
+    what = [*told(cases, against, words), *left_out]
     if out:
         _write(table, against, out, what)
     steps = cases[0].largest.train.steps
@@ -286,35 +292,34 @@ def check(arguments: Sequence[str], program: str) -> None:
     say(f"Figure: {out}" if out else "Figure: none, because no file was named")
 
 
-def _alive(table: pd.DataFrame, case: Case, against: str) -> pd.Series:
-    """By size and seed of the runs of a case that are finite after its last step: the largest change in them."""
-    is_last = (table["case"] == case.name) & (table["step"] == case.largest.train.steps)
-    changes = table[is_last].groupby([against, "seed"])["change"]
-    return changes.max()[changes.agg(lambda run: np.isfinite(run).all())]
+def finite_runs(
+    table: pd.DataFrame, cases: Sequence[Case], against: str, given: str = ""
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows of the runs that are finite after their last step, and a line for each case that loses runs.
 
-
-def _check_finite(table: pd.DataFrame, cases: Sequence[Case], against: str, options: argparse.Namespace) -> None:
-    """Raises ConfigError for a case of which no run is left, or in which nothing moves."""
+    Raises ConfigError, by the rate that is `given`, where no case has a run that is finite and moves.
+    """
+    kept, lines, reasons = [], [], []
     for case in cases:
-        changes, steps = _alive(table, case, against), case.largest.train.steps
-        if (changes > 0).any():
-            continue
-        given = f"--rate={options.rate}" if options.rate else f"optim.lr={case.largest.optim.lr}"
-        after = "a step" if steps == 1 else f"{steps} steps"
-        reason, other = ("nothing moves in", "larger") if len(changes) else ("no run is finite after", "smaller")
-        raise ConfigError(f"{given}: {reason} {after}; allowed: a {other} rate")
-
-
-def _left_out(table: pd.DataFrame, cases: Sequence[Case], against: str) -> list[str]:
-    """A line for each case of which not every run stayed finite: its exponents are those of the others."""
-    lines = []
-    for case in cases:
-        alive = set(_alive(table, case, against).index)
-        runs = [(size, trial.seed) for size, trials in case.trials.items() for trial in trials]
-        if lost := dict.fromkeys(size for size, seed in runs if (size, seed) not in alive):
-            name, sizes = PARAMETRIZATIONS.get(case.name, case.name), ",".join(map(str, lost))
-            lines.append(f"{name}: runs of model.{against}={sizes} are not finite, and left out")
-    return lines
+        steps = case.largest.train.steps
+        runs = table[table["case"] == case.name].set_index([against, "seed"], drop=False)
+        last = runs.loc[runs["step"] == steps, "change"].groupby(level=[0, 1])
+        finite = last.max()[last.agg(lambda changes: np.isfinite(changes).all())]
+        kept.append(runs[runs.index.isin(finite.index)])
+        name, after = PARAMETRIZATIONS.get(case.name, case.name), "a step" if steps == 1 else f"{steps} steps"
+        everyone = [(size, trial.seed) for size, trials in case.trials.items() for trial in trials]
+        if not (finite > 0).any():
+            reason, other = ("nothing moves in", "larger") if len(finite) else ("no run is finite after", "smaller")
+            lines.append(f"{name}: {reason} {after}")
+            rate = given or f"optim.lr={case.largest.optim.lr}"
+            reasons.append(f"{rate}: {reason} {after}; allowed: a {other} rate")
+        elif lost := [run for run in everyone if run not in finite.index]:
+            sizes = ",".join(map(str, dict.fromkeys(size for size, _ in lost)))
+            what = f"{len(lost)} of {count(len(everyone), 'run')} not finite after {after}, and left out"
+            lines.append(f"{name}: {what} (model.{against}={sizes})")
+    if len(reasons) == len(cases):
+        raise ConfigError(*dict.fromkeys(reasons))
+    return pd.concat(kept, ignore_index=True), lines
 
 
 def _figure(parser: Parser, files: Sequence[str]) -> Path | None:

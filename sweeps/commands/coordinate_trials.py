@@ -15,9 +15,10 @@ from typing import Any
 from harness.basics.printing import label
 from harness.config import ConfigError, Data, Model, Optim, Problems, Schedule, Train, Trial, shown
 from harness.optim.optimizers import OPTIMIZERS
+from sweeps.commands.coordinate_keys import check_key
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
-from sweeps.compose.overrides import RUN_KEYS, Axis, axis_of
+from sweeps.compose.overrides import Axis, axis_of
 from sweeps.compose.places import NONE, PLAIN, check_folder
 
 WIDTHS, DEPTHS, STEPS, SEEDS = (64, 128, 256, 512, 1024), (2, 4, 8, 16), 4, 3
@@ -46,15 +47,6 @@ OPTIM: dict[str, Any] = {"optim.beta2": 0.999, "optim.weight_decay": 0.0, "optim
 """Of a check without recipe=NAME, which has values of its own."""
 TOLD = ("optim.name", "optim.lr", *OPTIM, *RUN, "model.parametrization", "model.zero_head", "model.init")
 UNTOLD = ("train.validate_tokens", "train.validate_between", "data.length")
-GROUPS_REFUSED = {
-    "fault": "a coordinate check has no faults",
-    "detect": "a coordinate check watches for nothing",
-    "playbook": "a coordinate check answers no alarms",
-    "signals": "a coordinate check stores no signals",
-    "study": "a coordinate check is no sweep",
-    "search": "a coordinate check is no sweep",
-}
-ALLOWED = "recipe, mitigation, seed, and keys of model, optim, schedule, train, screen, data and of optimizers"
 MOST_CASES = 8
 
 
@@ -131,7 +123,7 @@ class Asked:
         axes: dict[str, Axis] = {}
         for text in words:
             with problems.collect():
-                _check_key(text)
+                check_key(text)
                 axis = axis_of(text, loader)
                 if axis.interval:
                     raise ConfigError(f"{text}: an interval has no values; allowed: values with commas, or range()")
@@ -216,18 +208,6 @@ def _texts(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value if isinstance(value, str) else shown(value)}" for key, value in values.items()]
 
 
-def _check_key(text: str) -> None:
-    """Raises ConfigError for a key that a coordinate check has no use for."""
-    key = text.partition("=")[0].lstrip("+~")
-    group = key.partition(".")[0]
-    if group in GROUPS_REFUSED:
-        raise ConfigError(f"{text}: {GROUPS_REFUSED[group]}; allowed: {ALLOWED}")
-    if key in RUN_KEYS or group == "hydra":
-        raise ConfigError(f"{text}: belongs to a sweep; allowed: {ALLOWED}")
-    if key == "model.start":
-        raise ConfigError(f"{text}: stored weights have one size; allowed: {ALLOWED}")
-
-
 # --- in words -------------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +220,11 @@ def told(cases: Sequence[Case], against: str, words: Sequence[str] = ()) -> list
     first = [f"{key}={value}" for key, value in common.items()]
     lines = [" ".join(["Checked:", *first, f"model.{against}={sizes}", f"seed={seeds}"])]
     for case, values in zip(cases, described, strict=True):
-        own = [f"{key}={value}" for key, value in values.items() if key not in common]
+        own = [
+            f"{key}={value}"
+            for key, value in values.items()
+            if key not in common and f"{key}={value}" not in case.name.split()
+        ]
         if own:
             lines.append(f"{PARAMETRIZATIONS.get(case.name, case.name)}: {' '.join(own)}")
     return lines

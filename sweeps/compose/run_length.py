@@ -16,6 +16,7 @@ from sweeps.compose.folders import chain
 
 FOLLOWING = frozenset(
     {
+        "adagc.warmup",
         "fault.start",
         "fault.until",
         "fault.offset",
@@ -26,7 +27,12 @@ FOLLOWING = frozenset(
         "schedule.warmup",
         "schedule.sequence_steps",
         "schedule.batch_steps",
+        "spam.grace",
+        "spam.interval",
+        "spam.warmup",
+        "stable_spam.interval",
         "train.validate_every",
+        "zclip.warmup",
     }
 )
 """Moments of a run and shares of it, in steps. Lengths that mean the same in any run, as of a fault, are left alone."""

@@ -189,12 +189,18 @@ others = st.one_of(
         lambda out, own: ["coordinate-check", *out, "--steps=1", "--seeds=1", "--widths=32,64", *own],
         st.lists(folders, min_size=1, max_size=1) | st.just(["x.png"]),
         st.lists(
-            st.builds(
+            st.sampled_from(["recipe=llama", "mitigation=none,mup", "optim.lr=1e-3,1e38", "fault=weight_bit"])
+            | st.builds(
+                "{}={}".format,
+                st.sampled_from(["recipe", "mitigation", "seed", "optim.lr", "model.norm", "out", "playbook"]),
+                values.texts,
+            )
+            | st.builds(
                 "{}={}".format,
                 st.sampled_from(["--widths", "--depths", "--steps", "--seeds", "--rate", "--optimizer"]),
                 st.one_of(values.texts, number, st.sampled_from(["32", "32,64", "1,2", "lion"])),
             ).filter(is_quick),
-            max_size=2,
+            max_size=3,
         ),
     ),
 )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from harness.config import ConfigError
 from sweeps.commands.console import run
+from sweeps.commands.coordinate_check import finite_runs, slopes
 from sweeps.commands.coordinate_trials import Asked, own_case
 from tests.sweeps.command import write_yaml
 
@@ -99,9 +105,49 @@ def test_recipes_and_mitigations_of_ones_own(printed, empty: Path) -> None:
     assert (status, err) == (0, "") and "Checked: mitigation=small_head " in out and "model.zero_head=true" in out
 
 
-def test_runs_that_are_not_finite_are_told(printed) -> None:
-    status, out, _ = printed("mitigation=sgd", "optim.lr=1e5", "--widths=32,64,256", "--seeds=1", "--steps=2")
-    assert status == 2 or "are not finite, and left out" in out
+def test_a_case_without_a_finite_run_is_told(printed) -> None:
+    status, out, err = printed("check.svg", "mitigation=none", "optim.lr=1e-2,1e38", *FEW)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert "optim.lr=1e+38: no run is finite after 2 steps" in lines
+    for row in lines[3:9]:
+        assert np.isfinite(float(row.split()[-2])) and row.split()[-1] == "NaN"
+    assert "optim.lr=1e+38: no run is finite after 2 steps" in Path("check.svg").read_text()
+
+
+def table_of(changes: Mapping[tuple[int, int], Sequence[float]]) -> pd.DataFrame:
+    """One activation of `standard` after each step, by width and seed."""
+    return pd.DataFrame(
+        {"case": "standard", "width": width, "seed": seed, "activation": "residual", "step": step, "change": change}
+        for (width, seed), run in changes.items()
+        for step, change in enumerate(run, 1)
+    )
+
+
+SHORT = own_case("standard", "width", (32, 64, 128), 2, None, 2, "adamw")
+STEADY = {(width, seed): (1.0, float(width)) for width in (32, 64, 128) for seed in (0, 1)}
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_runs_that_are_not_finite_are_left_out_as_a_whole(bad: float) -> None:
+    table, lines = finite_runs(table_of({**STEADY, (64, 1): (9.0, bad)}), [SHORT], "width")
+    assert lines == ["standard: 1 of 6 runs not finite after 2 steps, and left out (model.width=64)"]
+    found = slopes(table, "width")["standard"]["residual"]
+    assert found[1] == pytest.approx(0, abs=1e-12) and found[2] == pytest.approx(1)
+
+
+def test_one_size_that_is_left_has_no_exponent() -> None:
+    lost = {(width, seed): (1.0, math.nan) for width in (64, 128) for seed in (0, 1)}
+    table, (line,) = finite_runs(table_of(STEADY | lost), [SHORT], "width")
+    assert line.startswith("standard: 4 of 6 runs not finite") and line.endswith("(model.width=64,128)")
+    assert slopes(table, "width").isna().all()
+
+
+def test_nothing_that_moves_is_refused() -> None:
+    still = table_of(dict.fromkeys(STEADY, (0.0, 0.0)))
+    with pytest.raises(ConfigError, match="--rate=1e-30: nothing moves in 2 steps; allowed: a larger rate"):
+        finite_runs(still, [SHORT], "width", "--rate=1e-30")
+    assert finite_runs(table_of(STEADY), [SHORT], "width")[1] == []
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

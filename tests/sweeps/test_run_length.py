@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from analysis.reading.open_sweep import open_sweep
-from harness.config import NO_FAULT, Trial
+from harness.config import NO_FAULT, Trial, sections
 from sweeps.compose.places import options
-from sweeps.compose.run_length import scaled
+from sweeps.compose.run_length import FOLLOWING, scaled
 from tests.sweeps import command
 from tests.sweeps.command import trials, write_yaml
 
@@ -104,6 +105,31 @@ def test_mitigations_and_playbooks_that_a_study_chooses(empty: Path) -> None:
     for action, field, usual in (("roll_back", "back", 100), ("skip_batches", "count", 200), ("snapshot", "every", 50)):
         name = f"playbook.{action}"
         assert (vars(before.section(name))[field], vars(after.section(name))[field]) == (usual, 2 * usual)
+
+
+SHARES = re.compile(r"share of .*, where (\w+) is null")
+
+
+def test_what_can_be_a_share_of_the_run_follows_it() -> None:
+    pairs = {
+        f"{part}.{found[1]}"
+        for part, section in sections().items()
+        for field in section.__dataclass_fields__.values()
+        if (found := SHARES.search(field.metadata.get("help", "")))
+    }
+    assert pairs >= {"schedule.warmup", "model.branch_steps", "adagc.warmup", "spam.interval", "stable_spam.interval"}
+    assert pairs <= FOLLOWING
+
+
+def test_resets_and_warm_ups_of_optimizers_and_clippers(empty: Path) -> None:
+    """At 50 steps and no shorter interval nothing would be reset."""
+    own = "spam: {interval: 50, warmup: 20, grace: 4}\nadagc: {warmup: 30}\nzclip: {warmup: 8}\n"
+    write_yaml(empty, "study/mine.yaml", f"{own}{OWN}      mitigation: spam,adagc,zclip\n")
+    for steps, moved in ((100, (50, 20, 4, 30, 8)), (50, (25, 10, 2, 15, 4))):
+        found = {t.mitigation: t for t in trials(f"train.steps={steps}", study="mine", folder=empty)}
+        spam = found["spam"].section("spam")
+        warmups = (found[name].section(name).warmup for name in ("adagc", "zclip"))
+        assert (spam.interval, spam.warmup, spam.grace, *warmups) == moved
 
 
 def test_every_step_stays_every_step() -> None:
