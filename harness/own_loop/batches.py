@@ -1,4 +1,4 @@
-"""The batches of somebody's loader: what each step saw, so that it can be handed out again."""
+"""The batches of the user's loader: what each step saw, so that it can be handed out again."""
 
 from __future__ import annotations
 

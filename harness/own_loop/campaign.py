@@ -1,4 +1,4 @@
-"""Many faults of a run of one's own, each forked from one golden run where it begins."""
+"""Many faults of the user's own run, each forked from one golden run where it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of one's own as ordinary results folders: what `analysis` reads."""
+"""Runs of the user's own loop as ordinary results folders: what `analysis` reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OF_THE_LOOP = {
 
 @dataclass(frozen=True)
 class OwnTrial:
-    """A run of one's own as a store describes trials: sections of plain values, but what only our GPT has is left out.
+    """A run of the user's own loop as a store describes trials: sections of plain values, but what only our GPT has is left out.
 
     Runs of equal models, weights, optimizers, settings, lengths, seeds and faults are the same trial.
     """

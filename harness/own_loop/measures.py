@@ -1,4 +1,4 @@
-"""What is measured at each step of somebody's loop, and what detectors say of it."""
+"""What is measured at each step of the user's loop, and what detectors say of it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from injectors.value import Value
 
 DEFAULT_DETECTORS = "combined+finite"
 MEASURED = ("loss", "grad_norm", "param_norm", "update_rms", "second_moment_norm", "learning_rate", "loss_scale")
-"""The signals of a run of one's own, as a store names them."""
+"""The signals of a run of the user's own loop, as a store names them."""
 OURS_ALONE = ("change_recipe", "shrink_embedding", "swap_data")  # actions on a recipe, a model and a text of ours
 MOST_BYTES = 2**20  # of a YAML file
 Given = str | Path | Mapping[str, Any] | InjectableFault
@@ -229,7 +229,7 @@ def with_steps(trial: Trial, steps: int) -> Trial:
 
 
 def can_see(name: str) -> bool:
-    """Whether a run of one's own shows what a detector watches; `combined` does without what is of layers."""
+    """Whether a run of the user's own loop shows what a detector watches; `combined` does without what is of layers."""
     return name == "combined" or set(DETECTORS[name].watches) <= set(MEASURED)
 
 

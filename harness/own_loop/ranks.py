@@ -1,4 +1,4 @@
-"""Data-parallel ranks of somebody's run, each a process with a copy of the model: they have to decide alike."""
+"""Data-parallel ranks of the user's run, each a process with a copy of the model: they have to decide alike."""
 
 from __future__ import annotations
 

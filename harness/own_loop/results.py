@@ -1,4 +1,4 @@
-"""What came of a run of one's own, and of its golden twin."""
+"""What came of the user's own run, and of its golden twin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults of a run of one's own: armed when what they ask for is known, and called where they are due."""
+"""The faults of the user's own run: armed when what they ask for is known, and called where they are due."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Structure:
 
     @torch.no_grad()
     def put_back(self, optimizers: Sequence[Optimizer]) -> None:
-        """Everything is built as it was; values of weights and buffers are somebody else's."""
+        """Everything is built as it was; values of weights and buffers are put back elsewhere."""
         for built in self.modules:
             parts = built.module.__dict__
             for name, kept in (

@@ -1,4 +1,4 @@
-"""Activations of somebody's model by the names of its modules: what they are like, and strikes at them."""
+"""Activations of the user's model by the names of its modules: what they are like, and strikes at them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of somebody's loader as faults of the data see it: token ids, or rows of any kind."""
+"""A batch of the user's loader as faults of the data see it: token ids, or rows of any kind."""
 
 from __future__ import annotations
 

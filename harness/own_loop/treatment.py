@@ -1,4 +1,4 @@
-"""A playbook for a run of one's own: its ladder, its snapshots, and what an action may do to it."""
+"""A playbook for the user's own run: its ladder, its snapshots, and what an action may do to it."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Treatment:
 
 
 class OwnPatient:
-    """A run of one's own at an alarm, as actions see it (`harness.recovery.base.Row`)."""
+    """A run of the user's own loop at an alarm, as actions see it (`harness.recovery.base.Row`)."""
 
     def __init__(self, treatment: Treatment, alarm: Alarm):
         self._treatment, self.trial, self.alarm = treatment, treatment.trial, alarm
@@ -259,7 +259,7 @@ class OwnPatient:
         return self._treatment.ring.sound(latest) if self._treatment.ring else None
 
     def odd_batches(self, step: int, most: int) -> int:
-        return 0  # what is usual in somebody's batches is not known
+        return 0  # what is usual in the user's batches is not known
 
     def read_on(self, batches: int) -> None:
         self._remedy.read_on(self.goes_on, batches)

@@ -1,4 +1,4 @@
-"""Playbooks in somebody's loop: what is undone is undone bit for bit."""
+"""Playbooks in the user's loop: what is undone is undone bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Campaigns over a model of one's own, and runs of one's own as results folders."""
+"""Campaigns over a model of the user's, and the user's runs as results folders."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_whole_run_says_nothing() -> None:
 
 
 def test_a_preset_strikes_in_the_middle_of_a_run_that_is_shorter_than_its_own_start() -> None:
-    """Of one's own a start beyond the run is refused."""
+    """A start of one's own beyond the run is refused."""
     run = run_of(fault="weight_bit")
     assert [event.step for event in run.events] == [STEPS // 2]
     assert {event.step for event in run_of(fault="nan_gradient").events} == {STEPS // 2}
