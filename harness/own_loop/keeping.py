@@ -40,7 +40,7 @@ OF_THE_LOOP = {
 
 @dataclass(frozen=True)
 class OwnTrial:
-    """A run of the user's loop as a store describes trials: sections of plain values; what our GPT alone has is left out.
+    """A run of the user's loop as stores describe trials: sections of plain values, without what our GPT alone has.
 
     Runs of equal models, weights, optimizers, settings, lengths, seeds and faults are the same trial.
     """

@@ -35,3 +35,8 @@ def dense_views(gradients: Mapping[str, Tensor], weights: Mapping[str, Tensor]) 
         weights[name].grad = torch.sparse_coo_tensor(
             places, kept, values.shape, check_invariants=True, is_coalesced=True
         )
+
+
+def has_any(gradient: Tensor) -> bool:
+    """Whether an element is not 0."""
+    return bool((gradient._values() if gradient.layout == torch.sparse_coo else gradient).any())

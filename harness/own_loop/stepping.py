@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from harness.own_loop.hooks import wrap
 from harness.own_loop.measures import Measures
 from harness.own_loop.places import Places
-from harness.own_loop.sparse import dense_views
+from harness.own_loop.sparse import dense_views, has_any
 from harness.own_loop.strikes import Fault, Strikes
 from harness.own_loop.watching import Watching
 from harness.training.remedies import Remedies
@@ -184,7 +184,7 @@ class Stepping:
         for number in range(len(self._places.optimizers)):
             gradients = self._places.gradients(number)
             name = min(gradients, key=lambda name: gradients[name].numel(), default=None)
-            if name is not None and (gradients[name].device.type != "cpu" or _any(gradients[name])):
+            if name is not None and (gradients[name].device.type != "cpu" or has_any(gradients[name])):
                 self._left[name] = gradients[name], gradients[name]._version
 
     def _backward_over(self, is_reduced: bool = False) -> None:
@@ -384,11 +384,6 @@ class Stepping:
             for group, there, rate in zip(optimizer.param_groups, kept, numbers, strict=True):
                 group["lr"] = there
                 _put_rate(group, rate)
-
-
-def _any(gradient: Tensor) -> bool:
-    """Whether an element is not 0."""
-    return bool((gradient._values() if gradient.layout == torch.sparse_coo else gradient).any())
 
 
 def _put_rate(group: dict[str, Any], rate: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,10 +11,7 @@ from torch import Tensor
 
 from harness.own_loop.inputs import Call, checksum
 from harness.own_loop.places import Places
-
-if TYPE_CHECKING:
-    from harness.own_loop.legs import Leg
-    from harness.own_loop.strikes import Strikes
+from harness.own_loop.strikes import Strikes
 
 
 class Witness:
@@ -52,6 +49,16 @@ class Witness:
         return names[differs[0]] if len(differs) else None
 
 
+class Witnessed(Protocol):
+    """A leg, as far as it is compared."""
+
+    @property
+    def witness(self) -> Witness: ...
+
+    @property
+    def losses(self) -> np.ndarray: ...
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A leg that has to be equal to an earlier one, bit for bit, up to the first change that `strikes` make.
@@ -59,7 +66,7 @@ class Comparison:
     Where it is not, that is an error in the loop at once with `raises`; else the leg ends, and its plan is told.
     """
 
-    leg: Leg
+    leg: Witnessed
     strikes: Strikes
     raises: bool
 
@@ -70,7 +77,7 @@ class Comparison:
             return None, False
         return self.leg.witness.calls.get(position), first == step or self.strikes.is_due_at(step)
 
-    def difference(self, leg: Leg, step: int, places: Places, seen: str) -> str | None:
+    def difference(self, leg: Witnessed, step: int, places: Places, seen: str) -> str | None:
         """What of this step of the leg is another one; None: nothing. `seen` is what its inputs have shown."""
         first = self.strikes.first_change
         if first is not None and step > first:
