@@ -27,7 +27,7 @@ from tests.sweeps import command
 
 def weight_bit(**fields: Any) -> Value:
     """What sweeps/conf/fault/weight_bit.yaml describes, with some of its fields changed."""
-    return Value(**{"name": "weight_bit", "site": "weight", "tensor": "blocks.*", "bit": 30, **fields})
+    return Value(**{"name": "weight_bit", "site": "weight", "tensor": "blocks.*", "bit": 30, **fields}).of_sweep()
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_users_files(tmp_path: Path) -> None:
         (lr, *mitigation) for lr in (0.1, 0.2) for mitigation in (("none", 0.9, 0.95), ("mine", 0.8, 0.9))
     }
     named = {
-        "mantissa": Value(name="mantissa", bit=3, element=2),
+        "mantissa": Value(name="mantissa", bit=3, element=2).of_sweep(),
         "early": weight_bit(name="early", start=5, element=2),
     }
     assert {t.fault for t in found} == {NO_FAULT, *named.values()}
@@ -224,6 +224,8 @@ def test_random_jobs_equal_stock_composition(tmp_path: Path) -> None:
                 assert f"fault={value}" in job or value == "none"
             elif key.startswith("fault.") and trial.fault == NO_FAULT and key != "fault.kind":
                 assert value == getattr(NO_FAULT, key.removeprefix("fault."))
+            elif key == "fault.format" and OmegaConf.select(stock, key) is None:
+                assert value == "fp32"  # that of our GPT, which a trial names
             else:
                 assert value == OmegaConf.select(stock, key), (job, key)
                 assert type(value) in (type(OmegaConf.select(stock, key)), float), (job, key)
