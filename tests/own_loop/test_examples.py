@@ -13,6 +13,7 @@ import torch
 
 from analysis import open_sweep
 from analysis.__main__ import main
+from harness import attach
 from tests.own_loop.loops import plain, shuffled
 
 ROOT = Path(__file__).parent.parent.parent
@@ -49,7 +50,11 @@ def test_an_example_runs_and_its_figure_is_drawn(example: Path, tmp_path: Path) 
 def test_the_lines_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the README and of docs/attach.md, with a model and a loop that know nothing of them."""
     pages = [(ROOT / name).read_text() for name in ("README.md", "docs/attach.md")]
-    first, campaign = re.findall(r"```python\n(.*?)```", pages[1], re.DOTALL)
+    snippets = re.findall(r"```python\n(.*?)```", pages[1], re.DOTALL)
+    for snippet in snippets:
+        compile(snippet, "docs/attach.md", "exec")
+    first, alone, epochs = snippets[:3]
+    (campaign,) = (snippet for snippet in snippets if "attach.campaign" in snippet)
     assert first in pages[0]
     monkeypatch.chdir(tmp_path)
     loop = plain()
@@ -61,6 +66,12 @@ def test_the_lines_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.
     assert open_sweep("runs/a")["changes"].values.tolist() == [1]
     exec("from harness import attach\n" + campaign.replace("200", "3"), names)
     assert open_sweep("runs/flips").sizes["trial"] == 4
+    exec(alone, names | {"loss": torch.tensor(1.0)})
+    assert attach.detach(loop.optimizer)
+    names |= {"loader": shuffled(3)(), "validate": lambda model: None}
+    with attach(loop.model, loop.optimizer, loop.extra, twin=True) as run:
+        exec(epochs, names | {"run": run})
+    assert len(run.signals["loss"]) == 60 and not run.deviation.any()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
