@@ -144,7 +144,7 @@ class PackLauncher(Launcher):
     """Composes the jobs, plans packs and runs them. Its subclasses say where."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from harness.basics.printing import Terminal
+        from harness.basics.terminal import Terminal
         from sweeps.compose.hydra_calls import current
 
         self.loader, self.config = hydra_context.config_loader, config

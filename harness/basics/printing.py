@@ -9,11 +9,7 @@ import contextlib
 import hashlib
 import sys
 import warnings
-from collections.abc import Iterable
 from typing import Any, TextIO
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
 
 LONGEST_LABEL = 64  # characters of a name in a figure or a table
 _KEPT = 55  # of a longer one, before the eight that tell it from others
@@ -35,7 +31,7 @@ def label(text: str) -> str:
     return line if len(line) <= LONGEST_LABEL else f"{line[:_KEPT]}~{hashlib.sha256(line.encode()).hexdigest()[:8]}"
 
 
-def _encodable(text: str, encoding: str | None) -> str:
+def in_encoding(text: str, encoding: str | None) -> str:
     """`text` with escapes for what the encoding of a stream lacks."""
     encoding = encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
@@ -47,7 +43,7 @@ def encodable(value: Any) -> Any:
     pandas keeps texts as UTF-8 where pyarrow is installed.
     """
     if isinstance(value, str):
-        return value if value.isascii() else _encodable(value, "utf-8")
+        return value if value.isascii() else in_encoding(value, "utf-8")
     if isinstance(value, list):
         return [encodable(item) for item in value]
     if isinstance(value, dict):
@@ -59,7 +55,7 @@ def say(*lines: str, file: TextIO | None = None) -> None:
     """Print each of these as one line, to standard output if no other file is given."""
     file = file or sys.stdout
     for line in lines:
-        print(_encodable(printable(line), file.encoding), file=file)
+        print(in_encoding(printable(line), file.encoding), file=file)
 
 
 def complain(*lines: str) -> None:
@@ -71,23 +67,6 @@ def complain(*lines: str) -> None:
 def warn_in_one_line() -> None:
     """From now on a warning is one line on standard error, without the place in the code."""
     warnings.formatwarning = lambda message, *place, **others: f"warning: {printable(str(message))}\n"
-
-
-class Terminal(Console):
-    """Rich's console for text that is nothing but text: neither markup nor emoji, and each string is one line."""
-
-    def __init__(self, **options: Any):
-        super().__init__(markup=False, highlight=False, emoji=False, **options)
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's, with each string on one line."""
-        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich's: what moves the cursor comes from rich alone, and text has nothing of the kind in it."""
-        for segment in super().render(renderable, options):
-            lines = (_encodable(printable(line), self.encoding) for line in segment.text.split("\n"))
-            yield segment if segment.control else Segment("\n".join(lines), segment.style)
 
 
 def count(number: int, noun: str) -> str:

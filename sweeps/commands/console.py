@@ -69,7 +69,7 @@ def _on_folder(name: str, arguments: list[str]) -> int:
     parser = _parser(name)
     parser.add_argument("out", metavar="OUT", help="results folder of a sweep")
     out = Path(parser.parse_args(arguments).out.removeprefix("out="))
-    from harness.basics.printing import Terminal
+    from harness.basics.terminal import Terminal
     from sweeps.commands import status
 
     return status.ACTS[name](out, Terminal())
@@ -79,7 +79,7 @@ def _list(arguments: list[str]) -> None:
     parser = _parser("list")
     parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="of your own mitigations and faults")
     folder = parser.parse_args(arguments).config_dir
-    from harness.basics.printing import Terminal
+    from harness.basics.terminal import Terminal
     from sweeps.commands.catalogue import print_catalogue
     from sweeps.compose.places import check_folder
 

@@ -20,7 +20,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from analysis.reading.open_sweep import open_sweep
-from harness.basics.printing import Terminal, count
+from harness.basics.printing import count
+from harness.basics.terminal import Terminal
 from harness.config import ConfigError, Problems
 from harness.model.determinism import settings_kept
 from harness.storage.results_folder import FolderLost

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.basics.printing import Terminal
+from harness.basics.terminal import Terminal
 from harness.basics.version import version_line
 from harness.config import ConfigError
 from sweeps.commands import status

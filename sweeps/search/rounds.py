@@ -14,7 +14,8 @@ from rich.console import Console
 
 from analysis.reading.levels import overrides
 from analysis.reading.open_sweep import open_with_events
-from harness.basics.printing import Terminal, count
+from harness.basics.printing import count
+from harness.basics.terminal import Terminal
 from harness.config import ConfigError, Problems, Trial
 from harness.model.precision import pick_device
 from harness.storage.results_folder import ResultsPath

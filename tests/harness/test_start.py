@@ -85,9 +85,9 @@ def test_from_what_a_sweep_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     line = [f"model.start=null,{file}", *command.tiny("out=again", "train.steps=4")]
     assert command.call(*line).status == 0
     again = command.results(Path("again"))
-    assert sorted(again.start.values.tolist()) == ["", str(file)]
+    assert sorted(again.start.values.tolist()) == ["none", str(file)]
     first = dict(zip(again.start.values.tolist(), again.loss.values[:, 0], strict=True))
-    assert first[str(file)] != first[""] == command.results(Path("out")).loss.values[0, 0]
+    assert first[str(file)] != first["none"] == command.results(Path("out")).loss.values[0, 0]
     (refused,) = command.refused(tmp_path / "again", *line, "model.qk_norm=true", "plan=true")
     assert "model.start=" in refused and "blocks.0.attention.query_norm is none there and (8,) in this model" in refused
     save_file(load_file(file) | {"head": torch.zeros(32, 16)}, file)

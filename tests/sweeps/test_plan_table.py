@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.basics.printing import Terminal
+from harness.basics.terminal import Terminal
 from harness.config import Model, Optim, Trial
 from sweeps.planning.plan_table import print_plan
 from sweeps.planning.planner import PackPlan, Plan, make_plan

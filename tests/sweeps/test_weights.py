@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import analysis
-from harness.basics.printing import Terminal
+from harness.basics.terminal import Terminal
 from harness.config import ConfigError
 from harness.training.pack import Pack
 from sweeps.commands.verify import verify
