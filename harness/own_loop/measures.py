@@ -191,14 +191,14 @@ class Watch:
     def stepped(self, values: Mapping[str, float]) -> None:
         """What is known now that the step is over."""
         with np.errstate(over="ignore"):  # as stored: what float32 cannot hold is infinite
-            values = {name: np.float32(value) for name, value in values.items()}
-        shown = of_schedule(values)
+            stored = {name: np.float32(value) for name, value in values.items()}
+        shown = of_schedule(stored)
         for number, (name, kept) in enumerate(self._before.items()):
             value = float(shown.get(name, nan))
             self._is_known.used[0, number] |= value == value
             kept.used.fill_(value if self._is_known.used[0, number] else 0.0)
         self._has_before.used.fill_(True)
-        rates = [self._rates.used[0, 1].item(), float(values.get(RATE, nan))]
+        rates = [self._rates.used[0, 1].item(), float(stored.get(RATE, nan))]
         self._rates.used.copy_(torch.tensor([rates], dtype=torch.float64))
 
     def restart(self) -> None:
