@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from analysis.reading.padding import alike, own_sizes
 from harness.config import ConfigError, checked, field_types, sections
 from harness.detectors.loop_signals import NAMES as LOOP_SIGNALS
 from harness.detectors.replay import replay
@@ -34,30 +35,36 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     """`alarm`, bool, and `score` [trial, step] of a detector, as it says them while the runs train, bit for bit.
 
     `sweep` is from `analysis.reading.open_sweep`; `constants` are fields of its `Options`. Steps that a trial has not
-    taken have neither. Raises ConfigError for a name, a field or a value that there is not, and for a sweep without a
-    signal that the detector watches.
+    taken have neither, nor have trials of fewer ranks than it needs. Raises ConfigError for a name, a field or a value
+    that there is not, and for a sweep without a signal that the detector watches.
     """
     options = options_of(name, constants)
     missing = [signal for signal in DETECTORS[name].watches if signal not in sweep]
     if missing:
         raise ConfigError(f"detect={name}: the sweep has no {', '.join(missing)}; allowed: one that has measured it")
-    if (ranks := sweep.sizes.get("rank", 1)) < (least := DETECTORS[name].least_ranks):
+    least = DETECTORS[name].least_ranks
+    if (ranks := int(own_sizes(sweep)["rank"].max(initial=1))) < least:
         raise ConfigError(f"detect={name}: the sweep has train.ranks={ranks} at most; allowed: one of at least {least}")
     shape = sweep.sizes["trial"], sweep.sizes["step"]
     is_alarm, score = np.zeros(shape, bool), np.full(shape, np.nan)
+    needed = [*DETECTORS[name].watches, *(name for name in LOOP_SIGNALS if name in sweep)]
     for begin in range(0, shape[0], TRIALS_AT_ONCE):
         block = sweep.isel(trial=slice(begin, begin + TRIALS_AT_ONCE))
-        needed = [*DETECTORS[name].watches, *(name for name in LOOP_SIGNALS if name in block)]
-        signals = {signal: block[signal].transpose("trial", "step", ...).values for signal in needed}
-        rows = slice(begin, begin + TRIALS_AT_ONCE)
-        is_alarm[rows], score[rows] = replay(DETECTORS[name], options, signals, taken(block))
+        read = {signal: block[signal].transpose("trial", "step", ...) for signal in needed}
+        values, is_taken = {signal: array.values for signal, array in read.items()}, taken(block)
+        for some in alike(block):
+            if some.sizes["rank"] < least:
+                continue
+            own = {signal: some.of(values[signal], array.dims) for signal, array in read.items()}
+            rows = begin + some.trials
+            is_alarm[rows], score[rows] = replay(DETECTORS[name], options, own, is_taken[some.trials])
     dims = ("trial", "step")
     return xr.Dataset({"alarm": (dims, is_alarm), "score": (dims, score)}, coords=sweep.coords)
 
 
 def measured(sweep: xr.Dataset) -> list[str]:
     """The detectors whose signals the sweep has."""
-    ranks = sweep.sizes.get("rank", 1)
+    ranks = int(own_sizes(sweep)["rank"].max(initial=1))
     heard = (name for name, cls in DETECTORS.items() if set(cls.watches) <= set(sweep.data_vars))
     return [name for name in heard if ranks >= DETECTORS[name].least_ranks]
 

@@ -17,7 +17,7 @@ itself. A spike of 0.06 nat that came back to +0.015 was a real loss (Marin, iss
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measure
 from analysis.measures.oddities import Run
 from analysis.measures.symptoms import Symptom, of_run
 from analysis.reading.incident_log import Act, Logged, number
+from analysis.reading.padding import cut, own_sizes
 
 WATCHING = ("finite", "skip_step", "loss_ratio", "spiky_loss")
 APART, BEFORE, AFTER, LEFT = 30, 50, 500, 0.015
@@ -167,11 +168,12 @@ def _block(
     has_twin = np.isin(twins, sweep["trial"].values) & (twins != part["trial"].values)
     golden = _losses(sweep, np.unique(twins[has_twin]))
 
+    dims = {name: part[name].transpose("trial", "step", ...).dims[1:] for name in names}
+    sizes = own_sizes(part)
+
     def signals(row: int) -> dict[str, np.ndarray]:
-        # A deeper trial of the sweep has more layers, which are NaN here; in a run of one's own the only one is.
-        depth = max(1, int(np.nan_to_num(part["depth"].values[row])))
-        cut = {name: of[row][:, :depth] if "layer" in part[name].dims else of[row] for name, of in values.items()}
-        return {name: carried(own, of_all[row]) for name, own in cut.items()}
+        own: dict[Hashable, int] = {dim: int(size[row]) for dim, size in sizes.items()}
+        return {name: carried(cut(of[row], dims[name], own), of_all[row]) for name, of in values.items()}
 
     return [
         Run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -58,9 +57,5 @@ def curve(values: np.ndarray, most: int, has_every_step: bool = False) -> dict[s
 
 
 def largest(values: np.ndarray) -> np.ndarray:
-    """[R, steps] of a signal [R, steps(, layers(, ranks))]: the largest of each step."""
-    if values.ndim == 2:
-        return values
-    with warnings.catch_warnings():  # a step at which nothing was measured
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return np.nanmax(values, axis=tuple(range(2, values.ndim)))
+    """[R, steps] of a signal [R, steps(, layers(, ranks))] without padding: each step's largest, or NaN."""
+    return values if values.ndim == 2 else values.max(axis=tuple(range(2, values.ndim)))

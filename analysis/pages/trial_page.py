@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from analysis.pages.curves import curve, largest
 from analysis.pages.plain import plain, shown
 from analysis.reading.finals import FINALS
 from analysis.reading.open_sweep import ADDRESS, dataset_of
+from analysis.reading.padding import cut, own_sizes
 from analysis.reading.twins import deviations, numbers_of
 from harness.config import ConfigError, sections
 from harness.storage.results_folder import ResultsPath
@@ -149,10 +150,11 @@ def _curves(sweep: xr.Dataset, row: int, detail: Detail) -> dict[str, Any]:
     """Signal -> curve with its unit and long name; of signals by layer and rank the largest. None has no value."""
     done = _steps_taken(sweep, row)
     names = [str(name) for name, signal in sweep.variables.items() if signal.dims[:2] == ("trial", "step")]
+    sizes: dict[Hashable, int] = {dim: int(size[row]) for dim, size in own_sizes(sweep).items()}
     found = {}
     for name in sorted(names, key=_place):
         signal = sweep.variables[name]
-        values = largest(signal.values[row : row + 1, :done])[0]
+        values = largest(cut(signal.values[row : row + 1, :done], signal.dims, sizes))[0]
         made = curve(values, detail.first if name in FIRST else detail.others, name in EVERY_STEP)
         if made["y"] or made["holes"]:
             about = shown(signal.attrs.get("long_name", name)) + (", the largest" if signal.ndim > 2 else "")
