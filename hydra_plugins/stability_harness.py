@@ -113,9 +113,12 @@ class CheckedFolder(ConfigSource):
 class GridSweeper(Sweeper):
     """Expands the grid of a study and the command line, without composing any job, or searches instead."""
 
-    def __init__(self, params: DictConfig | None = None, grids: DictConfig | None = None):
+    def __init__(
+        self, params: DictConfig | None = None, grids: DictConfig | None = None, conditions: DictConfig | None = None
+    ):
         self.params: dict[str, Any] = {str(key): value for key, value in (params or {}).items()}
         self.grids: dict[str, Any] = {str(name): grid for name, grid in (grids or {}).items()}
+        self.conditions: dict[str, Any] = {str(name): axes for name, axes in (conditions or {}).items()}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.loader, self.kind = hydra_context.config_loader, config.search.kind
@@ -129,13 +132,14 @@ class GridSweeper(Sweeper):
         from sweeps.compose.arguments import axes_of, expand
 
         assert isinstance(self.launcher, PackLauncher)
-        if self.kind != "none" and self.grids:
-            reason = "the study has several grids; allowed: search=none, or another study"
+        if self.kind != "none" and (self.grids or self.conditions):
+            several = "grids" if self.grids else "conditions"
+            reason = f"the study has several {several}; allowed: search=none, or another study"
             raise ConfigError(f"search={self.kind}: {reason}")
         if self.kind != "none":
             status = self.launcher.search(axes_of(self.params, arguments, self.loader))
         else:
-            status = self.launcher.train(expand(self.params, arguments, self.loader, self.grids))
+            status = self.launcher.train(expand(self.params, arguments, self.loader, self.grids, self.conditions))
         if status:
             raise SystemExit(status)
 

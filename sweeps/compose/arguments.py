@@ -106,14 +106,16 @@ def expand(
     arguments: Sequence[str],
     loader: ConfigLoader,
     grids: Mapping[str, Mapping[str, Any]] | None = None,
+    conditions: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[list[str]]:
     """Every combination of the values of `axes_of`, as overrides, the last axis running fastest. Raises ConfigError.
 
-    With `grids`, by name, those of each in turn, with its axes in place of those of `params` that have its keys.
+    With `grids`, by name, those of each in turn, with its axes in place of those of `params` that have its keys; with
+    `conditions` all of that under each of these in turn, whose axes stand in place of those of `params`, too.
     """
     jobs: list[list[str]] = []
-    for grid in (grids or {"": {}}).values():
-        axes, problems = axes_of({**params, **(grid or {})}, arguments, loader), Problems()
+    for condition, grid in itertools.product((conditions or {"": {}}).values(), (grids or {"": {}}).values()):
+        axes, problems = axes_of({**params, **(condition or {}), **(grid or {})}, arguments, loader), Problems()
         with problems.collect():
             check_jobs(axes, len(jobs))
         reason = "an interval has no grid; allowed: values with commas, range(), or a search=NAME"

@@ -31,9 +31,10 @@ OPTIONS = {
     launcher: tuple(name for name in vars(cls()) if name not in (*RUN_CODE, "_target_"))
     for launcher, cls in LAUNCHERS.items()
 }
+SEVERAL = ("grids", "conditions")  # of hydra.sweeper: each has axes by name
 OF_HYDRA = (
-    "may not come from a file; allowed of hydra.* in a study: sweeper.params, sweeper.grids, and of launcher: "
-    f"{', '.join(name for names in OPTIONS.values() for name in names)}"
+    "may not come from a file; allowed of hydra.* in a study: sweeper.params, sweeper.grids, sweeper.conditions, "
+    f"and of launcher: {', '.join(name for names in OPTIONS.values() for name in names)}"
 )
 BESIDE = "belongs under hydra.sweeper.params of a study; allowed: model, optim, schedule, train, data, seed"
 MOST_BASES = 10
@@ -180,32 +181,37 @@ def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content
     """The content, with the axes and the launcher's options of a study. Raises ConfigError for the rest of `hydra`."""
     problems = Problems()
     params: dict[str, Any] = {}
-    grids: dict[str, dict[str, Any]] = {}
+    several: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in SEVERAL}
     options: dict[str, Any] = {}
+    is_study = group == "study"
     for path, value in leaves(hydra, where, ("hydra",)):
         with problems.collect():
             match path[1:]:
-                case ("sweeper", "params", name) if group == "study":
+                case ("sweeper", "params", name) if is_study:
                     _check_leaf(f"{where}: hydra.sweeper.params", (name,), value)
                     params[name] = value
-                case ("sweeper", "grids", grid, name) if group == "study":
-                    _check_leaf(f"{where}: hydra.sweeper.grids", (grid, name), value)
-                    grids.setdefault(grid, {})[name] = value
-                case ("launcher", name, *_) if group == "study":
+                case ("sweeper", kind, one, name) if is_study and kind in SEVERAL:
+                    _check_leaf(f"{where}: hydra.sweeper.{kind}", (one, name), value)
+                    several[kind].setdefault(one, {})[name] = value
+                case ("launcher", name, *_) if is_study:
                     options[name] = _option(where, name, hydra["launcher"][name])
-                case () | ("sweeper",) | ("sweeper", "params" | "grids") | ("launcher",) if value in (None, {}):
+                case () | ("sweeper",) | ("launcher",) if value in (None, {}):
                     pass
-                case ("sweeper", "grids", grid) if group == "study" and value in (None, {}):
-                    _check_leaf(f"{where}: hydra.sweeper.grids", (grid,), None)
-                    grids.setdefault(grid, {})  # the axes of all grids, and no others
-                case ("sweeper", "params", *_, _, _) | ("sweeper", "grids", _, _, *_) if group == "study":
+                case ("sweeper", kind) if kind in ("params", *SEVERAL) and value in (None, {}):
+                    pass
+                case ("sweeper", kind, one) if is_study and kind in SEVERAL and value in (None, {}):
+                    _check_leaf(f"{where}: hydra.sweeper.{kind}", (one,), None)
+                    several[kind].setdefault(one, {})  # the axes of all grids, and no others
+                case ("sweeper", "params", *_, _, _) | ("sweeper", "grids" | "conditions", _, _, *_) if (
+                    is_study
+                ):
                     reason = "several values in brackets; allowed: one word, with commas between the values"
-                    raise ConfigError(f"{where}: {'.'.join(path[: 4 + (path[2] == 'grids')])}: {reason}")
+                    raise ConfigError(f"{where}: {'.'.join(path[: 4 + (path[2] in SEVERAL)])}: {reason}")
                 case _:
                     given = f"{path[0]}={short(value)}" if len(path) == 1 else ".".join(path[:2])
                     raise ConfigError(f"{where}: {given}: {OF_HYDRA}")
     problems.check()
-    axes = {name: found for name, found in (("params", params), ("grids", grids)) if found}
+    axes = {name: found for name, found in (("params", params), *several.items()) if found}
     fields = {**content.fields, "hydra": {"sweeper": axes}} if axes else content.fields
     return replace(content, fields=fields, options=options)
 

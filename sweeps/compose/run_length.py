@@ -7,6 +7,7 @@ command line gives is taken as it is.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ class Written:
         for content in chain("study", study, folder):
             fields |= set(_keys({name: part for name, part in content.fields.items() if name != "hydra"}))
             sweeper = content.fields.get("hydra", {}).get("sweeper", {})
-            for values in (sweeper.get("params", {}), *sweeper.get("grids", {}).values()):
+            several = (sweeper.get(name, {}).values() for name in ("grids", "conditions"))
+            for values in (sweeper.get("params", {}), *itertools.chain(*several)):
                 axes |= set(values)
         is_fixed = "train.steps" in fields - axes
         return cls((FOLLOWING | CHOSEN) & (fields | axes)) if is_fixed else cls()

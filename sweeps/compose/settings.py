@@ -125,6 +125,7 @@ class GridOptions:
     _target_: str = f"{PLUGINS}.GridSweeper"
     params: dict[str, Any] = field(default_factory=dict)
     grids: dict[str, Any] = field(default_factory=dict)  # several, by name: each has axes beside those of all
+    conditions: dict[str, Any] = field(default_factory=dict)  # several, by name: all grids are trained under each
 
 
 @dataclass
