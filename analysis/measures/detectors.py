@@ -10,11 +10,13 @@ import xarray as xr
 
 from analysis.reading.padding import alike, own_sizes
 from harness.config import ConfigError, checked, field_types, sections
+from harness.detectors.loop_signals import BEGAN, JUDGED, RATE, stored
 from harness.detectors.loop_signals import NAMES as LOOP_SIGNALS
 from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
 
 TRIALS_AT_ONCE = 256
+IN_FORCE = "learning_rate"
 PER = 1000  # steps, of which false alarms are counted
 
 
@@ -39,7 +41,7 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     that there is not, and for a sweep without a signal that the detector watches.
     """
     options = options_of(name, constants)
-    missing = [signal for signal in DETECTORS[name].watches if signal not in sweep]
+    missing = [signal for signal in stored(DETECTORS[name].watches) if signal not in (RATE, *sweep)]
     if missing:
         raise ConfigError(f"detect={name}: the sweep has no {', '.join(missing)}; allowed: one that has measured it")
     least = DETECTORS[name].least_ranks
@@ -47,32 +49,49 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
         raise ConfigError(f"detect={name}: the sweep has train.ranks={ranks} at most; allowed: one of at least {least}")
     shape = sweep.sizes["trial"], sweep.sizes["step"]
     is_alarm, score = np.zeros(shape, bool), np.full(shape, np.nan)
-    needed = [*DETECTORS[name].watches, *(name for name in LOOP_SIGNALS if name in sweep)]
+    needed = [*stored(DETECTORS[name].watches), *(name for name in (*LOOP_SIGNALS, IN_FORCE) if name in sweep)]
     for begin in range(0, shape[0], TRIALS_AT_ONCE):
         block = sweep.isel(trial=slice(begin, begin + TRIALS_AT_ONCE))
         read = {signal: block[signal].transpose("trial", "step", ...) for signal in needed}
         values, is_taken = {signal: array.values for signal, array in read.items()}, taken(block)
-        for some in alike(block):
+        is_loop = ~np.isnan(values[JUDGED]).all(1) if JUDGED in values else np.zeros(len(is_taken), bool)
+        for some in (part for shape in alike(block) for part in shape.apart(is_loop)):
             if some.sizes["rank"] < least:
                 continue
             own = {signal: some.of(values[signal], array.dims) for signal, array in read.items()}
             rows = begin + some.trials
-            is_alarm[rows], score[rows] = replay(DETECTORS[name], options, own, is_taken[some.trials])
+            is_alarm[rows], score[rows] = replay(
+                DETECTORS[name], options, _known(own, is_loop[some.trials[0]]), is_taken[some.trials]
+            )
     dims = ("trial", "step")
     return xr.Dataset({"alarm": (dims, is_alarm), "score": (dims, score)}, coords=sweep.coords)
+
+
+def _known(signals: Mapping[str, np.ndarray], is_loop: bool) -> dict[str, np.ndarray]:
+    """What detectors see of trials [trial, step, ...]: of a loop of the user's own, what is known of that.
+
+    Stores of before have no rate of the schedule; then the one in force has to do.
+    """
+    found = {name: values for name, values in signals.items() if is_loop or name not in (BEGAN, JUDGED)}
+    in_force = found.pop(IN_FORCE, None)
+    if in_force is not None and not is_loop:
+        scheduled = found.get(RATE, np.full_like(in_force, np.nan))
+        is_unknown = np.isnan(scheduled).all(axis=1, keepdims=True)
+        found[RATE] = np.where(is_unknown, in_force, scheduled)
+    return found
 
 
 def measured(sweep: xr.Dataset) -> list[str]:
     """The detectors whose signals the sweep has."""
     ranks = int(own_sizes(sweep)["rank"].max(initial=1))
-    heard = (name for name, cls in DETECTORS.items() if set(cls.watches) <= set(sweep.data_vars))
+    heard = (name for name, cls in DETECTORS.items() if set(stored(cls.watches)) <= {RATE, *sweep.data_vars})
     return [name for name in heard if ranks >= DETECTORS[name].least_ranks]
 
 
 def watched(sweep: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
     """Of a sweep what these detectors watch, and what says which steps were taken."""
     needed = {"loss", "dropped", "tokens", "learning_rate", *LOOP_SIGNALS}.union(
-        *(DETECTORS[name].watches for name in names if name in DETECTORS)
+        *(stored(DETECTORS[name].watches) for name in names if name in DETECTORS)
     )
     return sweep[[name for name in sweep.data_vars if name in needed]]
 

@@ -22,6 +22,11 @@ class Alike:
         """These trials' part of a signal of the sweep [trial, ...], without padding; `dims` are its dimensions."""
         return cut(values[self.trials], dims, self.sizes)
 
+    def apart(self, is_so: np.ndarray) -> Iterator[Alike]:
+        """Those of which something holds, and the others: of each kind that there is."""
+        for kind in np.unique(is_so[self.trials]):
+            yield Alike(self.trials[is_so[self.trials] == kind], self.sizes)
+
 
 def alike(sweep: xr.Dataset) -> Iterator[Alike]:
     """The trials in groups of one shape."""

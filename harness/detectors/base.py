@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from harness.detectors.loop_signals import PER_RATE, UPDATE
 from harness.detectors.windows import Window
 from harness.model.state import Rows, State
 from harness.readings.table import OF_STEPS, READ_BY
 
-AFTER_THE_STEP = frozenset({"update_rms", "param_norm", "second_moment_norm"}) | OF_STEPS
+AFTER_THE_STEP = frozenset({UPDATE, PER_RATE, "param_norm", "second_moment_norm"}) | OF_STEPS
 """Signals that are known when a step is over: they are judged at the next."""
 
 LOW = 2.0  # score of what is below a floor

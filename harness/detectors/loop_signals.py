@@ -1,44 +1,60 @@
-"""What detectors know of a loop of the user's own that no trial of ours needs: its schedule, and when it began anew."""
+"""What detectors know of a run beside what they watch: its schedule, and of a user's loop when it began anew."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 RATE, BEGAN, JUDGED = "scheduled_rate", "began_anew", "judged"
 NAMES = (RATE, BEGAN, JUDGED)
-CHANGED = 0.05  # of a rate from one step to the next, from which on a trend of the weights is no measure
+UPDATE, PER_RATE = "update_rms", "update_per_rate"
+SOURCES: Mapping[str, Sequence[str]] = {PER_RATE: (UPDATE, RATE)}  # of what no store has, of what it is made
+CHANGED = 0.05  # by so much of itself a rate changes in a step where the schedule is no smooth curve
+
+
+def stored(watches: Sequence[str]) -> list[str]:
+    """The signals of a store that are needed for these."""
+    return [name for signal in watches for name in SOURCES.get(signal, (signal,))]
 
 
 @dataclass(frozen=True)
 class LoopSignals:
-    """Of each row and step, [R, steps]: whether detectors began anew there, judge it, and have another rate to see.
-
-    The size of an update is judged at the step after it, and so is a rate.
-    """
+    """Of each row and step of a user's loop, [R, steps]: whether detectors began anew there, and judge it."""
 
     began: np.ndarray
     judged: np.ndarray
-    has_new_rate: np.ndarray
 
     @classmethod
     def of(cls, signals: Mapping[str, np.ndarray]) -> LoopSignals | None:
         """From what is stored; None where nothing of a user's loop is."""
-        if any(name not in signals for name in NAMES):
+        if BEGAN not in signals or JUDGED not in signals:
             return None
-        rates = np.asarray(signals[RATE], np.float32)
-        before, earlier = np.full_like(rates, np.nan), np.full_like(rates, np.nan)
-        before[:, 1:], earlier[:, 2:] = rates[:, :-1], rates[:, :-2]
-        return cls(signals[BEGAN] == 1, ~(signals[JUDGED] == 0), is_new_rate(before, earlier))
+        return cls(signals[BEGAN] == 1, ~(signals[JUDGED] == 0))
 
 
-def is_new_rate(now: Any, before: Any) -> Any:
-    """Whether one scheduled rate is another than the one before, by more than a smooth schedule changes in a step."""
-    now, before = np.asarray(now, np.float64), np.asarray(before, np.float64)
-    return np.abs(now - before) > CHANGED * np.abs(before)  # False where one is NaN
+def new_rates(signals: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Where the step before, which is judged now, had another rate than the schedule let expect, [R, steps]."""
+    if RATE not in signals:
+        return None
+    rates = torch.from_numpy(np.array(signals[RATE], np.float32))
+    nothing = torch.full((len(rates), 3), torch.nan)
+    padded = torch.cat([nothing, rates[:, :-1]], 1)
+    return has_new_rate(padded[:, 2:], padded[:, 1:-1], padded[:, :-2]).numpy()
+
+
+def has_new_rate(now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
+    """Whether a scheduled rate is neither the one before nor on the curve of the last two, each to a twentieth.
+
+    So a warm-up and a cosine are smooth but for their ends; a rate that falls by steps, or begins anew, is not.
+    """
+    now, before, earlier = now.double(), before.double(), earlier.double()
+    moved = (now - before).abs() > CHANGED * before.abs()  # False where one is NaN
+    return moved & ~((now * earlier - before * before).abs() <= CHANGED * (before * before))
 
 
 def since_measured(values: np.ndarray) -> np.ndarray:
@@ -50,14 +66,19 @@ def since_measured(values: np.ndarray) -> np.ndarray:
     return np.where(is_known, values, np.float32(0))
 
 
-def of_schedule(signals: Mapping[str, Any]) -> dict[str, Any]:
-    """Signals, float32, as detectors see them: the size of an update as a multiple of the scheduled rate.
+def per_rate(update: Tensor, rate: Tensor) -> Tensor:
+    """The size of an update as a multiple of the scheduled rate, float32; where none is known, as it is.
 
-    So a schedule that ends at zero is no alarm, and a wrong rate is. Where no schedule is known they are as stored.
+    So a schedule that ends at zero is no alarm, and a wrong rate is.
     """
-    if "update_rms" not in signals or RATE not in signals:
+    update, rate = update.float().double(), rate.float().double()
+    multiple = torch.where(rate > 0, update / rate, 0.0 * update)
+    return torch.where(rate.isnan(), update, multiple).float()
+
+
+def with_sources(signals: Mapping[str, Any]) -> dict[str, Any]:
+    """Signals, float32, and what is made of them, where all that it is made of is there."""
+    if UPDATE not in signals or RATE not in signals:
         return dict(signals)
-    update, rate = np.asarray(signals["update_rms"], np.float64), np.asarray(signals[RATE], np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        multiple = np.where(np.isnan(rate), update, np.where(rate > 0, update / rate, 0.0 * update))
-    return {**signals, "update_rms": multiple.astype(np.float32)}
+    update, rate = (torch.from_numpy(np.array(signals[name], np.float32)) for name in (UPDATE, RATE))
+    return {**signals, PER_RATE: per_rate(update, rate).numpy()}

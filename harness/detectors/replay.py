@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from harness.detectors.base import AFTER_THE_STEP, Detector
-from harness.detectors.loop_signals import LoopSignals, of_schedule, since_measured
+from harness.detectors.loop_signals import LoopSignals, new_rates, since_measured, with_sources
 from harness.model.state import State
+from harness.readings.table import READ_BY
 
 
 def replay(
@@ -18,14 +19,18 @@ def replay(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Alarms, bool, and scores, float64, [R, steps] each, of a detector with these options.
 
-    `signals` are [R, steps] or [R, steps, layers], those that it watches at least, and of a user's loop those of
-    harness/detectors/loop_signals.py; `is_new` says which steps a row has taken, [R, steps]. Raises KeyError for a
-    signal that is missing.
+    `signals` are [R, steps] or [R, steps, layers], those that it watches at least or what they are made of, and those
+    of harness/detectors/loop_signals.py where they are known; `is_new` says which steps a row has taken, [R, steps].
+    Raises KeyError for a signal that is missing.
     """
-    loop, signals = LoopSignals.of(signals), of_schedule(signals)
+    loop, changes, signals = LoopSignals.of(signals), new_rates(signals), with_sources(signals)
     series = {signal: torch.from_numpy(np.asarray(signals[signal], dtype=np.float32)) for signal in cls.watches}
     for signal in AFTER_THE_STEP.intersection(series):
-        values = series[signal] if loop is None else torch.from_numpy(since_measured(series[signal].numpy()))
+        values = series[signal]
+        if loop is not None:
+            values = torch.from_numpy(since_measured(values.numpy()))
+        elif values.dim() == 2 and signal not in READ_BY:  # never measured, as a second moment of SGD: says nothing
+            values = values.masked_fill(values.isnan().all(1, keepdim=True), 0.0)
         series[signal] = torch.cat([torch.full_like(values[:, :1], torch.nan), values[:, :-1]], 1)
     taken = torch.from_numpy(np.array(is_new, dtype=bool))
     if AFTER_THE_STEP.intersection(series):
@@ -45,8 +50,8 @@ def replay(
     for step in range(steps):
         if loop is not None and loop.began[:, step].any():
             detector.restart(torch.from_numpy(loop.began[:, step]))
-        if loop is not None and loop.has_new_rate[:, step].any():
-            detector.see_new_rate(torch.from_numpy(loop.has_new_rate[:, step]))
+        if changes is not None and changes[:, step].any():
+            detector.see_new_rate(torch.from_numpy(changes[:, step]))
         shown = {signal: values[:, step] for signal, values in series.items()}
         alarms[:, step], scores[:, step] = detector.judge(shown, taken[:, step])
     return alarms.numpy(), scores.numpy()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.config import Trial, sections
 from harness.detectors.base import AFTER_THE_STEP, Detector
+from harness.detectors.loop_signals import PER_RATE, RATE, SOURCES, UPDATE, has_new_rate, per_rate
 from harness.detectors.table import DETECTORS
 from harness.guards.base import Guard, GuardSignal, Parts, Seen
 from harness.readings.table import SHOWN
@@ -43,13 +44,14 @@ class Detection(Guard):
         rows = torch.zeros(len(trials), dtype=torch.float64, device=self.parts.device)
         sizes = {"layer": trials[0].model.depth, "rank": trials[0].train.ranks}
         along = {name: signal.dims[2:] for name, signal in SIGNALS.items()}
-        along |= {name: signal.along for name, signal in SHOWN.items()}
+        along |= {name: signal.along for name, signal in SHOWN.items()} | dict.fromkeys(SOURCES, ())
         self.asks = [name for name in watched if (along[name] or name in SHOWN) and name not in AFTER_THE_STEP]
         like = {name: rows.new_zeros(len(rows), *(sizes[dim] for dim in along[name])) for name in watched}
         state = self.parts.state
         for name, chosen in options.items():
             self._detectors[name] = DETECTORS[name](f"detect_{name}", chosen, like, state)
         lagging = AFTER_THE_STEP.intersection(watched)
+        self._rates = state.add("detect_rates", rows[:, None].repeat(1, 3) + torch.nan) if lagging else None
         unread = {name: torch.nan if name in SHOWN else 0.0 for name in sorted(lagging)}
         self._before = {name: state.add(f"detect_{name}", like[name] + value) for name, value in unread.items()}
         self._has_before = state.add("detect_before", rows.bool()) if lagging else None
@@ -62,6 +64,10 @@ class Detection(Guard):
         self.parts.alarms.clear()
         before = {signal: kept.used for signal, kept in self._before.items()}
         values = {"loss": seen.loss, "grad_norm": seen.norm, **seen.signals, **before}
+        if self._rates is not None:
+            changes = has_new_rate(*self._rates.used.unbind(1))
+            for detector in self._detectors.values():
+                detector.see_new_rate(changes)
         for name, detector in self._detectors.items():
             if any(signal not in values and signal not in SHOWN for signal in detector.watches):
                 continue  # nothing is measured
@@ -85,6 +91,11 @@ class Detection(Guard):
         return self._shown
 
     def measured(self, values: Mapping[str, Tensor], trained: Tensor) -> None:
+        if PER_RATE in self._before and UPDATE in values:
+            values = {**values, PER_RATE: per_rate(values[UPDATE], values[RATE])}
+        if self._rates is not None:
+            now = torch.where(trained, values[RATE].double(), torch.nan)
+            self._rates.used.copy_(torch.cat([now[:, None], self._rates.used[:, :-1]], 1))
         for signal, kept in self._before.items():
             if signal in values or signal in SHOWN:  # what was not due was not read
                 now = values[signal].double() if signal in values else torch.full_like(kept.used, torch.nan)

@@ -18,7 +18,7 @@ import torch
 from harness.basics.version import provenance
 from harness.config import NO_FAULT
 from harness.config.names import OWN
-from harness.detectors.loop_signals import BEGAN, JUDGED, RATE
+from harness.detectors.loop_signals import BEGAN, JUDGED
 from harness.own_loop.course import Course
 from harness.own_loop.legs import Leg
 from harness.storage.store import PackStore, Signal, check_store, open_store
@@ -31,7 +31,6 @@ UNKNOWN = {"kind": "a loader of one's own", "fingerprint": ""}
 
 
 OF_THE_LOOP = {
-    RATE: Signal(("trial", "step"), "1", "learning rate that the loop has set, before faults and answers"),
     BEGAN: Signal(("trial", "step"), "1", "whether detectors began anew, because the loop loaded a state"),
     JUDGED: Signal(("trial", "step"), "1", "whether detectors judge the step, whose gradients did not overflow"),
 }

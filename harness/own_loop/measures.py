@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.config import Trial, sections
 from harness.detectors.base import AFTER_THE_STEP, Detector
-from harness.detectors.loop_signals import RATE, is_new_rate, of_schedule
+from harness.detectors.loop_signals import PER_RATE, RATE, UPDATE, has_new_rate, per_rate, stored
 from harness.detectors.table import DETECTORS
 from harness.model.formats import to_measure
 from harness.model.state import State
@@ -153,9 +153,10 @@ class Watch:
             self._detectors[name] = DETECTORS[name](f"detect_{name}", [options], like, self.state)
         lagging = AFTER_THE_STEP.intersection(like)
         self._before = {name: self.state.add(f"before_{name}", like[name].clone()) for name in sorted(lagging)}
+        self._wanted = {RATE, *stored(list(self._before))}
         self._has_before = self.state.add("has_before", torch.zeros(1, dtype=torch.bool))
         self._is_known = self.state.add("is_known", torch.zeros(1, len(lagging), dtype=torch.bool))  # measured so far
-        self._rates = self.state.add("rates", torch.full((1, 2), nan, dtype=torch.float64))  # of the last two steps
+        self._rates = self.state.add("rates", torch.full((1, 3), nan, dtype=torch.float64))  # of the last three steps
         self._usual = self.state.add("usual", torch.full((1, len(self.names)), nan, dtype=torch.float64))
 
     @property
@@ -176,12 +177,11 @@ class Watch:
         values |= {signal: self._like[signal] for signal in LAYERED if signal in self._like}
         values |= {"loss": torch.tensor([loss]).double(), "grad_norm": torch.tensor([norm]).double()}
         alarms, scores, is_late = {}, {}, False
-        earlier, before = self._rates.used[0].tolist()
-        has_new_rate = bool(is_new_rate(before, earlier))
+        is_new_rate = has_new_rate(*self._rates.used.unbind(1))
         told = torch.tensor([is_judged])
         for name, detector in self._detectors.items():
-            if has_new_rate:
-                detector.see_new_rate(torch.tensor([True]))
+            if is_new_rate:
+                detector.see_new_rate(is_new_rate)
             is_new = told & self._has_before.used if AFTER_THE_STEP.intersection(detector.watches) else told
             is_alarm, score = detector.judge(values, is_new)
             alarms[name], scores[name] = bool(is_alarm), float(score)
@@ -191,15 +191,16 @@ class Watch:
     def stepped(self, values: Mapping[str, float]) -> None:
         """What is known now that the step is over."""
         with np.errstate(over="ignore"):  # as stored: what float32 cannot hold is infinite
-            stored = {name: np.float32(value) for name, value in values.items()}
-        shown = of_schedule(stored)
+            shown = {name: torch.tensor(np.float32(values.get(name, nan))) for name in self._wanted}
+        if PER_RATE in self._before:
+            shown[PER_RATE] = per_rate(shown[UPDATE], shown[RATE])
         for number, (name, kept) in enumerate(self._before.items()):
-            value = float(shown.get(name, nan))
+            value = float(shown[name])
             self._is_known.used[0, number] |= value == value
             kept.used.fill_(value if self._is_known.used[0, number] else 0.0)
         self._has_before.used.fill_(True)
-        rates = [self._rates.used[0, 1].item(), float(stored.get(RATE, nan))]
-        self._rates.used.copy_(torch.tensor([rates], dtype=torch.float64))
+        rates = self._rates.used
+        rates.copy_(torch.cat([shown[RATE].double().view(1, 1), rates[:, :-1]], 1))
 
     def restart(self) -> None:
         """The detectors begin anew."""

@@ -14,6 +14,7 @@ from harness.basics import plugins
 from harness.config import NO_FAULT, ConfigError, Problems, Trial, checked, field_types, sections, shown
 from harness.config.formats import LAYOUTS
 from harness.config.limits import MOST_STEPS
+from harness.detectors.loop_signals import RATE, stored
 from harness.detectors.table import DETECTORS
 from harness.guards.playbook import actions_of, refused
 from harness.recovery.table import ACTIONS
@@ -230,7 +231,7 @@ def with_steps(trial: Trial, steps: int) -> Trial:
 
 def can_see(name: str) -> bool:
     """Whether a run of the user's own loop shows what a detector watches; `combined` does without what is of layers."""
-    return name == "combined" or set(DETECTORS[name].watches) <= set(MEASURED)
+    return name == "combined" or set(stored(DETECTORS[name].watches)) <= {RATE, *MEASURED}
 
 
 def _names(trial: Trial) -> list[str]:

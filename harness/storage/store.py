@@ -83,6 +83,7 @@ SIGNALS: dict[str, Signal] = {
     "second_moment_norm": Signal(_STEP, "1", "global norm of the second moment"),
     "update_rms": Signal(_STEP, "1", "root mean square of the weights' change"),
     "learning_rate": Signal(_STEP, "1", "learning rate in force"),
+    "scheduled_rate": Signal(_STEP, "1", "learning rate of the schedule, without faults"),
     "loss_scale": Signal(_STEP, "1", "loss scale in force"),
     "tokens": Signal(_STEP, "token", "tokens trained on so far, dropped sequences included"),
     "dropped": Signal(_STEP, "sequence", "sequences of the batch that were dropped"),

@@ -24,12 +24,13 @@ from harness.training.strikes import Strikes, one
 
 @dataclass(frozen=True)
 class Fed:
-    """What a step is given beside the state of the pack: rate and tokens so far [R], the batch as it trains and the
-    weight of each of its sequences (None: all count alike), how many of them were dropped [R], which rows train in this
-    pass [R], and of which of them anything of the batch is left [R].
+    """What a step is given beside the state of the pack: the rate in force, that of the schedule, and tokens so far
+    [R]; the batch as it trains and the weight of each of its sequences (None: all count alike); how many of them were
+    dropped [R], which rows train in this pass [R], and of which of them anything of the batch is left [R].
     """
 
     rate: Tensor
+    scheduled: Tensor
     tokens: Tensor
     batch: Tensor
     weights: Tensor | None
@@ -53,6 +54,7 @@ class Passes:
         """Rate and batch of a step, struck where they are to be."""
         pack, strike = self.pack, self.strike
         rate = pack.learning_rate(tick.steps)
+        scheduled = rate.clone()
         strike(Site.LEARNING_RATE, tick, one("learning_rate", rate))
         batch = pack.batch(tick.steps)
         strike(Site.BATCH, tick, one("batch", batch))
@@ -60,7 +62,7 @@ class Passes:
         batch, weights = pack.what_trains(batch, tick.steps, tick.size, here)
         pack.model.stand_at(tick.steps)
         objective = pack.objective
-        return Fed(rate, pack.tokens(tick.steps), batch, weights, objective.dropped, here, objective.trains)
+        return Fed(rate, scheduled, pack.tokens(tick.steps), batch, weights, objective.dropped, here, objective.trains)
 
     def train(self, tick: Tick, fed: Fed) -> Found:
         """The step itself: every site between the batch and the update is in it."""
@@ -93,5 +95,5 @@ class Passes:
         strike(Site.UPDATE, tick, pack.state)
 
         values = {"loss": loss, "learning_rate": fed.rate, "loss_scale": scale}
-        values |= {"tokens": fed.tokens, "dropped": fed.dropped}
+        values |= {"scheduled_rate": fed.scheduled, "tokens": fed.tokens, "dropped": fed.dropped}
         return recorder.found(values if norm is None else values | {"grad_norm": norm}, norms, here)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from harness.basics.devices import sent
 from harness.config import Trial, sections
+from harness.detectors.loop_signals import stored
 from harness.detectors.table import DETECTORS
 from harness.readings.base import (
     BatchReading,
@@ -85,7 +86,8 @@ def refused(trial: Trial) -> Iterator[str]:
 def _deaf(trial: Trial, name: str) -> Iterator[str]:
     """Why a detector would hear nothing."""
     detector, read = DETECTORS[name], cadences(trial)
-    lacking = [signal for signal in detector.watches if signal not in SIGNALS and READ_BY.get(signal) not in read]
+    needed = stored(detector.watches)
+    lacking = [signal for signal in needed if signal not in SIGNALS and READ_BY.get(signal) not in read]
     for signal in lacking[:1]:
         if signal not in READ_BY:
             yield f"detect={name}: no part of this model gives the signal {signal}; allowed: another detector"

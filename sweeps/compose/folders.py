@@ -202,9 +202,7 @@ def _with_hydra(content: Content, where: str, group: str, hydra: Any) -> Content
                 case ("sweeper", kind, one) if is_study and kind in SEVERAL and value in (None, {}):
                     _check_leaf(f"{where}: hydra.sweeper.{kind}", (one,), None)
                     several[kind].setdefault(one, {})  # the axes of all grids, and no others
-                case ("sweeper", "params", *_, _, _) | ("sweeper", "grids" | "conditions", _, _, *_) if (
-                    is_study
-                ):
+                case ("sweeper", "params", *_, _, _) | ("sweeper", "grids" | "conditions", _, _, *_) if is_study:
                     reason = "several values in brackets; allowed: one word, with commas between the values"
                     raise ConfigError(f"{where}: {'.'.join(path[: 4 + (path[2] in SEVERAL)])}: {reason}")
                 case _:

@@ -195,7 +195,7 @@ def test_a_step_that_was_not_taken_is_no_news_to_the_norms_after_it() -> None:
     """The norm of the weights moves along a line, and stands still where an update was skipped."""
     values = {signal: signals("combined", plateau())[signal].copy() for signal in DETECTORS["combined"].watches}
     values["param_norm"][:] = 50 * (1 + 1e-3 * np.arange(STEPS))
-    values["update_rms"][:, STRUCK] = 0
+    values["update_per_rate"][:, STRUCK] = 0
     for name in ("param_norm", "second_moment_norm"):
         values[name][:, STRUCK:] = values[name][:, STRUCK - 1 : -1]
     alarms, _ = replay(DETECTORS["combined"], options_of("combined"), values, np.ones((ROWS, STEPS), bool))
