@@ -75,7 +75,7 @@ def _incidents(options: argparse.Namespace) -> None:
     cost = cost_of(options.settings)
     table = incidents(options.out, cost.per_hour)
     if table.empty:
-        say("No incident: no symptom, no alarm, and no law of the arithmetic was broken.")
+        say("No incident: no symptom, no alarm, and every consistency check holds.")
         return
     shown = table.drop(columns=["loss_before", "loss_after", "tokens"])
     say(*shown.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
@@ -119,7 +119,7 @@ def _cross(options: argparse.Namespace) -> None:
     for name in (trial, other):
         folder.check(name)
     (run,) = runs(folder.sweep, folder.setups, [trial])
-    incident = worst(of_one(run, folder.logs.get(trial)))
+    incident = worst(of_one(run, folder.logs.get(trial), is_asked=True))
     if incident is None:
         raise ConfigError(f"TRIAL={trial}: has no incident; allowed: a trial that `incidents OUT` lists")
     readings = folder.readings(options.data)

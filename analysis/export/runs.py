@@ -272,6 +272,6 @@ def _found(opened: SweepFolder, sweep: xr.Dataset) -> dict[str, list[Event]]:
     rows = [row for row, trial in enumerate(opened.sweep["trial"].values.tolist()) if trial in wanted]
     for one in all_incidents(opened.sweep.isel(trial=rows), opened.setups, opened.logs):
         if one.trial in found:
-            words = one.row["symptoms"] or one.row["detectors"] or "a law of the arithmetic was broken"
+            words = one.row["symptoms"] or one.row["signs"] or one.row["detectors"]
             found[one.trial].append(Event("incident", _step(one.first), text(f"incident: {words}"), one.row))
     return found

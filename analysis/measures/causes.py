@@ -1,7 +1,7 @@
 """The root cause of an incident, told from its evidence alone by written rules, the first that holds.
 
 Each rule is a function that says why, in a sentence with the numbers, or nothing. They stand in the order in which they
-are asked: what breaks a law of the arithmetic comes before what is merely unusual, and what is in the data before what
+are asked: what fails a consistency check comes before what is merely unusual, and what is in the data before what
 is in a gradient, since a gradient follows from its data. The fault of a trial is looked at nowhere.
 
 | cause | rule |
@@ -69,7 +69,9 @@ def cause_of(evidence: Evidence) -> Finding:
     for cause, rule in RULES:
         if reason := rule(evidence):
             return Finding(cause, reason)
-    return Finding(UNKNOWN, "no rule holds: no law is broken, batch and rate are usual, and no jump stands alone.")
+    return Finding(
+        UNKNOWN, "no rule holds: every consistency check holds, batch and rate are usual, and no jump stands alone."
+    )
 
 
 def _other_gradient(e: Evidence) -> str | None:
@@ -97,18 +99,20 @@ def _wrong_rate(e: Evidence) -> str | None:
     return f"the learning rate in force is {e.rate_ratio:.3g} times the one of the schedule, until step {e.rate_until}."
 
 
-def _moment_law(e: Evidence) -> str | None:
-    if abs(e.moment_law) <= SLACK:
+def _moment_check(e: Evidence) -> str | None:
+    if abs(e.moment_check) <= SLACK:
         return None
-    much = f"{abs(e.moment_law):.3g} times"
-    what = f"{much} the most that its last value and this gradient allow" if e.moment_law > 0 else f"1/{much} the least"
+    much = f"{abs(e.moment_check):.3g} times"
+    what = (
+        f"{much} the most that its last value and this gradient allow" if e.moment_check > 0 else f"1/{much} the least"
+    )
     return f"the norm of Adam's second moment is {what}, so it is not the mean of the squares that were seen."
 
 
-def _weight_law(e: Evidence) -> str | None:
-    if not e.weight_law > SLACK:
+def _weight_check(e: Evidence) -> str | None:
+    if not e.weight_check > SLACK:
         return None
-    much = "to infinity" if np.isinf(e.weight_law) else f"by {e.weight_law:.3g} times the norm of their update"
+    much = "to infinity" if np.isinf(e.weight_check) else f"by {e.weight_check:.3g} times the norm of their update"
     return f"the norm of the weights moved {much}, which no update of that step explains: something else wrote to them."
 
 
@@ -238,8 +242,8 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (WEIGHT, _other_loss),
     (UNKNOWN, _older),
     (RATE, _wrong_rate),
-    (WEIGHT, _weight_law),
-    (STALE, _moment_law),
+    (WEIGHT, _weight_check),
+    (STALE, _moment_check),
     (RARE, _rare),
     (REPETITION, _repeated),
     (WEIGHT, _blamed_weight),

@@ -163,7 +163,7 @@ def visible(judged: xr.Dataset) -> xr.Dataset:
 
 
 def _inferred(run: Run, log: Any, readings: Callable[[str], Reading], provenance: Mapping[str, str]) -> dict[str, Any]:
-    incident = worst(of_one(run, log))
+    incident = worst(of_one(run, log, is_asked=True))
     if incident is None:
         return {"inferred": NOT_SEEN, "reason": "", "type": 0}
     finding = diagnosed(run, incident, readings(run.trial), provenance).finding

@@ -44,8 +44,8 @@ class Evidence:
     rate_until: int  # the step from which it is that again
     pace: float  # share of their own norm by which the weights moved at a step shortly before
     update_ratio: float  # of the update's root mean square, over the rate, to its median before
-    moment_law: float  # of the second moment: times its upper bound, or minus its lower bound over it
-    weight_law: float  # by how many norms of its update the weights' norm has moved
+    moment_check: float  # of the second moment: times its upper bound, or minus its lower bound over it
+    weight_check: float  # by how many norms of its update the weights' norm has moved
     activation_ratio: float  # of the layer in which it is largest
     activation_layer: int
     is_activation_finite: bool
@@ -124,7 +124,7 @@ def evidence_of(
     batches = {} if reading is None else _batches(reading, begin)
     verdict, is_loss_again, before = _verdict(incident)
     if verdict in REPAIRED:  # the signals are those of the steps as they were run again
-        numbers |= {"moment_law": 0.0, "weight_law": 0.0}
+        numbers |= {"moment_check": 0.0, "weight_check": 0.0}
     told: dict[str, Any] = {"verdict": verdict, "is_loss_again": is_loss_again, "rerun_before": before}
     return Evidence(begin, odd, **numbers, **batches, **told, provenance=known or {})
 
@@ -168,8 +168,8 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
         "rate_ratio": float(ratio[begin]),
         "rate_until": int(begin + np.flatnonzero(np.append(~(ratio[begin:] > RATE_RATIO), True))[0]),
         "update_ratio": float(speed[begin] / usual(speed)[0][begin]),
-        "moment_law": float(run.moment_law[begin]),
-        "weight_law": float(run.weight_law[begin]),
+        "moment_check": float(run.moment_check[begin]),
+        "weight_check": float(run.weight_check[begin]),
         "activation_ratio": activation,
         "activation_layer": layer,
         "is_activation_finite": not run.has_layers or bool(np.isfinite(run["activation_rms"][begin]).all()),

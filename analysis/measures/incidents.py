@@ -1,8 +1,12 @@
 """Incidents: what was wrong with a run, from the first alarm to its end, with its outcome and what it has cost.
 
-A run with a playbook has its incidents in the store (`analysis.reading.incident_log`). Of any other they are made of
-its symptoms (`analysis.measures.symptoms`) and of what `WATCHING` detectors say, replayed where they did not watch:
-steps that are at most `APART` from each other are one incident.
+A run with a playbook has its incidents in the store (`analysis.reading.incident_log`). Of any other, one begins with a
+sign that healthy runs hardly ever have: a value that is not finite, a loss that does not come back, a jump of the
+update, of an activation or of the loss scale, a rate that is not that of the schedule, a consistency check that fails
+(`analysis.measures.oddities`), or an alarm of `combined`, replayed where it did not watch, of at least `CERTAIN`. A
+large gradient or a loss above the usual for a step is none by itself. Where `combined` has nothing to go by, each
+symptom (`analysis.measures.symptoms`) and each odd loss is a sign. An incident goes on while anything is odd, alarmed
+or ill at most `APART` steps after the last that was.
 
 | outcome | rule |
 |---|---|
@@ -18,7 +22,7 @@ itself. A spike of 0.06 nat that came back to +0.015 was a real loss (Marin, iss
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +38,17 @@ from analysis.measures.symptoms import Symptom, of_run
 from analysis.reading.incident_log import Act, Logged, number
 from analysis.reading.padding import cut, own_sizes
 
-WATCHING = ("finite", "skip_step", "loss_ratio", "spiky_loss")
+WATCHING = ("finite", "combined", "skip_step", "loss_ratio", "spiky_loss")
+CERTAIN = 2.0  # score of `combined` from which on an alarm is a sign of an incident
+SIGNS = {  # oddity that is one by itself -> in words
+    "update_rms": "jump of the update",
+    "activation_rms": "jump of activations",
+    "learning_rate": "rate not of the schedule",
+    "loss_scale": "jump of the loss scale",
+    "second_moment_norm check": "second-moment consistency check",
+    "param_norm check": "weight-norm consistency check",
+}
+LASTING = ("non-finite", "divergence", "lingering")  # symptoms that are
 APART, BEFORE, AFTER, LEFT = 30, 50, 500, 0.015
 LEAST = 10  # steps that there have to be before the first of an incident
 NOTHING: Mapping[str, Setup] = {}
@@ -46,6 +60,7 @@ COLUMNS: tuple[str, ...] = (
     "first",
     "last",
     "symptoms",
+    "signs",
     "detectors",
     "action",
     "outcome",
@@ -81,6 +96,7 @@ class Incident:
     first: int
     last: int
     symptoms: tuple[Symptom, ...]
+    signs: tuple[str, ...]  # of `SIGNS`, in words
     alarms: tuple[Alarm, ...]
     acts: tuple[Act, ...]
     is_logged: bool
@@ -97,12 +113,14 @@ class Incident:
     seconds: float
     money: float
     size: float = field(repr=False)  # by which incidents of a trial are told apart
+    is_sure: bool = True  # False: healthy runs have such steps, too
 
     @property
     def row(self) -> dict[str, Any]:
         """As `incidents` has it."""
         texts = {
             "symptoms": ", ".join(dict.fromkeys(one.symptom for one in self.symptoms)),
+            "signs": ", ".join(self.signs),
             "detectors": ", ".join(f"{one.detector} at {one.step} ({one.score:.3g})" for one in self.alarms),
             "action": ", ".join(dict.fromkeys(act.action for act in self.acts)) or "none",
             "outcome": TYPES[self.outcome],
@@ -113,12 +131,12 @@ class Incident:
 def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> pd.DataFrame:
     """One row an incident of each trial of the results in a folder, or of a sweep as `analysis.open_sweep` gives it.
 
-    Columns: `trial`, its `first` and `last` step, `symptoms`, `detectors` (those that mark incidents, and those that
-    watched) with their first alarm and largest score, the `action` taken, `outcome` (recoverable, lingering,
-    divergent), `is_logged` (by a playbook; else it was found afterwards), `loss_before`, `loss_peak` and `loss_after`
-    (nat/token), `grad_norm_peak` (before clipping; peaks are infinite where a value is not finite), and the cost in
-    `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs `cost_per_hour`. A log of playbooks is
-    read from a folder alone. Raises ConfigError as `open_sweep` does.
+    Columns: `trial`, its `first` and `last` step, `symptoms`, `signs` (what else says so), `detectors` (those that mark
+    incidents, and those that watched) with their first alarm and largest score, the `action` taken, `outcome`
+    (recoverable, lingering, divergent), `is_logged` (by a playbook; else it was found afterwards), `loss_before`,
+    `loss_peak` and `loss_after` (nat/token), `grad_norm_peak` (before clipping; peaks are infinite where a value is not
+    finite), and the cost in `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs
+    `cost_per_hour`. A log of playbooks is read from a folder alone. Raises ConfigError as `open_sweep` does.
     """
     if isinstance(results, xr.Dataset):
         found = all_incidents(results, cost_per_hour=cost_per_hour)
@@ -208,30 +226,56 @@ def _said(sweep: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     return is_alarm == 1, score
 
 
-def of_one(run: Run, log: Sequence[Logged] | None, cost_per_hour: float = 0.0) -> list[Incident]:
-    """The incidents of one trial, by their first steps: those of its log, if it has one."""
+def of_one(
+    run: Run, log: Sequence[Logged] | None, cost_per_hour: float = 0.0, is_asked: bool = False
+) -> list[Incident]:
+    """The incidents of one trial, by their first steps: those of its log, if it has one.
+
+    `is_asked`: somebody wants to know of this very trial; where no sign is sure, whatever is odd counts as one.
+    """
     if not run.steps:
         return []
     told = of_run(run["loss"], run["grad_norm"])
     if log:
         return [_incident(run, told, one.step, max(one.last, one.closed or 0), one, cost_per_hour) for one in log]
-    marks = np.zeros(run.steps, bool)
+    sure, odd = _marks(run, told)
+    is_sure = bool(sure.any())
+    steps = np.flatnonzero(sure if is_sure or not is_asked else odd)
+    groups = np.split(steps, np.flatnonzero(np.diff(steps) > APART) + 1) if len(steps) else []
+    found = (_incident(run, told, int(group[0]), int(group[-1]), None, cost_per_hour) for group in groups)
+    return [replace(one, is_sure=is_sure) for one in found]
+
+
+def _marks(run: Run, told: Sequence[Symptom]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps of incidents, bool [steps]: signs that are sure, and what follows from one to the next; and all odd."""
+    said = {name: alarm[: run.steps] for name, (alarm, _) in run.said.items() if name in WATCHING}
+    ill = {name: np.zeros(run.steps, bool) for name in (*LASTING, "any")}
     for symptom in told:
         if symptom.symptom not in IGNORED:
+            for name in ({symptom.symptom} & set(LASTING)) | {"any"}:
+                ill[name][symptom.begin : symptom.end + 1] = True
+    signs = [*(ill[name] for name in LASTING), *(run.oddities[name] for name in SIGNS)]
+    signs += [said["finite"]] if "finite" in said else []
+    if "combined" in said:
+        signs.append(said["combined"] & ~(run.said["combined"][1][: run.steps] < CERTAIN))
+    else:
+        signs += [ill["any"], run.oddities["loss"], *(said[name] for name in ("spiky_loss",) if name in said)]
+    sign = np.any(signs, axis=0)
+    odd = np.any([ill["any"], *run.oddities.values(), *said.values()], axis=0)
+    if run.outcome != "non-finite":
+        sign[:LEAST] = odd[:LEAST] = False
+    marks, since = sign.copy(), APART + 1
+    for step in range(run.steps):
+        marks[step] |= odd[step] and since <= APART
+        since = 1 if marks[step] else since + 1
+    for symptom in told:  # one that a sign falls into has begun before it
+        if symptom.symptom not in IGNORED and sign[symptom.begin : symptom.end + 1].any():
             marks[symptom.begin : symptom.end + 1] = True
-    for name in WATCHING:
-        if name in run.said:
-            marks |= run.said[name][0][: run.steps]
-    for is_odd in run.oddities.values():
-        marks |= is_odd
-    steps = np.flatnonzero(marks)
-    steps = steps[steps >= LEAST] if run.outcome != "non-finite" else steps
-    groups = np.split(steps, np.flatnonzero(np.diff(steps) > APART) + 1) if len(steps) else []
-    return [_incident(run, told, int(group[0]), int(group[-1]), None, cost_per_hour) for group in groups]
+    return marks, odd
 
 
 def worst(found: Sequence[Incident]) -> Incident | None:
-    """The divergent one, else the one that breaks a law, else the largest; the first of equals."""
+    """The divergent one, else the one that fails a consistency check, else the largest; the first of equals."""
     return max(found, key=lambda one: (one.outcome == 3, one.size), default=None)
 
 
@@ -261,6 +305,7 @@ def _incident(
     peak, peak_step = max([(peak, first + place), *seen], key=lambda one: one[0])
     shown = (one for one in told if one.begin <= last and one.end >= first)
     symptoms = tuple(one for one in shown if one.symptom != "plateau")
+    signs = tuple(words for name, words in SIGNS.items() if run.oddities[name][here].any())
     outcome, left = _outcome(run, symptoms, earlier, slice(max(first, end - BEFORE), end), last)
     norms = [_peak(norm[here])[0], *_logged(act.grad_norm for act in acts)]
     steps = log.steps_lost if log else (run.steps - first if outcome == 3 else last - first + 1)
@@ -270,9 +315,9 @@ def _incident(
     tokens = steps * float(np.nanmedian(counts)) if np.isfinite(counts).any() else np.nan
     spent = steps * usual
     return Incident(
-        run.trial, first, last, symptoms, tuple(sorted(heard, key=lambda one: one.step)), tuple(acts), log is not None,
-        outcome, _mean(before), peak, peak_step, _mean(_finite(after)), end - 1, left, float(np.max(norms)),
-        steps, tokens, spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
+        run.trial, first, last, symptoms, signs, tuple(sorted(heard, key=lambda one: one.step)), tuple(acts),
+        log is not None, outcome, _mean(before), peak, peak_step, _mean(_finite(after)), end - 1, left,
+        float(np.max(norms)), steps, tokens, spent, spent / 3600 * cost_per_hour, float(run.sizes[here].max()),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Odd steps of a run: those at which a signal leaves what is usual, or breaks a law of the arithmetic.
+"""Odd steps of a run: those at which a signal leaves what is usual, or fails a consistency check of the arithmetic.
 
 - Jumps of the loss, of the gradient norm, of the update, of activations and of attention logits are told against the
   median of the `BEFORE` steps before, in deviations (1.4826 MAD) and as a difference or a ratio.
@@ -38,7 +38,7 @@ class Run:
     """One trial's signals [steps(, layers)], float64, NaN after its last step; and what watched it.
 
     At a step that was not taken, because its batch was dropped, signals stand still (`detectors.carried`).
-    `setup` is what an operator knows of the recipe; None where it is not known, and laws that need it are not asked.
+    `setup` is what an operator knows of the recipe; None where it is not known, and checks that need it are not made.
     """
 
     trial: str
@@ -67,14 +67,14 @@ class Run:
 
     @cached_property
     def oddities(self) -> Mapping[str, np.ndarray]:
-        """Signal -> where it is odd, bool [steps]; those of laws end with " law"."""
+        """Signal -> where it is odd, bool [steps]; those of checks end with " check"."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return _oddities(self)
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """How far each step is from the usual: the rise of the loss in nat, or how far the logarithm of the gradient
-        norm or of the update is off; infinite where a law is broken, the rate is wrong or something is not finite.
+        norm or of the update is off; infinite where a check fails, the rate is wrong or something is not finite.
         [steps]
         """
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -83,21 +83,21 @@ class Run:
             speed = np.log(self["update_rms"] / self["learning_rate"])
             hasty = speed - usual(speed)[0]
         size = np.fmax(np.fmax(np.fmax(rise, steep), hasty), 0.0)
-        broken = [of for name, of in self.oddities.items() if name.endswith("law") or name == "learning_rate"]
+        broken = [of for name, of in self.oddities.items() if name.endswith("check") or name == "learning_rate"]
         is_broken = np.any(broken, axis=0) | ~(np.isfinite(self["loss"]) & np.isfinite(self["grad_norm"]))
         return np.where(is_broken, np.inf, np.nan_to_num(size, posinf=np.inf))
 
     @cached_property
-    def moment_law(self) -> np.ndarray:
+    def moment_check(self) -> np.ndarray:
         """|v_t| over its upper bound; or minus its lower bound over |v_t|, if that is larger; 0: not known. [steps]"""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return _moment_law(self)
+            return _moment_check(self)
 
     @cached_property
-    def weight_law(self) -> np.ndarray:
+    def weight_check(self) -> np.ndarray:
         """By how many norms of its update the weights' norm has moved; 0: not known. [steps]"""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return _weight_law(self)
+            return _weight_check(self)
 
 
 def usual(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -125,8 +125,8 @@ def _oddities(run: Run) -> dict[str, np.ndarray]:
         "update_rms": _odd(np.log(run["update_rms"] / rate), np.log(UPDATE_RATIO)),
         "learning_rate": _wrong_rate(run),
         "loss_scale": _moved(scale, SCALE_RATIO),
-        "second_moment_norm law": np.abs(run.moment_law) > SLACK,
-        "param_norm law": run.weight_law > SLACK,
+        "second_moment_norm check": np.abs(run.moment_check) > SLACK,
+        "param_norm check": run.weight_check > SLACK,
     }
     for name in ("activation_rms", "attention_logit_max"):
         layers = [_odd(np.log(np.abs(layer)), np.log(LAYER_RATIO)) for layer in run[name].T]
@@ -155,28 +155,28 @@ def _moved(values: np.ndarray, ratio: float) -> np.ndarray:
     return np.concatenate([[False], moved > np.log(ratio)])
 
 
-def _moment_law(run: Run) -> np.ndarray:
-    law, norm, setup = np.zeros(run.steps), run["second_moment_norm"], run.setup
+def _moment_check(run: Run) -> np.ndarray:
+    found, norm, setup = np.zeros(run.steps), run["second_moment_norm"], run.setup
     if setup is None or not setup.is_adam:
-        return law
+        return found
     gradient = run["grad_norm"]
     clipped = gradient if setup.clip is None else np.minimum(gradient, setup.clip)
     low = setup.beta2 * norm[:-1]
     high = low + (1 - setup.beta2) * clipped[1:] ** 2
     above, below = norm[1:] / high, low / norm[1:]
-    law[1:] = np.where(above >= below, above, -below)
-    is_known = (low > 0) & (norm[1:] > 0) & np.isfinite(gradient[1:]) & ~np.isnan(law[1:])
+    found[1:] = np.where(above >= below, above, -below)
+    is_known = (low > 0) & (norm[1:] > 0) & np.isfinite(gradient[1:]) & ~np.isnan(found[1:])
     is_known &= run.taken[1 : run.steps]
-    law[1:] = np.where(is_known, law[1:], 0)
-    return law
+    found[1:] = np.where(is_known, found[1:], 0)
+    return found
 
 
-def _weight_law(run: Run) -> np.ndarray:
-    law, norm, setup = np.zeros(run.steps), run["param_norm"], run.setup
+def _weight_check(run: Run) -> np.ndarray:
+    found, norm, setup = np.zeros(run.steps), run["param_norm"], run.setup
     if setup is None:
-        return law
+        return found
     moved = np.abs(np.diff(norm))
     update = run["update_rms"][1:] * setup.weights**0.5
-    law[1:] = np.where(np.isinf(norm[1:]), np.inf, np.where(moved < STILL * norm[:-1], 0, moved / update))
-    law[1:] = np.where(np.isnan(law[1:]) | ~np.isfinite(norm[:-1]), 0, law[1:])
-    return law
+    found[1:] = np.where(np.isinf(norm[1:]), np.inf, np.where(moved < STILL * norm[:-1], 0, moved / update))
+    found[1:] = np.where(np.isnan(found[1:]) | ~np.isfinite(norm[:-1]), 0, found[1:])
+    return found

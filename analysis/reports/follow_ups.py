@@ -84,7 +84,7 @@ def followed(folder: SweepFolder, incident: Incident) -> tuple[list[str], pd.Dat
     chosen = [incident.trial, *kept]
     finals, planned = (sweep[name].sel(trial=chosen).values for name in ("final_loss", "steps"))
     for run, final, steps in zip(runs(sweep, folder.setups, chosen), finals, planned, strict=True):
-        found = of_one(run, folder.logs.get(run.trial))
+        found = of_one(run, folder.logs.get(run.trial), is_asked=True)
         near = [one for one in found if abs(one.first - incident.first) <= max(10, run.steps // 20)]
         same = incident if run.trial == incident.trial else worst(near)
         under = "as it was" if run.trial == incident.trial else names[run.trial]

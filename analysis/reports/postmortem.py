@@ -76,12 +76,12 @@ def _write(
     sweep = known.sweep
     folder = ResultsPath.open(known.out) / POSTMORTEMS
     (run,) = runs(sweep, known.setups, [trial], heard=None)
-    found = of_one(run, known.logs.get(trial), cost_per_hour)
+    found = of_one(run, known.logs.get(trial), cost_per_hour, is_asked=True)
     incident = worst(found)
     head = _head(known, trial)
     folder.make_folder()
     if incident is None:
-        words = [f"Trial {trial}: no incident: no symptom, no alarm, and no law of the arithmetic was broken."]
+        words = [f"Trial {trial}: no incident: no symptom, no alarm, and every consistency check holds."]
         page = {"title": f"Trial {trial}: no incident", "head": head, "sections": [Section("No incident", words)]}
         return _written(folder, known, trial, page, words, None)
     reading, missing = _reading(known, trial, data)
@@ -100,6 +100,7 @@ def _write(
     head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
     page = {"title": f"Post-mortem of trial {trial}", "head": head, "sections": sections}
     words = [f"Trial {trial}, steps {head['steps']}: type {kind}.", f"Cause: {diagnosis.finding.reason}"]
+    words += [] if incident.is_sure else ["This is the oddest that there is; healthy runs have such steps, too."]
     return _written(folder, known, trial, page, words, diagnosis)
 
 
@@ -197,7 +198,7 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
     lines = [
         f"Batches: steps {steps[0]} to {steps[-1]}." if len(steps) > 1 else f"Batch: step {steps[0]}.",
         f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or 'nothing but the alarm'}.",
-        *_laws(diagnosis),
+        *_checks(diagnosis),
     ]
     heard = [[one.detector, one.step, one.step - evidence.begin, _number(one.score)] for one in incident.alarms]
     tables = [{"heading": ["detector", "first alarm", "steps after the onset", "largest score"], "rows": heard}]
@@ -228,14 +229,14 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
     return section
 
 
-def _laws(diagnosis: Diagnosis) -> list[str]:
+def _checks(diagnosis: Diagnosis) -> list[str]:
     e = diagnosis.evidence
     said = {
         "learning rate in force over that of the schedule": e.rate_ratio,
         "gradient norm over its usual": e.norm_ratio if e.is_norm_finite else np.inf,
         "update over its usual at this rate": e.update_ratio,
-        "move of the weights' norm, in norms of the update": e.weight_law,
-        "second moment over its bound (negative: below the lower one)": e.moment_law,
+        "move of the weights' norm, in norms of the update": e.weight_check,
+        "second moment over its bound (negative: below the lower one)": e.moment_check,
         "largest activation of a layer over its usual": e.activation_ratio,
     }
     return ["; ".join(f"{words}: {_number(value)}" for words, value in said.items()) + "."]

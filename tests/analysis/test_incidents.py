@@ -54,7 +54,7 @@ def spiked(height: float, left: float) -> np.ndarray:
 
 
 def only(run: Run, log: list[Logged] | None = None, cost: float = 0.0) -> Incident:
-    (incident,) = of_one(run, log, cost)
+    (incident,) = of_one(run, log, cost, is_asked=True)
     return incident
 
 
@@ -156,7 +156,7 @@ def test_a_dropped_batch_is_no_incident(tmp_path: Path) -> None:
     setup = Setup(0.95, None, 1, "fp32", True, (1.0,) * 200)
     (run,) = runs(sweep, {str(sweep["trial"].values[0]): setup})
     assert run["loss"][100] == run["loss"][99] and run["grad_norm"][100] == 0.5
-    assert not run.oddities["second_moment_norm law"][100] and not of_one(replace(run, setup=None), None)
+    assert not run.oddities["second_moment_norm check"][100] and not of_one(replace(run, setup=None), None)
 
 
 def test_a_relative_that_died_of_something_else_did_not_fare_better(tmp_path: Path) -> None:

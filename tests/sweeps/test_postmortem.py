@@ -122,7 +122,7 @@ def test_text_of_a_file_is_not_opened_unasked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_causes_are_told(out: Path, sweep: xr.Dataset, told: dict[str, Run], fault: str, seed: int) -> None:
     trial = trial_of(sweep, fault, seed)
-    incident = worst(of_one(told[trial], None))
+    incident = worst(of_one(told[trial], None, is_asked=True))
     assert incident is not None
     found = diagnosed(told[trial], incident, reading_of(out, trial))
     here = sweep.sel(trial=trial)
@@ -140,7 +140,10 @@ def test_what_is_told_comes_from_the_evidence_alone(out: Path, sweep: xr.Dataset
         (seeing,), (run,) = runs(sweep, setups, [trial]), runs(blind, setups, [trial])
         reading = readings(trial)
         nameless = Reading(reading.trial.golden, reading.corpus)
-        pairs = [(worst(of_one(each, None)), each, source) for each, source in ((seeing, reading), (run, nameless))]
+        pairs = [
+            (worst(of_one(each, None, is_asked=True)), each, source)
+            for each, source in ((seeing, reading), (run, nameless))
+        ]
         said = [diagnosed(each, incident, source).finding for incident, each, source in pairs if incident]
         if said:
             assert len(said) == 2 and said[0] == said[1]
@@ -148,22 +151,22 @@ def test_what_is_told_comes_from_the_evidence_alone(out: Path, sweep: xr.Dataset
     assert compared >= 4
 
 
-def test_golden_runs_break_no_law(sweep: xr.Dataset, told: dict[str, Run]) -> None:
+def test_golden_runs_pass_every_check(sweep: xr.Dataset, told: dict[str, Run]) -> None:
     golden = sweep["trial"].values[(sweep["fault"] == "none").values]
     assert len(golden) == 4
     for trial in golden:
-        broken = {name: steps.sum() for name, steps in told[trial].oddities.items() if name.endswith("law")}
+        broken = {name: steps.sum() for name, steps in told[trial].oddities.items() if name.endswith("check")}
         assert set(broken.values()) == {0}
-        assert np.abs(told[trial].moment_law[1:]).min() > 0, "the law was not asked"
+        assert np.abs(told[trial].moment_check[1:]).min() > 0, "the check was not made"
 
 
-def test_laws_are_sharp(told: dict[str, Run], sweep: xr.Dataset) -> None:
+def test_checks_are_sharp(told: dict[str, Run], sweep: xr.Dataset) -> None:
     """A second moment that shrinks faster than it can forget, and weights that grow by more than their update."""
     run = told[trial_of(sweep, "none")]
     for name, change in (("second_moment_norm", 0.7), ("param_norm", 1.2)):
         signals = {key: values.copy() for key, values in run.signals.items()}
         signals[name][100] *= change
-        assert dataclasses.replace(run, signals=signals).oddities[f"{name} law"][100]
+        assert dataclasses.replace(run, signals=signals).oddities[f"{name} check"][100]
 
 
 def test_every_fault_has_a_cause_or_is_a_wrapper() -> None:
@@ -177,7 +180,7 @@ def test_every_fault_has_a_cause_or_is_a_wrapper() -> None:
 def test_no_rule_without_evidence(told: dict[str, Run], sweep: xr.Dataset) -> None:
     """Of an ordinary step nothing is told but that nothing is known."""
     run = told[trial_of(sweep, "rare_tokens")]
-    incident = worst(of_one(run, None))
+    incident = worst(of_one(run, None, is_asked=True))
     assert incident is not None
     calm = dataclasses.replace(
         evidence_of(run, incident, None), begin=50, odd=(), loss_rise=0.0, norm_ratio=1.0, pace=0.0
@@ -197,7 +200,7 @@ def test_batches_are_scored_as_screening_scores_them(out: Path, sweep: xr.Datase
 
 def test_the_batches_to_blame_are_those_of_the_onset(told: dict[str, Run], sweep: xr.Dataset) -> None:
     run = told[trial_of(sweep, "rare_tokens")]
-    incident = worst(of_one(run, None))
+    incident = worst(of_one(run, None, is_asked=True))
     assert incident is not None
     found = evidence_of(run, incident, None)
     known = {bad: offending(dataclasses.replace(found, bad_batches=bad), incident) for bad in ((), (100, 101), (101,))}
@@ -401,7 +404,7 @@ def test_provenance_is_used_where_the_dataset_has_it(sweep: xr.Dataset, told: di
     bare = sweep.drop_vars([str(name) for name in sweep.coords if str(name).startswith("provenance_")])
     known = bare.assign_coords({f"provenance_{name}": ("trial", np.full(count, text)) for name, text in fields.items()})
     assert provenance_of(bare, trial) == {} and provenance_of(known, trial) == filled
-    incident = worst(of_one(told[trial], None))
+    incident = worst(of_one(told[trial], None, is_asked=True))
     assert incident is not None
     found = diagnosed(told[trial], incident, None, provenance_of(known, trial)).finding
     assert found.cause == "number format" and "exp at logits" in found.reason

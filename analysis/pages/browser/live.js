@@ -60,7 +60,7 @@ function drawProgress() {
   const feed = document.getElementById("incidents");
   const lines = news.incidents.map((one) => {
     const link = make("a", { href: `#trial=${one.trial}` }, one.trial);
-    const what = [one.symptoms, one.detectors].filter(Boolean).join("; ") || "a law of the arithmetic was broken";
+    const what = [one.symptoms, one.signs, one.detectors].filter(Boolean).join("; ");
     return make("li", {}, `steps ${one.first} to ${one.last} of `, link, `: ${one.outcome}; ${what}${one.action === "none" ? "" : `; done: ${one.action}`}`);
   });
   const held = document.activeElement?.hash;
