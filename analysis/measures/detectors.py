@@ -41,7 +41,8 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     that there is not, and for a sweep without a signal that the detector watches.
     """
     options = options_of(name, constants)
-    missing = [signal for signal in stored(DETECTORS[name].watches) if signal not in (RATE, *sweep)]
+    wanted = stored(DETECTORS[name].watches)
+    missing = [signal for signal in wanted if signal not in sweep and (signal != RATE or IN_FORCE not in sweep)]
     if missing:
         raise ConfigError(f"detect={name}: the sweep has no {', '.join(missing)}; allowed: one that has measured it")
     least = DETECTORS[name].least_ranks
@@ -49,7 +50,7 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
         raise ConfigError(f"detect={name}: the sweep has train.ranks={ranks} at most; allowed: one of at least {least}")
     shape = sweep.sizes["trial"], sweep.sizes["step"]
     is_alarm, score = np.zeros(shape, bool), np.full(shape, np.nan)
-    needed = [*stored(DETECTORS[name].watches), *(name for name in (*LOOP_SIGNALS, IN_FORCE) if name in sweep)]
+    needed = [name for name in dict.fromkeys([*wanted, *LOOP_SIGNALS, IN_FORCE]) if name in sweep]
     for begin in range(0, shape[0], TRIALS_AT_ONCE):
         block = sweep.isel(trial=slice(begin, begin + TRIALS_AT_ONCE))
         read = {signal: block[signal].transpose("trial", "step", ...) for signal in needed}

@@ -62,6 +62,37 @@ def test_a_calm_run_has_none() -> None:
     assert of_one(run_of(calm()), None) == []
 
 
+def test_a_large_gradient_alone_is_none_unless_somebody_asks() -> None:
+    """As an unusual batch gives it to a healthy run: 10 of 30 clean trials of the quickstart had such an incident."""
+    run = run_of(calm())
+    run["grad_norm"][BEGIN] *= 3
+    assert run.oddities["grad_norm"][BEGIN] and of_one(run, None) == []
+    asked = only(run)
+    assert asked.first == BEGIN and not asked.is_sure and asked.signs == ()
+
+
+@pytest.mark.parametrize(
+    ("signal", "factor", "sign"),
+    [("update_rms", 3, "jump of the update"), ("activation_rms", 5, "jump of activations")]
+    + [("loss_scale", 4, "jump of the loss scale")],
+)
+def test_a_sign_is_named(signal: str, factor: float, sign: str) -> None:
+    run = run_of(calm())
+    run[signal][BEGIN] *= factor
+    (incident,) = of_one(run, None)
+    assert incident.is_sure and incident.row["signs"] == sign and incident.first == BEGIN
+
+
+def test_an_alarm_of_combined_is_one_where_it_is_certain() -> None:
+    """With the spike of the loss around it; of a lower score it is none, and goes on what has begun."""
+    run, score = run_of(spiked(1.0, 0.0)), np.zeros(STEPS)
+    for value, count in ((1.5, 0), (2.5, 1)):
+        score[BEGIN] = value
+        heard = replace(run, said={"combined": (score > 1, score)})
+        found = of_one(heard, None)
+        assert len(found) == count and all((one.first, one.last) == (BEGIN, BEGIN + 4) for one in found)
+
+
 @pytest.mark.parametrize(("left", "outcome"), [(0.0, 1), (0.008, 1), (0.03, 2)])
 @pytest.mark.parametrize("has_golden", [True, False])
 def test_what_is_left_tells_lingering_from_recoverable(left: float, outcome: int, has_golden: bool) -> None:

@@ -257,7 +257,8 @@ def trials(*overrides: str, study: str = "grid", folder: Path | None = None) -> 
     sweeper = OmegaConf.to_container(config.hydra.sweeper)
     params = {str(key): value for key, value in sweeper["params"].items()}
     keys = frozenset(text.partition("=")[0] for text in overrides)
-    return Composer(its_loader, study, keys).trials(expand(params, overrides, its_loader, sweeper["grids"]))
+    jobs = expand(params, overrides, its_loader, sweeper["grids"], sweeper["conditions"])
+    return Composer(its_loader, study, keys).trials(jobs)
 
 
 def tiny_trials(*overrides: str) -> list[Trial]:

@@ -13,6 +13,7 @@ from analysis.measures.detectors import alarms, measured
 from analysis.measures.leaderboard import scored
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError, Trial
+from harness.detectors.loop_signals import new_rates
 from harness.detectors.table import DETECTORS
 from harness.readings.table import READ_BY
 from tests.sweeps import command
@@ -151,3 +152,40 @@ def test_scores(watched: xr.Dataset) -> None:
     broken = (watched["outcome"] == "non-finite") & (watched["changes"] > 0)
     assert table.loc["finite", "recall"] * table.loc["finite", "incidents"] == pytest.approx(int(broken.sum()))
     assert table.loc["grad_norm_skip", "recall"] == 0, "what the twin says too is not the fault's"
+
+
+@pytest.mark.parametrize("mitigation", ["sgd", "restarts"])
+def test_other_optimizers_and_schedules_replay_as_they_were_watched(tmp_path: Path, mitigation: str) -> None:
+    """A second moment that is never measured was an alarm of each step of a replay; a rate may begin anew."""
+    words = command.tiny("train.steps=80", "train.batch=4", f"mitigation={mitigation}", "seed=0,1", "idle=warn")
+    assert command.call(f"out={tmp_path / 'out'}", *words, "detect=combined+update_norm").status == 0
+    sweep = open_sweep(tmp_path / "out").load()
+    for name in ("combined", "update_norm"):
+        again = alarms(sweep, name)
+        assert np.array_equal(again["alarm"].values, sweep[f"alarm_{name}"].values == 1)
+        assert np.array_equal(again["score"].values.astype(np.float32), sweep[f"score_{name}"].values, equal_nan=True)
+    assert alarms(sweep, "combined")["alarm"].values.sum() <= 2
+    assert sweep["second_moment_norm"].isnull().all() == (mitigation == "sgd")
+
+
+def test_the_rate_of_the_schedule_is_stored_beside_the_one_in_force(tmp_path: Path) -> None:
+    fault = ["fault=learning_rate_jump", "fault.start=20", "fault.value=10", "fault.duration=5"]
+    assert command.call(f"out={tmp_path / 'out'}", *command.tiny("train.steps=40", *fault)).status == 0
+    sweep = open_sweep(tmp_path / "out").load()
+    struck = sweep.isel(trial=(sweep["changes"] > 0).values.argmax())
+    ratio = (struck["learning_rate"] / struck["scheduled_rate"]).values
+    assert np.allclose(ratio, [10 if 20 <= step < 25 else 1 for step in range(40)], rtol=1e-6)
+    before = alarms(sweep.drop_vars("scheduled_rate"), "combined")  # a store of before: the rate in force has to do
+    assert before["alarm"].shape == (sweep.sizes["trial"], 40)
+
+
+def test_a_rate_that_leaves_its_curve_is_new() -> None:
+    """Neither a warm-up nor a cosine is, but for their ends; a step, a restart and what follows on it are."""
+    steps = np.arange(100)
+    smooth = np.minimum((steps + 1) / 10, 0.5 * (1 + np.cos(np.pi * steps / 100)))
+    found = new_rates({"scheduled_rate": smooth[None].astype(np.float32)})
+    assert found is not None and not found[0, 20:94].any()
+    stairs = np.where(steps < 50, 1e-2, 1e-3)
+    found = new_rates({"scheduled_rate": stairs[None].astype(np.float32)})
+    assert found is not None and np.flatnonzero(found[0]).tolist() == [51]
+    assert new_rates({"loss": stairs}) is None

@@ -72,11 +72,45 @@ def test_a_search_wants_one_grid(empty: Path) -> None:
     assert line.startswith("error: search=max_stable_lr: the study has several grids; allowed: ")
 
 
-@pytest.mark.parametrize("name", ["detectors", "lead", "module_flips"])
+def test_all_grids_are_trained_under_each_condition(tmp_path: Path) -> None:
+    """Whose keys stand in place of the study's, and a grid's in place of theirs."""
+    conditions = "    conditions: {small: {model.width: 16, optim.lr: '0.3,0.4'}, large: {model.width: 64}}\n"
+    command.write_yaml(tmp_path, "study/several.yaml", GRIDS + conditions)
+    found = command.trials(study="several", folder=tmp_path)
+    told = [(trial.model.width, trial.fault.name, trial.optim.lr) for trial in found]
+    assert len(found) == 2 * 2 + 2 + 2 * 2 + 2 + 2 + 2
+    assert {rate for width, fault, rate in told if (width, fault) == (16, "weight_bit")} == {0.3, 0.4}
+    assert {rate for width, _, rate in told if width == 64} == {3e-3, 0.1, 0.2}
+    command.write_yaml(
+        tmp_path, "study/several.yaml", "# @package _global_\nhydra: {sweeper: {" + conditions.strip() + "}}\n"
+    )
+    assert [trial.model.width for trial in command.trials(study="several", folder=tmp_path)] == [16, 16, 64]
+
+
+def test_what_is_tuned_and_what_judges_it_share_no_condition() -> None:
+    """`combined` has its limits from study=detectors_tune; study=detectors shares its recipe, and not its seeds."""
+
+    def told(name: str) -> dict[str, set]:
+        found = command.trials(study=name)
+        return {
+            "recipe": {trial.recipe for trial in found},
+            "width": {trial.model.width for trial in found},
+            "batch": {(trial.train.batch, trial.model.context) for trial in found},
+            "text": {(trial.data.source, trial.data.tokenizer, trial.data.vocabulary) for trial in found},
+            "seed": {trial.seed for trial in found},
+        }
+
+    tune, mine, test = told("detectors_tune"), told("detectors"), told("detectors_test")
+    for what, of_test in test.items():
+        assert not of_test & (tune[what] | mine[what]), what
+    assert not tune["seed"] & mine["seed"] and tune["recipe"] >= mine["recipe"]
+
+
+@pytest.mark.parametrize("name", ["detectors", "detectors_test", "lead", "module_flips"])
 def test_shipped_studies(name: str) -> None:
-    """Seeds from 1,000 on are those from which `combined` has its constants; every recipe has its clean envelope."""
+    """Seeds from 1,000 on are those of study=detectors_tune; every recipe has its clean envelope."""
     found = command.trials(study=name)
-    assert max(trial.seed for trial in found) < 1000
+    assert name == "detectors_test" or max(trial.seed for trial in found) < 1000
     struck = [trial for trial in found if trial.fault.name not in ("none", "last_bit")]
 
     def recipes(trials: list) -> set:
