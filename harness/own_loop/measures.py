@@ -72,18 +72,17 @@ class Measures:
     def after(self) -> None:
         """The step is over; without an update the change is 0."""
         live = {name: to_measure(weight.detach()) for name, weight in self._places.trained.items()}
-        device = self._places.device
-        self._now["param_norm"] = joined(list(live.values()), device)
-        self._now["update_rms"] = torch.zeros((), dtype=torch.float64, device=device)
+        groups = {"param_norm": list(live.values()), "update_rms": []}
         changed = [name for name in live if name in self._weights and self._weights[name].shape == live[name].shape]
         if self._has_before and changed:
             before = [self._weights[name] for name in changed]
             torch._foreach_sub_(before, [live[name] for name in changed])
-            count = sum(weight.numel() for weight in live.values())
-            self._now["update_rms"] = joined(before, device) / count**0.5
-        moments = self._places.slots().get("moment_2")
-        if moments:
-            self._now["second_moment_norm"] = joined(list(moments.values()), device)
+            groups["update_rms"] = before
+        if moments := self._places.slots().get("moment_2"):
+            groups["second_moment_norm"] = list(moments.values())
+        self._now |= dict(zip(groups, joined_each(list(groups.values()), self._places.device), strict=True))
+        count = sum(weight.numel() for weight in live.values())
+        self._now["update_rms"] = self._now["update_rms"] / max(1, count) ** 0.5
 
     def norm(self) -> float:
         """The gradient's norm; NaN where there was no backward pass. The host waits for the device."""
@@ -116,6 +115,20 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     if exact is None and not SAFE[0] < float(norm) < SAFE[1]:
         norm = _norm(tensors, device, torch.float64)
     return norm
+
+
+def joined_each(groups: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
+    """`joined` of each of these, bit for bit, in one call where their tensors allow it."""
+    tensors = [x for group in groups for x in group]
+    is_plain = all(x.layout == torch.strided and x.dtype in (torch.float32, torch.float64) for x in tensors)
+    if not tensors or not is_plain:
+        return [joined(group, device) for group in groups]
+    exact = None if device.type == "cpu" else torch.float64
+    sizes = [len(group) for group in groups]
+    parts = stacked(torch._foreach_norm(tensors, 2, dtype=exact), device).split(sizes)
+    norms = [torch.linalg.vector_norm(part) for part in parts]
+    is_safe = [exact is not None or SAFE[0] < float(norm) < SAFE[1] for norm in norms]
+    return [norm if safe else joined(group, device) for norm, safe, group in zip(norms, is_safe, groups, strict=True)]
 
 
 def _norm(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None) -> Tensor:

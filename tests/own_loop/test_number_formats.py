@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from analysis import fault_events, open_sweep, outcomes
 from analysis.__main__ import main
 from harness import ConfigError, attach
+from harness.own_loop.measures import joined, joined_each
 from harness.own_loop.places import Places
 from tests.number_formats import BITS, TORCH
 from tests.own_loop.loops import Loop, attached, seeded
@@ -301,3 +302,16 @@ def test_a_strike_that_wrote_what_was_there_is_in_no_share(tmp_path: Path, capsy
     row = next(line for line in said.splitlines() if line.strip().startswith("all sites")).split()
     assert (row[2], row[-1]) == (str(changed), str(24 - changed)), said
     assert f"Note: {24 - changed} faults idle: never fired, or wrote what was there, and not counted." in said
+
+
+def test_norms_of_several_groups_are_those_of_each() -> None:
+    """Bit for bit, where squares overflow or vanish, of mixed types, and of no tensor at all."""
+    draw = torch.Generator().manual_seed(3)
+    sizes = [(7, 5), (1000,), (64, 257), (3,)]
+    plain = [torch.randn(size, generator=draw) for size in sizes]
+    groups = [plain, [], [x * 1e25 for x in plain[:2]], [x.double() for x in plain[1:]], [torch.zeros(4)]]
+    device = torch.device("cpu")
+    for some in (groups, [plain], [[]], [plain, [plain[0].bfloat16()]], [plain, [plain[0].to_sparse()]]):
+        found, each = joined_each(some, device), [joined(group, device) for group in some]
+        assert [x.dtype for x in found] == [torch.float64] * len(some)
+        assert torch.equal(torch.stack(found), torch.stack(each))
