@@ -63,11 +63,12 @@ EXPLAINS = {
 class Combined(Detector):
     """The largest of a deviation from what is expected over its usual size and its limit, of seven signals by layer.
 
-    The gradient norm is judged as a multiple of the loss, an update as one of the scheduled rate. What was an alarm
-    enters as what was expected, and no usual deviation; a signal that was one five times in a row begins anew with what
-    is there, so that a new level is not an alarm for ever. Of the weights' change, their norm and the second moment it
-    is the step before that is judged. A value that is not above 0 says nothing, nor does one of a step that was not
-    taken. Units are the run's own, so limits hold for other batches, recipes and rates, too.
+    The gradient norm is judged as a multiple of the loss, an update as one of the scheduled rate. A loss that was ever
+    at 0 or below has no scale: from then on it says nothing, and the gradient norm is judged by itself. What was an
+    alarm enters as what was expected, and no usual deviation; a signal that was one five times in a row begins anew
+    with what is there, so that a new level is not an alarm for ever. Of the weights' change, their norm and the second
+    moment it is the step before that is judged. A value that is not above 0 says nothing, nor does one of a step that
+    was not taken. Units are the run's own, so limits hold for other batches, recipes and rates, too.
     """
 
     watches = tuple(WATCHED)
@@ -106,6 +107,7 @@ class Combined(Detector):
         self._seen = self._state.add(f"{self.name}_seen", zeros.clone())
         self._streak = self._state.add(f"{self.name}_streak", zeros.clone())
         self._is_bent = self._state.add(f"{self.name}_is_bent", zeros.bool())  # its trend ends with its last value
+        self._is_signed = self._state.add(f"{self.name}_is_signed", zeros[:, 0].bool())  # its loss was at 0 or below
         self._steep = self._state.add(f"{self.name}_steep", zeros[:, 0].clone())  # deviation of the gradient before
 
     def judge(self, values: Values, is_new: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +132,11 @@ class Combined(Detector):
         The last bits of a logarithm may depend on how many rows there are.
         """
         x = values["all"]
-        x[:, GRADIENT] /= torch.where(x[:, LOSS] > 0, x[:, LOSS], 1.0)
+        is_signed = self._is_signed.used | (x[:, LOSS] <= 0)
+        self._turns = is_signed & ~self._is_signed.used
+        x[:, GRADIENT] /= torch.where(is_signed, 1.0, x[:, LOSS])
+        x[:, LOSS] = torch.where(is_signed, torch.nan, x[:, LOSS])
+        x[:, GRADIENT] = torch.where(self._turns, torch.nan, x[:, GRADIENT])  # it was a multiple of the loss
         one, two, three, four = self._last.used.unbind(-1)
         is_old = self._is_after & (x == one)  # no step was taken since
         self._values = torch.where((x > 0) & ~is_old, x, torch.nan)
@@ -187,6 +193,9 @@ class Combined(Detector):
         count = seen.clamp(min=1, max=self.options.span)
         usual.copy_(torch.where(learns, usual + (self._off - usual) / count, usual))
         self._steep.used.copy_(torch.where(where_R, self._steep_now, self._steep.used))
+        turns = where_R & self._turns
+        self._is_signed.used.logical_or_(turns)
+        last[:, GRADIENT].masked_fill_(turns[:, None], torch.nan)
 
     def see_new_rate(self, where_R: Tensor) -> None:
         is_bent = where_R[:, None] & self._is_trend

@@ -242,3 +242,14 @@ def test_a_huge_first_gradient_is_forgotten_with_its_window() -> None:
     ]
     assert not ends[1][0].any()
     np.testing.assert_allclose(ends[1][1][:, 129:], ends[0][1][:, 129:], rtol=1e-9)
+
+
+def test_a_loss_that_changes_its_sign_has_no_scale() -> None:
+    """As that of a critic, or a reward: no alarm near 0, while a gradient that jumps is still one."""
+    values = {signal: x.copy() for signal, x in signals("combined", plateau()).items()}
+    values["loss"] = 0.1 * np.random.default_rng(4).standard_normal((ROWS, STEPS))
+    taken = np.ones((ROWS, STEPS), bool)
+    assert not replay(DETECTORS["combined"], options_of("combined"), values, taken)[0].any()
+    values["grad_norm"][:, STRUCK] *= 100
+    alarms, _ = replay(DETECTORS["combined"], options_of("combined"), values, taken)
+    assert alarms[:, STRUCK].all() and alarms.sum() == ROWS
