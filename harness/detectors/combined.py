@@ -193,9 +193,8 @@ class Combined(Detector):
         count = seen.clamp(min=1, max=self.options.span)
         usual.copy_(torch.where(learns, usual + (self._off - usual) / count, usual))
         self._steep.used.copy_(torch.where(where_R, self._steep_now, self._steep.used))
-        turns = where_R & self._turns
-        self._is_signed.used.logical_or_(turns)
-        last[:, GRADIENT].masked_fill_(turns[:, None], torch.nan)
+        self._is_signed.used.logical_or_(self._turns)  # of a step that is not judged, too, as the first
+        last[:, GRADIENT].masked_fill_(self._turns[:, None], torch.nan)
 
     def see_new_rate(self, where_R: Tensor) -> None:
         is_bent = where_R[:, None] & self._is_trend

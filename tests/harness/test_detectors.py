@@ -247,7 +247,9 @@ def test_a_huge_first_gradient_is_forgotten_with_its_window() -> None:
 def test_a_loss_that_changes_its_sign_has_no_scale() -> None:
     """As that of a critic, or a reward: no alarm near 0, while a gradient that jumps is still one."""
     values = {signal: x.copy() for signal, x in signals("combined", plateau()).items()}
+    values["param_norm"][:] = 50 * (1 + 1e-3 * np.arange(STEPS))
     values["loss"] = 0.1 * np.random.default_rng(4).standard_normal((ROWS, STEPS))
+    values["loss"][:, 0] = -0.1  # one that has not been below 0 yet may be any other
     taken = np.ones((ROWS, STEPS), bool)
     assert not replay(DETECTORS["combined"], options_of("combined"), values, taken)[0].any()
     values["grad_norm"][:, STRUCK] *= 100
