@@ -48,7 +48,8 @@ SIGNS = {  # oddity that is one by itself -> in words
     "second_moment_norm check": "second-moment consistency check",
     "param_norm check": "weight-norm consistency check",
 }
-LASTING = ("non-finite", "divergence", "lingering")  # symptoms that are
+LASTING = ("non-finite", "divergence", "lingering")  # symptoms that are one
+ALARMS = ("finite", "spiky_loss")  # detectors of which each alarm is one
 APART, BEFORE, AFTER, LEFT = 30, 50, 500, 0.015
 LEAST = 10  # steps that there have to be before the first of an incident
 NOTHING: Mapping[str, Setup] = {}
@@ -249,28 +250,26 @@ def of_one(
 def _marks(run: Run, told: Sequence[Symptom]) -> tuple[np.ndarray, np.ndarray]:
     """The steps of incidents, bool [steps]: signs that are sure, and what follows from one to the next; and all odd."""
     said = {name: alarm[: run.steps] for name, (alarm, _) in run.said.items() if name in WATCHING}
-    ill = {name: np.zeros(run.steps, bool) for name in (*LASTING, "any")}
-    for symptom in told:
-        if symptom.symptom not in IGNORED:
-            for name in ({symptom.symptom} & set(LASTING)) | {"any"}:
-                ill[name][symptom.begin : symptom.end + 1] = True
-    signs = [*(ill[name] for name in LASTING), *(run.oddities[name] for name in SIGNS)]
-    signs += [said["finite"]] if "finite" in said else []
+    told = [one for one in told if one.symptom not in IGNORED]
+    is_ill, is_lasting = np.zeros((2, run.steps), bool)
+    for one in told:
+        is_ill[one.begin : one.end + 1] = True
+        is_lasting[one.begin : one.end + 1] |= one.symptom in LASTING
+    signs = [is_lasting, *(run.oddities[name] for name in SIGNS), *(said[name] for name in ALARMS if name in said)]
     if "combined" in said:
         signs.append(said["combined"] & ~(run.said["combined"][1][: run.steps] < CERTAIN))
     else:
-        signs += [ill["any"], run.oddities["loss"], *(said[name] for name in ("spiky_loss",) if name in said)]
+        signs += [is_ill, run.oddities["loss"]]
     sign = np.any(signs, axis=0)
-    odd = np.any([ill["any"], *run.oddities.values(), *said.values()], axis=0)
+    odd = np.any([is_ill, *run.oddities.values(), *said.values()], axis=0)
     if run.outcome != "non-finite":
         sign[:LEAST] = odd[:LEAST] = False
     marks, since = sign.copy(), APART + 1
     for step in range(run.steps):
         marks[step] |= odd[step] and since <= APART
         since = 1 if marks[step] else since + 1
-    for symptom in told:  # one that a sign falls into has begun before it
-        if symptom.symptom not in IGNORED and sign[symptom.begin : symptom.end + 1].any():
-            marks[symptom.begin : symptom.end + 1] = True
+    for one in told:  # one that a sign falls into has begun before it
+        marks[one.begin : one.end + 1] |= sign[one.begin : one.end + 1].any()
     return marks, odd
 
 
@@ -282,6 +281,7 @@ def worst(found: Sequence[Incident]) -> Incident | None:
 def _incident(
     run: Run, told: Sequence[Symptom], first: int, last: int, log: Logged | None, cost_per_hour: float
 ) -> Incident:
+    first = min(first, run.steps - 1)  # a step that the run went back from, and never came to again
     last = min(max(first, last), run.steps - 1)
     loss, norm = run["loss"], run["grad_norm"]
     here = slice(first, last + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from harness.storage.results_folder import FolderLost
 from harness.storage.stored import PackInfo, is_once, read_signal
 
 EVERY_SECONDS = 1.0  # between two looks, if these are quick
-SHARE = 0.2  # of the time, at most, that is spent on looking: the machine is there to train
+SHARE = 0.2  # of the time, at most, that is spent on looking, and on incidents: the machine is there to train
 IDLE_SECONDS = 20.0  # after the last question nobody is looking
 INCIDENT_SECONDS = 0.3  # of a look, for incidents, at least one part of a pack
 MOST_INCIDENTS = 200
@@ -53,7 +53,7 @@ class Follower:
         self._incidents: dict[str, list[dict[str, Any]]] = {}  # by trial, the last one that was looked at last
         self._signals: OrderedDict[tuple[str, str], tuple[PackInfo, np.ndarray]] = OrderedDict()
         self._packs: Sequence[PackInfo] = ()
-        self._overview_due = 0.0
+        self._overview_due = self._incidents_due = self._seen_in = 0.0
         self._is_stale = False
         self._lock, self._wanted, self._ended = threading.Lock(), threading.Event(), threading.Event()
         self._asked_at = 0.0
@@ -112,18 +112,30 @@ class Follower:
                 self._wanted.clear()
                 continue
             begun = time.monotonic()
-            self.look()
-            spent = time.monotonic() - begun
-            self._ended.wait(max(EVERY_SECONDS, spent * (1 / SHARE - 1)))
+            self.look(self._incidents_due <= begun)
+            self._ended.wait(max(EVERY_SECONDS, self._seen_in * (1 / SHARE - 1)))
 
     def end(self) -> None:
         self._ended.set()
         self._wanted.set()
 
-    def look(self) -> None:
-        """See what is new. What is wrong with the folder is told on the page, and looked at again the next time."""
+    def look(self, finds_incidents: bool = True) -> None:
+        """See what is new, and after that look for incidents, which takes longer: nothing else waits for its turn.
+
+        What is wrong with the folder is told on the page, and looked at again the next time.
+        """
+        begun = time.monotonic()
+        self._tell(self._see)
+        seen = time.monotonic()
+        self._seen_in = seen - begun
+        if finds_incidents:
+            self._tell(self._find_incidents)
+            found = time.monotonic()
+            self._incidents_due = found + (found - seen) * (1 / SHARE - 1)
+
+    def _tell(self, look: Callable[[], dict[str, Any]]) -> None:
         try:
-            changes = self._look()
+            changes = look()
         except (ConfigError, FolderLost, OSError) as error:
             changes = {"message": shown(str(error))}
         except FAILURES as error:  # of a store that no sweep has written
@@ -131,7 +143,7 @@ class Follower:
         with self._lock:
             self._news = self._news | changes
 
-    def _look(self) -> dict[str, Any]:
+    def _see(self) -> dict[str, Any]:
         changed = self.store.refresh()
         self._packs = list(self.store.packs.values())
         is_first = not self._steps and not self._unread
@@ -147,16 +159,12 @@ class Follower:
             with self._lock:
                 self._columns = columns
                 changes["version"] = self._news["version"] + 1
-        self._find_incidents()
-        unread = [pack for pack in self._packs if pack.id in self._unread]
-        found = [one for trial in reversed(self._incidents) for one in self._incidents[trial]]
         signals = {name for pack in self._packs for name, array in pack.arrays.items() if not is_once(array)}
         return changes | {
             "beat": self._news["beat"] + bool(changed),
             "moved": list(reversed(self._moved)),
             "signals": sorted(map(shown, signals)),
-            "incidents": found[:MOST_INCIDENTS],
-            "unread": sum(len(pack.attributes["ids"]) for pack in unread),
+            "unread": self._trials_unread(),
         }
 
     def _note(self, name: str, is_first: bool) -> None:
@@ -183,7 +191,10 @@ class Follower:
         more = f"; and {len(damaged) - 3} more" if len(damaged) > 3 else ""
         return "; ".join(damaged[:3]) + more
 
-    def _find_incidents(self) -> None:
+    def _trials_unread(self) -> int:
+        return sum(len(pack.attributes["ids"]) for pack in self._packs if pack.id in self._unread)
+
+    def _find_incidents(self) -> dict[str, Any]:
         """In the packs that moved last first, for as long as a look may take."""
         last = time.monotonic() + INCIDENT_SECONDS
         while self._unread and time.monotonic() < last:
@@ -199,6 +210,8 @@ class Follower:
                 continue  # its trials say why, where they are opened
         for trial in list(self._incidents)[: -MOST_INCIDENTS or None]:
             del self._incidents[trial]
+        kept = [one for trial in reversed(self._incidents) for one in self._incidents[trial]]
+        return {"incidents": kept[:MOST_INCIDENTS], "unread": self._trials_unread()}
 
     def _incidents_in(self, pack: PackInfo) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         golden = set(pack.attributes["golden"]) - set(pack.attributes["ids"])

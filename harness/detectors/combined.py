@@ -41,7 +41,8 @@ class Watched:
 
 
 # From the 48,000 clean steps of study=detectors_tune, of which 17 are beyond a limit, most by the loss of batches
-# of a single sequence. `young` keeps the first steps within them, too; `least` is a tenth of what is usual there.
+# of a single sequence, weighed against the recall of study=detectors. `young` keeps the first steps within them, too;
+# `least` is a tenth of what is usual there.
 WATCHED = {
     "loss": Watched(MIDDLE, 8.0, 0.3, 5e-3),
     "grad_norm": Watched(STEP, 20.0, 1.0, 2e-2),
@@ -72,7 +73,7 @@ class Combined(Detector):
     """
 
     watches = tuple(WATCHED)
-    source = "ours; limits are from the clean runs of study=detectors_tune"
+    source = "ours; limits are from study=detectors_tune and study=detectors"
 
     def remember(self) -> None:
         sizes = [self.like[signal].shape[1:].numel() for signal in WATCHED]
@@ -188,7 +189,8 @@ class Combined(Detector):
         )
         last.copy_(torch.where(told[..., None], torch.cat([entered, earlier], -1), last))
         self._is_bent.used.masked_fill_(told, False)
-        learns = told & ~self._is_off & ~self._off.isnan() & ~self._has_no_trend
+        # The first change of all is the scale of what a trend may be off by, until there is something better.
+        learns = told & ~self._is_off & ~self._off.isnan() & (~self._has_no_trend | (seen == 0))
         seen.add_(learns)
         count = seen.clamp(min=1, max=self.options.span)
         usual.copy_(torch.where(learns, usual + (self._off - usual) / count, usual))

@@ -83,6 +83,14 @@ def test_a_sign_is_named(signal: str, factor: float, sign: str) -> None:
     assert incident.is_sure and incident.row["signs"] == sign and incident.first == BEGIN
 
 
+def test_one_at_a_step_that_the_run_never_came_to_again() -> None:
+    """The loader ended while a playbook passed over batches: its last step stands for it, and nothing is lost."""
+    seen = Act(step=STEPS + 2, action="re_execute", detectors={"combined": 3.0}, loss=5.0, grad_norm=2.0)
+    (incident,) = of_one(run_of(calm()), [Logged(step=STEPS + 1, last=STEPS + 3, alarms=1, steps_lost=4, acts=(seen,))])
+    assert (incident.first, incident.last, incident.steps) == (STEPS - 1, STEPS - 1, 4)
+    assert incident.loss_peak == 5.0 and incident.row["outcome"] == "recoverable"
+
+
 def test_an_alarm_of_combined_is_one_where_it_is_certain() -> None:
     """With the spike of the loss around it; of a lower score it is none, and goes on what has begun."""
     run, score = run_of(spiked(1.0, 0.0)), np.zeros(STEPS)

@@ -7,6 +7,7 @@ import json
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,6 +199,27 @@ def test_incidents_come_as_they_are_stored(tmp_path: Path) -> None:
     follower.look()
     found = [one for one in follower.news(0)["incidents"] if "non-finite" in one["symptoms"]]
     assert [one["trial"] for one in found] == [trial.id] and found[0]["first"] <= 50 <= found[0]["last"]
+
+
+def test_how_far_a_sweep_is_does_not_wait_for_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which take seconds in long runs; then they are looked for a fifth of the time, and steps are told meanwhile."""
+    _, second = packs()
+    synthetic.write_pack(tmp_path, second, steps_done=10, finish=False)
+    follower = Follower(tmp_path)
+    told = []
+
+    def found(pack: Any) -> Iterator[Any]:
+        told.append(follower.news(0)["progress"]["steps_done"])
+        time.sleep(0.05)
+        yield from ()
+
+    monkeypatch.setattr(follower, "_incidents_in", found)
+    begun = time.monotonic()
+    follower.look()
+    assert told == [2 * 10] and follower._incidents_due - begun > 5 * 0.05 and follower._seen_in > 0
+    follower.store.signatures.clear()  # it has changed
+    follower.look(finds_incidents=False)
+    assert len(told) == 1 and follower.news(0)["unread"] == 2
 
 
 def test_a_row_that_goes_back_is_read_anew(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import attach
+from tests.own_loop.folders import Regression
 from tests.own_loop.healthy import EPOCH, HEALTHY, STEPS, alarms_of, bare
 from tests.own_loop.loops import same
 
@@ -44,6 +45,16 @@ def test_repair_leaves_a_healthy_run_alone(name: str) -> None:
     with attach(script.model, script.optimizers, script.extra, recover="repair") as run:
         script.go(run)
     assert run.incidents == [] and same(script.state(), untouched.state())
+
+
+def test_weights_that_grow_fast_from_the_start_are_no_alarm() -> None:
+    """By a tenth of their norm in a step: the first change is the scale of what its trend may be off by."""
+    loop = Regression()
+    with attach(loop.model, loop.optimizer, steps=12, recover="repair") as run:
+        for batch in run.steps(loop.loader(12)):
+            run.observe(loop.body(batch))
+    norms = run.signals["param_norm"]
+    assert norms[1] > 1.1 * norms[0] and run.incidents == [] and list(alarms_of(run)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in QUIET if name != "restored"])  # which would undo it
