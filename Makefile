@@ -16,8 +16,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
-	@# Not with what it asks for: a torchvision that may be of another build than torch, and that tests have no use for.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps mup
+	@# Not with what they ask for: a torchvision that may be of another build than torch, and much that tests have no use
+	@# for. Of the last three it is the rule by which their authors tell a spike.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps \
+	  mup ai2-olmo-core megatron-core trainscope
 	@touch $@
 
 quickstart: install

@@ -31,6 +31,7 @@ class Detector:
 
     watches: ClassVar[Sequence[str]] = ("loss",)  # signals of the store
     learns_alarms: ClassVar[bool] = False
+    is_at_limit: ClassVar[bool] = False  # a score at the limit is an alarm, too
     least_ranks: ClassVar[int] = 1  # data-parallel ranks without which it has nothing to say
     source: ClassVar[str] = ""  # whose rule it is
     reach: ClassVar[Mapping[str, Any]] = {}  # options with which 3 to 8 is an alarm, where its own are wider
@@ -110,7 +111,7 @@ class Detector:
             return is_new & ~is_finite, torch.full(is_new.shape, torch.nan, dtype=torch.float64, device=self.device)
         score, limit = self.score(shown)
         score = torch.where(is_finite & is_measured, score, torch.nan)
-        is_alarm = (is_new & ~is_finite) | (score > limit)
+        is_alarm = (is_new & ~is_finite) | (score >= limit if self.is_at_limit else score > limit)
         self.note(shown, is_finite & is_measured, is_alarm)
         return is_alarm, score
 

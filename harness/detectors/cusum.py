@@ -27,9 +27,11 @@ class Options:
 class Cusum(Windowed):
     """The sum of z - k, kept at 0 or above, and below by symmetry; z = (loss - median) / (1.4826 MAD).
 
-    An alarm begins both sums anew, and every loss enters the window, as published. A loss that falls steadily is a
+    A sum at its limit begins both anew, and every loss enters the window, as published. A loss that falls steadily is a
     drift to it; `sides=up` is not. The score is the larger sum over its limit, or the deviation over its own.
     """
+
+    is_at_limit = True  # a sum; a deviation is one above its limit
 
     source = "trainscope 1.8.1, detectors/changepoint.py and z_score.py (robust)"
     falling = "its sums are taken to both sides, and the median lags behind"
@@ -47,11 +49,14 @@ class Cusum(Windowed):
         both = self.options.sides == "both"
         largest = torch.maximum(*self._sums) if both else self._sums[0]
         single = z.abs() if both else z
-        return torch.maximum(largest / self.numbers["limit"], single / self.numbers["sigma"]), torch.ones_like(z)
+        self._is_full = largest >= self.numbers["limit"]
+        far, ones = single / self.numbers["sigma"], torch.ones_like(z)
+        far = torch.where(single > self.numbers["sigma"], far, far.minimum(torch.nextafter(ones, 0 * ones)))
+        return torch.maximum(largest / self.numbers["limit"], far), ones
 
     def note(self, values: Values, where_R: Tensor, is_alarm: Tensor) -> None:
         for kept, moved in zip((self._up.used, self._down.used), self._sums, strict=True):
-            kept.copy_(torch.where(where_R, torch.where(is_alarm | moved.isnan(), 0.0, moved), kept))
+            kept.copy_(torch.where(where_R, torch.where(self._is_full | moved.isnan(), 0.0, moved), kept))
         self.learn(values, where_R)
 
     def restart(self, where_R: Tensor) -> None:

@@ -28,6 +28,7 @@ class ExpertShare(Detector):
     """
 
     watches = ("loss", "expert_share")
+    is_at_limit = True
     blind = "a share is 1 at most"
     source = "trainscope 1.8.1, detectors/expert_utilization.py"
 
@@ -39,8 +40,8 @@ class ExpertShare(Detector):
         self._share = share.reshape(len(share), -1).amax(1)
         self._share = torch.where(self._share <= 1, self._share, torch.nan)
         persists = (self._streak.used + 1 >= self.numbers["persist"]) & self._is_heard()
-        below = torch.nextafter(self.numbers["share"], torch.zeros_like(self._share))  # at the share is an alarm, too
-        return torch.where(self._is_heard(), torch.where(persists, self._share, self._share * 0), torch.nan), below
+        score = torch.where(persists, self._share, self._share * 0)
+        return torch.where(self._is_heard(), score, torch.nan), self.numbers["share"]
 
     def _is_heard(self) -> Tensor:
         return self._count.used >= self.numbers["least"]

@@ -20,11 +20,12 @@ class Options:
 
 
 class RunningMean(Windowed):
-    """abs(loss - mean) over abs(mean), where the loss has not fallen since the last step.
+    """abs(loss - mean) over abs(mean), where the loss has risen since the last step that was no alarm.
 
     With its own 2.0 a loss has to be three times the mean.
     """
 
+    is_at_limit = True
     reach = {"rise": 1.0}
     source = "Lightning, fabric/utilities/spike.py, SpikeDetection"
 
@@ -34,7 +35,7 @@ class RunningMean(Windowed):
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         loss, mean = values["loss"], self.windows["loss"].mean()
-        distance = (loss - mean).abs() / mean.abs()
+        distance = torch.where(mean == 0, torch.inf, (loss - mean).abs() / mean.abs())
         return self.heard(1, torch.where(loss > self._last.used, distance, 0.0)), self.numbers["rise"]
 
     def learn(self, values: Values, where_R: Tensor) -> None:

@@ -21,7 +21,7 @@ class Options:
 
 
 class SkipStep(Windowed):
-    """The larger of (x - mean) / std of the loss and of the gradient norm; silent until half of the window is filled.
+    """The larger of (x - mean) / std of the loss and of the gradient norm; silent until x fills half of the window.
 
     What was an alarm enters the window all the same, as it does there.
     """
@@ -32,4 +32,4 @@ class SkipStep(Windowed):
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         scores = [standardised(values[name], *window.mean_std()) for name, window in self.windows.items()]
-        return self.heard(self.options.window // 2, torch.stack(scores).amax(0)), self.numbers["sigma"]
+        return self.heard(max(2, self.options.window // 2) - 1, torch.stack(scores).amax(0)), self.numbers["sigma"]

@@ -29,6 +29,7 @@ class SpikeScore(Windowed):
 
     watches = ("loss", "grad_norm")
     learns_alarms = True
+    is_at_limit = True
     source = "OLMo 2, arXiv 2501.00656, section 3"
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:

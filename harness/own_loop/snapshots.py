@@ -212,7 +212,7 @@ class Copies:
                 old = torch.empty_like(value, device=place, memory_format=torch.preserve_format).detach()
             found[key] = old
             self._targets.append(old)
-            self._sources.append(value.detach())
+            self._sources.append(value)
         return found
 
     def make(self) -> None:

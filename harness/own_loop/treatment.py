@@ -85,7 +85,7 @@ class Ring:
     def _is_finite(self) -> bool:
         slots = (x for named in self._places.slots().values() for x in named.values())
         with torch.no_grad():
-            each = [to_measure(x.detach()) for x in [*self._places.owned.values(), *slots] if x.numel()]
+            each = [to_measure(x) for x in [*self._places.owned.values(), *slots] if x.numel()]
             if _all_finite(torch._foreach_norm(each, 2)):
                 return True
             return _all_finite([x.sum(dtype=torch.float64) for x in each])  # the squares alone may overflow

@@ -19,7 +19,8 @@ from harness import attach
 from tests.plain_gpt import PlainGPT
 
 DEPTH, CONTEXT, BATCH, VOCABULARY = 4, 256, 8, 256
-STEPS = {64: 20, 256: 6}  # in a round, by width
+STEPS = {64: 40, 256: 8}  # in a round, by width
+TURNS = 4  # of each in a round: the machine's speed changes from second to second
 ROUNDS = 10
 NEVER = 10**6
 CASES: dict[str, dict[str, Any]] = {
@@ -58,9 +59,9 @@ def batches() -> Any:
 
 
 def main() -> None:
-    """Each case takes turns with the loop alone, a few steps each; medians of the ratios of neighbours."""
+    """Each case takes turns with the loop alone, a few steps each; medians of the ratios of rounds."""
     for width in [int(word) for word in sys.argv[1:]] or STEPS:
-        measure(width, STEPS.get(width, 6))
+        measure(width, STEPS.get(width, 8))
 
 
 def measure(width: int, steps: int) -> None:
@@ -73,16 +74,16 @@ def measure(width: int, steps: int) -> None:
             source, given = batches(), run.steps(batches())
             ratios, seconds = [], []
             for number in range(ROUNDS + 2):
-                times = []
-                for is_attached in (True, False) if number % 2 else (False, True):
+                of = {True: 0.0, False: 0.0}
+                for turn in range(2 * TURNS):  # ABBA ...
+                    is_attached = (turn + 1) // 2 % 2 == number % 2
                     begin = time.perf_counter()
-                    for _ in range(steps):
+                    for _ in range(steps // TURNS):
                         if is_attached:
                             run.observe(body(next(given)))
                         else:
                             alone(next(source))
-                    times.append((is_attached, time.perf_counter() - begin))
-                of = dict(times)
+                    of[is_attached] += time.perf_counter() - begin
                 if number >= 2:
                     ratios.append(of[True] / of[False])
                     seconds.append(of[False] / steps)
