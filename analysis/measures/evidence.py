@@ -201,10 +201,13 @@ def _batches(reading: Reading, begin: int) -> dict[str, Any]:
     at = begin - first
     found: dict[str, Any] = {}
     is_bad = np.zeros(len(near) - at, bool)
-    for name, values in (("rarity", rarity), ("repetition", repetition)):
+    # What repeats says nothing new: the mean over a batch of few other tokens is the less sure.
+    fresh = 1 - repetition[at:]
+    usual_fresh = float(np.nanmedian(1 - repetition[:at])) if at else np.nan
+    for name, values, times in (("rarity", rarity, (usual_fresh / fresh) ** 0.5), ("repetition", repetition, 1.0)):
         level = float(np.nanmedian(values[:at])) if at else np.nan
         spread = max(float(1.4826 * np.nanmedian(np.abs(values[:at] - level))) if at else 0.0, LEAST_SPREAD)
-        sigma = (values[at:] - level) / spread
+        sigma = (values[at:] - level) / (spread * np.maximum(times, 1.0))
         found |= {name: float(values[at]), f"{name}_sigma": float(sigma[0]), f"usual_{name}": level}
         is_bad |= sigma > ODD
     same = [step for step in steps if step < begin and np.array_equal(batches[step], batches[begin])]

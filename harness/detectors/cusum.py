@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nextafter
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number
 from harness.detectors.base import Values, Windowed
 from harness.detectors.windows import MAD_TO_STD, standardised
+
+BELOW = nextafter(1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Cusum(Windowed):
         largest = torch.maximum(*self._sums) if both else self._sums[0]
         single = z.abs() if both else z
         self._is_full = largest >= self.numbers["limit"]
-        far, ones = single / self.numbers["sigma"], torch.ones_like(z)
-        far = torch.where(single > self.numbers["sigma"], far, far.minimum(torch.nextafter(ones, 0 * ones)))
-        return torch.maximum(largest / self.numbers["limit"], far), ones
+        far = single / self.numbers["sigma"]
+        far = torch.where(single > self.numbers["sigma"], far, far.clamp(max=BELOW))
+        return torch.maximum(largest / self.numbers["limit"], far), torch.ones_like(z)
 
     def note(self, values: Values, where_R: Tensor, is_alarm: Tensor) -> None:
         for kept, moved in zip((self._up.used, self._down.used), self._sums, strict=True):

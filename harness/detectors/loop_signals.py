@@ -41,20 +41,20 @@ def new_rates(signals: Mapping[str, np.ndarray]) -> np.ndarray | None:
     """Where the step before, which is judged now, had another rate than the schedule let expect, [R, steps]."""
     if RATE not in signals:
         return None
-    rates = torch.from_numpy(np.array(signals[RATE], np.float32))
-    nothing = torch.full((len(rates), 3), torch.nan)
-    padded = torch.cat([nothing, rates[:, :-1]], 1)
-    return has_new_rate(padded[:, 2:], padded[:, 1:-1], padded[:, :-2]).numpy()
+    rates = np.asarray(signals[RATE]).astype(np.float32).astype(np.float64)
+    padded = np.concatenate([np.full((len(rates), 3), np.nan), rates[:, :-1]], 1)
+    return has_new_rate(padded[:, 2:], padded[:, 1:-1], padded[:, :-2])
 
 
-def has_new_rate(now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
+def has_new_rate(now: Any, before: Any, earlier: Any) -> Any:
     """Whether a scheduled rate is neither the one before nor on the curve of the last two, each to a twentieth.
 
-    So a warm-up and a cosine are smooth but for their ends; a rate that falls by steps, or begins anew, is not.
+    So a warm-up and a cosine are smooth but for their ends; a rate that falls by steps, or begins anew, is not. Of
+    float64 tensors, arrays or numbers of NumPy, as they come.
     """
-    now, before, earlier = now.double(), before.double(), earlier.double()
-    moved = (now - before).abs() > CHANGED * before.abs()  # False where one is NaN
-    return moved & ~((now * earlier - before * before).abs() <= CHANGED * (before * before))
+    with np.errstate(invalid="ignore", over="ignore"):
+        moved = abs(now - before) > CHANGED * abs(before)  # False where one is NaN
+        return moved & ~(abs(now * earlier - before * before) <= CHANGED * (before * before))
 
 
 def since_measured(values: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from harness.model.state import State
 from harness.optim.clipping import SAFE
 from harness.own_loop.places import Places
 
+PLAIN = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
 LAYERED = ("activation_rms", "attention_logit_max")  # which no model but ours shows: they have no layers here
 
 
@@ -78,7 +79,7 @@ class Measures:
             before = [self._weights[name] for name in changed]
             torch._foreach_sub_(before, [live[name] for name in changed])
             groups["update_rms"] = before
-        if moments := self._places.slots().get("moment_2"):
+        if moments := self._places.slot("moment_2"):
             groups["second_moment_norm"] = list(moments.values())
         self._now |= dict(zip(groups, joined_each(list(groups.values()), self._places.device), strict=True))
         count = sum(weight.numel() for weight in live.values())
@@ -120,7 +121,7 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 def joined_each(groups: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
     """`joined` of each of these, bit for bit, in one call where their tensors allow it."""
     tensors = [x for group in groups for x in group]
-    is_plain = all(x.layout == torch.strided and x.dtype in (torch.float32, torch.float64) for x in tensors)
+    is_plain = {(x.layout, x.dtype) for x in tensors} <= PLAIN
     if not tensors or not is_plain:
         return [joined(group, device) for group in groups]
     exact = None if device.type == "cpu" else torch.float64
@@ -191,11 +192,11 @@ class Watch:
         values |= {signal: self._like[signal] for signal in LAYERED if signal in self._like}
         values |= {"loss": torch.tensor([loss]).double(), "grad_norm": torch.tensor([norm]).double()}
         alarms, scores, is_late = {}, {}, False
-        is_new_rate = has_new_rate(*self._rates.used.unbind(1))
-        told = torch.tensor([is_judged])
+        is_new_rate = has_new_rate(*self._rates.used[0].numpy())
+        told, everywhere = torch.tensor([is_judged]), torch.tensor([True])
         for name, detector in self._detectors.items():
             if is_new_rate:
-                detector.see_new_rate(is_new_rate)
+                detector.see_new_rate(everywhere)
             is_new = told & self._has_before.used if AFTER_THE_STEP.intersection(detector.watches) else told
             is_alarm, score = detector.judge(values, is_new)
             alarms[name], scores[name] = bool(is_alarm), float(score)
@@ -205,16 +206,16 @@ class Watch:
     def stepped(self, values: Mapping[str, float]) -> None:
         """What is known now that the step is over."""
         with np.errstate(over="ignore"):  # as stored: what float32 cannot hold is infinite
-            shown = {name: torch.tensor(np.float32(values.get(name, nan))) for name in self._wanted}
+            shown = {name: float(np.float32(values.get(name, nan))) for name in self._wanted}
         if PER_RATE in self._before:
-            shown[PER_RATE] = per_rate(shown[UPDATE], shown[RATE])
+            shown[PER_RATE] = float(per_rate(*torch.tensor([shown[UPDATE], shown[RATE]])))
         for number, (name, kept) in enumerate(self._before.items()):
-            value = float(shown[name])
+            value = shown[name]
             self._is_known.used[0, number] |= value == value
             kept.used.fill_(value if self._is_known.used[0, number] else 0.0)
         self._has_before.used.fill_(True)
         rates = self._rates.used
-        rates.copy_(torch.cat([shown[RATE].double().view(1, 1), rates[:, :-1]], 1))
+        rates.copy_(torch.tensor([[shown[RATE], *rates[0, :-1].tolist()]]))
 
     def restart(self) -> None:
         """The detectors begin anew."""
@@ -244,7 +245,8 @@ class Series:
         """The numbers of a step, which is the last one now."""
         self.length = step + 1
         for name, value in values.items():
-            room = self._values.setdefault(name, np.full(64, nan, np.float32))
+            if (room := self._values.get(name)) is None:
+                room = self._values[name] = np.full(64, nan, np.float32)
             if step >= len(room):
                 more = np.full(max(len(room), step + 1 - len(room)), nan, np.float32)
                 room = self._values[name] = np.concatenate([room, more])

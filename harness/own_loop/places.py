@@ -151,19 +151,22 @@ class Places:
                 weight.grad = weight.grad.resolve_conj()
         return {name: real_view(weight.grad) for name, weight in weights.items() if weight.grad is not None}
 
-    def slots(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
+    def slots(self, number: int | None = None, only: str | None = None) -> dict[str, dict[str, Tensor]]:
         """What the optimizers, or one of them, keep element by element: by array and weight; complex as pairs."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, weight in (self.trained if number is None else self.of(number)).items():
-            kept = self.optimizers[self._owner[name]].state.get(weight, {})
+            kept, shape = self.optimizers[self._owner[name]].state.get(weight, {}), weight.shape
             for key, values in kept.items():
-                if isinstance(values, Tensor) and values.shape == weight.shape and is_of_numbers(values):
-                    found.setdefault(SLOTS.get(key, key), {})[name] = real_view(values)
+                slot = SLOTS.get(key, key)
+                if only is not None and slot != only:
+                    continue
+                if isinstance(values, Tensor) and values.shape == shape and is_of_numbers(values):
+                    found.setdefault(slot, {})[name] = real_view(values)
         return found
 
-    def slot(self, name: str, number: int) -> dict[str, Tensor]:
-        """One of an optimizer's arrays by name of the weight; empty where there is none."""
-        return self.slots(number).get(name, {})
+    def slot(self, name: str, number: int | None = None) -> dict[str, Tensor]:
+        """One array of the optimizers, or of one of them, by name of the weight; empty where there is none."""
+        return self.slots(number, name).get(name, {})
 
     def around_update(self, number: int) -> dict[str, Tensor]:
         """The weights of an optimizer by name, and its arrays as `moment_1:name`."""

@@ -9,7 +9,6 @@ from math import isfinite, nan
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -223,7 +222,7 @@ class Steps:
     def _mean_loss(self) -> float:
         if not self._losses:
             raise ConfigError(f"run.observe: was not called in step {self.step}; allowed: once a pass of the loop")
-        return float(np.mean([float(loss) for loss in self._losses]))
+        return sum(map(float, self._losses)) / len(self._losses)
 
     def _end_step(self) -> None:
         """An optimizer stepped, and the pass is over."""

@@ -41,8 +41,9 @@ class Taps:
         if step in self._as_written and "torch._dynamo" in sys.modules:
             # What was compiled does not see hooks; in the twin and where the step is run again it is the same.
             self._hooks.enter_context(torch.compiler.set_stance("force_eager"))
-        modules = self._places.modules
-        for site, fault, name in strikes.at_taps(step):
+        struck = list(strikes.at_taps(step))
+        modules = self._places.modules if struck else {}
+        for site, fault, name in struck:
             strike = partial(self._strike, site, fault, step, name, [])
             # First, so that whatever else is hooked there sees what the model goes on with.
             self._hooks.callback(modules[name].register_forward_hook(Hook(strike), prepend=True).remove)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.detectors import combined
 from harness.detectors.base import AFTER_THE_STEP, Detector
 from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
@@ -255,3 +256,17 @@ def test_a_loss_that_changes_its_sign_has_no_scale() -> None:
     values["grad_norm"][:, STRUCK] *= 100
     alarms, _ = replay(DETECTORS["combined"], options_of("combined"), values, taken)
     assert alarms[:, STRUCK].all() and alarms.sum() == ROWS
+
+
+@pytest.mark.parametrize("curve", [plateau, falling, heavy_tails])
+def test_combined_says_the_same_with_numpy_as_with_torch(curve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what it counts with on a GPU: through jumps, NaN, zeros and losses that change their sign."""
+    values = jumping(curve(), STRUCK).astype("f4")
+    values[1, 100:103], values[2, 200], values[3, 300:] = np.nan, 0.0, values[3, 300:] - 3
+    values[4, 50:] *= np.float32(1e30)
+    here = fed("combined", values)
+    monkeypatch.setattr(combined, "library", lambda device: torch)
+    there = fed("combined", values)
+    assert here[0].any(axis=1).sum() > 3
+    assert np.array_equal(here[0], there[0])
+    np.testing.assert_allclose(here[1], there[1], rtol=1e-10, atol=1e-12)  # roots differ in the last bit
