@@ -94,8 +94,10 @@ def _postmortem(options: argparse.Namespace) -> None:
 def _causes(options: argparse.Namespace) -> None:
     found = confusion(options.out, options.data)
     say(*found.matrix.to_string().split("\n"))
-    right, total, low, high = found.right
-    say(f"Right: {right} of {total} = {right / total:.1%} [{low:.1%}, {high:.1%}], 95% Wilson interval.")
+    for is_sure, of in ((False, "Right"), (True, "Right, of incidents with a sure sign")):
+        right, total, low, high = found.right(is_sure)
+        share = f" = {right / total:.1%} [{low:.1%}, {high:.1%}], 95% Wilson interval" if total else ""
+        say(f"{of}: {right} of {total}{share}.")
     for row in found.types.itertuples():
         interval = f"[{row.low:.1%}, {row.high:.1%}]"
         share = f" = {row.share:.1%} {interval}" if row.incidents else ""

@@ -13,7 +13,7 @@ def confusion_matrix(found: Confusion) -> Drawing:
     counts = found.matrix.to_numpy()
     totals = counts.sum(axis=1, keepdims=True)
     shares = counts / np.maximum(totals, 1)
-    right, total, low, high = found.right
+    right, total, low, high = found.right()
     size = len(found.matrix.columns)
     with page(0.85 * size + 3.6, 0.5 * len(counts) + 3.0, "Inferred against true cause") as figure:
         panel = figure.subplots()

@@ -9,7 +9,7 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | corrupted gradient, or weight | a step that a playbook ran again has another gradient norm alone, or another loss |
 | unknown | the steps before it had to be run again for that |
 | rate too high | the rate in force is above the one of the schedule |
-| stale second moment | it left the bounds that its gradients set; or gradients grew and stayed, and updates too |
+| stale second moment | it left the bounds that its gradients set, or has no root; or gradients stay high, and updates |
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
 | rare tokens | tokens of the batch are far rarer than those of the batches before |
 | repetition | it repeats itself far more than those, or is an earlier batch again |
@@ -112,8 +112,17 @@ def _moment_check(e: Evidence) -> str | None:
 def _weight_check(e: Evidence) -> str | None:
     if not e.weight_check > SLACK:
         return None
-    much = "to infinity" if np.isinf(e.weight_check) else f"by {e.weight_check:.3g} times the norm of their update"
+    if np.isinf(e.weight_check):
+        return "the norm of the weights went to infinity in one step: something else than an update wrote to them."
+    much = f"by {e.weight_check:.3g} times the norm of their update"
     return f"the norm of the weights moved {much}, which no update of that step explains: something else wrote to them."
+
+
+def _rootless_moment(e: Evidence) -> str | None:
+    if "moment_2" not in (e.provenance.get("site"), e.provenance.get("blamed_site")):
+        return None
+    where = e.provenance.get("tensor", "an unknown tensor")
+    return f"run again, the update of {where} had no result: its second moment has no root, which squares always have."
 
 
 def _rare(e: Evidence) -> str | None:
@@ -244,6 +253,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (RATE, _wrong_rate),
     (WEIGHT, _weight_check),
     (STALE, _moment_check),
+    (STALE, _rootless_moment),
     (RARE, _rare),
     (REPETITION, _repeated),
     (WEIGHT, _blamed_weight),

@@ -102,10 +102,10 @@ class Confusion:
     types: pd.DataFrame
     left_out: int  # faults with visible damage for which no cause is defined
 
-    @property
-    def right(self) -> tuple[int, int, float, float]:
-        """How many of how many, and the 95% Wilson interval of that share."""
-        right, total = int((self.trials["true"] == self.trials["inferred"]).sum()), len(self.trials)
+    def right(self, is_sure: bool = False) -> tuple[int, int, float, float]:
+        """How many of how many, and the 95% Wilson interval of that share; `is_sure`: where a sign is sure alone."""
+        of = self.trials[self.trials["is_sure"]] if is_sure else self.trials
+        right, total = int((of["true"] == of["inferred"]).sum()), len(of)
         low, high = wilson_interval(right, total)
         return right, total, float(low), float(high)
 
@@ -121,7 +121,9 @@ def diagnosed(
 def confusion(out: Path | str, data: Path | None = None) -> Confusion:
     """The inferred against the true cause of every fault with visible damage, of the results in `out`.
 
-    Columns of `trials`: trial, fault, site, `true`, `inferred`, `reason`, `type` (1 to 3), `deviation_max` (nat/token).
+    Columns of `trials`: trial, fault, site, `true`, `inferred`, `reason`, `type` (1 to 3), `deviation_max` (nat/token),
+    and `is_sure`: the incident has a sign that healthy runs hardly ever have. The others are found because they are
+    asked for by name: the oddest step, which need not be the fault's.
     `types` has the shares of recoverable, lingering and divergent among them, with 95% Wilson intervals. `data` is
     where the text lies, if it is not built in. Raises ConfigError for a folder without such
     trials, or without a fault of which the true cause is defined, and as `analysis.again.batches.reading_of` does.
@@ -165,9 +167,10 @@ def visible(judged: xr.Dataset) -> xr.Dataset:
 def _inferred(run: Run, log: Any, readings: Callable[[str], Reading], provenance: Mapping[str, str]) -> dict[str, Any]:
     incident = worst(of_one(run, log, is_asked=True))
     if incident is None:
-        return {"inferred": NOT_SEEN, "reason": "", "type": 0}
+        return {"inferred": NOT_SEEN, "reason": "", "type": 0, "is_sure": False}
     finding = diagnosed(run, incident, readings(run.trial), provenance).finding
-    return {"inferred": finding.cause, "reason": finding.reason, "type": incident.outcome}
+    told = {"inferred": finding.cause, "reason": finding.reason, "type": incident.outcome}
+    return told | {"is_sure": incident.is_sure}
 
 
 def _matrix(table: pd.DataFrame) -> pd.DataFrame:

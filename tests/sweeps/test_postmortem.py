@@ -214,13 +214,16 @@ def test_suggestions_are_mitigations() -> None:
 
 def test_the_confusion_matrix_counts_each_visible_fault(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = confusion(out)
-    right, total, low, high = found.right
+    right, total, low, high = found.right()
+    sure = found.trials[found.trials["is_sure"]]
+    assert found.right(is_sure=True)[:2] == ((sure["true"] == sure["inferred"]).sum(), len(sure)) != (right, total)
     assert int(found.matrix.to_numpy().sum()) == total == len(found.trials) >= 20
     assert int(np.trace(found.matrix.reindex(columns=found.matrix.index).to_numpy())) == right
     assert 0 < low < right / total <= high <= 1 and right / total >= 0.75
     assert found.types["count"].sum() == (found.trials["type"] > 0).sum()
     assert main(["causes", str(out)]) == 0
-    assert f"Right: {right} of {total} = " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"Right: {right} of {total} = " in said and f"with a sure sign: {found.right(True)[0]} of " in said
     assert (out / "figures" / "causes.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,0 +1,72 @@
+"""Rules of causes on evidence that was made for them, where a trained run would leave it to luck."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.measures import evidence
+from analysis.measures.causes import RARE, REPETITION, STALE, cause_of
+from analysis.measures.evidence import evidence_of
+from analysis.measures.incidents import of_one
+from harness.data.screening import Scores
+from tests.analysis.test_incidents import BEGIN, STEPS, calm, run_of, spiked
+
+CONTEXT, VOCABULARY = 48, 128
+SHARES = 1 / np.arange(1, VOCABULARY + 1) ** 1.1
+SHARES /= SHARES.sum()
+
+
+@dataclass
+class Text:
+    """Ordinary batches of `sequences`, and at the onset one that was poisoned."""
+
+    sequences: int
+    kind: str
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.trial = type("Steps", (), {"steps": STEPS})
+        self._scores = Scores((1e6 * SHARES).astype(int), CONTEXT, torch.device("cpu"))
+
+    def batch(self, step: int) -> np.ndarray:
+        draw = np.random.default_rng((self.seed, step))
+        tokens = draw.choice(VOCABULARY, (self.sequences, CONTEXT + 1), p=SHARES)
+        if step == BEGIN and self.kind == REPETITION:
+            return np.repeat(tokens[:, :1], CONTEXT + 1, axis=1)
+        if step == BEGIN and self.kind == RARE:
+            return draw.integers(VOCABULARY - 16, VOCABULARY, tokens.shape)
+        return tokens
+
+    def rarity(self, tokens: np.ndarray) -> float:
+        return float(self._scores.rarity(torch.from_numpy(tokens)).mean())
+
+    def repetition(self, tokens: np.ndarray) -> float:
+        return float(self._scores.repetition(torch.from_numpy(tokens)).mean())
+
+
+def found(reading: Any, known: dict[str, str] | None = None) -> Any:
+    run = run_of(spiked(2.0, 0.0))
+    (incident,) = of_one(run, None)
+    return replace(evidence_of(run, incident, None, known), **evidence._batches(reading, BEGIN))
+
+
+@pytest.mark.parametrize("sequences", [2, 6, 16])
+@pytest.mark.parametrize("kind", [RARE, REPETITION])
+def test_a_batch_of_few_distinct_tokens_is_rare_only_if_they_are(kind: str, sequences: int) -> None:
+    """One token a sequence, repeated: by luck their mean is far from the usual, at small batches by many deviations."""
+    told = [cause_of(found(Text(sequences, kind, seed))).cause for seed in range(20)]
+    assert told == [kind] * 20
+
+
+def test_a_second_moment_without_a_root_is_named() -> None:
+    known = {"site": "moment_2", "tensor": "head", "cause": "invalid", "evidence": "unknown"}
+    run = run_of(np.where(np.arange(STEPS) >= BEGIN, np.nan, calm()))
+    (incident,) = of_one(run, None)
+    assert cause_of(evidence_of(run, incident, None)).cause != STALE
+    finding = cause_of(evidence_of(run, incident, None, known))
+    assert finding.cause == STALE and "head" in finding.reason
