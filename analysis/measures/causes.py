@@ -113,7 +113,7 @@ def _weight_check(e: Evidence) -> str | None:
     if not e.weight_check > SLACK:
         return None
     if np.isinf(e.weight_check):
-        return "the norm of the weights went to infinity in one step: something else than an update wrote to them."
+        return "the norm of the weights went to infinity in one step, to which no healthy update takes them."
     much = f"by {e.weight_check:.3g} times the norm of their update"
     return f"the norm of the weights moved {much}, which no update of that step explains: something else wrote to them."
 
