@@ -1,7 +1,10 @@
-"""A guard and an objective are one file each: installed packages bring them, and a sweep trains with them."""
+"""A guard, a detector and an objective are one file each: installed packages bring them, and a sweep uses them."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -22,10 +25,10 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The path of a process for which both examples are installed."""
+    """The path of a process for which the examples are installed."""
     site = tmp_path_factory.mktemp("site")
     places = [site]
-    for name in ("guard", "objective"):
+    for name in ("guard", "detector", "objective"):
         project = tomllib.loads((ROOT / "examples" / name / "pyproject.toml").read_text())["project"]
         about = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
         about.mkdir()
@@ -68,6 +71,40 @@ def test_a_guard_sends_a_row_back_and_shows_a_signal(installed: list[Path], tmp_
     assert "loss_above_mean" not in plain
     struck = plain["loss"].values[plain["fault"].values != "none"]
     assert (struck[:, 23] > 1.5 + struck[:, 22]).all(), "without the guard the loss jumps"
+
+
+def test_a_detector_stands_in_the_leaderboard_by_its_name(installed: list[Path], tmp_path: Path) -> None:
+    """With constants of its own; and it says the same of what is stored as while it watched."""
+    out = tmp_path / "out"
+    fault = (
+        *("fault=none,value", "fault.start=30", "fault.site=activation", "fault.tensor=logits"),
+        *("fault.elements=null", "fault.model=scale", "fault.value=30", "seed=range(4)"),
+    )
+    done = sweep(installed, out, "detect=ewma_chart+finite", "detect.ewma_chart.least=10", *fault)
+    assert done.status == 0, done.err
+    watched = open_sweep(out)
+    assert (watched["alarm_ewma_chart"].sum("step") > 0).values[watched["fault"].values != "none"].any()
+    words = ["leaderboard", str(out), "ewma_chart", "skip_step", "detect.ewma_chart.least=10"]
+    script = f"""
+import sys
+import numpy as np
+from analysis import alarms, open_sweep
+from sweeps.commands.console import run
+
+sweep = open_sweep({str(out)!r})
+again = alarms(sweep, "ewma_chart", least=10)
+assert np.array_equal(again["alarm"].values, sweep["alarm_ewma_chart"].values == 1)
+np.testing.assert_array_equal(again["score"].values.astype("f4"), sweep["score_ewma_chart"].values)
+sys.exit(run({words!r}))
+"""
+    path = os.pathsep.join(map(str, [*installed, ROOT]))
+    told = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    assert {"ewma_chart", "skip_step"} <= set(told.stdout.split())
+    refused = sweep(installed, tmp_path / "no", "detect=ewma_charts")
+    assert refused.status == 2 and "did you mean ewma_chart?" in refused.err
 
 
 def test_an_objective_has_a_loss_of_its_own(installed: list[Path], tmp_path: Path) -> None:
