@@ -50,3 +50,41 @@ def test_the_window_is_a_twentieth_of_the_run():
     tail = [3.0, 3.0, 9.0]
     assert judge(np.concatenate([[9.0], np.full(16, 1.0), tail]), None) == DIVERGENT
     assert judge(np.concatenate([[9.0], np.full(56, 1.0), tail]), None) == TRAINED
+
+
+# --- the noise of the run's own loss -----------------------------------------------------------------------------
+
+LENGTHS = (20, 60, 150, 1000)
+NOISES = {  # and the share of runs of 150 steps and more, and of shorter ones, that may be called divergent
+    "normal": (lambda draw, n: draw.standard_normal(n), 0.01, 0.01),
+    "student": (lambda draw, n: draw.standard_t(3, n), 0.02, 0.05),
+    "lognormal": (lambda draw, n: np.exp(draw.standard_normal(n)), 0.03, 0.08),
+    "wandering": (
+        lambda draw, n: np.convolve(draw.standard_normal(n + 20), 0.8 ** np.arange(20), "valid")[:n],
+        0.04,
+        0.12,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_a_run_with_nothing_left_to_learn_is_not_divergent_by_the_noise_of_a_batch(kind: str) -> None:
+    """Judged by the first loss alone, six in ten were."""
+    noise, long, short = NOISES[kind]
+    draw = np.random.default_rng(7)
+    for length in LENGTHS:
+        told = [judge(3 + 0.3 * noise(draw, length), None) for _ in range(400)]
+        assert told.count(DIVERGENT) <= 400 * (long if length >= 150 else short), length
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
+@pytest.mark.parametrize("end", [5.5, 8.0, 1e30])
+def test_noise_does_not_hide_a_divergence(noise: float, end: float) -> None:
+    """Early, in the middle or late, after it the losses of steps ten times as far from each other."""
+    draw = np.random.default_rng(3)
+    for broken in (30, 100, 180):
+        for _ in range(50):
+            loss = 3 + 2.5 * np.exp(-np.arange(200) / 10) + noise * draw.standard_normal(200)
+            loss[broken:] = end + 0.3 * (end - 3) * draw.standard_normal(200 - broken)
+            assert judge(np.abs(loss), None) == DIVERGENT
+    assert judge(5.5 + noise * draw.standard_normal(200) + np.minimum(np.arange(200), 2), None) == DIVERGENT, "at once"

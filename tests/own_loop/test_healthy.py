@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from harness import attach
+from harness.objectives.outcome import TRAINED
 from tests.own_loop.folders import Regression
 from tests.own_loop.healthy import EPOCH, HEALTHY, STEPS, alarms_of, bare
 from tests.own_loop.loops import same
@@ -25,17 +27,38 @@ QUIET = ["SGD, rate halved", "SGD, rate to a tenth", "residual", "variational", 
 
 def test_changes_of_a_healthy_run_raise_no_alarm() -> None:
     """Chance leaves one in 500 steps, here as anywhere in these loops of small batches; there were 60 in 1,000."""
-    seen, looked = [], 0
+    seen, looked, ended = [], 0, {}
     for name, make in HEALTHY.items():
         for seed in SEEDS:
             script = make(seed)
             with attach(script.model, script.optimizers, script.extra) as run:
                 script.go(run)
+            ended[name, seed] = run.outcome.split(";")[0]
             changes = CHANGES.get(name, range(EPOCH, STEPS, EPOCH))
             near = {step for change in changes for step in range(change, change + AFTER)}
             seen += [(name, seed, step) for step in sorted(set(alarms_of(run)) & near)]
             looked += len(near)
     assert looked > 400 and len(seen) <= looked // 100, seen
+    assert set(ended.values()) == {TRAINED}, ended
+
+
+def test_a_model_that_is_trained_already_ends_as_trained() -> None:
+    """A regression that begins where it would end: 150 steps of noise, of which eight in ten runs were divergent."""
+    ended = []
+    for seed in range(40):
+        draw = torch.Generator().manual_seed(seed)
+        model, true = torch.nn.Linear(5, 1), torch.randn(1, 5, generator=draw)
+        model.load_state_dict({"weight": true.clone(), "bias": torch.zeros(1)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with attach(model, optimizer, steps=150, detect=None) as run:
+            for x in run.steps(torch.randn(150, 16, 5, generator=draw)):
+                loss = (model(x) - x @ true.T - 0.5 * torch.randn(16, 1, generator=draw)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                run.observe(loss)
+        ended.append(run.outcome)
+    assert ended == [TRAINED] * 40
 
 
 @pytest.mark.parametrize("name", QUIET)
