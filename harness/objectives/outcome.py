@@ -9,7 +9,7 @@ WINDOW_SHARE = 0.05  # of the steps: the loss is averaged over windows of this l
 LOST_SHARE = 0.5  # of what the run had learned
 BEYOND = 10.0  # standard errors of a window above the best one, which is the least of many
 ABOVE_FIRST = 5.0  # standard errors of a single loss above the first
-BEYOND_ALL = 10.0  # times the loss of the first window: no noise explains that
+BEYOND_ALL = 10.0  # times the usual size of the first losses: no noise explains that
 LEAST = 10  # steps, below which nothing is known of the noise
 BROKEN = 1.5  # times the usual move of a loss from one step to the next, from which on a run is not what it was
 BLOCKS = 6  # windows, below which nothing is known of how they differ
@@ -23,7 +23,7 @@ def judge(loss: np.ndarray, nonfinite_step: int | None) -> str:
     such window and s the standard error of one, a finite run is divergent if L_end > L_best + max(0.5 (L_0 - L_best),
     10 s): it ended having lost more than half of all it had ever learned, and more than its noise explains. So is a run
     that ends above the loss at initialisation by five standard errors of a single loss, and one that ends ten times the
-    loss of its first window above the best, whatever its noise. Steps whose whole batch was dropped have no loss, but
+    size of its first losses above the best, whatever its noise. Steps whose whole batch was dropped have no loss, but
     NaN; they are left out, and a run that has no others learned nothing and lost nothing: it is trained.
     """
     if nonfinite_step is not None:
@@ -37,7 +37,7 @@ def judge(loss: np.ndarray, nonfinite_step: int | None) -> str:
     error = _standard_error(loss, means, window)
     if last > first + ABOVE_FIRST * window**0.5 * error:
         return DIVERGENT
-    by_noise = min(BEYOND * error, BEYOND_ALL * abs(means[0]))
+    by_noise = min(BEYOND * error, BEYOND_ALL * float(np.abs(loss[: max(window, LEAST)]).mean()))
     return DIVERGENT if last > best + max(LOST_SHARE * (first - best), by_noise, 0.0) else TRAINED
 
 
