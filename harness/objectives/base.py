@@ -72,6 +72,9 @@ class Objective:
     def forget(self, number: int, step: int) -> None:
         """A planned trial goes back to this step: what was recorded since is none of its history."""
 
-    def judge(self, loss: np.ndarray, nonfinite_step: int | None) -> str:
-        """How a run ended: from its training loss, [steps], and the step at which it stopped being finite, if any."""
+    def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
+        """How a run ended: from its training loss, [steps], and the step at which it stopped being finite, if any.
+
+        Not `is_untrained`: it began from the weights of another run (`model.start`).
+        """
         raise NotImplementedError

@@ -77,5 +77,5 @@ class NextToken(Objective):
         logits = model(inputs, rows).unflatten(1, inputs.shape[1:]).flatten(0, 1)
         return cross_entropy(logits, targets.flatten(0, 1)).double().unflatten(0, inputs.shape[:2])
 
-    def judge(self, loss: np.ndarray, nonfinite_step: int | None) -> str:
-        return judge(loss, nonfinite_step)
+    def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
+        return judge(loss, nonfinite_step, is_untrained)

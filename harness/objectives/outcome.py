@@ -9,6 +9,7 @@ WINDOW_SHARE = 0.05  # of the steps: the loss is averaged over windows of this l
 LOST_SHARE = 0.5  # of what the run had learned
 BEYOND = 10.0  # standard errors of a window above the best one, which is the least of many
 ABOVE_FIRST = 5.0  # standard errors of a single loss above the first
+IN_LOGARITHMS = 8.0  # deviations of its logarithm
 BEYOND_ALL = 10.0  # times the usual size of the first losses: no noise explains that
 LEAST = 10  # steps, below which nothing is known of the noise
 BROKEN = 1.5  # times the usual move of a loss from one step to the next, from which on a run is not what it was
@@ -16,15 +17,20 @@ BLOCKS = 6  # windows, below which nothing is known of how they differ
 MAD_TO_STD = 1.4826  # of a normal distribution
 
 
-def judge(loss: np.ndarray, nonfinite_step: int | None) -> str:
+def judge(loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
     """The outcome of a run from its training loss, [steps], and the step at which it stopped being finite, if it did.
 
-    With L_0 the loss at the first step, L_end the mean over the last 5% of the steps, L_best the smallest mean over any
-    such window and s the standard error of one, a finite run is divergent if L_end > L_best + max(0.5 (L_0 - L_best),
-    10 s): it ended having lost more than half of all it had ever learned, and more than its noise explains. So is a run
-    that ends above the loss at initialisation by five standard errors of a single loss, and one that ends ten times the
-    size of its first losses above the best, whatever its noise. Steps whose whole batch was dropped have no loss, but
-    NaN; they are left out, and a run that has no others learned nothing and lost nothing: it is trained.
+    With L_0 the loss at the first step, L_end the mean over the last 5% of the steps and L_best the smallest mean over
+    any such window, a finite run is divergent if L_end > L_best + 0.5 (L_0 - L_best): it ended having lost more than
+    half of all it had ever learned. A run that never learns anything is divergent as well once it ends above L_0.
+
+    L_0 is known almost without noise where the model begins `is_untrained`. Elsewhere the model may have little left to
+    learn, and L_0 is one batch's: then L_end has to be above L_best by ten standard errors of a window, too, or above
+    L_0 by five of a single loss, or by eight of its logarithm, since what explodes is as noisy as it is large; or it is
+    above L_best by ten times the size of the first losses.
+
+    Steps whose whole batch was dropped have no loss, but NaN; they are left out, and a run that has no others learned
+    nothing and lost nothing: it is trained.
     """
     if nonfinite_step is not None:
         return NON_FINITE
@@ -34,11 +40,15 @@ def judge(loss: np.ndarray, nonfinite_step: int | None) -> str:
     window = max(1, round(WINDOW_SHARE * len(loss)))
     means = np.convolve(loss, np.full(window, 1 / window), mode="valid")
     first, last, best = loss[0], means[-1], means.min()
+    if is_untrained or len(loss) < LEAST:
+        best = min(first, best)
+        return DIVERGENT if last > best + LOST_SHARE * (first - best) else TRAINED
     error = _standard_error(loss, means, window)
-    if last > first + ABOVE_FIRST * window**0.5 * error:
+    has_exploded = loss.min() > 0 and np.log(last / first) > IN_LOGARITHMS * _spread(np.log(loss))
+    if has_exploded or last > first + ABOVE_FIRST * window**0.5 * error:
         return DIVERGENT
     by_noise = min(BEYOND * error, BEYOND_ALL * float(np.abs(loss[: max(window, LEAST)]).mean()))
-    return DIVERGENT if last > best + max(LOST_SHARE * (first - best), by_noise, 0.0) else TRAINED
+    return DIVERGENT if last > best + max(LOST_SHARE * (first - best), by_noise) else TRAINED
 
 
 def _standard_error(loss: np.ndarray, means: np.ndarray, window: int) -> float:
@@ -47,8 +57,6 @@ def _standard_error(loss: np.ndarray, means: np.ndarray, window: int) -> float:
     Where losses move much more from step to step than they did up to the best window, the run was broken since, and
     counts only up to there. Elsewhere windows' own moves count, too, since losses that follow each other may be alike.
     """
-    if len(loss) < LEAST:
-        return 0.0
     well = max(int(means.argmin()) + window, 2 * window, LEAST)
     usual, before = _spread(loss), _spread(loss[:well])
     if usual > BROKEN * before:

@@ -53,7 +53,7 @@ class Leg:
     @property
     def outcome(self) -> str:
         """How it ended, by the written criterion of harness/objectives/outcome.py."""
-        return judge(self.losses.astype(np.float64), self.nonfinite_step)
+        return judge(self.losses, self.nonfinite_step, is_untrained=False)
 
     @property
     def incidents(self) -> list[dict[str, Any]]:

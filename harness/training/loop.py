@@ -138,7 +138,10 @@ def _result(pack: Pack, agenda: Agenda, recorder: Recorder, answers: Answers) ->
     losses, ends = recorder.losses(), recorder.ends()
     nonfinite = [recorder.nonfinite_step(number) for number in numbers]
     return Result(
-        outcome=[pack.objective.judge(loss, step) for loss, step in zip(losses, nonfinite, strict=True)],
+        outcome=[
+            pack.objective.judge(loss, step, trial.model.start is None)
+            for loss, step, trial in zip(losses, nonfinite, pack.planned, strict=True)
+        ],
         nonfinite_step=nonfinite,
         masked_step=[pack.twins.masked.get(number) for number in numbers],
         events=agenda.events,

@@ -74,7 +74,7 @@ def test_a_run_with_nothing_left_to_learn_is_not_divergent_by_the_noise_of_a_bat
     level = 0.0 if kind == "normal" else 3.0  # a loss without a sign of its own, as a critic's or a reward's is
     draw = np.random.default_rng(7)
     for length in LENGTHS:
-        told = [judge(level + 0.3 * noise(draw, length), None) for _ in range(400)]
+        told = [judge(level + 0.3 * noise(draw, length), None, is_untrained=False) for _ in range(400)]
         assert told.count(DIVERGENT) <= 400 * (long if length >= 150 else short), length
 
 
@@ -87,5 +87,6 @@ def test_noise_does_not_hide_a_divergence(noise: float, end: float) -> None:
         for _ in range(50):
             loss = 3 + 2.5 * np.exp(-np.arange(200) / 10) + noise * draw.standard_normal(200)
             loss[broken:] = end + 0.3 * (end - 3) * draw.standard_normal(200 - broken)
-            assert judge(np.abs(loss), None) == DIVERGENT
-    assert judge(5.5 + noise * draw.standard_normal(200) + np.minimum(np.arange(200), 2), None) == DIVERGENT, "at once"
+            assert judge(np.abs(loss), None, is_untrained=False) == DIVERGENT
+    at_once = 5.5 + noise * draw.standard_normal(200) + np.minimum(np.arange(200), 2)
+    assert judge(at_once, None, is_untrained=False) == DIVERGENT

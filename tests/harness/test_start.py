@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from analysis import open_sweep
 from harness.config import ConfigError, Trial
 from harness.model.start import check_start
+from harness.objectives.outcome import DIVERGENT, TRAINED, judge
 from injectors.value import Value
 from tests.harness import engine
 from tests.sweeps import command
@@ -93,3 +95,20 @@ def test_from_what_a_sweep_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     save_file(load_file(file) | {"head": torch.zeros(32, 16)}, file)
     (refused,) = command.refused(tmp_path / "again", *line, "seed=0,1")
     assert "model.start=" in refused and "another file of that name" in refused
+
+
+def test_going_on_where_little_is_left_to_learn_is_no_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the weights of a trained run, on other batches: by the rule for new models a quarter had diverged."""
+    monkeypatch.chdir(tmp_path)
+    small = command.tiny("train.steps=400", "optim.lr=1e-2", "keep=weights", "out=first")
+    assert command.call(*small).status == 0
+    (weights,) = Path("first/weights").glob("*.safetensors")
+    again = ("train.steps=100", "optim.lr=1e-4", "data.seed=range(40)", f"model.start={weights}", "out=again")
+    done = command.call(*command.tiny(*again))
+    assert done.status == 0, done.err
+    sweep = open_sweep("again")
+    losses = sweep["loss"].transpose("trial", "step").values
+    assert set(sweep["outcome"].values) == {TRAINED}
+    assert [judge(loss, None) for loss in losses].count(DIVERGENT) > 10
