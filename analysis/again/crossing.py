@@ -18,6 +18,7 @@ import torch
 
 from analysis.again.batches import CPU, Reading
 from harness.config import ConfigError, Trial
+from harness.detectors.windows import MAD_TO_STD
 from harness.model.determinism import make_deterministic, settings_kept
 from harness.optim.clipping import global_norm
 from harness.training.loop import train
@@ -87,7 +88,7 @@ def crossed(reading: Reading, steps: Sequence[int], other: Reading, at: int) -> 
 def _spikes(values: np.ndarray, usual: np.ndarray, least: float) -> bool:
     """Whether any of `values` is far above the usual."""
     middle = np.median(usual)
-    deviation = 1.4826 * np.median(np.abs(usual - middle))
+    deviation = MAD_TO_STD * np.median(np.abs(usual - middle))
     return bool((~(values - middle <= max(SPIKES_SIGMA * deviation, least))).any())
 
 

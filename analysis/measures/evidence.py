@@ -18,6 +18,7 @@ from analysis.again.batches import Reading
 from analysis.measures.incidents import Incident
 from analysis.measures.oddities import ODD, RATE_RATIO, Run, rate_ratio, usual
 from analysis.reading.incident_log import number
+from harness.detectors.windows import MAD_TO_STD
 
 BACK, GAP = 12, 4
 LEADS = 1.0  # nat, or e-folds of a norm: what is less odd and comes before is noise, and no cause of what follows
@@ -206,7 +207,7 @@ def _batches(reading: Reading, begin: int) -> dict[str, Any]:
     usual_fresh = float(np.nanmedian(1 - repetition[:at])) if at else np.nan
     for name, values, times in (("rarity", rarity, (usual_fresh / fresh) ** 0.5), ("repetition", repetition, 1.0)):
         level = float(np.nanmedian(values[:at])) if at else np.nan
-        spread = max(float(1.4826 * np.nanmedian(np.abs(values[:at] - level))) if at else 0.0, LEAST_SPREAD)
+        spread = max(float(MAD_TO_STD * np.nanmedian(np.abs(values[:at] - level))) if at else 0.0, LEAST_SPREAD)
         sigma = (values[at:] - level) / (spread * np.maximum(times, 1.0))
         found |= {name: float(values[at]), f"{name}_sigma": float(sigma[0]), f"usual_{name}": level}
         is_bad |= sigma > ODD

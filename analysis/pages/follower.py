@@ -120,7 +120,7 @@ class Follower:
         self._wanted.set()
 
     def look(self, finds_incidents: bool = True) -> None:
-        """See what is new, and after that look for incidents, which takes longer: nothing else waits for its turn.
+        """See what is new and tell it; after that look for incidents, which takes longer.
 
         What is wrong with the folder is told on the page, and looked at again the next time.
         """

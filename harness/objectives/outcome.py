@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.detectors.windows import MAD_TO_STD
+
 TRAINED, DIVERGENT, NON_FINITE = "trained", "divergent", "non-finite"
 WINDOW_SHARE = 0.05  # of the steps: the loss is averaged over windows of this length
 LOST_SHARE = 0.5  # of what the run had learned
@@ -14,7 +16,6 @@ BEYOND_ALL = 10.0  # times the usual size of the first losses: no noise explains
 LEAST = 10  # steps, below which nothing is known of the noise
 BROKEN = 1.5  # times the usual move of a loss from one step to the next, from which on a run is not what it was
 BLOCKS = 6  # windows, below which nothing is known of how they differ
-MAD_TO_STD = 1.4826  # of a normal distribution
 
 
 def judge(loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
