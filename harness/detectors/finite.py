@@ -17,6 +17,7 @@ class Finite(Detector):
     source = "every trainer"
     blind = "a jump is finite"
 
-    def score(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        silent = torch.full_like(values["loss"], torch.nan)
-        return silent, silent
+    def judge(self, values: Mapping[str, Tensor], is_new: Tensor) -> tuple[Tensor, Tensor]:
+        loss, norm = (values[name].float() for name in self.watches)  # as stored: what it cannot hold is infinite
+        is_finite = loss.isfinite() & norm.isfinite()
+        return is_new & ~is_finite, torch.full_like(loss, torch.nan, dtype=torch.float64)

@@ -66,19 +66,22 @@ def since_measured(values: np.ndarray) -> np.ndarray:
     return np.where(is_known, values, np.float32(0))
 
 
-def per_rate(update: Tensor, rate: Tensor) -> Tensor:
-    """The size of an update as a multiple of the scheduled rate, float32; where none is known, as it is.
+def per_rate(update: Any, rate: Any) -> Any:
+    """The size of an update as a multiple of the scheduled rate; where none is known, as it is.
 
-    So a schedule that ends at zero is no alarm, and a wrong rate is.
+    So a schedule that ends at zero is no alarm, and a wrong rate is. Of float64 tensors, arrays or numbers of NumPy, as
+    they come, with values that float32 has, since the store's are.
     """
-    update, rate = update.float().double(), rate.float().double()
-    multiple = torch.where(rate > 0, update / rate, 0.0 * update)
-    return torch.where(rate.isnan(), update, multiple).float()
+    library: Any = torch if isinstance(update, Tensor) else np
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        multiple = library.where(rate > 0, update / rate, 0.0 * update)
+    return library.where(rate != rate, update, multiple)
 
 
 def with_sources(signals: Mapping[str, Any]) -> dict[str, Any]:
     """Signals, float32, and what is made of them, where all that it is made of is there."""
     if UPDATE not in signals or RATE not in signals:
         return dict(signals)
-    update, rate = (torch.from_numpy(np.array(signals[name], np.float32)) for name in (UPDATE, RATE))
-    return {**signals, PER_RATE: per_rate(update, rate).numpy()}
+    update, rate = (np.asarray(signals[name]).astype(np.float32).astype(np.float64) for name in (UPDATE, RATE))
+    with np.errstate(over="ignore"):
+        return {**signals, PER_RATE: per_rate(update, rate).astype(np.float32)}

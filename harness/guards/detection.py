@@ -92,7 +92,7 @@ class Detection(Guard):
 
     def measured(self, values: Mapping[str, Tensor], trained: Tensor) -> None:
         if PER_RATE in self._before and UPDATE in values:
-            values = {**values, PER_RATE: per_rate(values[UPDATE], values[RATE])}
+            values = {**values, PER_RATE: per_rate(*(values[name].float().double() for name in (UPDATE, RATE)))}
         if self._rates is not None:
             now = torch.where(trained, values[RATE].double(), torch.nan)
             self._rates.used.copy_(torch.cat([now[:, None], self._rates.used[:, :-1]], 1))

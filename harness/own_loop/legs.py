@@ -36,6 +36,10 @@ class Leg:
     comparison: Comparison | None = None  # with a leg whose steps it repeats
     trained: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # from which steps on which weights are
 
+    def __post_init__(self) -> None:
+        self.series.settle = self.watch.settle
+        self.watch.tells(self.series.add)
+
     def sees_trained(self, step: int, names: tuple[str, ...]) -> bool:
         """Whether these are other weights than those that the step before has trained."""
         while self.trained and self.trained[-1][0] >= step:  # the run went back

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import hypot, nan
 
 import numpy as np
@@ -19,11 +20,15 @@ from harness.optim.clipping import SAFE
 from harness.own_loop.places import Places
 
 PLAIN = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
+AT_ONCE = 16  # steps that are judged together
+Norm = Tensor | float  # a number on a CPU, and on the device elsewhere
+MEASURED = {torch.float32, torch.float64, torch.bfloat16, torch.float16}  # types that are measured as they are
+YES, NO = torch.tensor([True]), torch.tensor([False])  # of the one row
 LAYERED = ("activation_rms", "attention_logit_max")  # which no model but ours shows: they have no layers here
 
 
 class Measures:
-    """Norms around the update of a step, as numbers on the device until `told`.
+    """Norms around the update of a step, which stay on the device until `told`.
 
     The gradient's norm is that before clipping, right after the backward pass, of gradients without the loss's scale.
     Of several optimizers each has its own, of its own weights; theirs together is that of the step.
@@ -33,8 +38,8 @@ class Measures:
         self._places = places
         self._weights: dict[str, Tensor] = {}  # before the update
         self._has_before = False
-        self._norms: dict[int, Tensor] = {}  # of gradients, by number of the optimizer
-        self._now: dict[str, Tensor] = {}
+        self._norms: dict[int, Norm] = {}  # of gradients, by number of the optimizer
+        self._now: dict[str, Norm] = {}
 
     def clear(self) -> None:
         """Another step begins."""
@@ -50,16 +55,25 @@ class Measures:
     def learned(self, number: int, scale: Tensor | None) -> None:
         """The gradients of an optimizer are there."""
         norm = joined(list(self._places.gradients(number).values()), self._places.device)
-        self._norms[number] = norm if scale is None else norm / scale.to(norm.device).double()
+        if scale is not None:
+            norm = norm / (scale.double().to(norm.device) if isinstance(norm, Tensor) else float(scale) or nan)
+        self._norms[number] = norm
 
     def forget(self, number: int) -> None:
         """The optimizer makes no update in this step, so its gradients are no part of it."""
         self._norms.pop(number, None)
 
+    def _live(self) -> dict[str, Tensor]:
+        """The trained weights, as they are measured."""
+        trained = self._places.trained
+        if {weight.dtype for weight in trained.values()} <= MEASURED:
+            return trained
+        return {name: to_measure(weight) for name, weight in trained.items()}
+
     @torch.no_grad()
     def before(self) -> None:
         """The update comes next."""
-        live = {name: to_measure(weight) for name, weight in self._places.trained.items()}
+        live = self._live()
         fits = self._weights.keys() == live.keys() and all(
             kept.shape == live[name].shape and kept.dtype == live[name].dtype for name, kept in self._weights.items()
         )
@@ -72,7 +86,7 @@ class Measures:
     @torch.no_grad()
     def after(self) -> None:
         """The step is over; without an update the change is 0."""
-        live = {name: to_measure(weight) for name, weight in self._places.trained.items()}
+        live = self._live()
         groups = {"param_norm": list(live.values()), "update_rms": []}
         changed = [name for name in live if name in self._weights and self._weights[name].shape == live[name].shape]
         if self._has_before and changed:
@@ -97,61 +111,84 @@ class Measures:
         found = {"grad_norm": self.norm()} if self._norms else {}
         if not self._now:
             return found
-        values = torch.stack([value.double() for value in self._now.values()]).tolist()
+        on_device = [value for value in self._now.values() if isinstance(value, Tensor)]
+        values = stacked(on_device, self._places.device).tolist() if on_device else self._now.values()
         return found | dict(zip(self._now, values, strict=True))
 
 
-def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The L2 norm of all together, float64; finite exactly if every element is.
+def joined(tensors: Sequence[Tensor], device: torch.device) -> Norm:
+    """The L2 norm of all together, float64; finite exactly if every element is. On a CPU a number.
 
     The squares of float32 overflow at 2e19, so on a CPU a norm that is not well inside the range is taken once more in
     float64; elsewhere looking would cost more than taking it so at once.
     """
-    if not tensors:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    if any(x.layout != torch.strided for x in tensors):
-        tensors = [x.coalesce().values() if x.layout == torch.sparse_coo else x for x in tensors]
-    exact = None if device.type == "cpu" else torch.float64
-    norm = _norm(tensors, device, exact)
-    if exact is None and not SAFE[0] < float(norm) < SAFE[1]:
-        norm = _norm(tensors, device, torch.float64)
-    return norm
+    return joined_each([tensors], device)[0]
 
 
-def joined_each(groups: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
-    """`joined` of each of these, bit for bit, in one call where their tensors allow it."""
-    tensors = [x for group in groups for x in group]
-    is_plain = {(x.layout, x.dtype) for x in tensors} <= PLAIN
-    if not tensors or not is_plain:
-        return [joined(group, device) for group in groups]
-    exact = None if device.type == "cpu" else torch.float64
-    sizes = [len(group) for group in groups]
-    parts = stacked(torch._foreach_norm(tensors, 2, dtype=exact), device).split(sizes)
-    norms = [torch.linalg.vector_norm(part) for part in parts]
-    is_safe = [exact is not None or SAFE[0] < float(norm) < SAFE[1] for norm in norms]
-    return [norm if safe else joined(group, device) for norm, safe, group in zip(norms, is_safe, groups, strict=True)]
+def joined_each(groups: Sequence[Sequence[Tensor]], device: torch.device) -> list[Norm]:
+    """`joined` of each of these, in one call."""
+    tensors, is_host = [x for group in groups for x in group], device.type == "cpu"
+    each = stacked(_norms(tensors, None if is_host else torch.float64), device)
+    if not is_host:
+        return [torch.linalg.vector_norm(part) for part in each.split([len(group) for group in groups])]
+    numbers, begin = each.numpy(), 0
+    norms: list[Norm] = []
+    for group in groups:
+        norm = _length(numbers[begin : begin + len(group)])
+        if group and not SAFE[0] < norm < SAFE[1]:
+            norm = _length(stacked(_norms(group, torch.float64), device).numpy())
+        norms.append(norm)
+        begin += len(group)
+    return norms
 
 
-def _norm(tensors: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    wide = list(tensors)
-    if not {x.dtype for x in wide} <= {torch.float32, torch.float64}:
-        wide = [to_measure(x) for x in wide]
-        if dtype is None:  # in their own type, norms of half precision would be rounded to it
-            wide = [x.float() if x.element_size() < 4 else x for x in wide]
-    return torch.linalg.vector_norm(stacked(torch._foreach_norm(wide, 2, dtype=dtype), device))
+def _length(numbers: np.ndarray) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.square(numbers).sum()))
+
+
+def _norms(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Sequence[Tensor]:
+    """The L2 norm of each, computed in `dtype`; None: in its own, and in float32 where that has fewer bits."""
+    if {(x.layout, x.dtype) for x in tensors} <= PLAIN:
+        return torch._foreach_norm(list(tensors), 2, dtype=dtype) if tensors else []
+    dense = [x.coalesce().values() if x.layout == torch.sparse_coo else x for x in tensors]
+    wide = [x if x.dtype in (torch.float32, torch.float64) else to_measure(x) for x in dense]
+    if dtype is None:
+        wide = [x.float() if x.element_size() < 4 else x for x in wide]
+    return torch._foreach_norm(wide, 2, dtype=dtype)
 
 
 def stacked(numbers: Sequence[Tensor], device: torch.device) -> Tensor:
     """Scalars as one tensor, float64."""
+    if not numbers:
+        return torch.zeros(0, dtype=torch.float64, device=device)
     if len({(x.dtype, x.device) for x in numbers}) == 1:
         return torch.stack(list(numbers)).to(device, torch.float64)
     return torch.stack([x.to(device, torch.float64) for x in numbers])
 
 
+@dataclass(frozen=True)
+class SeenStep:
+    """A step that detectors judge later; `began_anew`: they begin anew with it. `values` are known since it is over."""
+
+    step: int
+    loss: float
+    norm: float
+    is_judged: bool
+    began_anew: bool
+    values: Mapping[str, float]
+
+
 class Watch:
-    """The detectors that watch one run, and what they remember."""
+    """The detectors that watch one run, and what they remember.
+
+    Where nothing waits for what they say, steps are judged some at once, and at the latest when somebody asks: in the
+    midst of a training step each of their operations finds the CPU's caches full of something else.
+    """
 
     def __init__(self, trial: Trial):
+        self._waiting: list[SeenStep] = []
+        self._tell: Callable[[int, Mapping[str, float]], None] = lambda step, said: None
         name = trial.section("detect").name
         self.names = [] if name == "none" else name.split("+")
         self.state = State(1)
@@ -159,28 +196,58 @@ class Watch:
             signal: torch.zeros(1, dtype=torch.float64) for name in self.names for signal in DETECTORS[name].watches
         }
         like |= {signal: torch.zeros(1, 0, dtype=torch.float64) for signal in LAYERED if signal in like}
-        self._like = like
         self._detectors: dict[str, Detector] = {}
         for name in self.names:
             key = f"detect.{name}"
             options = trial.section(key) if key in sections() else None
             self._detectors[name] = DETECTORS[name](f"detect_{name}", [options], like, self.state)
         lagging = AFTER_THE_STEP.intersection(like)
-        self._before = {name: self.state.add(f"before_{name}", like[name].clone()) for name in sorted(lagging)}
-        self._wanted = {RATE, *stored(list(self._before))}
-        self._has_before = self.state.add("has_before", torch.zeros(1, dtype=torch.bool))
-        self._is_known = self.state.add("is_known", torch.zeros(1, len(lagging), dtype=torch.bool))  # measured so far
-        self._rates = self.state.add("rates", torch.full((1, 3), nan, dtype=torch.float64))  # of the last three steps
-        self._usual = self.state.add("usual", torch.full((1, len(self.names)), nan, dtype=torch.float64))
+        lags = {name for name, detector in self._detectors.items() if AFTER_THE_STEP.intersection(detector.watches)}
+        self._is_lagging = {name: name in lags for name in self.names}
+        before = {name: self.state.add(f"before_{name}", like[name].clone()).used for name in sorted(lagging)}
+        self._wanted = {RATE, *stored(list(before))}
+        self._now = np.zeros((2, 1))  # loss and gradient norm
+        shown = dict(zip(("loss", "grad_norm"), torch.from_numpy(self._now), strict=True))
+        self._values = before | {signal: like[signal] for signal in LAYERED if signal in like} | shown
+        # Rows of one run stay where they are, so they are written through NumPy, which takes less for a number.
+        self._before = {name: values.numpy() for name, values in before.items()}
+        self._has_before = self._added("has_before", torch.zeros(1, dtype=torch.bool))
+        self._is_known = self._added("is_known", torch.zeros(1, len(lagging), dtype=torch.bool))  # measured so far
+        self._rates = self._added("rates", torch.full((1, 3), nan, dtype=torch.float64))  # of the last three steps
+        self._usual = self._added("usual", torch.full((1, len(self.names)), nan, dtype=torch.float64))
+
+    def _added(self, name: str, values: Tensor) -> np.ndarray:
+        """An array of the state, as NumPy has it, in the same memory."""
+        return self.state.add(name, values).used.numpy()
 
     @property
     def usual(self) -> dict[str, float]:
         """The scores of the last step without an alarm."""
-        return dict(zip(self.names, self._usual.used[0].tolist(), strict=True))
+        return dict(zip(self.names, self._usual[0].tolist(), strict=True))
+
+    def tells(self, tell: Callable[[int, Mapping[str, float]], None]) -> None:
+        """What is said of a step that is judged later is told so."""
+        self._tell = tell
+
+    def judge_later(self, seen: SeenStep) -> None:
+        """A step is over of which nobody waits for what the detectors say."""
+        self._waiting.append(seen)
+        if len(self._waiting) >= AT_ONCE:
+            self.settle()
+
+    def settle(self) -> None:
+        """Judge what waits."""
+        waiting, self._waiting = self._waiting, []
+        for seen in waiting:
+            if seen.began_anew:
+                self._restart()
+            alarms, scores, _ = self.judge(seen.loss, seen.norm, seen.is_judged)
+            self.stepped(seen.values)
+            self._tell(seen.step, said(alarms, scores))
 
     def keep_usual(self, scores: Mapping[str, float]) -> None:
         """This step was one."""
-        self._usual.used.copy_(torch.tensor([[scores[name] for name in self.names]], dtype=torch.float64))
+        self._usual[0] = [scores[name] for name in self.names]
 
     @torch.inference_mode()  # a fifth faster than with the bookkeeping of gradients that are never asked for
     def judge(self, loss: float, norm: float, is_judged: bool = True) -> tuple[dict[str, bool], dict[str, float], bool]:
@@ -188,17 +255,14 @@ class Watch:
 
         Not `is_judged`: its gradients overflowed under a dynamic loss scale, which is that one's to judge.
         """
-        values: dict[str, Tensor] = {name: kept.used for name, kept in self._before.items()}
-        values |= {signal: self._like[signal] for signal in LAYERED if signal in self._like}
-        values |= {"loss": torch.tensor([loss]).double(), "grad_norm": torch.tensor([norm]).double()}
+        self._now[:, 0] = loss, norm
         alarms, scores, is_late = {}, {}, False
-        is_new_rate = has_new_rate(*self._rates.used[0].numpy())
-        told, everywhere = torch.tensor([is_judged]), torch.tensor([True])
+        is_new_rate, has_before = has_new_rate(*self._rates[0]), bool(self._has_before[0])
         for name, detector in self._detectors.items():
             if is_new_rate:
-                detector.see_new_rate(everywhere)
-            is_new = told & self._has_before.used if AFTER_THE_STEP.intersection(detector.watches) else told
-            is_alarm, score = detector.judge(values, is_new)
+                detector.see_new_rate(YES)
+            is_new = YES if is_judged and (has_before or not self._is_lagging[name]) else NO
+            is_alarm, score = detector.judge(self._values, is_new)
             alarms[name], scores[name] = bool(is_alarm), float(score)
             is_late = is_late or (alarms[name] and bool(detector.late(is_alarm)))
         return alarms, scores, is_late
@@ -208,42 +272,64 @@ class Watch:
         with np.errstate(over="ignore"):  # as stored: what float32 cannot hold is infinite
             shown = {name: float(np.float32(values.get(name, nan))) for name in self._wanted}
         if PER_RATE in self._before:
-            shown[PER_RATE] = float(per_rate(*torch.tensor([shown[UPDATE], shown[RATE]])))
+            shown[PER_RATE] = float(per_rate(np.float64(shown[UPDATE]), np.float64(shown[RATE])))
+        is_known = self._is_known[0]
         for number, (name, kept) in enumerate(self._before.items()):
             value = shown[name]
-            self._is_known.used[0, number] |= value == value
-            kept.used.fill_(value if self._is_known.used[0, number] else 0.0)
-        self._has_before.used.fill_(True)
-        rates = self._rates.used
-        rates.copy_(torch.tensor([[shown[RATE], *rates[0, :-1].tolist()]]))
+            is_known[number] |= value == value
+            kept[0] = value if is_known[number] else 0.0
+        self._has_before[0] = True
+        self._rates[0] = [shown[RATE], *self._rates[0, :-1]]
 
     def restart(self) -> None:
         """The detectors begin anew."""
-        everywhere = torch.ones(1, dtype=torch.bool)
+        self.settle()
+        self._restart()
+
+    def _restart(self) -> None:
         for detector in self._detectors.values():
-            detector.restart(everywhere)
-        self._has_before.used.fill_(False)
+            detector.restart(YES)
+        self._has_before[0] = False
 
     def memory(self) -> dict[str, Tensor]:
         """What they remember, copied."""
+        self.settle()
         return {name: values.clone() for name, values in self.state}
 
     def recall(self, memory: Mapping[str, Tensor]) -> None:
         """Go on with this memory."""
+        self.settle()
         for name, values in self.state:
             values.copy_(memory[name])
 
 
+def said(alarms: Mapping[str, bool], scores: Mapping[str, float]) -> dict[str, float]:
+    """What detectors say of a step, by the names of the store."""
+    of_alarms = {f"alarm_{name}": float(is_alarm) for name, is_alarm in alarms.items()}
+    return of_alarms | {f"score_{name}": score for name, score in scores.items()}
+
+
 class Series:
-    """Numbers by signal and step, which may be written anew from any step on; NaN where there is none."""
+    """Numbers by signal and step, which may be written anew from any step on; NaN where there is none.
+
+    `settle` is called before anything is read.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, np.ndarray] = {}
         self.length = 0  # steps
+        self.settle: Callable[[], None] = lambda: None
 
     def put(self, step: int, values: Mapping[str, float]) -> None:
         """The numbers of a step, which is the last one now."""
         self.length = step + 1
+        self.add(step, values)
+        for name in self._values.keys() - values.keys():
+            if step < len(self._values[name]):
+                self._values[name][step] = nan
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """More numbers of a step."""
         for name, value in values.items():
             if (room := self._values.get(name)) is None:
                 room = self._values[name] = np.full(64, nan, np.float32)
@@ -252,17 +338,16 @@ class Series:
                 room = self._values[name] = np.concatenate([room, more])
             with np.errstate(over="ignore"):
                 room[step] = value
-        for name in self._values.keys() - values.keys():
-            if step < len(self._values[name]):
-                self._values[name][step] = nan
 
     def take(self, other: Series, stop: int) -> None:
         """The first steps of another series."""
+        other.settle()
         self._values = {name: values.copy() for name, values in other._values.items()}
         self.length = min(stop, other.length)
 
     def get(self, name: str) -> np.ndarray:
         """[steps], float32."""
+        self.settle()
         values = np.full(self.length, nan, np.float32)
         kept = self._values.get(name, values)[: self.length]
         values[: len(kept)] = kept
@@ -270,8 +355,9 @@ class Series:
 
     @property
     def names(self) -> list[str]:
+        self.settle()
         return list(self._values)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All of them by name."""
-        return {name: self.get(name) for name in self._values}
+        return {name: self.get(name) for name in self.names}

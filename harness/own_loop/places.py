@@ -56,7 +56,14 @@ class Places:
             for leaf, weight in module._parameters.items()
             if weight is not None
         ]
-        self._sizes = [(module, list(module._modules.values()), *_sizes(module)) for module in self.built_of]
+        self._parts = [  # of every module, and how many there were, or which
+            (module._parameters, len(module._parameters), module._buffers, len(module._buffers))
+            for module in self.built_of
+        ]
+        self._children = [
+            (module._modules, list(module._modules.values())) for module in self.built_of if module._modules
+        ]
+        self._childless = [module._modules for module in self.built_of if not module._modules]
         self._buffers = [
             (f"{prefix}.{leaf}" if prefix else leaf, module._buffers, leaf)
             for prefix, module in named_modules
@@ -92,10 +99,9 @@ class Places:
 
     def _has_more(self) -> bool:
         """Whether a module, a parameter or a buffer was added."""
-        return any(
-            _sizes(module) != (weights, buffers) or list(module._modules.values()) != inside
-            for module, inside, weights, buffers in self._sizes
-        )
+        if any(self._childless) or any(list(inside.values()) != there for inside, there in self._children):
+            return True
+        return any(len(mine) != weights or len(others) != buffers for mine, weights, others, buffers in self._parts)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -151,22 +157,23 @@ class Places:
                 weight.grad = weight.grad.resolve_conj()
         return {name: real_view(weight.grad) for name, weight in weights.items() if weight.grad is not None}
 
-    def slots(self, number: int | None = None, only: str | None = None) -> dict[str, dict[str, Tensor]]:
+    def slots(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
         """What the optimizers, or one of them, keep element by element: by array and weight; complex as pairs."""
         found: dict[str, dict[str, Tensor]] = {}
         for name, weight in (self.trained if number is None else self.of(number)).items():
-            kept, shape = self.optimizers[self._owner[name]].state.get(weight, {}), weight.shape
-            for key, values in kept.items():
-                slot = SLOTS.get(key, key)
-                if only is not None and slot != only:
-                    continue
-                if isinstance(values, Tensor) and values.shape == shape and is_of_numbers(values):
-                    found.setdefault(slot, {})[name] = real_view(values)
+            for key, values in self.optimizers[self._owner[name]].state.get(weight, {}).items():
+                if _is_kept_of(weight, values):
+                    found.setdefault(SLOTS.get(key, key), {})[name] = real_view(values)
         return found
 
     def slot(self, name: str, number: int | None = None) -> dict[str, Tensor]:
         """One array of the optimizers, or of one of them, by name of the weight; empty where there is none."""
-        return self.slots(number, name).get(name, {})
+        found = {}
+        for of, weight in (self.trained if number is None else self.of(number)).items():
+            for key, values in self.optimizers[self._owner[of]].state.get(weight, {}).items():
+                if SLOTS.get(key, key) == name and _is_kept_of(weight, values):
+                    found[of] = real_view(values)
+        return found
 
     def around_update(self, number: int) -> dict[str, Tensor]:
         """The weights of an optimizer by name, and its arrays as `moment_1:name`."""
@@ -220,9 +227,9 @@ def _refuse_sharded(model: nn.Module) -> None:
             raise ConfigError(f"model: {name} is a DTensor, of which this process has a part; allowed: {allowed}")
 
 
-def _sizes(module: nn.Module) -> tuple[int, int]:
-    """How many parameters and buffers a module has of its own."""
-    return len(module._parameters), len(module._buffers)
+def _is_kept_of(weight: Tensor, values: Any) -> bool:
+    """Whether what an optimizer keeps of a weight is a number for each of its elements."""
+    return isinstance(values, Tensor) and values.shape == weight.shape and is_of_numbers(values)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

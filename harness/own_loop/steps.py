@@ -21,7 +21,7 @@ from harness.own_loop.hooks import Hook
 from harness.own_loop.inputs import Inputs, NotRepeated, not_repeated
 from harness.own_loop.legs import RUN, Leg, has_ladder
 from harness.own_loop.loop_state import LoopState
-from harness.own_loop.measures import Measures, Watch
+from harness.own_loop.measures import Measures, SeenStep, Watch, said
 from harness.own_loop.places import Places, inner_optimizer
 from harness.own_loop.presets import Chosen
 from harness.own_loop.ranks import Ranks
@@ -85,6 +85,7 @@ class Steps:
         self._pass = self._observes = 0
         self._losses: list[Any] = []
         self._judged: tuple[dict[str, bool], dict[str, float], bool] | None = None
+        self._shown: tuple[float, float, bool] | None = None  # loss, gradient norm, whether detectors judge it
         self._answer = GO
         self._is_judged = True
         self._is_again = False  # the run has gone back to the step at hand
@@ -156,7 +157,7 @@ class Steps:
     def begin_step(self) -> None:
         """A step of the optimizer begins: keep what it may have to go back to, and let faults strike."""
         leg, step = self.leg, self.step
-        self._losses, self._judged, self._answer = [], None, GO
+        self._losses, self._judged, self._shown, self._answer = [], None, None, GO
         self.places.refresh()
         if leg.sees_trained(step, tuple(self.places.trained)):
             self._is_restored = True  # norms of other weights than before
@@ -213,6 +214,9 @@ class Steps:
         self._is_judged = is_judged
         loss, norm = self.ranks.mean([loss, self._measures.norm()])
         self._began_anew, self._is_restored = self._is_restored, False
+        self._shown = loss, norm, is_judged
+        if self.asked.on_alarm is None and self.leg.treatment is None:
+            return  # nobody waits for it
         if self._began_anew:
             self.leg.watch.restart()
         self._judged = self.leg.watch.judge(loss, norm, is_judged)
@@ -242,7 +246,10 @@ class Steps:
         is_scaled_back = self.scaler is not None and not self._stepping.has_arrived
         is_fine = isfinite(values["loss"]) and (is_scaled_back or isfinite(values.get("grad_norm", 0.0)))
         leg.record(step, values, not is_fine and leg.treatment is None)
-        leg.watch.stepped(values)
+        if self._judged is None and self._shown is not None:
+            leg.watch.judge_later(SeenStep(step, *self._shown, self._began_anew, values))
+        else:
+            leg.watch.stepped(values)
         leg.strikes.stepped(step)
         self._began_anew = self._is_again = False
         self.loop.stepped()
@@ -287,9 +294,7 @@ class Steps:
             values["loss_scale"] = float(scale)
         values = dict(zip(list(values), self.ranks.mean(list(values.values())), strict=True))
         if self._judged:
-            alarms, scores, _ = self._judged
-            values |= {f"alarm_{name}": float(is_alarm) for name, is_alarm in alarms.items()}
-            values |= {f"score_{name}": score for name, score in scores.items()}
+            values |= said(*self._judged[:2])
         return values
 
     def _answered(self, leg: Leg, values: Mapping[str, float], is_taken: bool) -> None:

@@ -42,6 +42,39 @@ def orders(observe: Any, order: str, spike: int = -1, accumulate: int = 1) -> nn
     return model
 
 
+@pytest.mark.parametrize("looks", [set(), {1, 5, 6, 21}, set(range(1, 2 * STEPS))])
+def test_detectors_say_the_same_whenever_they_are_asked(looks: set[int]) -> None:
+    """At once where somebody waits for alarms, else some steps together, and at the latest when signals are read."""
+
+    def signals(on_alarm: Any) -> tuple[dict[str, np.ndarray], list[Any]]:
+        seeded()
+        model, seen = net(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with attach(model, optimizer, on_alarm=on_alarm, detect="combined+skip_step+finite") as run:
+            for number, batch in enumerate(run.steps(data(2 * STEPS))):
+                loss = loss_of(model, batch) * (1e6 if number == STEPS else 1)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if number == STEPS + 3:
+                    optimizer.load_state_dict(optimizer.state_dict())  # detectors begin anew
+                run.observe(loss)
+                if number in looks:
+                    seen.append(run.signals["alarm_combined"])
+        return run.signals, seen
+
+    told: list[int] = []
+    at_once, _ = signals(lambda alarm: told.append(alarm.step))
+    later, seen = signals(None)
+    assert at_once.keys() == later.keys() and "score_combined" in later
+    assert all(values.tobytes() == later[name].tobytes() for name, values in at_once.items())
+    assert all(part.tobytes() == later["alarm_combined"][: len(part)].tobytes() for part in seen)
+    raised = np.flatnonzero(
+        np.any([later[f"alarm_{name}"] > 0 for name in ("combined", "skip_step", "finite")], axis=0)
+    )
+    assert STEPS in told and told == list(raised)
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("order", ["first", "between", "last"])
 def test_alarms_alone_need_two_lines(order: str, accumulate: int) -> None:
