@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     figure.add_argument("name", metavar="NAME", choices=figure_names(), help=", ".join(figure_names()))
     detectors = commands.add_parser("detectors", help="say how well detectors do on stored runs, with any constants")
     board = commands.add_parser("leaderboard", help="put detectors on the same incidents and clean runs of a sweep")
-    lead = commands.add_parser("lead", help="say by how many steps signals and detectors lead the spikes of a sweep")
+    lead = commands.add_parser("lead", help="say what leads the spikes of a sweep, and what warns of divergence")
     books = commands.add_parser(
         "playbooks", help="say what each playbook saves of the same incidents, and what it costs"
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pandas as pd
+from matplotlib.axes import Axes
 
 from analysis.figures.drawing import Drawing, looks, page
 from analysis.figures.registry import Needs, Results, drawn_from
@@ -28,20 +31,13 @@ def detector_tradeoff(results: Results) -> Drawing:
     steps = int(table["clean_steps"].max()) if len(table) else 0
     if not steps:
         return Drawing(None, "No figure: it wants a detector whose signals are there, and steps of golden runs.")
-    order = table[table["factor"] == 1].sort_values("recall", ascending=False)["detector"]
-    look = looks(list(order))
+    order = list(table[table["factor"] == 1].sort_values("recall", ascending=False)["detector"])
     with page(9.5, 6, "Recall against false alarms") as figure:
         panel = figure.subplots()
-        for name in order:
-            line = table[table["detector"] == name].sort_values("factor")
-            seen, wrong = 100 * line["recall"], line["false_alarms"].clip(lower=PER / steps / 2)
-            panel.plot(wrong, seen, color=look[name]["color"], linewidth=1.4, alpha=0.8)
-            own = (line["factor"] == 1).to_numpy()
-            panel.plot(wrong[own], seen[own], **look[name], markersize=9, linestyle="none", label=_label(line[own]))
+        draw_detectors(panel, table.assign(shown=100 * table["recall"]), order, PER / steps / 2, labels=_label)
         panel.axvline(TRAINSDC, color="0.5", linestyle=":", linewidth=1.2)
         place = panel.get_xaxis_transform()
         panel.text(TRAINSDC, 1.01, "TrainSDC", ha="center", color="0.4", fontsize="small", transform=place)
-        panel.set_xscale("log")
         panel.set(xlabel="false alarms in 1,000 clean steps", ylabel="damaging incidents seen [%]", ylim=(0, 100))
         figure.legend(loc="outside right upper", frameon=False, title="detector (recall, own constants)")
     caption = (
@@ -50,6 +46,23 @@ def detector_tradeoff(results: Results) -> Drawing:
         f"{FACTORS[-1]:g} times its own (marked). Dotted: the false alarms of TrainSDC's detector on its own runs."
     )
     return Drawing(figure, caption)
+
+
+def draw_detectors(
+    panel: Axes, table: pd.DataFrame, order: Sequence[str], least: float, labels: Callable[[pd.DataFrame], str]
+) -> None:
+    """A line a detector: `shown` over `false_alarms`, at least `least`, as its thresholds move; its own are marked.
+
+    `labels` has the words of the legend for the row with its own.
+    """
+    look = looks(order)
+    for name in order:
+        line = table[table["detector"] == name].sort_values("factor")
+        seen, wrong = line["shown"], line["false_alarms"].clip(lower=least)
+        panel.plot(wrong, seen, color=look[name]["color"], linewidth=1.4, alpha=0.8)
+        own = (line["factor"] == 1).to_numpy()
+        panel.plot(wrong[own], seen[own], **look[name], markersize=9, linestyle="none", label=labels(line[own]))
+    panel.set_xscale("log")
 
 
 def _label(own: pd.DataFrame) -> str:

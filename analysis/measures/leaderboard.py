@@ -8,7 +8,7 @@ this can be: the share that would be seen if each fault only made another clean 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,24 +211,33 @@ def _quantile(values: np.ndarray, share: float) -> float:
     return float(np.quantile(values, share)) if len(values) else np.nan
 
 
-def tradeoff(
-    sweep: xr.Dataset, incidents: KnownFaults, names: Sequence[str], factors: Sequence[float] = FACTORS
-) -> pd.DataFrame:
-    """Recall of damaging incidents against false alarms as thresholds move: a row a detector and factor.
+def moved(
+    sweep: xr.Dataset, names: Sequence[str], factors: Sequence[float] = FACTORS
+) -> Iterator[tuple[str, float, np.ndarray]]:
+    """Alarms [trial, step] of each detector as its thresholds move: its name, the factor (1: its own), and these.
 
-    Columns: `detector`, `factor` (1: its own constants), `recall`, `false_alarms` per 1,000 clean steps, `clean_steps`.
     The thresholds are the fields of its options named in `THRESHOLDS`; a ratio, which lies above 1, moves by its
-    distance from 1. A detector without any has the one row.
+    distance from 1. A detector without any has its own alone. Raises ConfigError as `alarms` does.
     """
-    damaging = incidents.table[incidents.table["size"].isin(DAMAGING)].reset_index(drop=True)
-    is_taken = taken(sweep.isel(trial=incidents.clean))
-    rows = []
     for name in names:
         usual = {key: value for key, value in _fields(name).items() if key in THRESHOLDS and value < NO_THRESHOLD}
         for factor in factors if usual else (1.0,):
             given = {key: 1 + (value - 1) * factor if key in RATIOS else value * factor for key, value in usual.items()}
-            is_alarm = alarms(sweep, name, **given)["alarm"].values
-            false = false_alarms(is_alarm[incidents.clean], is_taken)
-            row = {"detector": name, "factor": factor, "recall": _share(~np.isnan(first_seen(is_alarm, damaging)))}
-            rows.append(row | {key: false[key] for key in ("false_alarms", "clean_steps")})
+            yield name, factor, alarms(sweep, name, **given)["alarm"].values
+
+
+def tradeoff(
+    sweep: xr.Dataset, incidents: KnownFaults, names: Sequence[str], factors: Sequence[float] = FACTORS
+) -> pd.DataFrame:
+    """Recall of damaging incidents against false alarms as thresholds move (`moved`): a row a detector and factor.
+
+    Columns: `detector`, `factor` (1: its own constants), `recall`, `false_alarms` per 1,000 clean steps, `clean_steps`.
+    """
+    damaging = incidents.table[incidents.table["size"].isin(DAMAGING)].reset_index(drop=True)
+    is_taken = taken(sweep.isel(trial=incidents.clean))
+    rows = []
+    for name, factor, is_alarm in moved(sweep, names, factors):
+        false = false_alarms(is_alarm[incidents.clean], is_taken)
+        row = {"detector": name, "factor": factor, "recall": _share(~np.isnan(first_seen(is_alarm, damaging)))}
+        rows.append(row | {key: false[key] for key in ("false_alarms", "clean_steps")})
     return pd.DataFrame(rows)

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.measures.detectors import measured, watched
+from analysis.measures.early_warning import HORIZON, warning_table
 from analysis.measures.known_faults import KnownFaults
 from analysis.measures.lead import lead_table, leads
 from analysis.measures.leaderboard import by_group, leaderboard
@@ -29,6 +30,10 @@ PARTS = (
     ),
     ("detector", "clean_runs", "clean_steps", "false_alarms", "false_low", "false_high", "false_high_runs", "episodes"),
     ("detector", "alarmed_runs", "latency_lost", "lead", "leads", "microseconds"),
+)
+WARNED = (
+    ("detector", "warned", "warned_low", "warned_high", "chance", "in_time", "never", "lead", "lead_low", "lead_high"),
+    ("detector", "clean_steps", "false_alarms", "false_low", "false_high", "alarmed_runs"),
 )
 SAID = (
     "Damaging: the final loss moved by more than ten clean envelopes, or not finite. Recall, chance and at_once are "
@@ -56,15 +61,35 @@ def told_board(out: Path, names: Sequence[str], constants: Mapping[str, Mapping[
 
 
 def told_lead(out: Path) -> list[str]:
-    """What leads the spikes of the loss. Raises ConfigError."""
+    """What leads the spikes that faults have the loss make, and what warns of runs that diverge by themselves.
+
+    Raises ConfigError where there is neither.
+    """
     sweep = open_sweep(out)
-    table = lead_table(leads(sweep, measured(sweep)))
-    if table.empty:
-        raise ConfigError(f"out={out}: no fault has the loss spike; allowed: a sweep in which one does")
-    said = (
-        "Shares of the spikes; lead in steps, over those with a sign at or before the spike, with a bootstrap interval."
-    )
-    return [*_lines(table), said]
+    names = measured(sweep)
+    table, warned = lead_table(leads(sweep, names)), warning_table(watched(sweep, names).load(), names, (1.0,))
+    if table.empty and warned.empty:
+        allowed = "a sweep in which one does, or in which some runs without a fault end badly and some well"
+        raise ConfigError(f"out={out}: no fault has the loss spike; allowed: {allowed}")
+    lines = []
+    if not table.empty:
+        lines += [
+            *_lines(table),
+            "Shares of the spikes; lead in steps, over those with a sign at or before the spike, with a bootstrap "
+            "interval.",
+        ]
+    if not warned.empty:
+        warned = warned.sort_values("warned", ascending=False).drop(columns="factor")
+        lines += [""] * bool(lines)
+        lines += [f"{warned['lost'].iloc[0]} runs without a fault end badly, {warned['well'].iloc[0]} end well:"]
+        for part in WARNED:
+            lines += [*_lines(warned[list(part)]), ""]
+        lines += [
+            f"Warned: an alarm in the {HORIZON} steps before the loss gives up half of what was learned; chance: so "
+            "many would be if alarms were those of runs that end well. Lead: the steps from the first of these alarms, "
+            "with a bootstrap interval. False alarms: in 1,000 steps of runs that end well.",
+        ]
+    return lines
 
 
 def _lines(table: pd.DataFrame) -> list[str]:

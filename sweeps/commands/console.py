@@ -125,7 +125,7 @@ COMMANDS = {
     "playbooks": Command("say what each playbook saves of the same incidents", partial(_analysis, "playbooks")),
     "detectors": Command("say how well detectors do on stored runs", partial(_analysis, "detectors")),
     "leaderboard": Command("put detectors on the same incidents", partial(_analysis, "leaderboard")),
-    "lead": Command("say what leads the loss spikes of a sweep", partial(_analysis, "lead")),
+    "lead": Command("say what leads loss spikes, and warns of divergence", partial(_analysis, "lead")),
     "provenance": Command("say where first non-finite values came from", partial(_analysis, "provenance")),
     "incidents": Command("every incident of a sweep: symptoms, alarms, outcome, cost", partial(_analysis, "incidents")),
     "postmortem": Command("write the post-mortem of a trial's incident", partial(_analysis, "postmortem")),

@@ -13,7 +13,7 @@ NAMES = {
     Needs.SEARCHES: ["search_history", "pareto_front"],
     Needs.COMPARISON: ["mitigation_map"],
     Needs.OUTCOMES: ["vulnerability_map", "outcome_shares", "deviation_curves", "recovery_against_beta2"],
-    Needs.INCIDENTS: ["detector_tradeoff", "loss_lead", "module_flips", "playbooks_compared"],
+    Needs.INCIDENTS: ["detector_tradeoff", "loss_lead", "module_flips", "playbooks_compared", "early_warning"],
 }
 
 
