@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 
 from analysis.export.command import add_export, export
-from analysis.figures.drawing import PICTURES
+from analysis.figures.files import check_picture, save_picture
 from analysis.figures.registry import Needs, Results, figures
 from analysis.incident_commands import RUN, add_commands
 from analysis.measures.detectors import measured, options_of
@@ -66,6 +65,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
     for command in (report, campaign, figure, detectors, provenances, board, lead, books):
         command.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
     figure.add_argument("file", metavar="FILE", type=Path)
+    board.add_argument("--figure", metavar="FILE", type=Path, help="draw recall against false alarms, too")
     books.add_argument("--per-hour", metavar="MONEY", type=float, help="what an hour of one trial costs")
     for command in (detectors, board):
         command.add_argument("chosen", metavar="NAME or KEY=VALUE", nargs="*", help=CHOSEN)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
         elif options.command == "detectors":
             _detectors(options.out, options.chosen)
         elif options.command == "leaderboard":
-            say(*told_board(options.out, *_chosen(options.chosen)))
+            say(*told_board(options.out, *_chosen(options.chosen), options.figure))
         elif options.command == "playbooks":
             say(*told_playbooks(options.out, options.per_hour))
         elif options.command == "lead":
@@ -97,7 +97,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m analy
         complain(f"error: {error}")
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        target = f"FILE={options.file}" if options.command == "figure" else f"out={options.out}"
+        picture = options.file if options.command == "figure" else vars(options).get("figure")
+        target = f"out={options.out}" if picture is None else f"FILE={picture}"
         reason = f"{error.strerror}: {error.filename}" if error.strerror else str(error)
         complain(f"error: {target}: cannot be written ({reason}); allowed: a folder you may write to")
         return 2
@@ -174,13 +175,10 @@ def _figure(name: str, out: Path, file: Path) -> None:
     drawing = figure(results)
     if drawing.figure is None:
         raise ConfigError(f"figure {name}: {drawing.caption}")
-    if file.suffix not in PICTURES:
-        raise ConfigError(f"{file}: unknown kind of file; allowed: {', '.join(PICTURES)}")
+    check_picture(file)
     if figure.needs == Needs.OUTCOMES:
         complain(*(f"note: {note}" for note in results.notes))
-    # The same results give the same file, byte for byte.
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
-        drawing.figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+    save_picture(drawing.figure, file, name)
     mark = "" if figure.needs == Needs.SEARCHES else idle_note(results.sweep)
     say(f"Figure: {file}", " ".join(filter(None, (drawing.caption, mark))))
 

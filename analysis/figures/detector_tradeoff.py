@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pandas as pd
+import xarray as xr
 from matplotlib.axes import Axes
 
 from analysis.figures.drawing import Drawing, looks, page
@@ -22,12 +23,16 @@ def detector_tradeoff(results: Results) -> Drawing:
 
     The axis of false alarms is logarithmic; what has none stands at its left end, at half an alarm.
     """
-    incidents = KnownFaults.of(results.sweep)
+    names = measured(results.sweep)
+    return drawn_tradeoff(watched(results.sweep, names).load(), KnownFaults.of(results.sweep), names)
+
+
+def drawn_tradeoff(sweep: xr.Dataset, incidents: KnownFaults, names: Sequence[str]) -> Drawing:
+    """The same of these detectors; `sweep` has what they watch."""
     damaging = int(incidents.table["size"].isin(DAMAGING).sum())
     if not damaging or not len(incidents.clean):
         return Drawing(None, "No figure: it wants faults that move the final loss, and golden runs that trained.")
-    names = measured(results.sweep)
-    table = tradeoff(watched(results.sweep, names).load(), incidents, names)
+    table = tradeoff(sweep, incidents, names)
     steps = int(table["clean_steps"].max()) if len(table) else 0
     if not steps:
         return Drawing(None, "No figure: it wants a detector whose signals are there, and steps of golden runs.")

@@ -8,12 +8,16 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.figures.detector_tradeoff import drawn_tradeoff
+from analysis.figures.files import check_picture, save_picture
+from analysis.measures.conditions import MIXED, TEST, TUNE, kinds, registration
+from analysis.measures.conditions import SAID as CONDITIONS
 from analysis.measures.detectors import measured, watched
 from analysis.measures.early_warning import HORIZON, warning_table
 from analysis.measures.known_faults import KnownFaults
 from analysis.measures.lead import lead_table, leads
 from analysis.measures.leaderboard import by_group, leaderboard
-from analysis.reading.open_sweep import open_sweep
+from analysis.reading.open_sweep import open_sweep, open_with_packs
 from harness.config import ConfigError
 
 PARTS = (
@@ -43,21 +47,43 @@ SAID = (
 )
 
 
-def told_board(out: Path, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The leaderboard and the recall by family and by size of damage. Raises ConfigError."""
-    sweep = open_sweep(out)
-    incidents = KnownFaults.of(sweep)
-    if incidents.table.empty:
+def told_board(
+    out: Path, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]], figure: Path | None = None
+) -> list[str]:
+    """Of each kind of conditions, test first, the leaderboard, and recall by family and by size of damage.
+
+    With `figure` recall against false alarms is drawn into that file, under the first of these conditions. Raises
+    ConfigError.
+    """
+    if figure is not None:
+        check_picture(figure)
+    whole, packs = open_with_packs(out)
+    kind = kinds(whole, packs)
+    parts = {name: whole.isel(trial=kind == name) for name in (TEST, MIXED, TUNE) if (kind == name).any()}
+    known = {name: faults for name, part in parts.items() if not (faults := KnownFaults.of(part)).table.empty}
+    if not known:
         allowed = "one with faults that changed something, finished together with their golden twins"
         raise ConfigError(f"out={out}: a sweep without incidents; allowed: {allowed}")
-    names = list(names) or measured(sweep)
-    table, seen = leaderboard(watched(sweep, names).load(), incidents, names, constants)
-    lines = [f"{len(incidents.table)} incidents, {int(table['damaging'][0])} of them damaging", ""]
-    for part in PARTS:
-        lines += [*_lines(table[list(part)]), ""]
-    for by, text in (("family", "recall of damaging incidents by what was struck"), ("size", "recall by damage")):
-        lines += [f"{text}:", *_lines(by_group(incidents, seen[list(table["detector"])], by)), ""]
-    return [*lines, *SAID, *(f"Note: {note}" for note in incidents.notes)]
+    names = list(names) or measured(whole)
+    lines: list[str] = []
+    for name, incidents in known.items():
+        part = watched(parts[name], names).load()
+        table, seen = leaderboard(part, incidents, names, constants)
+        count = f"{len(incidents.table)} incidents, {int(table['damaging'][0])} of them damaging"
+        lines += [f"{count}, under {CONDITIONS[name]} (conditions.yaml {registration()})", ""]
+        for columns in PARTS:
+            lines += [*_lines(table[list(columns)]), ""]
+        for by, text in (("family", "recall of damaging incidents by what was struck"), ("size", "recall by damage")):
+            lines += [f"{text}:", *_lines(by_group(incidents, seen[list(table["detector"])], by)), ""]
+        lines += [*(f"Note: {note}" for note in incidents.notes), ""]
+        if figure is not None:
+            drawing = drawn_tradeoff(part, incidents, names)
+            if drawing.figure is None:
+                raise ConfigError(f"--figure={figure}: {drawing.caption}")
+            save_picture(drawing.figure, figure, "detector_tradeoff")
+            lines += [f"Figure: {figure} {drawing.caption}", ""]
+            figure = None
+    return [*lines, *SAID]
 
 
 def told_lead(out: Path) -> list[str]:

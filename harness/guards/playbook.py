@@ -48,6 +48,7 @@ class Playbook(Guard):
         self._first = self._now.clone()
         self._over = torch.full((rows,), -1, dtype=torch.int64, device=self.device)
         self._awaited, self.is_new = self._over.clone(), True
+        self._takes = torch.zeros(rows, dtype=torch.bool, device=self.device)
         if not self._asked:
             # Between the question and the answer rows may come, but no snapshot and no checkpoint is taken.
             like = {
@@ -62,15 +63,18 @@ class Playbook(Guard):
             self._usual = add("playbook_usual", like["scores"].clone())  # scores of the last step without an alarm
             self._asked = {name: add(f"playbook_{name}", values.clone(), scratch=True) for name, values in like.items()}
 
-    def expect(self, row: int, now: Sequence[int], first: Sequence[int], over: int, awaited: int) -> None:
+    def expect(
+        self, row: int, now: Sequence[int], first: Sequence[int], over: int, awaited: int = -1, takes: bool = False
+    ) -> None:
         """What to answer to each detector in this row: `now`, and `first` at steps beyond `over`.
 
         That is place * ANSWERS + answer of the rung that it calls, or UNANSWERED; of several detectors the rung that
-        comes first is climbed. `awaited` is a step at which to ask without an alarm; -1: none.
+        comes first is climbed. `awaited` is a step at which to ask without an alarm, too (-1: none), after it is taken
+        if it is no alarm or the rung `takes` it.
         """
         self._now[row] = torch.tensor(now, device=self.device)
         self._first[row] = torch.tensor(first, device=self.device)
-        self._over[row], self._awaited[row] = over, awaited
+        self._over[row], self._awaited[row], self._takes[row] = over, awaited, takes
 
     def judge(self, seen: Seen) -> Tensor:
         never = torch.zeros_like(seen.trains)
@@ -88,13 +92,20 @@ class Playbook(Guard):
         # A step that cannot be taken, or whose batch is dropped, is asked about anyway: ASK outvotes other guards.
         is_fine = seen.trains & seen.loss.isfinite() & seen.usable
         is_awaited = seen.here & (seen.step == self._awaited)
-        answer = torch.where(is_awaited & (answer == GO), GO_AND_ASK, answer) * (seen.trains | is_awaited)
-        answer = torch.where((answer == GO_AND_ASK) & ~is_fine, ASK, answer)
+        answer = torch.where(is_awaited & (self._takes | (answer == GO)), GO_AND_ASK, answer)
+        answer = answer * (seen.trains | is_awaited)
+        is_waiting = seen.trains & (self._awaited >= 0) & (answer == GO)  # whatever it waits for cannot be reached so
+        answer = torch.where((is_waiting | (answer == GO_AND_ASK)) & ~is_fine, ASK, answer)
         shown["taken"], is_asked = answer == GO_AND_ASK, answer != GO
         for name, values in shown.items():
             kept = self._asked[name].used
             kept.copy_(torch.where(is_asked.view(-1, *(1,) * (values.dim() - 1)), values, kept))
         return answer.to(torch.int8)
+
+    @property
+    def passes(self) -> Tensor:
+        """Of each row, [R], whether it runs steps again whose alarms nobody is asked about."""
+        return (self._awaited >= 0) & (self._first.amin(1) == UNANSWERED)
 
     def alarm(self, row: int, step: int) -> Alarm | None:
         """What it asks about in a row that is held since this step, once; here the host waits for the device."""

@@ -306,7 +306,7 @@ class Steps:
             self._stop(leg)
             return
         raised = {name: scores[name] for name, is_alarm in alarms.items() if is_alarm}
-        treatment.is_quiet = is_taken and not raised
+        treatment.is_quiet = is_taken and (not raised or treatment.passes)
         if self._answer in (ASK, GO_AND_ASK):
             norm, usual = values.get("grad_norm", nan), leg.watch.usual
             patient = treatment.settle(Alarm(step, raised, values["loss"], norm, is_taken, is_late, scores, usual))
@@ -317,8 +317,9 @@ class Steps:
         self.step = step + 1 if patient is None else patient.goes_on
         if self.step <= step:
             self._is_again = True
-        if patient is not None and patient.went_back:
+        if patient is not None and (patient.went_back or patient.is_calm):
             treatment.is_quiet = True
+        if patient is not None and patient.went_back:
             leg.forget(self.step)
         if patient is not None and patient.is_frozen:
             self._stop(leg)

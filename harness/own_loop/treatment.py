@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
+from harness.config.ladder import rungs
 from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
 from harness.guards.playbook import ANSWERS, UNANSWERED, calls, goes_back, has_oracle, waits
 from harness.model.formats import to_measure
@@ -167,6 +168,11 @@ class Treatment:
         """A step at which an action is asked again; -1: none."""
         return self.book.waits["step"] if self.book.waits is not None else -1
 
+    @property
+    def passes(self) -> bool:
+        """Whether steps are run again whose alarms nobody is asked about."""
+        return self.book.waits is not None and not self.book.hears_before_awaited
+
     def begin(self, step: int, with_gradients: bool) -> None:
         """Keep what the run may have to go back to; with the gradients that the step adds to."""
         taken = None
@@ -180,7 +186,9 @@ class Treatment:
         answer = GO
         if raised:
             if self.book.waits is not None:
-                answer = ASK
+                takes = self.book.takes_awaited(rungs(self.trial.playbook.ladder), names)
+                before = ASK if self.book.hears_before_awaited or not (isfinite(loss) and isfinite(norm)) else GO
+                answer = before if step != self.awaited else GO_AND_ASK if takes else ASK
             else:
                 told = calls(self.trial, names, self.book.used if step <= self.book.over else {})
                 answer = min((told[names.index(name)] for name in raised), default=UNANSWERED) % ANSWERS
@@ -218,7 +226,7 @@ class OwnPatient:
         self.used = self.place = 0
         self.action = ""
         self.goes_on = alarm.step + 1
-        self.went_back = self.is_frozen = False
+        self.went_back = self.is_frozen = self.is_calm = False
 
     @property
     def _remedy(self) -> Any:
@@ -231,10 +239,6 @@ class OwnPatient:
     @property
     def is_spared(self) -> bool:
         return self._remedy.is_spared
-
-    @property
-    def stood(self) -> int:
-        return self._treatment.book.stood
 
     def go_back(self, latest: int) -> int | None:
         step = self.newest(latest)
@@ -305,5 +309,5 @@ class OwnPatient:
     def fault_step(self) -> int | None:
         return self._treatment.strikes.first_change
 
-    def wait(self, step: int, memory: Mapping[str, Any]) -> None:
-        self._treatment.book.wait(self, step, memory)
+    def wait(self, step: int, memory: Mapping[str, Any], takes: bool) -> None:
+        self._treatment.book.wait(self, step, memory, takes)

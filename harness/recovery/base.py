@@ -53,10 +53,6 @@ class Row(Protocol):
     def is_spared(self) -> bool:
         """Whether it trains on another device than at first."""
 
-    @property
-    def stood(self) -> int:
-        """How many times in this incident an action has found that the alarm is still one."""
-
     def go_back(self, latest: int) -> int | None:
         """To the newest sound snapshot of a step up to `latest`: it goes on there, and its step is returned.
 
@@ -116,8 +112,12 @@ class Row(Protocol):
     def fault_step(self) -> int | None:
         """The step of the first strike that changed something; for the oracle alone."""
 
-    def wait(self, step: int, memory: Detail) -> None:
-        """The action is asked again at that step (`resume`), whether or not it is an alarm, and given its memory."""
+    def wait(self, step: int, memory: Detail, takes: bool) -> None:
+        """The action is asked again at that step (`resume`), whether or not it is an alarm, and given its memory.
+
+        `takes`: an alarm that it finds to be right there is no other's to answer, so if no rung comes after it the step
+        is taken before it is asked; a step without an alarm always is.
+        """
 
 
 class Action:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config import PER_TRIAL, Trial, number
+from harness.config import PER_TRIAL, Trial, choice, number
 from harness.recovery.base import STANDS, Action, Alarm, Detail, Row
 
 TRANSIENT, PERSISTENT, DATA, CORRECT = "transient", "persistent", "data", "correct"
 """The verdicts: another value the second time; the same there, and another on another device; the same on both, and no
 alarm with another batch; and an alarm with every batch, on every device: the result is right, and the run is not."""
+ODD, ANY_BATCH = "odd", "any"
 AGAIN, SPARE, OTHER_DATA = "again", "spare", "other data"  # what is tried
 
 
@@ -25,6 +26,7 @@ class Options:
         PER_TRIAL, 2, "transient faults in an incident after which the trial stays on another device", low=1
     )
     batches: int = number(PER_TRIAL, 8, "batches that are left out at most, to find one without an alarm", low=0)
+    data: str = choice(PER_TRIAL, ANY_BATCH, "which may be left out: those odd by their tokens, or any", ODD, ANY_BATCH)
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,15 @@ def tries(options: Options, before: int, is_late: bool, odd: int, history: int) 
 
     That is as far back as snapshots surely go, `history` steps, and no further than `options.deepest`.
 
-    Where `odd` batches are unlike those before, what comes after them is tried first. Else one batch is tried before an
+    Where `odd` batches are unlike those before, what comes after them is tried first. Else, where others may be left
+    out at all (`options.data`), one batch is tried before an
     earlier step, and the others after it, because a weight that few batches read may be what is wrong. An alarm that
     `is_late` speaks of weights and moments, and so of earlier steps.
     """
     first = [Try(OTHER_DATA, before, odd)] if odd else []
     first += [Try(AGAIN, before), Try(SPARE, before)]
-    batches = [Try(OTHER_DATA, before, 2**power) for power in range(options.batches.bit_length())]
+    powers = range(options.batches.bit_length() if options.data == ANY_BATCH else 0)
+    batches = [Try(OTHER_DATA, before, 2**power) for power in powers]
     deeper, deepest = [], min(options.deepest, history)
     while before < deepest:
         before = min(2 * before + 1, deepest)
@@ -65,11 +69,11 @@ class ReExecute(Action):
     the others were bad, and are left out. Else the step again, from a snapshot whose weights are sound. Other values: a
     transient fault, and what came out now is right; at the second one in an incident the device is taken for a bad one,
     and the trial stays on another. The same: once more on another device, where a permanent fault does not strike. The
-    same there: with another batch, 1, 2, 4, ... further on: if that is no alarm, and its scores are nearer to what was
-    usual than to the alarm's, the batch was bad. If not, the state may have been bad before: once more from 1, 3, 7,
-    ... steps before, and from there on another device. Always the same: the result is right, and from there on the
-    other rungs are asked, until the incident is over. What is known only after a step is looked for in the step before
-    and in earlier ones, and then with other batches.
+    same there: where any batch may be left out, with another one, 1, 2, 4, ... further on: if that is no alarm, and its
+    scores are nearer to what was usual than to the alarm's, the batch was bad. If not, the state may have been bad
+    before: once more from 1, 3, 7, ... steps before, and from there on another device. Always the same: the result is
+    right. The step was taken then, or if other rungs answer the alarm they are asked, until the incident is over. What
+    is known only after a step is looked for in the step before and in earlier ones, and then with other batches.
     """
 
     goes_back = waits = True
@@ -83,7 +87,7 @@ class ReExecute(Action):
         alarm = row.alarm
         before = max(options.back, int(alarm.is_late and row.newest(alarm.step - 1) is not None))
         newest, sound = row.newest(alarm.step - before), row.sound(alarm.step - before)
-        if row.stood or newest is None or sound is None:
+        if newest is None or sound is None:
             return None
         if sound < newest:
             before = alarm.step - sound
@@ -137,7 +141,7 @@ class ReExecute(Action):
             row.read_on(ahead)
             went = memory["went"] if one.kind == OTHER_DATA else {**memory["went"], one.kind: to}
             now = {"tried": place, "kind": one.kind, "ahead": ahead, "went": went, "to": to}
-            row.wait(memory["seen"]["step"], {**memory, **now})
+            row.wait(memory["seen"]["step"], {**memory, **now}, takes=one.kind != OTHER_DATA)
             told = {"tried": one.kind if place else "", "before": one.before, "batches": ahead}
             return {"to": to} | {name: value for name, value in told.items() if value}
         return None

@@ -82,8 +82,9 @@ class Answers:
         if self._quiet:
             is_taken = (answer == GO) | (answer == GO_AND_ASK)
             self._quiet.used.copy_(torch.where(trains, is_taken, self._quiet.used))
+            passes = self.recovery.guard.passes if self.recovery else torch.zeros_like(trains)
             for alarm, *_ in pack.alarms.values():
-                self._quiet.used.logical_and_(~alarm)
+                self._quiet.used.logical_and_(~alarm | passes)
             pack.clock.hold((answer == ROLL_BACK) | (answer == ASK) | (answer == GO_AND_ASK))
         pack.active.logical_and_(answer != FREEZE)
         return trains & (answer <= GO_AND_ASK)
@@ -155,6 +156,11 @@ class Answers:
         twins.begins[trial] = min(twins.begins[trial], step)
         self._recorder.roll_back(trial, step)
         self.pack.objective.forget(trial, step)
+
+    def calm(self, row: int) -> None:
+        """Its last step was right, though it was an alarm: a snapshot may be taken."""
+        if self._quiet:
+            self._quiet.used[row] = True
 
     def freeze(self, row: int, step: int) -> None:
         """The row trains no more, since this step."""

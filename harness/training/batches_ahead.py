@@ -13,7 +13,8 @@ from harness.detectors.windows import MAD_TO_STD
 from harness.training.pack import Pack
 from harness.training.sites import Agenda, Site, Visit
 
-BEFORE, LEAST = 20, 5  # batches that tell what is usual; with fewer nothing is odd
+BEFORE, LEAST = 100, 5  # batches that tell what is usual; with fewer nothing is odd
+HIGH, BEYOND = 0.9, 4.0  # a quantile, and times its distance from the median: small batches have long tails
 
 
 def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> int:
@@ -54,6 +55,6 @@ def is_odd(values: tuple[float, float], usual: Sequence[tuple[float, float]]) ->
     for now, before, least in zip(values, np.transpose(usual), (RARER, MORE_REPEATED), strict=True):
         middle = np.median(before)
         spread = MAD_TO_STD * np.median(np.abs(before - middle))
-        if now - middle > max(ODD_BATCH * spread, least):
+        if now - middle > max(ODD_BATCH * spread, least, BEYOND * (np.quantile(before, HIGH) - middle)):
             return True
     return False

@@ -47,9 +47,22 @@ class Book:
         closed = [None if one["closed"] is None or one["closed"] >= steps else one["closed"] for one in log]
         return [one | {"closed": step} for one, step in zip(log, closed, strict=True)]
 
-    def wait(self, patient: Patient, step: int, memory: Mapping[str, Any]) -> None:
-        """The patient's action is asked again at that step."""
-        self.waits = {"place": patient.place, "action": patient.action, "step": step, "memory": dict(memory)}
+    def wait(self, patient: Patient, step: int, memory: Mapping[str, Any], takes: bool) -> None:
+        """The patient's action is asked again at that step; `takes` it if no rung comes after."""
+        asks = {"place": patient.place, "action": patient.action, "step": step, "memory": dict(memory)}
+        self.waits = asks | {"takes": takes}
+
+    @property
+    def hears_before_awaited(self) -> bool:
+        """Whether alarms at steps before the one that is awaited are asked about, where these are finite.
+
+        Not where the same steps are run again: what was an alarm there at first, and was right, is one again.
+        """
+        return self.waits is not None and not self.waits["takes"]
+
+    def takes_awaited(self, ladder: Sequence[Rung], names: Sequence[str]) -> bool:
+        """Whether the step that is awaited is taken before it is asked about, be it an alarm or not."""
+        return self.waits is not None and self.waits["takes"] and _is_last(ladder, self.waits["place"], names)
 
 
 class Patient(Row, Protocol):
@@ -59,6 +72,7 @@ class Patient(Row, Protocol):
     action: str  # the one that acts
     went_back: bool
     is_frozen: bool  # no rung is left for what cannot be trained on
+    is_calm: bool  # the alarm was found to be right, and the step was taken: what comes of it is as sound as it was
 
 
 def treat(patient: Patient, book: Book, names: Sequence[str]) -> None:
@@ -78,6 +92,9 @@ def treat(patient: Patient, book: Book, names: Sequence[str]) -> None:
         if not detail.get(STANDS, False):
             return
         book.stood += 1
+        if alarm.is_taken and _is_last(ladder, waited["place"], names):
+            patient.is_calm = True
+            return
     if not alarm.detectors:
         return
     if alarm.step > book.over:
@@ -90,6 +107,10 @@ def treat(patient: Patient, book: Book, names: Sequence[str]) -> None:
         answers = set(rung.detectors(names)) & set(alarm.detectors)
         if not answers or (rung.limit is not None and used >= rung.limit):
             continue
+        if waited is not None and place == waited["place"]:
+            continue  # it has spoken
+        if book.stood and _waits(rung) and not _is_last(ladder, place, names):
+            continue  # it has found that alarms of this incident are right
         if is_broken(alarm) and all(ACTIONS[name].takes for name in rung.actions):
             continue  # that step cannot be taken
         book.used[place], patient.used, patient.place = used + 1, used, place
@@ -100,6 +121,16 @@ def treat(patient: Patient, book: Book, names: Sequence[str]) -> None:
     _log(patient, book, {})
     if is_broken(alarm) and not patient.went_back:
         patient.is_frozen = True
+
+
+def _waits(rung: Rung) -> bool:
+    return any(ACTIONS[name].waits for name in rung.actions)
+
+
+def _is_last(ladder: Sequence[Rung], place: int, names: Sequence[str]) -> bool:
+    """Whether no later rung answers a detector that this one does."""
+    heard = set(ladder[place].detectors(names))
+    return not any(heard & set(rung.detectors(names)) for rung in ladder[place + 1 :])
 
 
 def is_broken(alarm: Alarm) -> bool:

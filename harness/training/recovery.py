@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from harness.config import Trial
-from harness.config.ladder import ORACLE
+from harness.config.ladder import ORACLE, rungs
 from harness.guards import ASK
-from harness.guards.playbook import Playbook, calls, has_oracle
+from harness.guards.playbook import UNANSWERED, Playbook, calls, has_oracle
 from harness.recovery.base import Alarm
 from harness.training import ladders
 from harness.training.ladders import Book
@@ -41,6 +41,9 @@ class Door(Protocol):
 
     def go_on(self, row: int, step: int) -> None:
         """The row trains on from this step."""
+
+    def calm(self, row: int) -> None:
+        """Its last step was right, though it was an alarm: a snapshot may be taken."""
 
     def freeze(self, row: int, step: int) -> None:
         """It does not."""
@@ -89,10 +92,11 @@ class Recovery:
         number, trial = pack.rows[row], pack.planned[pack.rows[row]]
         book = self.books.get(number, Book())
         if book.waits is not None:  # whoever waits is told of every alarm
-            told = [ASK] * len(guard.names)
-            guard.expect(row, told, told, book.over, book.waits["step"])
+            told = [ASK if book.hears_before_awaited else UNANSWERED] * len(guard.names)
+            takes = book.takes_awaited(rungs(trial.playbook.ladder), guard.names)
+            guard.expect(row, told, told, book.over, book.waits["step"], takes)
             return
-        guard.expect(row, calls(trial, guard.names, book.used), calls(trial, guard.names, {}), book.over, -1)
+        guard.expect(row, calls(trial, guard.names, book.used), calls(trial, guard.names, {}), book.over)
 
     def settle(self, row: int, step: int) -> bool:
         """Answer what was asked about a row that is held since this step; False: nothing was."""
@@ -156,7 +160,7 @@ class Patient:
         self.used = self.place = 0
         self.action = ""  # the one that acts
         self.goes_on = alarm.step + 1
-        self.went_back = self.is_frozen = self._is_amended = False
+        self.went_back = self.is_frozen = self.is_calm = self._is_amended = False
 
     @property
     def _remedy(self) -> Any:
@@ -169,10 +173,6 @@ class Patient:
     @property
     def is_spared(self) -> bool:
         return self._remedy.is_spared
-
-    @property
-    def stood(self) -> int:
-        return self._recovery.books[self.number].stood
 
     def go_back(self, latest: int) -> int | None:
         step = self._door.go_back(self.row, self.alarm.step, latest)
@@ -238,8 +238,8 @@ class Patient:
     def fault_step(self) -> int | None:
         return self._door.agenda.first_change(self.number)
 
-    def wait(self, step: int, memory: Mapping[str, Any]) -> None:
-        self._recovery.books[self.number].wait(self, step, memory)
+    def wait(self, step: int, memory: Mapping[str, Any], takes: bool) -> None:
+        self._recovery.books[self.number].wait(self, step, memory, takes)
 
     def finish(self) -> None:
         """Let the row go on where it is to."""
@@ -250,5 +250,7 @@ class Patient:
         lost = step + 1 - self.goes_on if self.goes_on <= step else int(not self.alarm.is_taken)
         self._recovery.books[self.number].lose(lost)
         self._door.go_on(self.row, self.goes_on)
+        if self.is_calm:
+            self._door.calm(self.row)
         if self._is_amended:
             self._pack.refresh()

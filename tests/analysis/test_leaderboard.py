@@ -11,7 +11,8 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.figures.registry import Needs, Results, figures
-from analysis.measures import detectors, known_faults
+from analysis.measures import conditions, detectors, known_faults
+from analysis.measures.conditions import MIXED, TEST, TUNE, registration
 from analysis.measures.known_faults import DAMAGING, HARMLESS, LARGE, LOST, KnownFaults
 from analysis.measures.lead import lead_table, leads
 from analysis.measures.leaderboard import by_group, episodes, false_alarms, first_seen, leaderboard, scored, tradeoff
@@ -186,8 +187,37 @@ def test_commands(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["leaderboard", str(out), "combined", "finite"]) == 0
     said = capsys.readouterr().out
     assert "combined" in said and "recall by damage" in said and "cusum" not in said
+    assert "incidents, " in said and f"(conditions.yaml {registration()})" in said
     assert main(["lead", str(out)]) == 0
     assert "grad_norm" in capsys.readouterr().out
+
+
+def test_conditions_are_told_apart(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those on which constants were chosen have a table of their own, the figure is of those that judge."""
+    whole = conditions.kind_of
+    monkeypatch.setattr(conditions, "kind_of", lambda trial: TUNE if trial["seed"] == 1 else TEST)
+    picture = tmp_path / "tradeoff.png"
+    assert main(["leaderboard", str(out), "finite", "spiky_loss", "--figure", str(picture)]) == 0
+    said = capsys.readouterr().out
+    first, second = said.index("under test conditions"), said.index("under conditions on which constants were chosen")
+    assert first < said.index(f"Figure: {picture}") < second and picture.read_bytes()[:4] == b"\x89PNG"
+    count = sum(int(line.split()[0]) for line in said.splitlines() if " incidents, " in line)
+    assert count == len(KnownFaults.of(open_sweep(out)).table)
+    assert main(["leaderboard", str(out), "finite", "--figure", "tradeoff.doc"]) == 2
+    assert "tradeoff.doc: unknown kind of file; allowed: " in capsys.readouterr().err
+    plain = {"recipe": "plain", "model": {"width": 32, "context": 32}, "train": {"batch": 4}}
+    plain["data"] = {"source": "stdlib", "tokenizer": "bytes"}
+    assert whole(plain) == TUNE and whole(plain | {"recipe": "llama"}) == MIXED
+    apart = {
+        "recipe": "llama",
+        "model": {"width": 40, "context": 32},
+        "train": {"batch": 5},
+        "data": {"source": "zipf"},
+    }
+    assert whole(apart) == TEST and whole({"model": {"kind": "Net"}, "recipe": "own"}) == TEST
+    assert whole(apart | {"train": {"batch": 4}}) == MIXED  # batch and context together
 
 
 def test_a_sweep_without_incidents_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -254,3 +254,33 @@ def test_what_is_right_goes_to_the_next_rung() -> None:
     tried = [act["detail"].get("tried") for act in acts if act["action"] == "re_execute"]
     assert tried == [None, "spare", *["other data"] * 4, None] and acts[6]["detail"]["verdict"] == "correct"
     assert [act["action"] for act in acts[7:]] == ["skip"] * 2
+
+
+QUICK = {"playbook.re_execute": {"deepest": 0, "data": "odd"}}  # as `repair` has it
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize(("detector", "cost"), [("grad_norm_skip", 2), ("moment_bound", 4)])
+def test_what_is_right_costs_two_steps_and_changes_no_bit(detector: str, cost: int, every: int) -> None:
+    """Where no other rung answers it; four where the alarm is of the step before, whose steps are two."""
+    low = {f"detect.{detector}": {"limit": 1e-6}}
+    options = {**low, **QUICK, "signals": {"moment_size": 1}}
+    snapshot = {"every": every, "kept": 8}
+    plain = trial(seed=1, **OWN, signals={"moment_size": 1}, detect={"name": detector}, **low)
+    asked = trained(rung("re_execute", limit=STEPS), detect=detector, snapshot=snapshot, **options)
+    found, untouched = run([asked]), run([plain])
+    told, incidents = verdicts(found, 0), found.result.incidents[0]
+    assert len(told) > 3 and set(told) == {"correct"}
+    assert same_bits(left(untouched, 0), left(found, 0)) == []
+    if every == 1:
+        lost, alarms = (sum(incident[key] for incident in incidents) for key in ("steps_lost", "alarms"))
+        assert alarms >= STEPS - 1 and lost == cost * alarms
+    assert {act["action"] for incident in incidents for act in incident["acts"]} == {"re_execute"}
+
+
+def test_what_is_right_but_not_finite_cannot_be_trained_on() -> None:
+    """A rate at which weights overflow: the same on both devices, and no other rung is left."""
+    book = trained(rung("re_execute"), snapshot={"every": 1, "kept": 4}, **QUICK, **{"lr": 1e30})
+    found, untouched = run([book]), run([trial(seed=1, **OWN | {"lr": 1e30})])
+    assert found.result.outcome == untouched.result.outcome == ["non-finite"] and verdicts(found, 0)[-1] == "correct"
+    assert found.result.nonfinite_step == untouched.result.nonfinite_step

@@ -46,6 +46,33 @@ def observing_early(loop: Loop) -> Loop:
 # --- back --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("told", TOLD)
+@pytest.mark.parametrize(("detector", "most"), [("grad_norm_skip", 2), ("combined", 4)])
+def test_an_alarm_that_is_right_changes_no_bit(detector: str, most: int, told: str) -> None:
+    """The step comes out alike on both devices, and was taken; that costs two, or four where it is of the last one."""
+    untouched = plain()
+    train(untouched)
+    loop = plain() if told == "after" else observing_early(plain())
+    run = attach(
+        loop.model,
+        loop.optimizer,
+        loop.extra,
+        detect={"name": detector, detector: {"limit": 1e-6}},
+        recover="repair",
+        steps=STEPS,
+    )
+    loop.kept["run"] = run
+    with run:
+        for batch in run.steps(loop.loader()):
+            loss = loop.body(batch)
+            if told == "after":
+                run.observe(loss)
+    incident = run.incidents[0]
+    verdicts = {act["detail"]["verdict"] for act in incident["acts"] if "verdict" in act["detail"]}
+    assert verdicts == {"correct"} and same(loop.state(), untouched.state())
+    assert incident["alarms"] == 20 and 2 * 20 <= incident["steps_lost"] <= most * 20  # then its rung is used up
+
+
 @pytest.mark.parametrize("recover", ["repair", "rerun", BACK], ids=["repair", "rerun", "roll_back"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_after_a_rollback_a_run_ends_as_if_nothing_had_been(name: str, recover: Any) -> None:

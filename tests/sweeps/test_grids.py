@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis.measures.conditions import TEST, TUNE, kind_of
 from tests.sweeps import command
 
 GRIDS = (
@@ -104,6 +105,13 @@ def test_what_is_tuned_and_what_judges_it_share_no_condition() -> None:
     for what, of_test in test.items():
         assert not of_test & (tune[what] | mine[what]), what
     assert not tune["seed"] & mine["seed"] and tune["recipe"] >= mine["recipe"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("detectors", TUNE), ("detectors_tune", TUNE), ("detectors_test", TEST), ("playbook", TUNE)]
+)
+def test_conditions_are_those_that_are_registered(name: str, kind: str) -> None:
+    assert {kind_of(trial.to_dict()) for trial in command.trials(study=name)} == {kind}
 
 
 @pytest.mark.parametrize("name", ["detectors", "detectors_test", "lead", "module_flips"])
