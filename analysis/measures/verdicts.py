@@ -15,27 +15,29 @@ CORRECT = "correct"  # an alarm without a fault
 
 
 def verdicts(out: Path | str) -> pd.DataFrame:
-    """The first verdict of each incident in the results folder `out`, a row a trial that has one.
+    """What re-execution has told in the results folder `out`, a row a verdict.
 
-    Columns: `trial`, `playbook`, `fault`, `truth`: `data` for a fault of batches, `persistent` for one to the end of
-    the run, `transient` for any other, `correct` for an alarm before the fault began, or without one; and `verdict`. Of
-    a trial the incident that its fault has caused counts, or its first.
+    Columns: `trial`, `playbook`, `fault`, `truth`, and `verdict`. Of a trial with a fault it is the first verdict since
+    the fault began; the truth is `data` for a fault of batches, `persistent` for one to the end of the run, `transient`
+    for any other. Of a golden run it is the first of each incident, and the truth is `correct`. What a faulty trial was
+    told before its fault is its golden run's, and counts there.
     """
     packs = [pack for pack in read_packs(Path(out)) if pack.complete]
     logs, rows = logs_of(packs), []
     for pack in packs:
         for trial, config, events in zip(*(pack.attributes[name] for name in ("ids", "trials", "faults")), strict=True):
-            incidents = logs.get(trial, [])
-            begin = config["fault"]["start"] if config["fault"]["kind"] != "none" else float("inf")
-            chosen = next((one for one in incidents if one.last >= begin), incidents[0] if incidents else None)
-            said = [act.detail["verdict"] for act in chosen.acts if "verdict" in act.detail] if chosen else []
-            if chosen is None or not said:
-                continue
-            is_of_data = any(event["site"] == Site.BATCH for event in events)
-            lasting = "persistent" if config["fault"].get("duration") is None else "transient"
-            truth = CORRECT if chosen.last < begin else "data" if is_of_data else lasting
+            fault, incidents = config["fault"], logs.get(trial, [])
+            is_golden = fault["kind"] == "none"
+            told = [
+                [act.detail["verdict"] for act in one.acts if "verdict" in act.detail and act.step >= fault["start"]]
+                for one in incidents
+            ]
+            firsts = [of_one[0] for of_one in told if of_one]
+            lasting = "persistent" if fault.get("duration") is None else "transient"
+            truth = "data" if any(event["site"] == Site.BATCH for event in events) else lasting
             name = config.get("playbook", {}).get("name", "none")
-            rows.append((trial, name, config["fault"]["name"], truth, said[0]))
+            for verdict in firsts if is_golden else firsts[:1]:
+                rows.append((trial, name, fault["name"], CORRECT if is_golden else truth, verdict))
     return pd.DataFrame(rows, columns=["trial", "playbook", "fault", "truth", "verdict"])
 
 

@@ -43,13 +43,12 @@ def tries(options: Options, before: int, is_late: bool, odd: int, history: int) 
 
     That is as far back as snapshots surely go, `history` steps, and no further than `options.deepest`.
 
-    Where `odd` batches are unlike those before, what comes after them is tried first. Else, where others may be left
-    out at all (`options.data`), one batch is tried before an
-    earlier step, and the others after it, because a weight that few batches read may be what is wrong. An alarm that
-    `is_late` speaks of weights and moments, and so of earlier steps.
+    Where `odd` batches are unlike those before, what comes after them is tried second. Where others may be left out at
+    all (`options.data`), one batch is tried before an earlier step, and the others after it, because a weight that few
+    batches read may be what is wrong. An alarm that `is_late` speaks of weights and moments, and so of earlier steps.
     """
-    first = [Try(OTHER_DATA, before, odd)] if odd else []
-    first += [Try(AGAIN, before), Try(SPARE, before)]
+    others = [Try(OTHER_DATA, before, odd)] if odd else []
+    first = [Try(AGAIN, before), *others, Try(SPARE, before)]
     powers = range(options.batches.bit_length() if options.data == ANY_BATCH else 0)
     batches = [Try(OTHER_DATA, before, 2**power) for power in powers]
     deeper, deepest = [], min(options.deepest, history)
@@ -65,12 +64,12 @@ def tries(options: Options, before: int, is_late: bool, odd: int, history: int) 
 class ReExecute(Action):
     """Runs the steps up to the alarm again, and compares loss, gradient norm and scores bit for bit.
 
-    Where the batch is unlike those before by its tokens alone, the first that is not is tried at once: no alarm, and
-    the others were bad, and are left out. Else the step again, from a snapshot whose weights are sound. Other values: a
-    transient fault, and what came out now is right; at the second one in an incident the device is taken for a bad one,
-    and the trial stays on another. The same: once more on another device, where a permanent fault does not strike. The
-    same there: where any batch may be left out, with another one, 1, 2, 4, ... further on: if that is no alarm, and its
-    scores are nearer to what was usual than to the alarm's, the batch was bad. If not, the state may have been bad
+    The step again, from a snapshot whose weights are sound. Other values: a transient fault, and what came out now is
+    right; at the second one in an incident the device is taken for a bad one, and the trial stays on another. The same,
+    and the batch is unlike those before by its tokens alone: the first that is not is tried, and if that is no alarm,
+    the others were bad, and are left out. Else once more on another device, where a permanent fault does not strike.
+    The same there: where any batch may be left out, with another one, 1, 2, 4, ... further on; if that is no alarm, and
+    its scores are nearer to what was usual than to the alarm's, the batch was bad. If not, the state may have been bad
     before: once more from 1, 3, 7, ... steps before, and from there on another device. Always the same: the result is
     right. The step was taken then, or if other rungs answer the alarm they are asked, until the incident is over. What
     is known only after a step is looked for in the step before and in earlier ones, and then with other batches.
