@@ -17,27 +17,32 @@ CORRECT = "correct"  # an alarm without a fault
 def verdicts(out: Path | str) -> pd.DataFrame:
     """What re-execution has told in the results folder `out`, a row a verdict.
 
-    Columns: `trial`, `playbook`, `fault`, `truth`, and `verdict`. Of a trial with a fault it is the first verdict since
-    the fault began; the truth is `data` for a fault of batches, `persistent` for one to the end of the run, `transient`
-    for any other. Of a golden run it is the first of each incident, and the truth is `correct`. What a faulty trial was
-    told before its fault is its golden run's, and counts there.
+    Columns: `trial`, `playbook`, `fault`, `truth`, and `verdict`. Of a trial with a fault it is the first verdict of an
+    alarm since the fault began that its golden twin has not at that step; the truth is `data` for a fault of batches,
+    `persistent` for one to the end of the run, `transient` for any other. Of a golden run it is the first of each
+    incident, and the truth is `correct`.
     """
     packs = [pack for pack in read_packs(Path(out)) if pack.complete]
     logs, rows = logs_of(packs), []
+    columns = ("ids", "golden", "trials", "faults")
     for pack in packs:
-        for trial, config, events in zip(*(pack.attributes[name] for name in ("ids", "trials", "faults")), strict=True):
-            fault, incidents = config["fault"], logs.get(trial, [])
-            is_golden = fault["kind"] == "none"
+        for trial, golden, config, events in zip(*(pack.attributes[name] for name in columns), strict=True):
+            fault, of_golden = config["fault"], config["fault"]["kind"] == "none"
+            known = set() if of_golden else {act.step for one in logs.get(golden, []) for act in one.acts}
             told = [
-                [act.detail["verdict"] for act in one.acts if "verdict" in act.detail and act.step >= fault["start"]]
-                for one in incidents
+                [
+                    act.detail["verdict"]
+                    for act in one.acts
+                    if "verdict" in act.detail and act.step >= fault["start"] and act.step not in known
+                ]
+                for one in logs.get(trial, [])
             ]
             firsts = [of_one[0] for of_one in told if of_one]
             lasting = "persistent" if fault.get("duration") is None else "transient"
             truth = "data" if any(event["site"] == Site.BATCH for event in events) else lasting
             name = config.get("playbook", {}).get("name", "none")
-            for verdict in firsts if is_golden else firsts[:1]:
-                rows.append((trial, name, fault["name"], CORRECT if is_golden else truth, verdict))
+            for verdict in firsts if of_golden else firsts[:1]:
+                rows.append((trial, name, fault["name"], CORRECT if of_golden else truth, verdict))
     return pd.DataFrame(rows, columns=["trial", "playbook", "fault", "truth", "verdict"])
 
 
