@@ -15,8 +15,9 @@ from analysis.measures.outcomes import leaves_range
 from analysis.measures.statistics import median_interval, wilson_interval
 from harness.config import NO_FAULT
 from harness.detectors.base import AFTER_THE_STEP
+from harness.detectors.loop_signals import RATE
 
-NO_SYMPTOMS = ("loss", "validation_loss", "tokens", "dropped", "learning_rate", "loss_scale", "step_seconds")
+NO_SYMPTOMS = ("loss", "validation_loss", "tokens", "dropped", "learning_rate", RATE, "loss_scale", "step_seconds")
 SIGNAL, DETECTOR = "signal", "detector"
 
 

@@ -164,6 +164,7 @@ def test_what_leads(out: Path) -> None:
     table = lead_table(found).set_index("name")
     assert {"grad_norm", "update_rms", *NAMES} <= set(table.index) and (table["spikes"] == len(found)).all()
     assert not {"activation_kurtosis", "output_log_z"} & set(table.index), "these are read now and then"
+    assert not {"learning_rate", "scheduled_rate"} & set(table.index), "these are no symptoms"
     shares = table[["leads", "with_it", "later", "never"]].sum(axis=1)
     assert np.allclose(shares, 1) and len(found) > 0
 
