@@ -105,7 +105,7 @@ class Playbook(Guard):
     @property
     def passes(self) -> Tensor:
         """Of each row, [R], whether it runs steps again whose alarms nobody is asked about."""
-        return (self._awaited >= 0) & (self._first.amin(1) == UNANSWERED)
+        return (self._awaited >= 0) & (self._first == UNANSWERED).all(1)
 
     def alarm(self, row: int, step: int) -> Alarm | None:
         """What it asks about in a row that is held since this step, once; here the host waits for the device."""

@@ -158,7 +158,7 @@ def given(name: str, sweep: xr.Dataset, axis: str) -> list[tuple[Any, ...]]:
         return [(detectors, {})]
     if name in ("measures.leaderboard.leaderboard", "measures.leaderboard.tradeoff"):
         return [(KnownFaults.of(sweep), detectors)]
-    if name == "measures.lead.leads":
+    if name in ("measures.lead.leads", "measures.early_warning.warning_table"):
         return [(detectors,)]
     if name == "measures.playbooks.by_fault":
         return [("ladder",)]

@@ -116,7 +116,8 @@ def test_a_fault_strikes_once_and_where_its_record_says(name: str, kind: str) ->
     untouched, clean = trained(name, detect=None)
     assert np.array_equal(run.signals["loss"][:STRUCK], clean.signals["loss"][:STRUCK])
     pairs = zip(script.model.parameters(), untouched.model.parameters(), strict=True)
-    assert not all(torch.equal(weight, its) for weight, its in pairs)  # a loss may hide a single small gradient
+    is_moved = not all(torch.equal(weight, its) for weight, its in pairs)  # a loss may hide a single small gradient
+    assert is_moved or not np.array_equal(run.signals["loss"], clean.signals["loss"])  # and what is loaded a weight
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
