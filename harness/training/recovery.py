@@ -91,7 +91,7 @@ class Recovery:
         pack, guard = self._pack, self.guard
         number, trial = pack.rows[row], pack.planned[pack.rows[row]]
         book = self.books.get(number, Book())
-        if book.waits is not None:  # whoever waits is told of every alarm
+        if book.waits is not None:
             told = [ASK if book.hears_before_awaited else UNANSWERED] * len(guard.names)
             takes = book.takes_awaited(rungs(trial.playbook.ladder), guard.names)
             guard.expect(row, told, told, book.over, book.waits["step"], takes)
