@@ -45,7 +45,7 @@ def width_now(out: Path, stratum: str) -> float:
     ("given", "stratum"),
     [
         (["fault.site=weight,learning_rate", "campaign.width=0.35", "campaign.round=15"], "none"),
-        (["fault.tensor=*norm*", "campaign.width=0.46", "campaign.round=20"], "tensor"),
+        (["fault.tensor=*norm*", "campaign.width=0.51", "campaign.round=20"], "tensor"),
         (["fault.format=fp8_e4m3", "campaign.width=0.7", "campaign.round=16", "fault.site=gradient"], "bit"),
     ],
 )
@@ -66,7 +66,7 @@ def test_it_stops_when_it_knows_enough(tmp_path: Path, given: list[str], stratum
 def test_it_goes_on_from_any_state(tmp_path: Path) -> None:
     """The same command, and one that finds other samples than whole rounds, look at the same intervals."""
     line = [*FLIPS, "fault.tensor=*norm*", "fault.stratify=tensor", "fault.samples=60", "campaign.round=20"]
-    line.append("campaign.width=0.46")
+    line.append("campaign.width=0.51")
     found = rounds(sweep(tmp_path / "whole", *line))
     before = command.tree(tmp_path)
     again = sweep(tmp_path / "whole", *line)
