@@ -17,7 +17,7 @@ from analysis.measures.detectors import taken
 from analysis.measures.leaderboard import FACTORS, false_alarms, moved
 from analysis.measures.statistics import median_interval, wilson_interval
 from harness.config import NO_FAULT
-from harness.objectives.outcome import LOST_SHARE, TRAINED, WINDOW_SHARE
+from harness.objectives.outcome import LOST_SHARE, TRAINED, WINDOW_SHARE, window_means
 
 HORIZON = 50  # steps before the onset in which an alarm is a warning
 
@@ -36,7 +36,7 @@ def onset(loss: np.ndarray, nonfinite_step: float, steps: int) -> float:
     if len(known) < window:
         return nonfinite_step
     values = loss[known].astype(np.float64)
-    means = np.convolve(values, np.full(window, 1 / window), mode="valid")
+    means = window_means(values, window)
     best = np.minimum(np.minimum.accumulate(means), values[0])
     mark = best + LOST_SHARE * (values[0] - best)
     if not (is_lost := means > mark).any():

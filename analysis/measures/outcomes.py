@@ -17,7 +17,7 @@ from analysis.measures.envelope import Envelope, weaknesses
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reading.twins import Trials, after_last, blocks, deviations, final_window, twin_curves
 from harness.config import NO_FAULT
-from harness.objectives.outcome import DIVERGENT, NON_FINITE
+from harness.objectives.outcome import DIVERGENT, ENDED_BADLY, LOST_SHARE, NON_FINITE, TRAINED
 
 MASKED, RECOVERED, LINGERING = "masked", "recovered", "lingering"
 OUTCOMES = (MASKED, RECOVERED, LINGERING, DIVERGENT, NON_FINITE)
@@ -70,7 +70,9 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
       6. unjudged: there is no finished golden twin; or it became non-finite itself, so that there is no ending to
          compare with, unless the trial did so at the same step and never left the envelope before (masked).
       7. masked: the loss never left the envelope, deviation_max <= envelope_max.
-      8. divergent: the trial diverged by the harness's criterion (`outcome`), and its golden twin did not.
+      8. divergent: the trial diverged or has never learned by the harness's criterion (`outcome`), its golden twin is
+         trained by it, and the trial ended above the twin by more than half of what that had learned, its first loss
+         less its mean over the final steps.
       9. recovered: it ended inside, deviation_final <= envelope_final.
       10. lingering: it ended outside.
 
@@ -142,7 +144,8 @@ def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
     is_bitwise = ~np.isnan(trials.masked_step)
     is_still = ~(table["largest"] > 0).to_numpy()
     is_alike = is_inside & (trials.nonfinite_step == trials.nonfinite_step[twin])
-    has_diverged = (trials.ending == DIVERGENT) & (trials.ending[twin] != DIVERGENT)
+    has_diverged = np.isin(trials.ending, ENDED_BADLY) & (trials.ending[twin] == TRAINED)
+    has_diverged &= (table["final_rise"] > LOST_SHARE * table["learned"].clip(lower=0)).to_numpy()
     has_returned = (table["final"] <= table["envelope_final"].fillna(0)).to_numpy()
     rules = [
         (trials.fault == NO_FAULT.name, ""),
@@ -161,11 +164,12 @@ def _fault_outcome(trials: Trials, table: pd.DataFrame) -> np.ndarray:
 def _measure(sweep: xr.Dataset, trials: Trials, limit: np.ndarray) -> pd.DataFrame:
     """How far the faulty trials with a twin went: one row for every trial of the sweep, and NaN for the others.
 
-    Columns: `largest` and `final`, the deviations; `settled`, the first step from which on |D_t| <= `limit` [trial];
-    `level`, the first from which on means of D are small; `hidden`, the first from which on loss and gradient norm are
-    where golden ones are.
+    Columns: `largest` and `final_rise`, the deviations, the latter with its sign, and `final`, its size; `settled`, the
+    first step from which on |D_t| <= `limit` [trial]; `level`, the first from which on means of D are small; `hidden`,
+    the first from which on loss and gradient norm are where golden ones are; `learned`, by how much the twin has.
     """
-    table = np.full((len(limit), 5), np.nan)
+    names = ("largest", "final_rise", "settled", "level", "hidden", "learned")
+    table = np.full((len(limit), len(names)), np.nan)
     for block in blocks(sweep["loss"], np.flatnonzero(trials.has_twin)):
         curves, golden = twin_curves(sweep["loss"], block, trials.golden[block])
         norms, golden_norms = twin_curves(sweep["grad_norm"], block, trials.golden[block])
@@ -174,9 +178,21 @@ def _measure(sweep: xr.Dataset, trials: Trials, limit: np.ndarray) -> pd.DataFra
         shows = leaves_range(curves, golden[twin], twin_of) | leaves_range(norms, golden_norms[twin], twin_of)
         hidden = after_last(shows & (np.arange(curves.shape[1]) >= begin[:, None]), begin)
         deviation = deviations(curves, golden, begin)
-        sizes = _sizes(deviation, final_window(trials.steps[block]), begin, limit[block])
-        table[block] = np.column_stack([*sizes, _level(deviation, begin, trials.steps[block]), hidden])
-    return pd.DataFrame(table, columns=["largest", "final", "settled", "level", "hidden"])
+        window = final_window(trials.steps[block])
+        sizes = _sizes(deviation, window, begin, limit[block])
+        learned = _learned(golden[twin], window[twin].astype(int))[twin_of]
+        table[block] = np.column_stack([*sizes, _level(deviation, begin, trials.steps[block]), hidden, learned])
+    measured = pd.DataFrame(table, columns=names)
+    return measured.assign(final=measured["final_rise"].abs())
+
+
+def _learned(golden: np.ndarray, window: np.ndarray) -> np.ndarray:
+    """The first finite loss of each golden curve [n, steps] less the mean of its last `window` [n]: [n], NaN: none."""
+    learned = np.full(len(golden), np.nan)
+    for number, (curve, size) in enumerate(zip(golden.astype("float64"), window, strict=True)):
+        if len(loss := curve[np.isfinite(curve)]):
+            learned[number] = loss[0] - loss[-size:].mean()
+    return learned
 
 
 def _level(deviation: np.ndarray, begin: np.ndarray, steps: np.ndarray) -> np.ndarray:
@@ -193,14 +209,14 @@ def _level(deviation: np.ndarray, begin: np.ndarray, steps: np.ndarray) -> np.nd
 
 
 def _sizes(deviation: np.ndarray, window: np.ndarray, begin: np.ndarray, limit: np.ndarray) -> list[np.ndarray]:
-    """Of D_t [n, steps] the largest size, the size of the final mean, and the step from which on it is in `limit`."""
+    """Of D_t [n, steps] the largest size, the final mean, and the step from which on it is in `limit`."""
     known = ~np.isnan(deviation)
     size = np.where(known, np.abs(deviation), -1.0)
     largest = size.max(axis=1, initial=-1.0)
     end = after_last(known, 0)
     is_final = known & (np.arange(deviation.shape[1]) >= (end - window)[:, None])
     total = np.where(is_final, deviation, 0.0).sum(axis=1)
-    final = np.abs(total) / np.maximum(is_final.sum(axis=1), 1)
+    final = total / np.maximum(is_final.sum(axis=1), 1)
     has_any = known.any(axis=1)
     settled = after_last(size > limit[:, None], begin)
     return [np.where(has_any, values, np.nan) for values in (largest, final, settled)]

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, RATE, REPETITION, STALE, UNKNOWN, WEIGHT
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
-from harness.objectives.outcome import DIVERGENT, NON_FINITE
+from harness.objectives.outcome import ENDED_BADLY
 from harness.storage.stored import PackInfo
 
 SAME = ("fault", "seed", "data", "model.width", "model.depth", "model.context", "train.batch", "train.steps")
@@ -89,7 +89,7 @@ def followed(folder: SweepFolder, incident: Incident) -> tuple[list[str], pd.Dat
         same = incident if run.trial == incident.trial else worst(near)
         under = "as it was" if run.trial == incident.trial else names[run.trial]
         outcome, peak, lost = (same.outcome, same.loss_peak, same.steps) if same else (0, np.nan, 0)
-        if same is None and run.outcome in (NON_FINITE, DIVERGENT):  # of something else, sooner or later
+        if same is None and run.outcome in ENDED_BADLY:  # of something else, sooner or later
             other = worst(found)
             outcome, lost = 3, int(steps) - (other.first if other else run.steps)
         words = TYPES[outcome] if outcome else "no incident"

@@ -6,9 +6,11 @@ import numpy as np
 
 from harness.detectors.windows import MAD_TO_STD
 
-TRAINED, DIVERGENT, NON_FINITE = "trained", "divergent", "non-finite"
+TRAINED, NEVER_LEARNED, DIVERGENT, NON_FINITE = "trained", "never learned", "divergent", "non-finite"
+ENDED_BADLY = (NEVER_LEARNED, DIVERGENT, NON_FINITE)
 WINDOW_SHARE = 0.05  # of the steps: the loss is averaged over windows of this length
 LOST_SHARE = 0.5  # of what the run had learned
+LEARNED = 4.0  # standard errors below the first loss that the best window of a run that has learned something is
 BEYOND = 10.0  # standard errors of a window above the best one, which is the least of many
 ABOVE_FIRST = 5.0  # standard errors of a single loss above the first
 IN_LOGARITHMS = 8.0  # deviations of its logarithm
@@ -23,7 +25,8 @@ def judge(loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = Tru
 
     With L_0 the loss at the first step, L_end the mean over the last 5% of the steps and L_best the smallest mean over
     any such window, a finite run is divergent if L_end > L_best + 0.5 (L_0 - L_best): it ended having lost more than
-    half of all it had ever learned. A run that never learns anything is divergent as well once it ends above L_0.
+    half of all it had ever learned. Such a run has *never learned* where L_best is not below L_0 by four standard
+    errors of their difference, and L_end at most 1.5 L_0.
 
     L_0 is known almost without noise where the model begins `is_untrained`. Elsewhere the model may have little left to
     learn, and L_0 is one batch's: then L_end has to be above L_best by ten standard errors of a window, too, or above
@@ -39,17 +42,27 @@ def judge(loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = Tru
     if not len(loss):
         return TRAINED
     window = max(1, round(WINDOW_SHARE * len(loss)))
-    means = np.convolve(loss, np.full(window, 1 / window), mode="valid")
+    means = window_means(loss, window)
     first, last, best = loss[0], means[-1], means.min()
     if is_untrained or len(loss) < LEAST:
         best = min(first, best)
-        return DIVERGENT if last > best + LOST_SHARE * (first - best) else TRAINED
+        if last <= best + LOST_SHARE * (first - best):
+            return TRAINED
+        error = (1 + window) ** 0.5 * _standard_error(loss, means, window)  # of the difference to a single loss
+        has_learned = first - best > LEARNED * error
+        is_near = last <= first + LOST_SHARE * abs(first)
+        return NEVER_LEARNED if is_untrained and is_near and not has_learned else DIVERGENT
     error = _standard_error(loss, means, window)
     has_exploded = loss.min() > 0 and np.log(last / first) > IN_LOGARITHMS * _spread(np.log(loss))
     if has_exploded or last > first + ABOVE_FIRST * window**0.5 * error:
         return DIVERGENT
     by_noise = min(BEYOND * error, BEYOND_ALL * float(np.abs(loss[: max(window, LEAST)]).mean()))
     return DIVERGENT if last > best + max(LOST_SHARE * (first - best), by_noise) else TRAINED
+
+
+def window_means(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean over each window of [n] values, [n - window + 1]."""
+    return np.convolve(values, np.full(window, 1 / window), mode="valid")
 
 
 def _standard_error(loss: np.ndarray, means: np.ndarray, window: int) -> float:

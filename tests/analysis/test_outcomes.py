@@ -21,6 +21,7 @@ from tests.analysis.judging import (
     Campaign,
     Curve,
     Judged,
+    deviation,
 )
 
 # --- deviations --------------------------------------------------------------------------------------------------
@@ -137,6 +138,21 @@ def test_divergence_is_the_harness_word_and_counts_unless_golden_diverged_too(ca
         "golden diverged, this did not": "lingering",
         "lost where golden diverged": "non-finite",
     }
+
+
+@pytest.mark.parametrize("word", ["divergent", "never learned"])
+def test_a_diverged_fault_has_lost_half_of_what_its_twin_had_learned(campaign: Campaign, word: str) -> None:
+    """Two runs are called divergent by their own first and best losses; one of them ends close to its twin."""
+    falling = np.linspace(4, 0, STEPS)  # the mean of its last five is 0.2, so that half of what it learned is 1.9
+    campaign.add("golden", synthetic.make_trial(steps=STEPS), falling)
+    campaign.fault("close", falling + deviation({END: 1.89}))
+    campaign.fault("far", falling + deviation({END: 1.91}))
+    campaign.fault("below", falling + deviation({END: -3.0}))
+    campaign.write(outcome=lambda trial: "trained" if trial.id == campaign.trials["golden"].id else word)
+    with pytest.warns(UserWarning, match="has 0"):  # no clean envelope: whatever moves is beyond it
+        judged = campaign.judge()
+    found = {name: judged("fault_outcome", name) for name in ("close", "far", "below")}
+    assert found == {"close": "lingering", "far": "divergent", "below": "lingering"}
 
 
 def test_a_golden_twin_that_became_nonfinite_is_no_ending_to_compare_with(campaign: Campaign) -> None:

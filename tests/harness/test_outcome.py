@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.objectives.outcome import DIVERGENT, NON_FINITE, TRAINED, judge
+from harness.objectives.outcome import DIVERGENT, NEVER_LEARNED, NON_FINITE, TRAINED, judge
 
 
 def run(*stretches):
@@ -19,9 +19,12 @@ CASES = [
     ("falls", FALLING, TRAINED),
     ("never moves", run((5.0, 100)), TRAINED),
     ("one step", run((5.0, 1)), TRAINED),
-    ("two steps, up", np.array([5.0, 5.5]), DIVERGENT),
-    ("rises from the start", np.linspace(5.0, 6.0, 100), DIVERGENT),
-    ("never learns, ends a little above its start", run((5.0, 95), (5.001, 5)), DIVERGENT),
+    ("two steps, up", np.array([5.0, 5.5]), NEVER_LEARNED),
+    ("rises from the start", np.linspace(5.0, 6.0, 100), NEVER_LEARNED),
+    ("never learns, ends a little above its start", run((5.0, 95), (5.001, 5)), NEVER_LEARNED),
+    ("ends 1.5 times as high as it began", run((5.0, 50), (7.5, 50)), NEVER_LEARNED),
+    ("ends higher still", run((5.0, 50), (7.501, 50)), DIVERGENT),
+    ("learned for a tenth of the run, ends a little above its start", run((5.0, 5), (4.0, 10), (5.1, 85)), DIVERGENT),
     # Learned 5 -> 1, so at the end 3 is half of it lost.
     ("loses a little less than half", run((5.0, 10), (1.0, 85), (2.999, 5)), TRAINED),
     ("loses exactly half", run((5.0, 3), (1.0, 16), (3.0, 1)), TRAINED),
@@ -50,6 +53,14 @@ def test_the_window_is_a_twentieth_of_the_run():
     tail = [3.0, 3.0, 9.0]
     assert judge(np.concatenate([[9.0], np.full(16, 1.0), tail]), None) == DIVERGENT
     assert judge(np.concatenate([[9.0], np.full(56, 1.0), tail]), None) == TRAINED
+
+
+@pytest.mark.parametrize("noise", [0.003, 0.03, 0.3])
+def test_a_run_at_its_first_loss_has_never_learned_whatever_its_noise(noise: float) -> None:
+    """A window below the first loss by chance is nothing learned; judged by that, half of them were divergent."""
+    draw = np.random.default_rng(11)
+    told = [judge(5 + noise * draw.standard_normal(200), None) for _ in range(200)]
+    assert told.count(DIVERGENT) <= 2 and told.count(NEVER_LEARNED) > 20
 
 
 # --- the noise of the run's own loss -----------------------------------------------------------------------------
