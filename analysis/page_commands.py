@@ -30,10 +30,10 @@ def _watch(options: argparse.Namespace) -> None:
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= LAST_PORT):
         raise ConfigError(f"--port={port:.20}: not a port; allowed: 1 to {LAST_PORT}, or 0 for a free one")
     with serving(options.out, int(port)) as server:
-        say(f"Watching {options.out} at {server.address} (Ctrl-C ends it)")
-        # Who starts it reads the address from a pipe.
-        print(end="", flush=True)
         try:
+            say(f"Watching {options.out} at {server.address} (Ctrl-C ends it)")
+            # Who starts it reads the address from a pipe.
+            print(end="", flush=True)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             complain("interrupted")

@@ -85,6 +85,10 @@ def started(line: str, home: Path) -> str:
             return process.stdout.readline()
         finally:
             process.send_signal(signal.SIGINT)
+            try:
+                assert process.wait(timeout=120) == 130
+            finally:
+                process.kill()
 
 
 @pytest.mark.parametrize("line", SWEEPS)

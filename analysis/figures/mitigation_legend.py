@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import matplotlib
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 
@@ -59,8 +61,14 @@ def pale(colour: np.ndarray) -> np.ndarray:
 
 def text_width(label: str) -> float:
     """Inches that a label takes at most: letters on whole pixels stand further apart than the outlines say."""
+    return _width_in(label, tuple(matplotlib.rcParams["font.family"]))
+
+
+@lru_cache(maxsize=4096)
+def _width_in(label: str, family: tuple[str, ...]) -> float:
+    """Kept, since a legend asks for the same words again and again, and outlines take some 50 ms."""
     with matplotlib.rc_context({"text.parse_math": False}):
-        return 1.06 * TextPath((0, 0), label, size=9).get_extents().width / 72
+        return 1.06 * TextPath((0, 0), label, size=9, prop=FontProperties(family=list(family))).get_extents().width / 72
 
 
 def entries_of(cells: Collection[str], has_told: bool) -> list[Entry]:

@@ -53,7 +53,7 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     needed = [name for name in dict.fromkeys([*wanted, *LOOP_SIGNALS, IN_FORCE]) if name in sweep]
     for begin in range(0, shape[0], TRIALS_AT_ONCE):
         block = sweep.isel(trial=slice(begin, begin + TRIALS_AT_ONCE))
-        read = {signal: block[signal].transpose("trial", "step", ...) for signal in needed}
+        read = {signal: block.variables[signal].transpose("trial", "step", ...) for signal in needed}
         values, is_taken = {signal: array.values for signal, array in read.items()}, taken(block)
         is_loop = ~np.isnan(values[JUDGED]).all(1) if JUDGED in values else np.zeros(len(is_taken), bool)
         for some in (part for shape in alike(block) for part in shape.apart(is_loop)):
@@ -99,10 +99,15 @@ def watched(sweep: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
 
 def taken(sweep: xr.Dataset) -> np.ndarray:
     """The steps that each trial has trained in, [trial, step]: none after it froze, or whose batch was dropped."""
-    is_dropped = sweep["loss"].isnull() & (sweep["dropped"] > 0) & (sweep["step"] != sweep["nonfinite_step"])
+    # Not by DataArrays, each operation of which aligns all coordinates of a sweep.
+    variables, plane = sweep.variables, ("trial", "step")
+    loss, dropped, tokens, rate = (
+        variables[name].transpose(*plane).values for name in ("loss", "dropped", "tokens", "learning_rate")
+    )
+    at_the_end = variables["step"].values == variables["nonfinite_step"].values[:, None]
+    is_dropped = np.isnan(loss) & (dropped > 0) & ~at_the_end
     # A run of one's own has no tokens that anybody has counted.
-    is_there = sweep["tokens"].notnull() | sweep["learning_rate"].notnull()
-    return (is_there & ~is_dropped).transpose("trial", "step").values
+    return ~(np.isnan(tokens) & np.isnan(rate)) & ~is_dropped
 
 
 def last_step(is_taken: np.ndarray) -> int:

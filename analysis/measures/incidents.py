@@ -180,14 +180,15 @@ def _block(
     part = sweep.sel(trial=list(chosen))
     known = [name for name in measured(part) if heard is None or name in heard or f"alarm_{name}" in part]
     said = {name: _said(part, name) for name in known}
-    names = [str(name) for name in part.data_vars if "step" in part[name].dims]
-    names = [name for name in names if not name.startswith(("alarm_", "score_"))]
-    values = {name: part[name].transpose("trial", "step", ...).values.astype(float) for name in names}
+    of_steps = [str(name) for name in part.data_vars if "step" in part.variables[name].dims]
+    names = [name for name in of_steps if not name.startswith(("alarm_", "score_"))]
+    read = {name: part.variables[name].transpose("trial", "step", ...) for name in names}
+    values = {name: signal.values.astype(float) for name, signal in read.items()}
     of_all, outcome, twins = taken(part), part["outcome"].values, part["golden"].values
     has_twin = np.isin(twins, sweep["trial"].values) & (twins != part["trial"].values)
     golden = _losses(sweep, np.unique(twins[has_twin]))
 
-    dims = {name: part[name].transpose("trial", "step", ...).dims[1:] for name in names}
+    dims = {name: signal.dims[1:] for name, signal in read.items()}
     sizes = own_sizes(part)
 
     def signals(row: int) -> dict[str, np.ndarray]:

@@ -79,6 +79,21 @@ def swap(file: Path, draw: np.random.Generator, others: list[Path]) -> None:
     other.write_bytes(content)
 
 
+HARMS = (flip, truncate, delete, swap)
+
+
+def those_of(harm: Callable[..., None], all_files: list[Path]) -> list[Path]:
+    """The files that are damaged so: all but those of arrays, of which there are many alike, and each of these once.
+
+    With ALL_DAMAGE set, these too are damaged in all four ways, which takes ten minutes more.
+    """
+    alike = [file for file in all_files if len(file.parts) > 2 and file.parent.parent.parent.name == "store.zarr"]
+    if os.environ.get("ALL_DAMAGE"):
+        return all_files
+    here = set(alike[HARMS.index(harm) :: len(HARMS)])
+    return [file for file in all_files if file not in alike or file in here]
+
+
 # --- what is read ------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +143,7 @@ def read(out: Path) -> tuple[dict[str, object], list[str]]:
     return found, [*said, *(str(warning.message) for warning in warned)]
 
 
-@pytest.mark.parametrize("harm", [flip, truncate, delete, swap])
+@pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("which", ["sweep_folder", "attached_folder"])
 def test_damage_is_named_and_nothing_wrong_is_read(
     which: str, harm: Callable[..., None], request: pytest.FixtureRequest, tmp_path: Path
@@ -140,7 +155,8 @@ def test_damage_is_named_and_nothing_wrong_is_read(
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     counts: Counter[str] = Counter()
-    for file in files(whole):
+    chosen = those_of(harm, files(whole))
+    for file in chosen:
         place = file.relative_to(whole)
         others = [other for other in files(out) if other != out / place]
         harm(out / place, draw, others)
@@ -156,7 +172,7 @@ def test_damage_is_named_and_nothing_wrong_is_read(
         for one in changed:
             shutil.copyfile(whole / one, out / one)
     print(f"{which}, {harm.__name__}: {sum(counts.values())} files, each named by verify; {dict(counts)}")
-    assert sum(counts.values()) == len(files(whole))
+    assert sum(counts.values()) == len(chosen)
 
 
 def _same(one: Path, other: Path) -> bool:
