@@ -10,10 +10,11 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | unknown | the steps before it had to be run again for that |
 | rate too high | the rate in force is above the one of the schedule |
 | stale second moment | it left the bounds that its gradients set, or has no root; or gradients stay high, and updates |
+| corrupted gradient | the provenance of the first non-finite value names a first moment |
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
 | rare tokens | tokens of the batch are far rarer than those of the batches before |
 | repetition | it repeats itself far more than those, or is an earlier batch again |
-| number format | in half precision: the loss scale left its course, activations or gradients are not finite |
+| number format | a half format has overflowed; or, in one, the loss scale left its course, or a pass is not finite |
 | corrupted gradient | it is not finite; or it jumps for a few steps, on an ordinary batch; or updates grow without it |
 | rate too high | everything grows together, over many steps, while each update moves much of the weights |
 """
@@ -118,6 +119,13 @@ def _weight_check(e: Evidence) -> str | None:
     return f"the norm of the weights moved {much}, which no update of that step explains: something else wrote to them."
 
 
+def _first_moment(e: Evidence) -> str | None:
+    if "moment_1" not in (e.provenance.get("site"), e.provenance.get("blamed_site")):
+        return None
+    where = e.provenance.get("blamed") or e.provenance.get("tensor", "an unknown tensor")
+    return f"run again, the update of {where} came from its first moment, which no mean of gradients seen can be."
+
+
 def _rootless_moment(e: Evidence) -> str | None:
     if "moment_2" not in (e.provenance.get("site"), e.provenance.get("blamed_site")):
         return None
@@ -153,8 +161,13 @@ def _overflowed(e: Evidence) -> str | None:
     told = e.provenance
     if told.get("cause") != "overflow" or not told.get("format", "").startswith(HALF):
         return None
-    where = f"{told.get('operation', 'an operation')} at {told.get('tensor', 'an unknown place')}"
-    return f"the first value that is not finite is the result of {where}, beyond what {told['format']} can hold."
+    where = told.get("tensor", "an unknown place")
+    if not (operation := told.get("operation")):
+        return (
+            f"infinities and numbers of {where} are all of {told['format']}: it was computed, and overflowed, in that."
+        )
+    beyond = f"beyond what {told['format']} can hold"
+    return f"the first value that is not finite is the result of {operation} at {where}, {beyond}."
 
 
 def _blamed_weight(e: Evidence) -> str | None:
@@ -251,9 +264,10 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (WEIGHT, _other_loss),
     (UNKNOWN, _older),
     (RATE, _wrong_rate),
+    (GRADIENT, _first_moment),
+    (STALE, _rootless_moment),
     (WEIGHT, _weight_check),
     (STALE, _moment_check),
-    (STALE, _rootless_moment),
     (RARE, _rare),
     (REPETITION, _repeated),
     (WEIGHT, _blamed_weight),

@@ -31,9 +31,10 @@ class Provenance:
     `direction` is forward, backward, or update: it was made by the optimizer at the end of `step`. `tensor` is one of
     the model at the sites of weights, gradients and moments, and a tap at those of activations; `index` is in its
     shape, `head` that of attention, `rank` whose pass it was. `cause` is `strike` (changed where it stood: no operation
-    made it), `overflow` of the `format`, `0/0`, `inf - inf`, `invalid` (another operation without a result),
-    or `unknown`, where the step was finite when it ran once more. `evidence` for the blame: `re-execution`, `state`,
-    `setting`, `outlier`, or `unknown`, where nothing is blamed.
+    made it), `overflow` of the `format` (without an operation, where that is narrower than the tensor's), `0/0`,
+    `inf - inf`, `invalid` (another operation without a result), or `unknown`, where the step was finite when it ran
+    once more. `evidence` for the blame: `re-execution`, `state`, `setting`, `outlier`, or `unknown`, where nothing is
+    blamed.
     """
 
     step: int

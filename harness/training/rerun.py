@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.model.formats import raw_words
+from harness.config.formats import HELD
+from harness.model.formats import FORMAT_OF, raw_words, round_to
 from harness.optim.loss_scale import BACKOFF
 from harness.training.clock import Tick
-from harness.training.origins import Origin, Origins, is_finite
+from harness.training.origins import OVERFLOW, Origin, Origins, is_finite
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
 from harness.training.sites import Agenda, Injector, Site, Visit
@@ -28,6 +29,7 @@ from harness.training.strikes import Strikes, one
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 AGAIN = (Site.BATCH, Site.ACTIVATION, Site.ACTIVATION_GRADIENT, Site.GRADIENT, Site.REDUCED_GRADIENT)
 LOSS = "loss"
+SEVERAL = 3  # numbers of a tensor that tell of its format: by chance one of float32 is of fp16 once in 8,192 times
 OWN = ("active", "held", "step")  # state that says whether a row trains, and when: the copies do, now
 
 
@@ -46,7 +48,8 @@ class Place:
 class Readings:
     """What the step came to: the first value that is not finite, and the first at which the copies differ.
 
-    `origin` is the operation that made the first; None: no operation did, so that it was changed where it stood.
+    `origin` is the operation that made the first; None: no operation did, so that it was changed where it stood. Where
+    the whole tensor is then one of a `narrower` format, that has overflowed, and the operation has no name.
     `spared`: without the fault of that step its loss and gradients are finite.
     """
 
@@ -62,6 +65,8 @@ class Readings:
         if self.first is None and not is_finite(struck) and (index := first_true(unfit(struck))) is not None:
             self.first, self.value = at(index), float(struck[index])
             self.origin = origins.of(copies) if origins else None
+            if self.origin is None and (format := narrower(struck, spared)):
+                self.origin = Origin("", OVERFLOW, format)
         if self.difference is None and not torch.equal(struck, spared):
             differs = raw_words(struck) != raw_words(spared)
             if (index := first_true(differs)) is not None:
@@ -74,6 +79,23 @@ def unfit(x: Tensor) -> Tensor:
     if x.dim() == 4 and x.shape[-1] == x.shape[-2]:
         wrong &= ~(torch.isneginf(x) & torch.ones_like(wrong).triu(1))
     return wrong
+
+
+def narrower(struck: Tensor, spared: Tensor) -> str:
+    """The format of fewer bits in which every value of `struck` is, and not of `spared`, its like; "": there is none.
+
+    A kernel in half precision leaves such a tensor: infinities among numbers that the format holds, of both of which
+    there are several. A single flip does not.
+    """
+    told = (struck.isinf(), struck.isfinite() & (struck != 0))
+    if not struck.is_floating_point() or any(int(which.sum()) < SEVERAL for which in told):
+        return ""
+    own = HELD[FORMAT_OF[struck.dtype]]
+    fewer = [name for name, layout in HELD.items() if layout.bits < own.bits and own.holds(layout)]
+    for name in sorted(fewer, key=lambda name: HELD[name].bits):
+        if torch.equal(round_to(struck, name), struck) and not torch.equal(round_to(spared, name), spared):
+            return name
+    return ""
 
 
 def first_true(where: Tensor) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from analysis.measures import evidence
-from analysis.measures.causes import RARE, REPETITION, STALE, cause_of
+from analysis.measures.causes import FORMAT, GRADIENT, RARE, REPETITION, STALE, WEIGHT, cause_of
 from analysis.measures.evidence import evidence_of
 from analysis.measures.incidents import of_one
 from harness.data.screening import Scores
@@ -70,3 +70,23 @@ def test_a_second_moment_without_a_root_is_named() -> None:
     assert cause_of(evidence_of(run, incident, None)).cause != STALE
     finding = cause_of(evidence_of(run, incident, None, known))
     assert finding.cause == STALE and "head" in finding.reason
+
+
+def test_an_overflow_of_a_narrower_format_is_named_in_a_run_that_does_not_use_it() -> None:
+    known = {"site": "activation", "tensor": "blocks.0.feedforward.up", "cause": "overflow", "format": "fp16"}
+    run = run_of(np.where(np.arange(STEPS) >= BEGIN, np.nan, calm()))
+    (incident,) = of_one(run, None)
+    assert cause_of(evidence_of(run, incident, None)).cause == GRADIENT
+    finding = cause_of(evidence_of(run, incident, None, known))
+    assert finding.cause == FORMAT and "blocks.0.feedforward.up" in finding.reason and "fp16" in finding.reason
+    own = known | {"format": "fp32", "operation": "mm"}
+    assert cause_of(evidence_of(run, incident, None, own)).cause == GRADIENT
+
+
+@pytest.mark.parametrize(("site", "cause"), [("weight", WEIGHT), ("moment_1", GRADIENT), ("moment_2", STALE)])
+def test_a_moment_is_told_from_the_weights_that_it_moved(site: str, cause: str) -> None:
+    """The norm of the weights is infinite afterwards, as after a weight that was struck."""
+    run = run_of(np.where(np.arange(STEPS) >= BEGIN, np.nan, calm()))
+    (incident,) = of_one(run, None)
+    known = {"site": "update", "tensor": "head", "cause": "overflow", "blamed": "head", "blamed_site": site}
+    assert cause_of(replace(evidence_of(run, incident, None, known), weight_check=np.inf)).cause == cause

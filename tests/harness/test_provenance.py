@@ -106,6 +106,46 @@ def test_a_format_that_overflows_is_named() -> None:
     assert (of_scale["blamed"], of_scale["evidence"]) == ("loss_scale", "setting")
 
 
+def pushed(site: Site, tensor: str, format: str, value: float = 1e6) -> Value:
+    """All elements of a tensor, made too large for many of them, in a narrower format."""
+    return Value(
+        site=site, tensor=tensor, elements=None, model="scale", value=value, format=format, start=START, duration=1
+    )
+
+
+@pytest.mark.parametrize(
+    ("site", "tensor", "format", "value"),
+    [
+        (Site.ACTIVATION, "blocks.0.feedforward.up", "fp16", 1e6),
+        (Site.ACTIVATION, "blocks.1.attention.value", "fp16", 1e6),
+        (Site.ACTIVATION, "blocks.0.feedforward.up", "fp8_e5m2", 1e6),
+        (Site.ACTIVATION, "blocks.0.feedforward.up", "bf16", 3e38),
+        (Site.REDUCED_GRADIENT, WEIGHTS, "fp16", 1e8),
+    ],
+)
+def test_a_tensor_that_overflowed_in_a_narrower_format_is_told_by_its_numbers(
+    site: Site, tensor: str, format: str, value: float
+) -> None:
+    """No operation of the model has made it: a kernel computes in another format than the rest."""
+    (found, _) = engine.run([engine.trial(fault=pushed(site, tensor, format, value)), engine.trial()]).result.provenance
+    assert (found["tensor"], found["cause"], found["format"]) == (tensor, "overflow", format)
+    assert found["operation"] == "" and found["value"] in ("inf", "-inf")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "set", "value": math.inf, "elements": None, "element": None},  # no number tells of its format
+        {"model": "bit_flip", "bit": 30, "elements": 100, "element": None},
+        {"model": "set", "value": math.inf, "elements": 100, "element": None},  # its numbers are of float32
+    ],
+)
+def test_infinities_among_numbers_of_the_own_format_are_no_overflow(fields: Mapping[str, Any]) -> None:
+    fault = strike(Site.ACTIVATION, tensor="blocks.0.feedforward.up", **fields)
+    (found, _) = engine.run([engine.trial(fault=fault), engine.trial()]).result.provenance
+    assert not found or (found["cause"], found["format"]) in (("strike", ""), ("overflow", "fp32"))
+
+
 @pytest.mark.parametrize(("optimizer", "rate"), [("adamw", 1e30), ("adamw", 1e25), ("sgd", 1e38), ("lion", 1e37)])
 def test_a_run_that_diverges_by_itself_blames_nothing(optimizer: str, rate: float) -> None:
     fields = {"name": optimizer, "lr": rate, "decay": "constant", "warmup": 0}
