@@ -35,7 +35,6 @@ from torch import Tensor
 
 from analysis.figures.drawing import PICTURES
 from harness.basics.errors import Parser
-from harness.basics.memory import main_memory
 from harness.basics.printing import count, say
 from harness.config import ConfigError, Optim, Problems, Trial, checked
 from harness.config.fields import shown
@@ -56,6 +55,7 @@ from sweeps.commands.coordinate_trials import (
     WIDTHS,
     Asked,
     Case,
+    check_memory,
     own_case,
     told,
 )
@@ -63,7 +63,6 @@ from sweeps.commands.ending import ended
 from sweeps.compose.overrides import with_homes
 from sweeps.compose.places import named
 from sweeps.compose.settings import LARGEST_PACK
-from sweeps.planning.planner import check_weights
 
 LINE, ROW = 150, 26  # characters in a line above the figure, and beside a row of panels
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -276,8 +275,6 @@ def check(arguments: Sequence[str], program: str) -> None:
         parser.error("the following arguments are required: out")
     out = _figure(parser, files)
     cases, against, words = _chosen(options, keys)
-    for case in cases:
-        check_weights([case.largest], main_memory() / len(case.trials[max(case.trials)]))
     table, left_out = finite_runs(measured(cases), cases, against, f"--rate={options.rate}" if options.rate else "")
     what = [*told(cases, against, words), *left_out]
     if out:
@@ -355,7 +352,10 @@ def _chosen(options: argparse.Namespace, keys: Sequence[str]) -> tuple[list[Case
         words += [f"{key}={value}"] if value is not None else []
     problems.check()
     asked = Asked.of(with_homes(words), named(options.config_dir))
-    return asked.cases(), asked.against, words
+    cases = asked.cases()
+    for case in cases:
+        check_memory(case.largest, len(case.trials[max(case.trials)]))
+    return cases, asked.against, words
 
 
 def _write(table: pd.DataFrame, against: str, out: Path, what: Sequence[str]) -> None:

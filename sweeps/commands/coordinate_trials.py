@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.basics.memory import main_memory
 from harness.basics.printing import label
 from harness.config import ConfigError, Data, Model, Optim, Problems, Schedule, Train, Trial, shown
 from harness.optim.optimizers import OPTIMIZERS
@@ -20,6 +21,7 @@ from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 from sweeps.compose.overrides import Axis, axis_of
 from sweeps.compose.places import NONE, PLAIN, check_folder
+from sweeps.planning.planner import check_weights
 
 WIDTHS, DEPTHS, STEPS, SEEDS = (64, 128, 256, 512, 1024), (2, 4, 8, 16), 4, 3
 RATES = {"adam": 1e-2, "sgd": 0.3, "relative": 0.05, "lars": 5.0}  # by optimizer, or by the rule of its updates' size
@@ -72,14 +74,19 @@ def rate_of(optimizer: str) -> float:
 def own_case(
     parametrization: str, against: str, sizes: Sequence[int], steps: int, rate: float | None, seeds: int, optimizer: str
 ) -> Case:
-    """The check's own models in one parametrisation, at these widths or depths."""
-    trials = {size: _own(parametrization, {against: size}, steps, rate, seeds, optimizer) for size in sizes}
+    """The check's own models in one parametrisation, at these widths or depths; ConfigError if they take too much."""
+    firsts = {size: _own(parametrization, {against: size}, steps, rate, optimizer) for size in sizes}
+    check_memory(firsts[max(sizes)], seeds)
+    trials = {size: [replace(first, seed=seed) for seed in range(seeds)] for size, first in firsts.items()}
     return Case(parametrization, trials)
 
 
-def _own(
-    parametrization: str, size: Mapping[str, int], steps: int, rate: float | None, seeds: int, optimizer: str
-) -> list[Trial]:
+def check_memory(largest: Trial, seeds: int) -> None:
+    """Raises ConfigError where the weights of so many trials do not fit."""
+    check_weights([largest], main_memory() / seeds)
+
+
+def _own(parametrization: str, size: Mapping[str, int], steps: int, rate: float | None, optimizer: str) -> Trial:
     """`size` is the width or the depth. The head starts at zero but for the standard parametrisation, as microsoft/mup
     has it in its own check: random logits shrink as 1/sqrt(m) beside what training adds. Over the depth the last matrix
     of each branch starts at zero: what random branches add falls with depth in CompleteP, and takes gradients along. A
@@ -101,7 +108,7 @@ def _own(
     optim = Optim(name=optimizer, lr=lr, beta2=0.999, weight_decay=0.0, clip=None)
     length = Train(steps, BATCH, validate_every=steps, validate_tokens=1, validate_between=1)
     data, schedule = Data(source="zipf", vocabulary=VOCABULARY, length=TOKENS), Schedule(warmup=0, decay="constant")
-    return [Trial(model, optim, schedule, length, data=data, seed=seed) for seed in range(seeds)]
+    return Trial(model, optim, schedule, length, data=data)
 
 
 # --- what a command line asks for -----------------------------------------------------------------------------------

@@ -36,15 +36,15 @@ class Tracked:
 
 def stored(sweep: xr.Dataset) -> dict[str, Tracked]:
     """The curves that a sweep has, by trial."""
-    found = {trial: Tracked() for trial in sweep["trial"].values.tolist()}
-    for name, variable in sweep.data_vars.items():
-        if "step" not in variable.dims:
+    trials = sweep["trial"].values.tolist()
+    found = {trial: Tracked() for trial in trials}
+    for name in sweep.data_vars:
+        if "step" not in (variable := sweep.variables[name]).dims:
             continue
         values = variable.transpose("trial", "step", ...).values.astype(float)
-        for (row, step, *place), value in np.ndenumerate(values):
-            if not np.isnan(value):
-                parts = [f"{dim}_{index}" for dim, index in zip(variable.dims[2:], place, strict=True)]
-                found[sweep["trial"].values[row]].add("/".join([str(name), *parts]), step, value)
+        for row, step, *place in np.argwhere(~np.isnan(values)).tolist():
+            parts = [f"{dim}_{index}" for dim, index in zip(variable.dims[2:], place, strict=True)]
+            found[trials[row]].add("/".join([str(name), *parts]), step, float(values[row, step, *place]))
     return found
 
 
