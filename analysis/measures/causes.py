@@ -143,7 +143,7 @@ def _rare(e: Evidence) -> str | None:
 
 
 def _repeated(e: Evidence) -> str | None:
-    if e.same_as is not None and ("loss" in e.odd or "grad_norm" in e.odd):
+    if e.same_as is not None and e.odd:
         return f"the batch is that of step {e.same_as} again, token for token."
     if e.repetition is None or e.repetition_sigma is None or e.usual_repetition is None:
         return None
