@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from analysis import open_sweep
 from harness.config import ConfigError, Trial
 from harness.model.start import check_start
-from harness.objectives.outcome import DIVERGENT, TRAINED, judge
+from harness.objectives.outcome import TRAINED, judge
 from injectors.value import Value
 from tests.harness import engine
 from tests.sweeps import command
@@ -111,4 +111,4 @@ def test_going_on_where_little_is_left_to_learn_is_no_divergence(
     sweep = open_sweep("again")
     losses = sweep["loss"].transpose("trial", "step").values
     assert set(sweep["outcome"].values) == {TRAINED}
-    assert [judge(loss, None) for loss in losses].count(DIVERGENT) > 10
+    assert [judge(loss, None) for loss in losses].count(TRAINED) < 30

@@ -86,7 +86,7 @@ def test_faults_that_never_fired_are_reported(tmp_path: Path) -> None:
     ended = command.call(*command.tiny("optim.lr=1e30,1e-3", "schedule.warmup=0", *fault, f"out={tmp_path / 'out'}"))
     assert ended.status == 0
     assert "1 fault never fired, or wrote the value that was there" in ended.out
-    assert "1 divergent, 3 non-finite" in ended.out  # the first and its twin, and the second by its fault
+    assert "1 never learned, 3 non-finite" in ended.out  # the first and its twin, and the second by its fault
     assert len(fault_events(tmp_path / "out")) == 1
 
 
