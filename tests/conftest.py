@@ -40,13 +40,19 @@ def pytest_runtest_setup() -> None:
     torch.set_num_threads(1)
 
 
+LONG = ("harness/test_kernels.py", "own_loop/test_commands.py", "sweeps/test_run_length.py")
+"""Files of ten minutes and more: the last to begin would be waited for by all other processes."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of Slurm come first, and files of sweeps, which often wait for processes, among those that compute."""
+    """The tests of Slurm and the longest files come first, and files of sweeps, which often wait for processes, among
+    those that compute."""
     folders: dict[str, list[Path]] = {"slurm": [], "sweeps": [], "others": []}
     for file in dict.fromkeys(item.path for item in items):
         folders.get(file.parent.name, folders["others"]).append(file)
-    first = dict.fromkeys(folders.pop("slurm"), -1.0)
+    first = dict.fromkeys(folders.pop("slurm"), -2.0)
     place = first | {file: i / len(files) for files in folders.values() for i, file in enumerate(files)}
+    place |= {file: -1.0 for file in place if file.as_posix().endswith(LONG)}
     items.sort(key=lambda item: place[item.path])
 
 
