@@ -163,9 +163,7 @@ def _overflowed(e: Evidence) -> str | None:
         return None
     where = told.get("tensor", "an unknown place")
     if not (operation := told.get("operation")):
-        return (
-            f"infinities and numbers of {where} are all of {told['format']}: it was computed, and overflowed, in that."
-        )
+        return f"infinities and numbers of {where} are all of {told['format']}: it has overflowed in that format."
     beyond = f"beyond what {told['format']} can hold"
     return f"the first value that is not finite is the result of {operation} at {where}, {beyond}."
 

@@ -100,7 +100,7 @@ def test_from_what_a_sweep_has_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_going_on_where_little_is_left_to_learn_is_no_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the weights of a trained run, on other batches: by the rule for new models a quarter had diverged."""
+    """From the weights of a trained run, on other batches: by the rule for new models a quarter ended badly."""
     monkeypatch.chdir(tmp_path)
     small = command.tiny("train.steps=400", "optim.lr=1e-2", "keep=weights", "out=first")
     assert command.call(*small).status == 0
