@@ -128,10 +128,11 @@ class LocalExecutor:
         asked = multiprocessing.get_context("forkserver").Value("b", 0, lock=False)
         pool = worker_pool(workers, threads, self.processes, visible_gpus(), asked)
         try:
-            with first_signal_asks(asked):
+            # An exception in the midst of `wait` would leave locks taken for which the pool then waits forever.
+            with first_signal_asks(asked, kept=2) as came:
                 with signals_wait():
                     pending: dict[Future, Job] = {pool.schedule(_train_in_worker, args=(job,)): job for job in jobs}
-                while pending:
+                while pending and len(came) < 2:
                     done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                     yield None
                     for future in done:
@@ -249,26 +250,27 @@ def signals_wait() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def first_signal_asks(flag: Flag) -> Generator[None]:
-    """The first Ctrl-C or SIGTERM sets `flag`, and is heard at the end of the block; the second one is heard at once.
+def first_signal_asks(flag: Flag, kept: int = 1) -> Generator[Sequence[int]]:
+    """The first Ctrl-C or SIGTERM sets `flag`, and is heard at the end of the block.
 
-    Signals reach the main thread alone: elsewhere it is never set.
+    Yields those that came, up to so many as are `kept`; one more is heard at once, wherever the block is. Signals reach
+    the main thread alone: elsewhere none comes.
     """
     came: list[int] = []
     handlers = contextlib.ExitStack()
 
     def hear(number: int, frame: object) -> None:
-        if came:
+        if len(came) == kept:
             handlers.close()
             signal.raise_signal(number)
-        else:
-            came.append(number)
+        came.append(number)
+        if len(came) == 1:
             flag.value = 1
             os.write(2, b"stopping once checkpoints are saved; again to stop at once\n")
 
     with handlers:
         handlers.enter_context(heard_by(hear, signal.SIGINT, signal.SIGTERM))
-        yield
+        yield came
     if came:
         signal.raise_signal(came[0])
 

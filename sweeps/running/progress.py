@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from harness.basics.printing import count, duration
-from harness.objectives.outcome import TRAINED
+from harness.objectives.outcome import DIVERGENT, NON_FINITE
 from harness.storage.progress_files import PROGRESS, PackProgress, read_progress
 from sweeps.compose.settings import Run
 from sweeps.planning.planner import PackPlan, Plan
@@ -35,7 +35,7 @@ class Display:
         self.packs = {pack.id: pack for pack in packs}
         self.total = sum(len(pack.recorded) for pack in packs)
         self.total_steps = sum(len(pack.trials) * pack.trials[0].steps for pack in packs)
-        self.done_trials = self.bad_trials = self.done_steps = self.skipped_steps = 0
+        self.done_trials = self.diverged = self.done_steps = self.skipped_steps = 0
         self.started = time.monotonic()
         self._next_line = self.started + FIRST_SECONDS
         self._resumed: dict[str, int] = {}  # pack -> trial-steps
@@ -82,7 +82,7 @@ class Display:
             steps = len(pack.trials) * pack.trials[0].steps
             if isinstance(result, Finished):
                 self.done_trials += len(result.outcome)
-                self.bad_trials += sum(outcome != TRAINED for outcome in result.outcome)
+                self.diverged += sum(outcome in (DIVERGENT, NON_FINITE) for outcome in result.outcome)
                 self.done_steps += steps
             else:
                 self.skipped_steps += steps
@@ -112,10 +112,10 @@ class Display:
         running = self._seen.values()
         steps = self.done_steps + sum(progress.steps * progress.trials for progress in running)
         self._resumed |= {pack: progress.begun * progress.trials for pack, progress in self._seen.items()}
-        bad = self.bad_trials + sum(progress.frozen for progress in running)
+        diverged = self.diverged + sum(progress.frozen for progress in running)
         # What earlier commands trained, up to the checkpoints from which packs go on, was not trained in this time.
         trained = steps - sum(self._resumed.values())
-        text = f"{self.done_trials}/{self.total} trials, {bad} diverged"
+        text = f"{self.done_trials}/{self.total} trials, {diverged} diverged"
         if trained <= 0:
             return steps, text, "starting" if running else "waiting"
         rate = trained / max(time.monotonic() - self.started, 1e-9)

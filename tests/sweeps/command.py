@@ -131,7 +131,8 @@ def start(
 
     `variables` are set in its environment.
     """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))), **variables}
+    found = os.pathsep.join(map(str, (*path, REPOSITORY)))
+    environment = os.environ | {"PYTHONPATH": found, "PYTHONFAULTHANDLER": "1", **variables}
     pipes: dict[str, Any] = {"stdout": stdout, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, "-m", "sweeps", *arguments]
     _started.append(subprocess.Popen(command, cwd=cwd, start_new_session=True, env=environment, **pipes))
@@ -139,9 +140,15 @@ def start(
 
 
 def end(process: subprocess.Popen | Forked) -> Ended:
-    """Wait for it; nothing of its group is left behind, whatever happens."""
+    """Wait for it; nothing of its group is left behind, whatever happens. What hangs says where."""
     try:
         out, err = process.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGABRT)  # the place of each of its threads comes to standard error
+        out, err = process.communicate(timeout=DEADLINE)
+        err = re.sub(r"\n*Extension modules:.*", "", err)
+        raise AssertionError(f"has not ended within {DEADLINE} s; it said {out!r} and\n{err}") from None
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

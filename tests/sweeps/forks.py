@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import fcntl
 import functools
 import gc
@@ -226,6 +227,7 @@ def _tell(command: int, ends: Sequence[int]) -> NoReturn:
 
 if __name__ == "__main__":
     del sys.path[0]
+    faulthandler.enable()
     _load(LIBRARIES)
     asked = _serve(socket.socket(fileno=0))
     os.chdir(asked["cwd"])

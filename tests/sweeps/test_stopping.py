@@ -9,12 +9,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sweeps.commands.status import status_of
-from sweeps.running import launch
+from sweeps.running import launch, local
 from sweeps.running.job import ERRORS
 from tests.sweeps import command
 from tests.sweeps.forks import Forked
@@ -191,6 +193,28 @@ def test_stopped_while_workers_start(tmp_path: Path) -> None:
     command.until(lambda: command.is_group_gone(process.pid), "all processes of the sweep end")
     assert (stopped.status, stopped.err) == (130, STOPPING)
     assert stopped.out.endswith("interrupted; the same command goes on from here\n")
+
+
+def test_a_second_signal_leaves_no_lock_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while results are waited for, which takes locks that the pool's threads need to end."""
+    whole: list[object] = []
+
+    def sent_to(*arguments: Any, **others: Any) -> Any:
+        if not whole:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        whole.append(wait(*arguments, **others))
+        return whole[-1]
+
+    monkeypatch.setattr(local, "wait", sent_to)
+    monkeypatch.chdir(tmp_path)
+    ended = command.call(*command.tiny("seed=range(4)", "out=out", "pack.size=1", "hydra.launcher.workers=2"))
+    assert (ended.status, len(whole)) == (143, 1)
+    assert ended.out.endswith("interrupted; the same command goes on from here\n")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert command.call(*command.tiny("seed=range(4)", "out=out", "pack.size=1")).status == 0
+    assert len(recorded(tmp_path / "out")) == 4
 
 
 def test_ctrl_c_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
