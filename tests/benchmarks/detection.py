@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -18,6 +19,7 @@ from harness.config import Model, Train, Trial, sections
 from harness.data.corpus import load_corpus
 from harness.detectors.table import DETECTORS
 from harness.model.state import State
+from harness.readings.table import SHOWN
 from harness.storage.store import SIGNALS
 from harness.training.loop import train
 from harness.training.pack import Pack
@@ -36,10 +38,16 @@ def seconds(width: int, depth: int, size: int, steps: int, detect: str) -> float
     return (time.process_time() - started) / steps / size
 
 
+def along_of(signal: str) -> Sequence[str]:
+    """The axes of a signal beside trial and step; one that no store has, has none."""
+    return SHOWN[signal].along if signal in SHOWN else SIGNALS[signal].dims[2:] if signal in SIGNALS else ()
+
+
 def judged(name: str, depth: int, size: int, steps: int = 400) -> float:
     """Seconds of the detector's own part of a step of a pack."""
     cls, options = DETECTORS[name], sections().get(f"detect.{name}")
-    shapes = {signal: (size, depth) if "layer" in SIGNALS[signal].dims else (size,) for signal in cls.watches}
+    sizes = {"layer": depth, "rank": 2}
+    shapes = {signal: (size, *(sizes[dim] for dim in along_of(signal))) for signal in cls.watches}
     values = [{signal: 1 + torch.rand(shape).double() for signal, shape in shapes.items()} for _ in range(50)]
     detector = cls("detector", [options and options()] * size, values[0], State(size))
     everyone = torch.ones(size, dtype=torch.bool)
@@ -56,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.names or ["combined"]:
-        for width, depth, size, steps in ((32, 2, 8, 60), (128, 4, 8, 8)):
+        for width, depth, size, steps in ((32, 2, 8, 60), (64, 4, 8, 20), (128, 4, 8, 8)):
             ratios, watched = [], []
             for i in range(options.rounds):
                 order = (name, "none") if i % 2 else ("none", name)

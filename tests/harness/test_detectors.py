@@ -15,8 +15,8 @@ from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
 from harness.detectors.windows import Window
 from harness.model.state import State
-from harness.readings.table import SHOWN
-from harness.storage.store import SIGNALS
+from tests.benchmarks import detection
+from tests.benchmarks.detection import along_of
 
 ROWS, STEPS, LAYERS, RANKS, STRUCK = 8, 700, 2, 3, 400
 JUMP = 6  # steps that it lasts: some rules ask for several
@@ -59,11 +59,6 @@ def signals(name: str, values: np.ndarray) -> Mapping[str, np.ndarray]:
         signal: np.broadcast_to(x.reshape(*x.shape, *[1] * len(shapes[signal])), (*x.shape, *shapes[signal])).copy()
         for signal, x in of.items()
     }
-
-
-def along_of(signal: str) -> tuple[str, ...]:
-    """Its axes beside trial and step; those of a signal that nothing gives yet: none."""
-    return SHOWN[signal].along if signal in SHOWN else SIGNALS[signal].dims[2:] if signal in SIGNALS else ()
 
 
 def jumping(values: np.ndarray, step: int, to: float = 8) -> np.ndarray:
@@ -270,3 +265,9 @@ def test_combined_says_the_same_with_numpy_as_with_torch(curve: Any, monkeypatch
     assert here[0].any(axis=1).sum() > 3
     assert np.array_equal(here[0], there[0])
     np.testing.assert_allclose(here[1], there[1], rtol=1e-10, atol=1e-12)  # roots differ in the last bit
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_what_judging_costs_can_be_measured(name: str) -> None:
+    """The benchmark knows each signal that a detector watches, those that no store has as well."""
+    assert detection.judged(name, 2, 3, steps=2) > 0
