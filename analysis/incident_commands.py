@@ -121,11 +121,11 @@ def _cross(options: argparse.Namespace) -> None:
     for name in (trial, other):
         folder.check(name)
     (run,) = runs(folder.sweep, folder.setups, [trial])
-    incident = worst(of_one(run, folder.logs.get(trial), is_asked=True))
-    if incident is None:
-        raise ConfigError(f"TRIAL={trial}: has no incident; allowed: a trial that `incidents OUT` lists")
     readings = folder.readings(options.data)
     reading = readings(trial)
+    incident = worst(of_one(run, folder.logs.get(trial), is_asked=True, reading=reading))
+    if incident is None:
+        raise ConfigError(f"TRIAL={trial}: has no incident; allowed: a trial that `incidents OUT` lists")
     evidence = evidence_of(run, incident, reading)
     steps = offending(evidence, incident)
     found = crossed(reading, steps, readings(other), evidence.begin)

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.again.odd_batches import RARE as RARE_BATCH
+from analysis.again.odd_batches import REPEATED
 from analysis.measures.evidence import REPAIRED, Evidence
 from analysis.measures.oddities import RATE_RATIO, SCALE_RATIO, SLACK
 from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
@@ -136,20 +138,21 @@ def _rootless_moment(e: Evidence) -> str | None:
 def _rare(e: Evidence) -> str | None:
     if e.rarity is None or e.rarity_sigma is None or e.usual_rarity is None:
         return None
-    if not (e.rarity_sigma > Thresholds.rarity and e.rarity - e.usual_rarity > Thresholds.rarity_nat):
+    is_rare = e.rarity_sigma > Thresholds.rarity and e.rarity - e.usual_rarity > Thresholds.rarity_nat
+    if not is_rare and e.batch != RARE_BATCH:
         return None
     numbers = f"{e.rarity:.2f} nat a token against {e.usual_rarity:.2f} before, {e.rarity_sigma:.0f} deviations"
     return f"the tokens of the batch are rare: a mean surprise of {numbers}."
 
 
 def _repeated(e: Evidence) -> str | None:
-    if e.same_as is not None and e.odd:
+    if e.same_as is not None and (e.odd or e.batch):
         return f"the batch is that of step {e.same_as} again, token for token."
     if e.repetition is None or e.repetition_sigma is None or e.usual_repetition is None:
         return None
-    if not (
-        e.repetition_sigma > Thresholds.repetition and e.repetition - e.usual_repetition > Thresholds.repetition_share
-    ):
+    more = e.repetition - e.usual_repetition
+    is_repeated = e.repetition_sigma > Thresholds.repetition and more > Thresholds.repetition_share
+    if not is_repeated and e.batch != REPEATED:
         return None
     shares = (
         f"{e.repetition:.0%} of its token pairs stood in the same sequence before, against {e.usual_repetition:.0%}"

@@ -165,10 +165,11 @@ def visible(judged: xr.Dataset) -> xr.Dataset:
 
 
 def _inferred(run: Run, log: Any, readings: Callable[[str], Reading], provenance: Mapping[str, str]) -> dict[str, Any]:
-    incident = worst(of_one(run, log, is_asked=True))
+    reading = readings(run.trial)
+    incident = worst(of_one(run, log, is_asked=True, reading=reading))
     if incident is None:
         return {"inferred": NOT_SEEN, "reason": "", "type": 0, "is_sure": False}
-    finding = diagnosed(run, incident, readings(run.trial), provenance).finding
+    finding = diagnosed(run, incident, reading, provenance).finding
     told = {"inferred": finding.cause, "reason": finding.reason, "type": incident.outcome}
     return told | {"is_sure": incident.is_sure}
 

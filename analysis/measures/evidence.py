@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 from analysis.again.batches import Reading
+from analysis.again.odd_batches import RECENT
 from analysis.measures.incidents import Incident
 from analysis.measures.oddities import ODD, RATE_RATIO, Run, rate_ratio, usual
 from analysis.reading.incident_log import number
@@ -25,7 +26,6 @@ LEADS = 1.0  # nat, or e-folds of a norm: what is less odd and comes before is n
 SHORTLY = 20  # steps from the onset on over which is counted how often loss and gradient norm are odd
 BATCHES = 24  # before the onset, with which its batch is compared
 AHEAD = 6  # batches from the onset on that are looked at
-RECENT = 64  # steps back over which a batch may come again
 LEAST_SPREAD = 0.01  # of scores of batches
 PROVENANCE = "provenance_"
 REPAIRED = ("transient", "persistent")  # verdicts of a step that came out otherwise when it was run again
@@ -63,6 +63,7 @@ class Evidence:
     usual_repetition: float | None = None
     same_as: int | None = None  # an earlier step with the same batch
     bad_batches: tuple[int, ...] = ()  # steps from the onset on whose batches are as unusual
+    batch: str = ""  # of `odd_batches`, where those of the whole run told of the incident
     verdict: str = ""  # of the steps that were run again, where a playbook has had that done
     is_loss_again: bool = False  # the loss came out the same then, and the gradient norm another
     rerun_before: int = 0  # steps before it from which it had to be run again, for that
@@ -96,7 +97,9 @@ def as_alarmed(run: Run, incident: Incident) -> Run:
 
 
 def onset(run: Run, incident: Incident) -> int:
-    """The first of the odd steps that lead to the worst one; without any, the first alarm."""
+    """The first of the odd steps that lead to the worst one; without any, the first alarm or odd batch."""
+    if incident.batches:
+        return incident.first
     first, stop = max(0, incident.first - BACK), incident.last + 1
     is_odd = np.any([of[first:stop] for of in run.oddities.values()], axis=0)
     if not is_odd.any():
@@ -127,11 +130,14 @@ def evidence_of(
     if verdict in REPAIRED:  # the signals are those of the steps as they were run again
         numbers |= {"moment_check": 0.0, "weight_check": 0.0}
     told: dict[str, Any] = {"verdict": verdict, "is_loss_again": is_loss_again, "rerun_before": before}
+    told["batch"] = incident.batches[0][1] if incident.batches else ""
     return Evidence(begin, odd, **numbers, **batches, **told, provenance=known or {})
 
 
 def offending(evidence: Evidence, incident: Incident) -> list[int]:
     """The steps whose batches may be to blame: those as unusual as the onset's, or that of the onset."""
+    if incident.batches:
+        return [step for step, _ in incident.batches]
     bad = [step for step in evidence.bad_batches if step <= incident.last + 1]
     return bad if evidence.begin in bad else [evidence.begin]
 

@@ -30,7 +30,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import Setup
+from analysis.again.batches import Reading, Setup
+from analysis.again.odd_batches import odd_batches
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measured, taken
 from analysis.measures.oddities import Run
@@ -115,6 +116,7 @@ class Incident:
     money: float
     size: float = field(repr=False)  # by which incidents of a trial are told apart
     is_sure: bool = True  # False: healthy runs have such steps, too
+    batches: tuple[tuple[int, str], ...] = ()  # steps whose batches alone say that there is one, and what they are
 
     @property
     def row(self) -> dict[str, Any]:
@@ -229,11 +231,16 @@ def _said(sweep: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_one(
-    run: Run, log: Sequence[Logged] | None, cost_per_hour: float = 0.0, is_asked: bool = False
+    run: Run,
+    log: Sequence[Logged] | None,
+    cost_per_hour: float = 0.0,
+    is_asked: bool = False,
+    reading: Reading | None = None,
 ) -> list[Incident]:
     """The incidents of one trial, by their first steps: those of its log, if it has one.
 
-    `is_asked`: somebody wants to know of this very trial; where no sign is sure, whatever is odd counts as one.
+    `is_asked`: somebody wants to know of this very trial; where no sign is sure, its batches tell, if `reading` gives
+    them and some are odd, and else whatever is odd counts as one.
     """
     if not run.steps:
         return []
@@ -243,9 +250,16 @@ def of_one(
     sure, odd = _marks(run, told)
     is_sure = bool(sure.any())
     steps = np.flatnonzero(sure if is_sure or not is_asked else odd)
+    of_batches = odd_batches(reading, run.steps) if is_asked and not is_sure and reading is not None else {}
+    if of_batches := {step: word for step, word in of_batches.items() if step >= LEAST}:
+        steps = np.array(list(of_batches))
     groups = np.split(steps, np.flatnonzero(np.diff(steps) > APART) + 1) if len(steps) else []
-    found = (_incident(run, told, int(group[0]), int(group[-1]), None, cost_per_hour) for group in groups)
-    return [replace(one, is_sure=is_sure) for one in found]
+    found = []
+    for group in groups:
+        one = _incident(run, told, int(group[0]), int(group[-1]), None, cost_per_hour)
+        batches = tuple((int(step), of_batches[int(step)]) for step in group if of_batches)
+        found.append(replace(one, is_sure=is_sure, batches=batches))
+    return found
 
 
 def _marks(run: Run, told: Sequence[Symptom]) -> tuple[np.ndarray, np.ndarray]:

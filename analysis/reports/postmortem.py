@@ -76,7 +76,8 @@ def _write(
     sweep = known.sweep
     folder = ResultsPath.open(known.out) / POSTMORTEMS
     (run,) = runs(sweep, known.setups, [trial], heard=None)
-    found = of_one(run, known.logs.get(trial), cost_per_hour, is_asked=True)
+    reading, missing = _reading(known, trial, data)
+    found = of_one(run, known.logs.get(trial), cost_per_hour, is_asked=True, reading=reading)
     incident = worst(found)
     head = _head(known, trial)
     folder.make_folder()
@@ -84,7 +85,6 @@ def _write(
         words = [f"Trial {trial}: no incident: no symptom, no alarm, and every consistency check holds."]
         page = {"title": f"Trial {trial}: no incident", "head": head, "sections": [Section("No incident", words)]}
         return _written(folder, known, trial, page, words, None)
-    reading, missing = _reading(known, trial, data)
     diagnosis = diagnosed(run, incident, reading, provenance_of(sweep, trial))
     sections = [
         _symptoms(run, diagnosis, found),
@@ -100,7 +100,10 @@ def _write(
     head |= {"steps": f"{diagnosis.evidence.begin} to {incident.last}", "class": kind}
     page = {"title": f"Post-mortem of trial {trial}", "head": head, "sections": sections}
     words = [f"Trial {trial}, steps {head['steps']}: type {kind}.", f"Cause: {diagnosis.finding.reason}"]
-    words += [] if incident.is_sure else ["This is the oddest that there is; healthy runs have such steps, too."]
+    if incident.batches:
+        words.append("No signal says so for sure: the batch does, which is unlike the others of the run.")
+    elif not incident.is_sure:
+        words.append("This is the oddest that there is; healthy runs have such steps, too.")
     return _written(folder, known, trial, page, words, diagnosis)
 
 

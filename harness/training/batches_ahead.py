@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
 from harness.data.screening import Scores
@@ -52,9 +53,16 @@ def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> i
 
 def is_odd(values: tuple[float, float], usual: Sequence[tuple[float, float]]) -> bool:
     """Whether a batch is far rarer, or repeats itself more, than others: mean surprise and share of repeated pairs."""
-    for now, before, least in zip(values, np.transpose(usual), (RARER, MORE_REPEATED), strict=True):
-        middle = np.median(before)
-        spread = MAD_TO_STD * np.median(np.abs(before - middle))
-        if now - middle > max(ODD_BATCH * spread, least, BEYOND * (np.quantile(before, HIGH) - middle)):
-            return True
-    return False
+    return bool((np.asarray(values) > limits_of(usual)).any())
+
+
+def limits_of(usual: ArrayLike) -> np.ndarray:
+    """Beyond which a batch is odd: its mean surprise, nat/token, and its share of repeated pairs, [2].
+
+    `usual` are those of other batches, [batches, 2].
+    """
+    others = np.asarray(usual)
+    middle = np.median(others, axis=0)
+    spread = MAD_TO_STD * np.median(np.abs(others - middle), axis=0)
+    tail = np.quantile(others, HIGH, axis=0) - middle
+    return middle + np.max([ODD_BATCH * spread, [RARER, MORE_REPEATED], BEYOND * tail], axis=0)

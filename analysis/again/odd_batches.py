@@ -1,0 +1,45 @@
+"""The batches of a run that are unlike its others, by their tokens alone: where to look when no signal is sure."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+
+from analysis.again.batches import Reading
+from harness.config import ConfigError
+from harness.training.batches_ahead import limits_of
+
+RARE, REPEATED, AGAIN = "rare", "repeated", "again"  # far rarer tokens, far more repeated pairs, or an earlier batch
+RECENT = 64  # steps back over which a batch may come again
+BLOCK = 100  # steps whose batches are compared with one another, and with those of as many before and after
+MOST_TOKENS = 2**28  # of a run; beyond that its batches are not looked through, which would take minutes
+
+
+def odd_batches(reading: Reading, steps: int) -> dict[int, str]:
+    """Step -> what is odd about its batch, of the first `steps`: `RARE`, `REPEATED` or `AGAIN`.
+
+    The limits are those by which a playbook tells a step of odd data (`harness.training.batches_ahead`). Nothing of a
+    run that has read more than `MOST_TOKENS`, or whose batches are no tokens.
+    """
+    scores, same = np.full((steps, 2), np.nan), {}
+    with contextlib.suppress(ConfigError):
+        if steps * reading.batch(0).size > MOST_TOKENS:
+            return {}
+        seen: dict[bytes, int] = {}
+        for step in range(steps):
+            batch = reading.batch(step)
+            scores[step] = reading.rarity(batch), reading.repetition(batch)
+            if batch.size and step - seen.get(batch.tobytes(), -RECENT - 1) <= RECENT:
+                same[step] = AGAIN
+            seen[batch.tobytes()] = step
+    found: dict[int, str] = {}
+    for begin in range(0, steps, BLOCK):
+        near = scores[max(0, begin - BLOCK) : begin + 2 * BLOCK]
+        near = near[np.isfinite(near).all(1)]
+        if len(near):
+            is_rare, is_repeated = (scores[begin : begin + BLOCK] > limits_of(near)).T
+            found |= {begin + int(place): RARE for place in np.flatnonzero(is_rare)}
+            # What repeats a rare token is both, and few other tokens are more often rare by chance.
+            found |= {begin + int(place): REPEATED for place in np.flatnonzero(is_repeated)}
+    return dict(sorted((found | same).items()))

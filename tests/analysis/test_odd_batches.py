@@ -1,0 +1,81 @@
+"""The batches of a whole run tell of an incident where no signal is sure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.again import odd_batches
+from analysis.again.odd_batches import AGAIN, REPEATED
+from analysis.measures.causes import RARE, REPETITION, cause_of
+from analysis.measures.evidence import evidence_of, offending
+from analysis.measures.incidents import Incident, of_one
+from harness.config import ConfigError
+from tests.analysis.test_causes import Text
+from tests.analysis.test_incidents import BEGIN, STEPS, calm, run_of, spiked
+
+
+class Loader(Text):
+    """Hands out the batch of the step before once more."""
+
+    def batch(self, step: int) -> np.ndarray:
+        return super().batch(step - (step == BEGIN))
+
+
+class Curriculum(Text):
+    """Goes on to text of other words."""
+
+    def batch(self, step: int) -> np.ndarray:
+        return super().batch(step) + (60 if step > 2 * BEGIN + 50 else 0) & 127
+
+
+def asked(reading: Any, loss: np.ndarray | None = None) -> list[Incident]:
+    return of_one(run_of(calm() if loss is None else loss), None, is_asked=True, reading=reading)
+
+
+@pytest.mark.parametrize("sequences", [2, 6, 16])
+@pytest.mark.parametrize("kind", [RARE, REPETITION])
+def test_a_poisoned_batch_of_which_no_signal_tells_is_found(kind: str, sequences: int) -> None:
+    reading, run = Text(sequences, kind, 0), run_of(calm())
+    (incident,) = asked(reading)
+    assert (incident.first, incident.last, incident.is_sure) == (BEGIN, BEGIN, False)
+    found = evidence_of(run, incident, reading)  # type: ignore[arg-type]
+    assert (found.begin, offending(found, incident)) == (BEGIN, [BEGIN])
+    assert cause_of(found).cause == kind
+    assert all(one.first != BEGIN for one in asked(None)), "it shows in no signal"
+
+
+def test_a_batch_that_comes_again_is_found() -> None:
+    reading = Loader(4, "", 0)
+    (incident,) = asked(reading)
+    assert incident.batches == ((BEGIN, AGAIN),)
+    told = cause_of(evidence_of(run_of(calm()), incident, reading))  # type: ignore[arg-type]
+    assert told.cause == REPETITION and f"that of step {BEGIN - 1} again" in told.reason
+
+
+def test_a_sure_sign_is_not_outvoted() -> None:
+    (incident,) = asked(Text(6, RARE, 0), spiked(20.0, 0.0)[::-1].copy())
+    assert incident.is_sure and not incident.batches and incident.first > BEGIN
+
+
+@pytest.mark.parametrize("text", [Text, Curriculum])
+def test_ordinary_text_has_none(text: type[Text]) -> None:
+    """Nor has one that goes on to other text for good."""
+    assert [odd_batches.odd_batches(text(4, "", seed), STEPS) for seed in range(10)] == [{}] * 10  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_looked_through_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that are no tokens, or more than are read in a minute."""
+    reading: Any = Text(4, REPETITION, 0)
+    assert odd_batches.odd_batches(reading, STEPS) == {BEGIN: REPEATED}
+    monkeypatch.setattr(odd_batches, "MOST_TOKENS", reading.batch(0).size * STEPS - 1)
+    assert odd_batches.odd_batches(reading, STEPS) == {}
+
+    def refuse(step: int) -> np.ndarray:
+        raise ConfigError("its batches are no sequences of tokens")
+
+    monkeypatch.undo()
+    monkeypatch.setattr(reading, "batch", refuse)
+    assert odd_batches.odd_batches(reading, STEPS) == {}
