@@ -116,6 +116,10 @@ def _weight_check(e: Evidence) -> str | None:
     if not e.weight_check > SLACK:
         return None
     if np.isinf(e.weight_check):
+        # From an ordinary pass the weights went where an update took them: what that is made of is not ordinary.
+        is_ordinary = 1 / Thresholds.jump < e.norm_ratio < Thresholds.ordinary_norm
+        if np.isinf(e.update_ratio) and is_ordinary and e.loss_rise < Thresholds.loss_jump:
+            return None
         return "the norm of the weights went to infinity in one step, to which no healthy update takes them."
     much = f"by {e.weight_check:.3g} times the norm of their update"
     return f"the norm of the weights moved {much}, which no update of that step explains: something else wrote to them."
@@ -172,7 +176,8 @@ def _overflowed(e: Evidence) -> str | None:
 
 
 def _blamed_weight(e: Evidence) -> str | None:
-    if e.provenance.get("blamed_site") not in ("weight", "update"):
+    # By a weight that the step's own update made so large, of an ordinary gradient, the moment is to blame.
+    if e.provenance.get("blamed_site") not in ("weight", "update") or _grown_update(e):
         return None
     return (
         f"run again, the step became non-finite by the values of the weight {e.provenance.get('blamed', 'of no name')}."

@@ -37,7 +37,7 @@ def tensor_norms(gradients_RxP: Tensor, layout: Layout) -> Tensor:
 
 def _norms(gradients: list[Tensor]) -> Tensor:
     if not on_cpu(gradients[0]):
-        return torch.stack([_exact_norm(x) for x in gradients], dim=1)
+        return torch.stack([exact_norm(x) for x in gradients], dim=1)
     norms = torch.stack([_quick_norm(x) for x in gradients], dim=1).double()
     for row, number in (~((norms > SAFE[0]) & (norms < SAFE[1]))).nonzero().tolist():
         # By itself, so that how it is summed does not depend on how many trials there are; in pieces, to copy little.
@@ -53,7 +53,7 @@ def _quick_norm(gradients_Rxn: Tensor) -> Tensor:
     return _joined([torch.linalg.vector_norm(piece, dim=1) for piece in gradients_Rxn.split(CPU_COLUMNS, dim=1)])
 
 
-def _exact_norm(gradients_Rxn: Tensor) -> Tensor:
+def exact_norm(gradients_Rxn: Tensor) -> Tensor:
     """As `global_norm`, in float64, without a look. In pieces: torch makes a float64 copy of what it is given."""
     pieces = gradients_Rxn.split(max(COLUMNS, gradients_Rxn.shape[1] // PIECES), dim=1)
     return _joined([torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in pieces])

@@ -11,7 +11,7 @@ import torch
 
 from analysis.measures import evidence
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, REPETITION, STALE, WEIGHT, cause_of
-from analysis.measures.evidence import evidence_of
+from analysis.measures.evidence import Evidence, evidence_of
 from analysis.measures.incidents import of_one
 from harness.data.screening import Scores
 from tests.analysis.test_incidents import BEGIN, STEPS, calm, run_of, spiked
@@ -90,3 +90,26 @@ def test_a_moment_is_told_from_the_weights_that_it_moved(site: str, cause: str) 
     (incident,) = of_one(run, None)
     known = {"site": "update", "tensor": "head", "cause": "overflow", "blamed": "head", "blamed_site": site}
     assert cause_of(replace(evidence_of(run, incident, None, known), weight_check=np.inf)).cause == cause
+
+
+def infinite(**numbers: float) -> Evidence:
+    """Of a step after which the norms of weights and update are infinite, but for these numbers an ordinary one."""
+    run = run_of(np.where(np.arange(STEPS) >= BEGIN, np.nan, calm()))
+    (incident,) = of_one(run, None)
+    ordinary: dict[str, Any] = {"weight_check": np.inf, "update_ratio": np.inf, "norm_ratio": 1.1, "loss_rise": 0.1}
+    ordinary |= {"is_loss_finite": True, "is_norm_finite": True}
+    return replace(evidence_of(run, incident, None), **ordinary | numbers)
+
+
+def test_weights_that_an_update_made_infinite_are_told_from_weights_that_were_struck() -> None:
+    """The pass before that update was ordinary; with a weight that was struck none is."""
+    assert cause_of(infinite()).cause == GRADIENT
+    for odd in ({"norm_ratio": 0.0}, {"loss_rise": 2.0}, {"update_ratio": 1.0}):
+        assert cause_of(infinite(**odd)).cause == WEIGHT
+
+
+def test_a_weight_is_not_blamed_for_what_a_moment_made_of_it() -> None:
+    known = {"site": "weight", "blamed": "embedding", "blamed_site": "weight"}
+    grown = replace(infinite(weight_check=0.0, update_ratio=1e9), provenance=known)
+    assert cause_of(grown).cause == GRADIENT
+    assert cause_of(replace(grown, update_ratio=1.0)).cause == WEIGHT

@@ -168,6 +168,26 @@ def test_norms(name, clip_update):
 
 
 @every
+def test_norms_are_finite_where_squares_of_float32_are_not(name):
+    """A weight whose highest bit was flipped: its row has a norm, and the others' do not move by a bit."""
+    rig, plain = Rig(trials_of(name), ODD, torch.float32), Rig(trials_of(name), ODD, torch.float32)
+    for each in (rig, plain):
+        each.train(1)
+    rig.weights[1, 3] = 7e36
+    for each in (rig, plain):
+        each.draw(1)
+    norms, others = rig.step(), plain.step()
+    if name in ("lars", "lamb"):  # by the norms of weights in float32, as published: the step itself is infinite
+        assert not rig.weights[1].isfinite().all()
+        return
+    assert norms.weights[1] == pytest.approx(float(rig.weights[1].double().norm()), rel=1e-6)
+    assert bool(norms.weights[1] > 6e36) and bool(norms.update.isfinite().all())
+    for kind in ("weights", "update", "second_moment"):
+        if getattr(norms, kind) is not None:
+            assert torch.equal(getattr(norms, kind)[[0, 2]], getattr(others, kind)[[0, 2]])
+
+
+@every
 @clipped_or_not
 def test_rows_in_pieces_are_as_all_rows_at_once(name, clip_update):
     """As they are on an accelerator, where nobody looks which rows move; there AdamW is no kernel of torch's."""

@@ -19,6 +19,7 @@ from harness.config import Trial
 from harness.model.parameters import Layout, Segment
 from harness.model.state import Rows, State
 from harness.model.tensors import MATRICES, Kind, ScaledTensor
+from harness.optim.clipping import SAFE, exact_norm
 
 CPU_PIECE = 65_536  # elements of a piece: half a dozen arrays of that size fit a 2 MiB cache
 CPU_COLUMNS = 8_192  # of them in a row, where a piece need not be a tensor; never a function of R, because norms add up
@@ -289,7 +290,7 @@ class Optimizer:
     def _measured(self, piece: Piece, weights: Tensor, change: Tensor) -> Tensor:
         """The squared norms of weights, second moment and change after a step, [3, r], float64."""
         measured = (weights, piece.slots.get("moment_2", change), change)
-        return torch.stack([torch.linalg.vector_norm(x, dim=1) for x in measured]).double().square_()
+        return torch.stack([wide_norm(x) for x in measured]).square_()
 
 
 def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]:
@@ -311,6 +312,18 @@ BETAS: Mapping[str, Callable[[Trial], float]] = {  # and what they leave of what
 def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
     return len(scaled.shape) == 2 and scaled.kind in (Kind.EMBEDDING, *MATRICES, Kind.HEAD)
+
+
+def wide_norm(x_rxn: Tensor) -> Tensor:
+    """L2 norm of each row, [r], float64; finite where the elements are, though their squares are not in float32."""
+    if not on_cpu(x_rxn):
+        return exact_norm(x_rxn)
+    norms = torch.linalg.vector_norm(x_rxn, dim=1).double()
+    if not bool((large := norms > SAFE[1]).any()):
+        return norms
+    for row in large.nonzero()[:, 0].tolist():  # by itself: how it is summed does not depend on the others
+        norms[row] = exact_norm(x_rxn[row : row + 1])[0]
+    return norms
 
 
 # --- for the equations -------------------------------------------------------------------------------------------
