@@ -198,9 +198,10 @@ def _symptoms(run: Run, diagnosis: Diagnosis, found: Sequence[Incident]) -> Sect
 def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Reading | None, missing: str) -> Section:
     incident, evidence = diagnosis.incident, diagnosis.evidence
     steps = offending(evidence, incident)
+    alone = "batch" if incident.batches else "alarm"
     lines = [
         f"Batches: steps {steps[0]} to {steps[-1]}." if len(steps) > 1 else f"Batch: step {steps[0]}.",
-        f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or 'nothing but the alarm'}.",
+        f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or f'nothing but the {alone}'}.",
         *_checks(diagnosis),
     ]
     heard = [[one.detector, one.step, one.step - evidence.begin, _number(one.score)] for one in incident.alarms]
