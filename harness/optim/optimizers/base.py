@@ -288,9 +288,18 @@ class Optimizer:
         return None if change is None else self._measured(piece, weights, change)
 
     def _measured(self, piece: Piece, weights: Tensor, change: Tensor) -> Tensor:
-        """The squared norms of weights, second moment and change after a step, [3, r], float64."""
+        """The squared norms of weights, second moment and change after a step, [3, r], float64.
+
+        Finite where the elements are, though their squares may not be in float32.
+        """
         measured = (weights, piece.slots.get("moment_2", change), change)
-        return torch.stack([wide_norm(x) for x in measured]).square_()
+        if not self._on_cpu:
+            return torch.stack([exact_norm(x) for x in measured]).square_()
+        norms = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in measured]).double()
+        if not float(norms.amax()) <= SAFE[1]:  # or one is NaN
+            for number, row in (norms > SAFE[1]).nonzero().tolist():  # by itself: others change no bit of it
+                norms[number, row] = exact_norm(measured[number][row : row + 1])[0]
+        return norms.square_()
 
 
 def options(section: str, *names: str) -> Mapping[str, Callable[[Trial], float]]:
@@ -312,18 +321,6 @@ BETAS: Mapping[str, Callable[[Trial], float]] = {  # and what they leave of what
 def is_matrix(scaled: ScaledTensor) -> bool:
     """Whether optimizers take it for a matrix: not a vector, nor a stack of them such as the gains of all heads."""
     return len(scaled.shape) == 2 and scaled.kind in (Kind.EMBEDDING, *MATRICES, Kind.HEAD)
-
-
-def wide_norm(x_rxn: Tensor) -> Tensor:
-    """L2 norm of each row, [r], float64; finite where the elements are, though their squares are not in float32."""
-    if not on_cpu(x_rxn):
-        return exact_norm(x_rxn)
-    norms = torch.linalg.vector_norm(x_rxn, dim=1).double()
-    if not bool((large := norms > SAFE[1]).any()):
-        return norms
-    for row in large.nonzero()[:, 0].tolist():  # by itself: how it is summed does not depend on the others
-        norms[row] = exact_norm(x_rxn[row : row + 1])[0]
-    return norms
 
 
 # --- for the equations -------------------------------------------------------------------------------------------
