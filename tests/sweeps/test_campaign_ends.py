@@ -45,19 +45,19 @@ def width_now(out: Path, stratum: str) -> float:
     ("given", "stratum"),
     [
         (["fault.site=weight,learning_rate", "campaign.width=0.35", "campaign.round=15"], "none"),
-        (["fault.tensor=*norm*", "campaign.width=0.51", "campaign.round=20"], "tensor"),
-        (["fault.format=fp8_e4m3", "campaign.width=0.7", "campaign.round=16", "fault.site=gradient"], "bit"),
+        (["fault.tensor=*norm*", "campaign.width=0.42", "campaign.round=20"], "tensor"),
+        (["fault.format=fp8_e4m3", "campaign.width=0.6", "campaign.round=16", "fault.site=gradient"], "bit"),
     ],
 )
 def test_it_stops_when_it_knows_enough(tmp_path: Path, given: list[str], stratum: str) -> None:
     """After the first round at which every stratum's interval is narrow enough."""
-    line = [*FLIPS, "fault.samples=60", f"fault.stratify={stratum}", *given]
+    line = [*FLIPS, "fault.samples=96", f"fault.stratify={stratum}", *given]
     words = dict(text.split("=") for text in given)
     step, wanted = int(words["campaign.round"]), float(words["campaign.width"])
     out = sweep(tmp_path / "whole", *line)
     found = rounds(out)
     assert [most for _, most in found] == [step * (i + 1) for i in range(len(found))]
-    assert len(found) > 1 and found[-1][1] < 60
+    assert len(found) > 1 and found[-1][1] < 96
     assert all(float(width) > wanted for width, _ in found[:-1]) and float(found[-1][0]) <= wanted
     assert found[-1][0] == f"{width_now(tmp_path / 'whole', stratum):.3f}"
     assert {len(trials) for trials in by_site(drawn(tmp_path / "whole")).values()} == {found[-1][1]}
@@ -65,8 +65,8 @@ def test_it_stops_when_it_knows_enough(tmp_path: Path, given: list[str], stratum
 
 def test_it_goes_on_from_any_state(tmp_path: Path) -> None:
     """The same command, and one that finds other samples than whole rounds, look at the same intervals."""
-    line = [*FLIPS, "fault.tensor=*norm*", "fault.stratify=tensor", "fault.samples=60", "campaign.round=20"]
-    line.append("campaign.width=0.51")
+    line = [*FLIPS, "fault.tensor=*norm*", "fault.stratify=tensor", "fault.samples=96", "campaign.round=20"]
+    line.append("campaign.width=0.42")
     found = rounds(sweep(tmp_path / "whole", *line))
     before = command.tree(tmp_path)
     again = sweep(tmp_path / "whole", *line)
