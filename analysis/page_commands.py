@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,7 +38,11 @@ def _watch(options: argparse.Namespace) -> None:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             complain("interrupted")
-            sys.exit(130)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Threads that look at the store may be inside of libraries, out of which the interpreter's own end would
+            # tear them with an abort; there is nothing that they have to finish.
+            os._exit(130)
 
 
 def _trial(options: argparse.Namespace) -> None:

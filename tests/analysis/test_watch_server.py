@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 import numpy as np
@@ -315,3 +320,38 @@ def test_what_was_read_is_kept_within_bounds(tmp_path: Path, monkeypatch: pytest
     assert len(follower._signals) == 3
     many = [trial.id for trial in (*first, *second)] * 100
     assert len(follower.curves("loss", many)["curves"]) <= following.MOST_CURVES
+
+
+BUSY = """
+import sys
+import torch
+from analysis.pages.follower import Follower
+
+def look(self, finds_incidents=True):
+    while True:  # in C++, which wants the interpreter's lock every few milliseconds
+        torch.ones(300, 300) @ torch.ones(300, 300)
+
+Follower.look = look
+from analysis.__main__ import main
+sys.exit(main(["watch", sys.argv[1]]))
+"""
+
+
+def test_ctrl_c_ends_it_in_the_midst_of_a_look(realistic: Path) -> None:
+    """At once, and without the abort with which Python's end tears a thread out of C++."""
+    command = [sys.executable, "-c", BUSY, str(realistic)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
+        try:
+            assert watch.stdout is not None
+            address = re.search(r"http://127.0.0.1:(\d+)/", watch.stdout.readline())
+            assert address is not None
+            asking = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=60)
+            asking.request("GET", "/data/news?version=0")
+            with contextlib.suppress(OSError):
+                asking.getresponse().read()
+            time.sleep(0.5)
+            watch.send_signal(SIGINT)
+            out, err = watch.communicate(timeout=60)
+        finally:
+            watch.kill()
+    assert (watch.returncode, out, err) == (130, "", "interrupted\n")
