@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from hashlib import blake2b
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from harness.training.batches_ahead import limits_of
 
 RARE, REPEATED, AGAIN = "rare", "repeated", "again"  # far rarer tokens, far more repeated pairs, or an earlier batch
 RECENT = 64  # steps back over which a batch may come again
+MOST_AGAIN = 0.1  # of the batches; where more come again, that is how the run reads
 BLOCK = 100  # steps whose batches are compared with one another, and with those of as many before and after
 MOST_TOKENS = 2**28  # of a run; beyond that its batches are not looked through, which would take minutes
 
@@ -30,9 +32,12 @@ def odd_batches(reading: Reading, steps: int) -> dict[int, str]:
         for step in range(steps):
             batch = reading.batch(step)
             scores[step] = reading.rarity(batch), reading.repetition(batch)
-            if batch.size and step - seen.get(batch.tobytes(), -RECENT - 1) <= RECENT:
+            digest = blake2b(batch.tobytes(), digest_size=16).digest()
+            if batch.size and step - seen.get(digest, -RECENT - 1) <= RECENT:
                 same[step] = AGAIN
-            seen[batch.tobytes()] = step
+            seen[digest] = step
+    if len(same) > MOST_AGAIN * steps:  # a short text, which comes again each epoch
+        same = {}
     found: dict[int, str] = {}
     for begin in range(0, steps, BLOCK):
         near = scores[max(0, begin - BLOCK) : begin + 2 * BLOCK]

@@ -24,6 +24,13 @@ class Loader(Text):
         return super().batch(step - (step == BEGIN))
 
 
+class Epochs(Text):
+    """Begins anew every 50 steps, in the same order."""
+
+    def batch(self, step: int) -> np.ndarray:
+        return super().batch(step % 50)
+
+
 class Curriculum(Text):
     """Goes on to text of other words."""
 
@@ -60,9 +67,9 @@ def test_a_sure_sign_is_not_outvoted() -> None:
     assert incident.is_sure and not incident.batches and incident.first > BEGIN
 
 
-@pytest.mark.parametrize("text", [Text, Curriculum])
+@pytest.mark.parametrize("text", [Text, Curriculum, Epochs])
 def test_ordinary_text_has_none(text: type[Text]) -> None:
-    """Nor has one that goes on to other text for good."""
+    """Nor has one that goes on to other text for good, or one so short that each epoch is the same."""
     assert [odd_batches.odd_batches(text(4, "", seed), STEPS) for seed in range(10)] == [{}] * 10  # type: ignore[arg-type]
 
 
