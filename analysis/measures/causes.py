@@ -12,8 +12,8 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | stale second moment | it left the bounds that its gradients set, or has no root; or gradients stay high, and updates |
 | corrupted gradient | the provenance of the first non-finite value names a first moment |
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
-| rare tokens | tokens of the batch are far rarer than those of the batches before |
-| repetition | it repeats itself far more than those, or is an earlier batch again |
+| rare tokens | tokens of the batch are far rarer than those of the batches before, or of the whole run's |
+| repetition | it repeats itself far more than those or all of the run's, or is an earlier batch again |
 | number format | a half format has overflowed; or, in one, the loss scale left its course, or a pass is not finite |
 | corrupted gradient | it is not finite; or it jumps for a few steps, on an ordinary batch; or updates grow without it |
 | rate too high | everything grows together, over many steps, while each update moves much of the weights |
