@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,11 @@ def asked_at(site: str) -> tuple[str, ...]:
     return ("taps",) if site in AT_TAPS else ("slots",) if site in MOMENTS else ()
 
 
-def _rounded(value: float, format: str) -> tuple[torch.Tensor, float]:
+@lru_cache(maxsize=4096)
+def _rounded(value: float, format: str) -> tuple[float, float]:
     """A number as a format holds it, and the largest number of that format."""
     dtype = HELD_FORMATS[format].dtype
-    return converted(torch.tensor(value, dtype=torch.float64), dtype).double(), torch.finfo(dtype).max
+    return float(converted(torch.tensor(value, dtype=torch.float64), dtype)), torch.finfo(dtype).max
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Value(InjectableFault):
         if at_taps and self.tensor.endswith(".scores") and not facts.keeps_scores:
             why = "attention is fused in this model, and keeps no scores"
             raise ConfigError(f"{tensor}: {why}; allowed: other activations, or model.attention=explicit")
-        _, sizes = self.candidates(facts, "activation" if at_taps else "tensor")
+        names, sizes = self._found(facts)
         if self.site == Site.LOSS_SCALE and not facts.has_loss_scale:
             allowed = "train.loss_scaling=static or dynamic" if facts.is_ours else "a GradScaler in attach(extra=[...])"
             why = "train.loss_scaling=none has no scale" if facts.is_ours else "no loss scaler is known"
@@ -157,8 +159,8 @@ class Value(InjectableFault):
             yield f"fault.elements={elements}: but fault.element={self.element} is one; allowed: 1"
         if self.elements is not None and self.elements > sum(sizes):
             yield f"fault.elements={elements}: more than {tensor} has; allowed: 1 to {sum(sizes)}"
-        formats = self.formats(facts)
-        yield from self.wrong_format(facts)
+        formats = {name: self._format_at(name, facts) for name in names}
+        yield from self._wrong_formats(formats, facts)
         if self.block is not None and self._needs_no_scale(facts, formats):
             given = f"fault.block={self.block}: fault.format={shown(self.format)}"
             yield f"{given} needs no scale; allowed: null, or a narrower format"
@@ -173,8 +175,10 @@ class Value(InjectableFault):
 
     def formats(self, facts: Facts) -> dict[str, str]:
         """The number format in which each tensor that it can strike is changed, by name."""
-        names, _ = self.candidates(facts, "activation" if self.site in AT_TAPS else "tensor")
-        return {name: self._format_at(name, facts) for name in names}
+        return {name: self._format_at(name, facts) for name in self._found(facts)[0]}
+
+    def _found(self, facts: Facts) -> tuple[list[str], list[int]]:
+        return self.candidates(facts, "activation" if self.site in AT_TAPS else "tensor")
 
     def _wrong_bits(self, name: str) -> Iterator[str]:
         """Why there are no such bits in this format."""
@@ -190,7 +194,9 @@ class Value(InjectableFault):
             yield f"fault.bits={self.bits}: more than fault.field={self.field} has; allowed: 1 to {most}"
 
     def wrong_format(self, facts: Facts) -> Iterator[str]:
-        formats = self.formats(facts)
+        yield from self._wrong_formats(self.formats(facts), facts)
+
+    def _wrong_formats(self, formats: Mapping[str, str], facts: Facts) -> Iterator[str]:
         for name in dict.fromkeys(formats.values()) if self.model in OPERATIONS else ():
             yield from self._wrong_bits(name)
         for name, format in formats.items():
@@ -222,12 +228,12 @@ class Value(InjectableFault):
         kept, most = _rounded(self.value, wide)
         where = f"train.precision={facts.precision}" if facts.is_ours else wide
         format = own if self.format is None or not held.holds(HELD_FORMATS[self.format]) else self.format
-        if model == "set" and format not in ("fp32", own) and bool(torch.isfinite(kept)):
+        if model == "set" and format not in ("fp32", own) and math.isfinite(kept):
             (kept, most), where = _rounded(self.value, format), f"fault.format={format}"
-        if not bool(torch.isfinite(kept)):
+        if not math.isfinite(kept):
             other = ", or fault.model=infinity" if model == "set" else ""
             return f"{given}: infinite in {where}; allowed: at most {most:.6g} in size{other}"
-        if self.value != 0 and bool(kept == 0):
+        if self.value != 0 and kept == 0:
             return f"{given}: rounds to 0 in {where}; allowed: 0, or a number further from it"
         return ""
 

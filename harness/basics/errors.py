@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Iterator
 from typing import NoReturn
 
 PROGRAM = "stability-harness"
@@ -24,13 +22,18 @@ class Problems:
     def __init__(self) -> None:
         self.reasons: dict[str, None] = {}
 
-    @contextlib.contextmanager
-    def collect(self) -> Iterator[None]:
+    def collect(self) -> Problems:
         """Keep the reasons of a ConfigError that ends the block."""
-        try:
-            yield
-        except ConfigError as error:
-            self.reasons.update(dict.fromkeys(error.reasons))
+        return self
+
+    def __enter__(self) -> None:
+        """A block begins."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, ConfigError):
+            return False
+        self.reasons.update(dict.fromkeys(error.reasons))
+        return True
 
     def check(self) -> None:
         """Raises one ConfigError with all reasons, if there are any."""

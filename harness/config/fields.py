@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cache
+from operator import attrgetter
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -121,8 +122,17 @@ def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
 
 
 @cache
-def _with_scope(cls: type, scope: str) -> tuple[str, ...]:
-    return tuple(name for name, metadata in _metadata(cls).items() if metadata["scope"] == scope)
+def _with_scope(cls: type, scope: str) -> Callable[[Any], tuple]:
+    """What reads the fields of one scope of such an object."""
+    return getter_of([name for name, metadata in _metadata(cls).items() if metadata["scope"] == scope], attrgetter)
+
+
+def getter_of(names: Sequence[str], getter: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], tuple]:
+    """What reads all of these names as a tuple, by `attrgetter` or `itemgetter`, however many they are."""
+    if len(names) > 1:
+        return getter(*names)
+    one = getter(*names) if names else None
+    return lambda values: () if one is None else (one(values),)
 
 
 def scope_of(cls: type, name: str) -> str:
@@ -133,8 +143,8 @@ def scope_of(cls: type, name: str) -> str:
 def structure(values: Any) -> tuple:
     """What the trials of a pack have in common in this section: structural fields, and which switched ones are on."""
     cls: Any = type(values)
-    fixed = tuple(getattr(values, name) for name in _with_scope(cls, STRUCTURAL))
-    return fixed + tuple(getattr(values, name) is not None for name in _with_scope(cls, SWITCHED))
+    switched = _with_scope(cls, SWITCHED)(values)
+    return (*_with_scope(cls, STRUCTURAL)(values), *[value is not None for value in switched])
 
 
 def _convert(value: Any, kind: type) -> Any:

@@ -69,6 +69,7 @@ CORE: dict[str, type] = {"model": Model, "optim": Optim, "schedule": Schedule}
 CORE |= {"train": Train, "screen": Screen, "data": Data}
 YOUNGER = (("model", "start"), ("data", "skip_bad"), ("data", "token_type"))
 """Fields that are younger than trials that are stored, whose ids stay what they are."""
+MOST_TEXTS = 10_000  # sections whose text is kept
 
 
 def default_of(section: str, field: str) -> Any:
@@ -94,6 +95,35 @@ def sections() -> Mapping[str, type]:
 @cache
 def _defaults() -> Mapping[str, Any]:
     return {name: cls() for name, cls in sections().items()}
+
+
+@cache
+def _usual_structures() -> Mapping[str, tuple]:
+    return {name: structure(values) for name, values in _defaults().items()}
+
+
+def _plain(name: str, values: Any) -> dict[str, Any]:
+    """The fields of a section as they are stored; `YOUNGER` ones only where they are given."""
+    fields = dict(vars(values))
+    for section, field in YOUNGER:
+        if section == name and fields[field] == default_of(name, field):
+            del fields[field]
+    return fields
+
+
+_TEXTS: dict[int, tuple[Any, str]] = {}  # by identity: equal fields may be written otherwise, as 1 and 1.0
+
+
+def _json(name: str, values: Any) -> str:
+    """A section as text, with its name."""
+    kept = _TEXTS.get(id(values))
+    if kept is None or kept[0] is not values:
+        if len(_TEXTS) >= MOST_TEXTS:
+            _TEXTS.clear()
+        kept = values, f"{json.dumps(name)}: {json.dumps(_plain(name, values), sort_keys=True)}"
+        if type(values).__dataclass_params__.frozen:
+            _TEXTS[id(values)] = kept
+    return kept[1]
 
 
 @dataclass(frozen=True)
@@ -125,20 +155,26 @@ class Trial:
 
     def section(self, name: str) -> Any:
         """One section by its name, also of those that optimizers and clippers bring along."""
-        return getattr(self, name) if name in CORE else dict(self.extras).get(name, _defaults()[name])
+        return getattr(self, name) if name in CORE else self._brought.get(name, _defaults()[name])
+
+    @cached_property
+    def _brought(self) -> Mapping[str, Any]:
+        return dict(self.extras)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as they are stored with the results; `YOUNGER` fields only where they are given."""
-        parts = {name: dict(vars(getattr(self, name))) for name in (*CORE, "fault")}
-        for name, field in YOUNGER:
-            if parts[name][field] == default_of(name, field):
-                del parts[name][field]
-        extras = {name: dict(vars(values)) for name, values in self.extras}
-        return {**parts, **extras, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}
+        parts = {name: _plain(name, values) for name, values in self._sections().items()}
+        return {**parts, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}
+
+    def _sections(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in (*CORE, "fault")}, **self._brought}
 
     @cached_property
     def id(self) -> str:
-        text = json.dumps(self.to_dict(), sort_keys=True)
+        # As json.dumps(self.to_dict(), sort_keys=True) has it. Thousands of trials share their sections.
+        texts = {name: _json(name, values) for name, values in self._sections().items()}
+        texts |= {name: f'"{name}": {json.dumps(getattr(self, name))}' for name in ("recipe", "mitigation", "seed")}
+        text = "{" + ", ".join(texts[name] for name in sorted(texts)) + "}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @cached_property
@@ -149,7 +185,8 @@ class Trial:
     @cached_property
     def structure(self) -> tuple:
         """What the trials of a pack have in common: trials with equal structure can share one."""
-        return tuple((name, structure(self.section(name))) for name in sections())
+        own = {name: structure(values) for name, values in self._sections().items() if name != "fault"}
+        return tuple({**_usual_structures(), **own}.items())
 
     @property
     def steps(self) -> int:

@@ -6,8 +6,9 @@ Stock Hydra composes and checks a job in 170 ms. Here a job costs a few dictiona
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 
 from harness.basics.printing import count
 from harness.config import IDENTITY, NO_FAULT, ConfigError, Fault, Problems, Trial, checked, field_types, sections
+from harness.config.fields import getter_of
 from harness.config.ladder import rungs
 from harness.config.names import LAST_BIT
 from harness.model.branches import BRANCHES
@@ -40,6 +42,9 @@ CHOSEN: dict[str, tuple[Container[str], Sequence[str]]] = {
     "objective": (OBJECTIVES, ["objective.name"]),
 }
 """Parts that a trial chooses by name, each with a section of that name if it has options; and the keys that choose."""
+
+CHOOSING = ("detect.name", "playbook.name", "playbook.ladder", *(key for _, keys in CHOSEN.values() for key in keys))
+"""The keys by whose values sections act or not."""
 
 OWN = "own"  # the name of a playbook whose ladder is given by itself
 
@@ -79,6 +84,7 @@ class Composer:
     _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
     _parts: dict[tuple, Any] = field(default_factory=dict)
+    _acting: dict[tuple, list] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _overruled: dict[str, str] = field(default_factory=dict)
     _idle: dict[str, bool] = field(default_factory=dict)
@@ -236,13 +242,22 @@ class Composer:
 
     def _made(self, values: Mapping[str, Any], fault: Fault, recipe: str, mitigation: str) -> Trial:
         parts: dict[str, Any] = {}
-        for part, cls in sections().items():
-            if not _why_idle(part, values):
-                fields = tuple(values[f"{part}.{name}"] for name in field_types(cls))
-                if (part, fields) not in self._parts:  # one object for all that are equal: many trials take less memory
-                    self._parts[part, fields] = cls(*fields)
-                parts[part] = self._parts[part, fields]
+        for part, read in self._acting_in(values):
+            fields = read(values)
+            if (part, fields) not in self._parts:  # one object for all that are equal: many trials take less memory
+                self._parts[part, fields] = sections()[part](*fields)
+            parts[part] = self._parts[part, fields]
         return Trial.of(parts, fault=fault, recipe=recipe, mitigation=mitigation, seed=values["seed"])
+
+    def _acting_in(self, values: Mapping[str, Any]) -> list[tuple[str, Callable[[Mapping[str, Any]], tuple]]]:
+        """The sections that act, each with what reads its fields from flat keys."""
+        chosen = {key: values[key] for key in CHOOSING}
+        known = tuple(chosen.values())
+        if known not in self._acting:
+            acting = {part: cls for part, cls in sections().items() if not _why_idle(part, chosen)}
+            keys = {part: [f"{part}.{name}" for name in field_types(cls)] for part, cls in acting.items()}
+            self._acting[known] = [(part, getter_of(names, itemgetter)) for part, names in keys.items()]
+        return self._acting[known]
 
     def _reasons(self, trial: Trial) -> Sequence[str]:
         """Everything because of which a trial cannot be trained."""

@@ -42,7 +42,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
         return [importlib.metadata.EntryPoint(*item, group) for item in NAMED.get(group, {}).items()]
 
-    cached = (plugins.modules, sections, trial_module._defaults)
+    cached = (plugins.modules, sections, trial_module._defaults, trial_module._usual_structures)
     for function in cached:
         function.cache_clear()
     monkeypatch.syspath_prepend(EXAMPLE)
