@@ -41,13 +41,14 @@ class Setup:
     precision: str
     is_adam: bool
     rates: tuple[float, ...]  # of the schedule, by step
+    beta1: float
 
     @classmethod
     def of(cls, trial: Trial) -> Setup:
         facts, optim = facts_of(trial), trial.optim
         rates = tuple(facts.rate(step) for step in range(trial.steps))
         weights = sum(math.prod(shape) for shape in facts.tensors.values())
-        return cls(optim.beta2, optim.clip, weights, trial.train.precision, optim.name == "adamw", rates)
+        return cls(optim.beta2, optim.clip, weights, trial.train.precision, optim.name == "adamw", rates, optim.beta1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | unknown | the steps before it had to be run again for that |
 | rate too high | the rate in force is above the one of the schedule |
 | stale second moment | it left the bounds that its gradients set, or has no root; or gradients stay high, and updates |
+| stale second moment | updates grow without the gradient, and come back faster than a first moment forgets |
 | corrupted gradient | the provenance of the first non-finite value names a first moment |
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
 | rare tokens | tokens of the batch are far rarer than those of the batches before, or of the whole run's |
@@ -28,7 +29,7 @@ import numpy as np
 
 from analysis.again.odd_batches import RARE as RARE_BATCH
 from analysis.again.odd_batches import REPEATED
-from analysis.measures.evidence import REPAIRED, Evidence
+from analysis.measures.evidence import LATER, REPAIRED, Evidence
 from analysis.measures.oddities import RATE_RATIO, SCALE_RATIO, SLACK
 from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
 
@@ -44,6 +45,7 @@ class Thresholds:
     rarity_nat: float = RARER  # and at least so much more, nat/token
     repetition: float = ODD_BATCH  # of its share of repeated pairs
     repetition_share: float = MORE_REPEATED
+    kept: float = 0.9  # of what a mean of gradients keeps: with less the update came back faster than one can
     update: float = 1.6  # times the usual update at this rate
     ordinary_norm: float = 1.5  # times the usual gradient norm, up to which gradients have not grown
     jump: float = 2.0  # times the usual gradient norm, or one over it
@@ -223,6 +225,14 @@ def _grown_update(e: Evidence) -> str | None:
     )
 
 
+def _mended_moment(e: Evidence) -> str | None:
+    if not (_grown_update(e) and e.update_kept < Thresholds.kept):
+        return None
+    numbers = f"{_times(e.update_ratio)} the usual at this rate, of an ordinary gradient"
+    faster = f"and {LATER} steps later {e.update_kept:.0%} of what a first moment keeps was left"
+    return f"the update was {numbers}, {faster}: the second moment was too small, until gradients put it right."
+
+
 def _lagging_moment(e: Evidence) -> str | None:
     if not (
         e.update_ratio > Thresholds.update
@@ -282,6 +292,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (GRADIENT, _broken_gradient),
     (WEIGHT, _loss_stays),
     (STALE, _lagging_moment),
+    (STALE, _mended_moment),
     (GRADIENT, _grown_update),
     (GRADIENT, _jumped_gradient),
     (GRADIENT, _jumped_forward),

@@ -24,6 +24,8 @@ from harness.detectors.windows import MAD_TO_STD
 BACK, GAP = 12, 4
 LEADS = 1.0  # nat, or e-folds of a norm: what is less odd and comes before is noise, and no cause of what follows
 SHORTLY = 20  # steps from the onset on over which is counted how often loss and gradient norm are odd
+JUMP = 4.0  # times the usual update, from which on it is told how fast it comes back
+LATER = 3  # steps after the onset at which updates are looked at again
 BATCHES = 24  # before the onset, with which its batch is compared
 AHEAD = 6  # batches from the onset on that are looked at
 LEAST_SPREAD = 0.01  # of scores of batches
@@ -45,6 +47,7 @@ class Evidence:
     rate_until: int  # the step from which it is that again
     pace: float  # share of their own norm by which the weights moved at a step shortly before
     update_ratio: float  # of the update's root mean square, over the rate, to its median before
+    update_kept: float  # share of such a jump that is left `LATER`, over that which a mean of gradients keeps
     moment_check: float  # of the second moment: times its upper bound, or minus its lower bound over it
     weight_check: float  # by how many norms of its update the weights' norm has moved
     activation_ratio: float  # of the layer in which it is largest
@@ -175,6 +178,7 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
         "rate_ratio": float(ratio[begin]),
         "rate_until": int(begin + np.flatnonzero(np.append(~(ratio[begin:] > RATE_RATIO), True))[0]),
         "update_ratio": float(speed[begin] / usual(speed)[0][begin]),
+        "update_kept": _kept(run, begin, speed),
         "moment_check": float(run.moment_check[begin]),
         "weight_check": float(run.weight_check[begin]),
         "activation_ratio": activation,
@@ -187,6 +191,22 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
         "odd_steps": int((is_high | is_steep).sum()),
         "last_steps": int(is_high.sum()),
     }
+
+
+def _kept(run: Run, begin: int, speed: np.ndarray) -> float:
+    """Of a jump of the update: what is left of it `LATER`, over beta1 to the power of as many steps.
+
+    Adam's first moment forgets a wrong value by beta1 at each step, and the update with it. It falls faster where the
+    second moment is what was wrong, because each gradient puts that right. NaN for a jump of which little would be left
+    anyway, and where Adam's moments are not all that an update is made of.
+    """
+    later, level = begin + LATER, usual(speed)[0][begin]
+    if run.setup is None or not run.setup.is_adam or not run.setup.beta1 or later >= run.steps:
+        return np.nan
+    if not run.taken[begin : later + 1].all() or not speed[begin] > JUMP * level:
+        return np.nan
+    left = np.sqrt(max(speed[later] ** 2 - level**2, 0.0) / (speed[begin] ** 2 - level**2))
+    return float(left / run.setup.beta1**LATER)
 
 
 def _largest_layer(layers: np.ndarray, step: int) -> tuple[float, int]:

@@ -18,7 +18,7 @@ from analysis.figures.drawing import Drawing
 from analysis.figures.incident import activation_picture, incident_signals, token_histogram
 from analysis.measures.causes import Finding
 from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
-from analysis.measures.evidence import offending, provenance_of
+from analysis.measures.evidence import LATER, offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
 from analysis.measures.oddities import Run, usual
 from analysis.pages.trial_page import POSTMORTEMS
@@ -243,6 +243,8 @@ def _checks(diagnosis: Diagnosis) -> list[str]:
         "second moment over its bound (negative: below the lower one)": e.moment_check,
         "largest activation of a layer over its usual": e.activation_ratio,
     }
+    if not np.isnan(e.update_kept):
+        said[f"what is left of the update's jump {LATER} steps later, over what a first moment keeps"] = e.update_kept
     return ["; ".join(f"{words}: {_number(value)}" for words, value in said.items()) + "."]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from analysis.again.batches import Setup
 from analysis.measures import evidence
 from analysis.measures.causes import FORMAT, GRADIENT, RARE, REPETITION, STALE, WEIGHT, cause_of
 from analysis.measures.evidence import Evidence, evidence_of
@@ -113,3 +114,39 @@ def test_a_weight_is_not_blamed_for_what_a_moment_made_of_it() -> None:
     grown = replace(infinite(weight_check=0.0, update_ratio=1e9), provenance=known)
     assert cause_of(grown).cause == GRADIENT
     assert cause_of(replace(grown, update_ratio=1.0)).cause == WEIGHT
+
+
+def adam(moment: str, factor: float, beta1: float, beta2: float, seed: int) -> np.ndarray:
+    """The updates' root mean square of torch's Adam by step, of which a hundred elements of a moment are struck at
+    `BEGIN`. Gradients of an element differ by e to the power of 2 from step to step."""
+    torch.manual_seed(seed)
+    weights = torch.zeros(2000, requires_grad=True)
+    optimizer, sizes = torch.optim.Adam([weights], lr=1e-2, betas=(beta1, beta2)), []
+    for step in range(BEGIN + 50):
+        weights.grad = torch.randn(2000) * torch.randn(2000).mul(2).exp()
+        if step == BEGIN:
+            optimizer.state[weights][moment][:100] *= factor
+        before = weights.detach().clone()
+        optimizer.step()
+        sizes.append(float((weights.detach() - before).square().mean().sqrt()))
+    return np.array(sizes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.9, 0.95), (0.8, 0.99)])
+@pytest.mark.parametrize(("moment", "factor", "cause"), [("exp_avg", 1e4, GRADIENT), ("exp_avg_sq", 0.0, STALE)])
+def test_a_moment_is_told_by_how_fast_its_update_comes_back(
+    moment: str, factor: float, cause: str, beta1: float, beta2: float, seed: int
+) -> None:
+    """Of the first it falls by beta1 a step, of the second faster; where that is not known it counts as the first."""
+    sizes = adam(moment, factor, beta1, beta2, seed)
+    assert sizes[BEGIN] > 4 * np.median(sizes[:BEGIN])
+    setup = Setup(beta2, None, 2000, "fp32", True, (1e-2,) * len(sizes), beta1)
+    ones = {name: np.ones(len(sizes)) for name in ("grad_norm", "param_norm", "second_moment_norm")}
+    run = replace(run_of(calm()[: len(sizes)], update_rms=sizes, **ones), setup=setup)
+    incident = max(of_one(run, None), key=lambda one: one.size)
+    told = evidence_of(run, incident, None)
+    assert told.begin == BEGIN and cause_of(told).cause == cause
+    assert cause_of(replace(told, update_kept=np.nan)).cause == GRADIENT
+    for other in (replace(setup, is_adam=False), replace(setup, beta1=0.0)):
+        assert np.isnan(evidence_of(replace(run, setup=other), incident, None).update_kept)

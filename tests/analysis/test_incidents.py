@@ -192,7 +192,7 @@ def test_a_dropped_batch_is_no_incident(tmp_path: Path) -> None:
     for name, value in values.items():
         sweep[name][0, 100] = value
     sweep["grad_norm"][0, 99], sweep["second_moment_norm"][0, 99:] = 0.5, 0.9625
-    setup = Setup(0.95, None, 1, "fp32", True, (1.0,) * 200)
+    setup = Setup(0.95, None, 1, "fp32", True, (1.0,) * 200, 0.9)
     (run,) = runs(sweep, {str(sweep["trial"].values[0]): setup})
     assert run["loss"][100] == run["loss"][99] and run["grad_norm"][100] == 0.5
     assert not run.oddities["second_moment_norm check"][100] and not of_one(replace(run, setup=None), None)
