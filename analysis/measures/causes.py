@@ -9,8 +9,7 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | corrupted gradient, or weight | a step that a playbook ran again has another gradient norm alone, or another loss |
 | unknown | the steps before it had to be run again for that |
 | rate too high | the rate in force is above the one of the schedule |
-| stale second moment | it left the bounds that its gradients set, or has no root; or gradients stay high, and updates |
-| stale second moment | updates grow without the gradient, and come back faster than a first moment forgets |
+| stale second moment | it left its bounds; has no root; gradients and updates stay high; updates come back too fast |
 | corrupted gradient | the provenance of the first non-finite value names a first moment |
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
 | rare tokens | tokens of the batch are far rarer than those of the batches before, or of the whole run's |

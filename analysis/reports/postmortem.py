@@ -239,12 +239,11 @@ def _checks(diagnosis: Diagnosis) -> list[str]:
         "learning rate in force over that of the schedule": e.rate_ratio,
         "gradient norm over its usual": e.norm_ratio if e.is_norm_finite else np.inf,
         "update over its usual at this rate": e.update_ratio,
+        f"what is left of its jump {LATER} steps later, over what a first moment keeps": e.update_kept,
         "move of the weights' norm, in norms of the update": e.weight_check,
         "second moment over its bound (negative: below the lower one)": e.moment_check,
         "largest activation of a layer over its usual": e.activation_ratio,
     }
-    if not np.isnan(e.update_kept):
-        said[f"what is left of the update's jump {LATER} steps later, over what a first moment keeps"] = e.update_kept
     return ["; ".join(f"{words}: {_number(value)}" for words, value in said.items()) + "."]
 
 

@@ -111,18 +111,18 @@ def _plain(name: str, values: Any) -> dict[str, Any]:
     return fields
 
 
-_TEXTS: dict[int, tuple[Any, str]] = {}  # by identity: equal fields may be written otherwise, as 1 and 1.0
+_TEXTS: dict[tuple[str, int], tuple[Any, str]] = {}  # by identity: equal fields may be written otherwise, as 1 and 1.0
 
 
 def _json(name: str, values: Any) -> str:
     """A section as text, with its name."""
-    kept = _TEXTS.get(id(values))
+    kept = _TEXTS.get((name, id(values)))
     if kept is None or kept[0] is not values:
         if len(_TEXTS) >= MOST_TEXTS:
             _TEXTS.clear()
         kept = values, f"{json.dumps(name)}: {json.dumps(_plain(name, values), sort_keys=True)}"
         if type(values).__dataclass_params__.frozen:
-            _TEXTS[id(values)] = kept
+            _TEXTS[name, id(values)] = kept
     return kept[1]
 
 

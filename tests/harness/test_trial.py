@@ -42,12 +42,15 @@ def test_an_id_is_that_of_the_stored_configuration() -> None:
 
 
 def test_equal_fields_that_are_written_otherwise_have_ids_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As before sections were told apart by identity; also when the memory for their texts is full."""
+    """Ids are of text, in which 1 is not 1.0; also where there is no room for more texts."""
     monkeypatch.setattr(trial_module, "MOST_TEXTS", 2)
     whole, broken = Trial(optim=Optim(lr=1)), Trial(optim=Optim(lr=1.0))
     assert whole == broken and whole.id != broken.id
-    assert [Trial(optim=Optim(lr=one)).id for one in (1, 1.0, 1)] == [whole.id, broken.id, whole.id]
-    minus, plus = (Trial(fault=Value(value=one)) for one in (-0.0, 0.0))
+    assert [Trial(optim=Optim(lr=rate)).id for rate in (1, 1.0, 1)] == [whole.id, broken.id, whole.id]
+    options = dataclasses.make_dataclass("Shared", [("size", float, 1.0)], frozen=True)()
+    one, two = (Trial(extras=((name, options),)) for name in ("one", "two"))  # one object, under two names
+    assert one.id != two.id
+    minus, plus = (Trial(fault=Value(value=zero)) for zero in (-0.0, 0.0))
     assert minus == plus and minus.id != plus.id
 
 
