@@ -56,7 +56,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_check_runs_and_none_claims_a_figure(dry: Path) -> None:
     rows = [row for results in read(dry) for row in results.rows]
-    assert sorted(row.number for row in rows) == [check.number for check in CHECKS] == list(range(1, 16))
+    assert sorted(row.number for row in rows) == [check.number for check in CHECKS] == list(range(1, 19))
     assert {(row.told, *row.figures, *row.notes) for row in rows} == {("not measured: dry run",)}
     for group in GROUPS:
         lines = (dry / f"{group}.md").read_text().splitlines()
@@ -107,7 +107,8 @@ runner.CHECKS = [dataclasses.replace(each, seconds=1.0 if each.number == 15 else
 
 def test_a_check_that_fails_is_a_line_and_the_others_go_on(tmp_path: Path) -> None:
     """Errors, ends of processes and limits of time; and steps with some chance in them, which checks of bits see."""
-    done = typed("bits", "--dry", "--out", str(tmp_path), code=BROKEN)
+    some = ("1", "2", "3", "4", "5", "6", "7", "15", "18")
+    done = typed("bits", "--dry", "--only", *some, "--out", str(tmp_path), code=BROKEN)
     assert done.returncode == 1, done.stderr
     told, unlike = {row.number: row.told for row in read(tmp_path)[0].rows}, "failed: in a dry run: not as it should be"
     assert told.pop(2) == "failed: ValueError: broken | on purpose"
@@ -115,6 +116,7 @@ def test_a_check_that_fails_is_a_line_and_the_others_go_on(tmp_path: Path) -> No
     assert told.pop(15).startswith("failed: in a dry run: stopped after 1 s: not as documented, ")
     assert told.pop(5) == f"{unlike}: struck steps, NaN row, disarmed injector, attached tap"
     assert told.pop(7) == f"{unlike}: loss after 50 steps", "gradients were as they should be"
+    assert told.pop(18) == f"{unlike}: values"
     assert told == {number: f"{unlike}: {', '.join(CHECKS[number - 1].marks)}" for number in (1, 3, 6)}
     assert "broken \\| on purpose" in (tmp_path / "bits.md").read_text()
     assert "in fails" in (tmp_path / "2.log").read_text()
@@ -168,7 +170,7 @@ engine.train, Pack.clip = with_graphs, waits
 import sys
 from tests.gpu.__main__ import main
 
-for group, numbers in {"bits": "2 5", "speed": "8 9 10 13", "large": "11 12 14"}.items():
+for group, numbers in {"bits": "2 5 16", "speed": "8 9 10 13", "large": "11 12 14"}.items():
     print("status", main([group, *sys.argv[1:], "--only", *numbers.split()]))
 sys.exit()
 """
@@ -177,10 +179,9 @@ sys.exit()
 def test_ways_of_a_gpu_are_walked_with_a_stand_in_for_one(tmp_path: Path) -> None:
     """What checks ask of torch.cuda, each by a function that does nothing; healthy steps that wait in bf16 alone."""
     done = typed("--dry", "--out", str(tmp_path), code=STAND_IN)
-    assert [line for line in done.stdout.splitlines() if "status" in line] == ["status 1", "status 0", "status 1"]
+    assert [line for line in done.stdout.splitlines() if "status" in line] == ["status 1", "status 0", "status 0"]
     told = {row.number: row.told for results in read(tmp_path) for row in results.rows}
     assert told.pop(2) == "failed: in a dry run: not as it should be: bf16"
-    assert told.pop(14) == "failed: in a dry run: one GPU: loss, gradient norm, weights"
     assert set(told.values()) == {"not measured: dry run"}
 
 
@@ -240,7 +241,7 @@ def test_marks_are_those_of_the_issue() -> None:
     ends = {check.number: {(mark.least, mark.most) for mark in check.marks.values()} for check in CHECKS}
     assert ends == {
         1: {(None, 1e-9)},
-        **dict.fromkeys((2, 3, 4, 5, 6), {(None, 0)}),
+        **dict.fromkeys((2, 3, 4, 5, 6, 16, 17), {(None, 0)}),
         7: {(None, 2e-6), (None, 1e-4)},
         8: {(None, 330), (0.95, None)},
         9: {(0.70, None)},
@@ -250,9 +251,11 @@ def test_marks_are_those_of_the_issue() -> None:
         13: {(None, 1.01)},
         14: {(None, 1e-6)},
         15: {(None, 0), (None, 0.3), (None, 2.0**-8), (None, None)},
+        18: {(None, 0), (None, None)},
     }
     for group in GROUPS:
-        assert sum(check.seconds for check in CHECKS if check.group == group) <= 1.2 * LIMIT <= 1.2 * 540
+        at_once = 2 if group == "bits" else 1  # which run side by side
+        assert sum(check.seconds for check in CHECKS if check.group == group) <= at_once * 1.2 * LIMIT <= at_once * 648
 
 
 def test_measured_figures_stand_in_the_page_without_the_line_that_there_are_none(tmp_path: Path) -> None:
@@ -384,7 +387,7 @@ def test_wheels_stand_behind_what_is_installed(tmp_path: Path, monkeypatch: pyte
         for name, text in {**made_up, **{f"made_up_package-1.0.dist-info/{n}": x for n, x in about.items()}}.items():
             file.writestr(name, text)
     before = list(sys.path)
-    wheels.put_on_path(folder, wheels.CHECKS)
+    wheels.put_on_path(folder, wheels.NEEDED)
     assert sys.path == before, "nothing is missing"
     assert wheels.lacking(["made_up_package", "numpy"]) == ["made_up_package"]
     wheels.put_on_path(folder, ["made_up_package"])

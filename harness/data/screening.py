@@ -25,6 +25,7 @@ from torch import Tensor
 from harness.basics.devices import on_cpu
 from harness.config import Trial
 from harness.config.limits import KEPT_EVENTS
+from harness.model import sums
 
 if TYPE_CHECKING:  # runs of one's own have no corpus, and load nothing of it
     from harness.data.corpus import Corpus
@@ -50,7 +51,7 @@ class Scores:
         return self._surprise.index_select(0, tokens.reshape(-1)).view(tokens.shape)
 
     def rarity(self, tokens: Tensor) -> Tensor:
-        return self.surprise(tokens).mean(-1)
+        return sums.mean(self.surprise(tokens))
 
     def repetition(self, tokens: Tensor) -> Tensor:
         pairs = ordered(tokens[..., :-1] * self._vocabulary + tokens[..., 1:])
@@ -60,7 +61,7 @@ class Scores:
     def entropy(self, tokens: Tensor) -> Tensor:
         rising = ordered(tokens)
         count = torch.searchsorted(rising, rising, right=True) - torch.searchsorted(rising, rising)
-        return (self._logarithms[-1] - self._logarithms[count - 1]).mean(-1)
+        return sums.mean(self._logarithms[-1] - self._logarithms[count - 1])
 
 
 CRITERIA: dict[str, tuple[Callable[[Scores, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {

@@ -10,6 +10,7 @@ from torch import Tensor
 from harness.config.fields import PER_TRIAL, STRUCTURAL, number
 from harness.detectors.base import Values, Windowed
 from harness.detectors.windows import MAD_TO_STD, standardised
+from harness.model import sums
 
 LARGEST = 1e9  # deviations: more count no more, so that the mean over layers is a number where a spread is 0
 
@@ -41,7 +42,7 @@ class GainPeers(Windowed):
         self._distance = _distances(values["residual_gain"])
         median, mad = self.windows["residual_gain"].median_mad()
         off = standardised(self._distance, median, MAD_TO_STD * mad).abs().clamp(max=LARGEST)
-        scores = off.mT.contiguous().mean(-1)  # [R, ranks]
+        scores = sums.mean(off.mT.contiguous())  # [R, ranks]
         top, second = scores.topk(2, dim=1).values.unbind(1)
         score = torch.where(top >= self.numbers["lead"] * second, top, 0.0)
         return self.heard(self.options.window // 2, score), self.numbers["alpha"]

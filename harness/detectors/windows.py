@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.model import sums
 from harness.model.state import State
 
 MAD_TO_STD = 1.4826  # of a normal distribution: 1 / Phi^-1(3/4)
@@ -51,13 +52,13 @@ class Window:
     def mean(self) -> Tensor:
         """NaN in rows without a value."""
         some, off = self._from_one_of_them()
-        return some + off.nansum(-1) / self._wide(self.count)
+        return some + sums.nan_total(off) / self._wide(self.count)
 
     def mean_std(self) -> tuple[Tensor, Tensor]:
         """Mean and sample standard deviation (n - 1); NaN where there are too few values for it."""
         count, (some, off) = self._wide(self.count), self._from_one_of_them()
-        mean = off.nansum(-1) / count
-        squares = (off - mean[..., None]).square().nansum(-1)
+        mean = sums.nan_total(off) / count
+        squares = sums.nan_total((off - mean[..., None]).square())
         return some + mean, (squares / (count - 1).clamp(min=0)).sqrt()
 
     def median_mad(self) -> tuple[Tensor, Tensor]:
@@ -80,4 +81,4 @@ class Window:
         ordered = values.sort(-1).values  # NaN comes last
         places = ((count - 1) // 2).clamp(min=0), count // 2
         pair = [ordered.gather(-1, place.expand(*values.shape[:-1], 1)) for place in places]
-        return torch.cat(pair, -1).mean(-1)
+        return sums.mean(torch.cat(pair, -1))

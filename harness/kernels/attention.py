@@ -20,7 +20,8 @@ from harness.kernels.launch import launch
 
 WIDEST = 128  # features of a head: more do not fit into registers
 TILE = 32  # queries, and keys, of a tile, where there are as many; never a function of R
-WARPS, STAGES = 8, 1  # of 32 threads each, and tiles that are loaded at a time: so that registers are enough
+WARPS = {16: 2, 32: 4, 64: 8, 128: 8}  # of 32 threads each, by features of a head: so that registers are enough
+STAGES = 1  # tiles that are loaded at a time
 
 
 class Mixed(NamedTuple):
@@ -208,4 +209,4 @@ def _launch(name: str, v: Tensor, tf32: bool, *arguments: Any, **constants: Any)
     grid = (v.shape[:-2].numel(), -(-context // tile))
     constants |= {"QUERIES": tile, "KEYS": tile, "WIDE": max(16, 1 << (features - 1).bit_length())}
     constants |= {"FORM": "tf32" if tf32 else "ieee", "STATE": getattr(tl, str(_state(v)).removeprefix("torch."))}
-    launch(name, grid, *arguments, **constants, num_warps=WARPS, num_stages=STAGES)
+    launch(name, grid, *arguments, **constants, num_warps=WARPS[constants["WIDE"]], num_stages=STAGES)

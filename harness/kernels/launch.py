@@ -35,8 +35,15 @@ def program(name: str, is_interpreted: bool) -> Any:
 
 def written(name: str) -> Any:
     """One of the programs, as Triton reads it."""
-    from harness.kernels import attention_programs, head_programs, norm_programs, programs
+    from harness.kernels import (
+        attention_programs,
+        head_programs,
+        loss_programs,
+        norm_programs,
+        product_programs,
+        programs,
+    )
 
-    files = (programs, attention_programs, head_programs, norm_programs)
+    files = (programs, attention_programs, head_programs, loss_programs, norm_programs, product_programs)
     (function,) = (getattr(file, name) for file in files if hasattr(file, name))
     return function

@@ -14,6 +14,9 @@ from torch import Tensor
 from harness.kernels.blocks import Blocks
 from harness.kernels.launch import launch
 
+CHUNK = 256  # of what is summed over another dim than the last one: so many make one partial sum
+PARTS, COLUMNS = 16, 64  # of them at a time
+
 
 def adamw(
     arrays: tuple[Tensor, Tensor, Tensor, Tensor],
@@ -41,7 +44,21 @@ def adamw(
 
 def square_sums(values_RxP: Tensor, blocks: Blocks) -> Tensor:
     """The sums of squares of each row, [R, S], float64."""
-    return _added(torch.ops.stability_harness.squares(values_RxP, blocks.table, blocks.is_whole), blocks)
+    return power_sums(values_RxP, blocks, 2)
+
+
+def power_sums(values_RxP: Tensor, blocks: Blocks, power: int) -> Tensor:
+    """The sums of a power, of 1 to 4, of each row, [R, S], float64."""
+    partial = torch.ops.stability_harness.powers(values_RxP, blocks.table, blocks.is_whole, power)
+    return partial if blocks.count == 1 else _added(partial, blocks)
+
+
+def column_sums(x_GxNxD: Tensor) -> Tensor:
+    """The sums over N, [G, D], in the type of `x`. They go by way of some of `CHUNK` each, in float64."""
+    partial = x_GxNxD
+    while partial is x_GxNxD or partial.shape[1] > 1:
+        partial = torch.ops.stability_harness.add_columns(partial)
+    return partial[:, 0].to(x_GxNxD.dtype)
 
 
 def scale(values_RxP: Tensor, factors_RxG: Tensor, blocks: Blocks) -> None:
@@ -80,7 +97,7 @@ def _adamw(
     numbers = (active, rate, short1, short2, beta1, beta2, epsilon, decay, multipliers)
     sizes = (weights.shape[1], table.shape[1], decay.shape[1])
     arrays = (weights, gradients, first, second, partial, *numbers, table)
-    launch("adamw", (table.shape[1], len(weights)), *arrays, *sizes, IS_WHOLE=is_whole, MEASURE=measure)
+    launch("adamw", (len(weights) * table.shape[1],), *arrays, *sizes, IS_WHOLE=is_whole, MEASURE=measure)
     return partial
 
 
@@ -94,23 +111,39 @@ def _(weights: Tensor, *others: Any) -> Tensor:
     return _adamw_partial(weights, table, measure)
 
 
-@torch.library.custom_op("stability_harness::squares", mutates_args=())
-def _squares(values: Tensor, table: Tensor, is_whole: bool) -> Tensor:
-    partial = values.new_empty(len(values), table.shape[1], dtype=torch.float64)
-    sizes = (values.shape[1], table.shape[1])
-    launch("squares", (table.shape[1], len(values)), values, partial, table, *sizes, IS_WHOLE=is_whole)
+@torch.library.custom_op("stability_harness::powers", mutates_args=())
+def _powers(values: Tensor, table: Tensor, is_whole: bool, power: int) -> Tensor:
+    partial = _powers_empty(values, table, is_whole, power)
+    sizes, constants = (values.shape[1], table.shape[1]), {"IS_WHOLE": is_whole, "POWER": power}
+    launch("powers", (len(values) * table.shape[1],), values, partial, table, *sizes, **constants)
     return partial
 
 
-@_squares.register_fake
-def _(values: Tensor, table: Tensor, is_whole: bool) -> Tensor:
+@_powers.register_fake
+def _powers_empty(values: Tensor, table: Tensor, is_whole: bool, power: int) -> Tensor:
     return values.new_empty(len(values), table.shape[1], dtype=torch.float64)
+
+
+@torch.library.custom_op("stability_harness::add_columns", mutates_args=())
+def _add_columns(x: Tensor) -> Tensor:
+    partial = _add_columns_empty(x)
+    groups, length, features = x.shape
+    constants = {"CHUNK": CHUNK, "PARTS": PARTS, "COLUMNS": COLUMNS}
+    grid = (groups * partial.shape[1], -(-features // COLUMNS))
+    launch("add_columns", grid, x, partial, length, features, partial.shape[1], **constants)
+    return partial
+
+
+@_add_columns.register_fake
+def _add_columns_empty(x: Tensor) -> Tensor:
+    groups, length, features = x.shape
+    return x.new_empty(groups, max(1, -(-length // CHUNK)), features, dtype=torch.float64)
 
 
 @torch.library.custom_op("stability_harness::add_up", mutates_args=())
 def _add_up(partial: Tensor, firsts: Tensor) -> Tensor:
     sums = partial.new_empty(*partial.shape[:-1], len(firsts) - 1)
-    grid = (len(firsts) - 1, partial.shape[:-1].numel())
+    grid = (partial.shape[:-1].numel() * (len(firsts) - 1),)
     launch("add_up", grid, partial, sums, firsts, partial.shape[-1], len(firsts) - 1)
     return sums
 
@@ -123,7 +156,7 @@ def _(partial: Tensor, firsts: Tensor) -> Tensor:
 @torch.library.custom_op("stability_harness::scale", mutates_args=("values",))
 def _scale(values: Tensor, factors: Tensor, table: Tensor, is_whole: bool) -> None:
     sizes = (values.shape[1], table.shape[1], factors.shape[1])
-    launch("scale", (table.shape[1], len(values)), values, factors, table, *sizes, IS_WHOLE=is_whole)
+    launch("scale", (len(values) * table.shape[1],), values, factors, table, *sizes, IS_WHOLE=is_whole)
 
 
 @_scale.register_fake

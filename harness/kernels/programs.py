@@ -5,6 +5,8 @@ nothing of R, so a row's bits depend neither on R nor on where the row stands. A
 (`operators.py` allows no contractions but `fma`), quotients and roots to nearest. What holds for a row or a group of
 columns is computed in float64, and rounded to the arrays' precision before it meets an element.
 
+Programs are numbered in one go, row by row: only the first axis of a grid has room for more than 65,535.
+
 A block is read and written up to `limit`: with IS_WHOLE a multiple of `VECTOR`, as Triton can then see, so that many
 bytes pass at once. `inside` are the columns that count.
 """
@@ -47,7 +49,7 @@ def adamw(
     `short` is 1 - beta^count, `multipliers` those of the rate and of epsilon in each group of columns. With MEASURE it
     leaves sums of squares of what stands after the step: weights, second moment, and the change of the weights.
     """
-    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    block, row = tl.program_id(0) % N, (tl.program_id(0) // N).to(tl.int64)
     start, end = tl.load(table_3xN + block), tl.load(table_3xN + N + block)
     group, limit = tl.load(table_3xN + 2 * N + block), end
     if IS_WHOLE:
@@ -93,29 +95,33 @@ def adamw(
         tl.store(place + 2 * N, tl.sum(square * square))
 
 
-def squares(
+def powers(
     values_RxP: tl.tensor,
     partial_RxN: tl.tensor,
     table_3xN: tl.tensor,
     P: tl.tensor,
     N: tl.tensor,
     IS_WHOLE: tl.constexpr,
+    POWER: tl.constexpr,
 ) -> None:
-    """The sum of squares of each block, float64."""
-    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """The sum of a power of each number of a block, float64."""
+    block, row = tl.program_id(0) % N, (tl.program_id(0) // N).to(tl.int64)
     start, end = tl.load(table_3xN + block), tl.load(table_3xN + N + block)
     limit = end
     if IS_WHOLE:
         start, limit = tl.multiple_of(start, VECTOR), (end + VECTOR - 1) // VECTOR * VECTOR
     columns = start + tl.arange(0, BLOCK)
     values = tl.load(values_RxP + row * P + columns, mask=columns < limit, other=0.0)
-    square = tl.where(columns < end, values, 0.0).to(tl.float64)
-    tl.store(partial_RxN + row * N + block, tl.sum(square * square))
+    values = tl.where(columns < end, values, 0.0).to(tl.float64)
+    product = values
+    for _ in tl.static_range(POWER - 1):
+        product = product * values
+    tl.store(partial_RxN + row * N + block, tl.sum(product))
 
 
 def add_up(partial_rxN: tl.tensor, sums_rxS: tl.tensor, firsts: tl.tensor, N: tl.tensor, S: tl.tensor) -> None:
     """The sums of each span's blocks, one after another; a row here is a row of whatever was summed."""
-    span, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    span, row = tl.program_id(0) % S, (tl.program_id(0) // S).to(tl.int64)
     first, last = tl.load(firsts + span), tl.load(firsts + span + 1)
     total = tl.zeros([ADDED], dtype=tl.float64)
     for left in range(first, last, ADDED):
@@ -134,7 +140,7 @@ def scale(
     IS_WHOLE: tl.constexpr,
 ) -> None:
     """Each span of each row times its factor; where that is one, nothing is read or written."""
-    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    block, row = tl.program_id(0) % N, (tl.program_id(0) // N).to(tl.int64)
     factor = tl.load(factors_RxS + row * S + tl.load(table_3xN + 2 * N + block))
     if factor != 1.0:
         start, end = tl.load(table_3xN + block), tl.load(table_3xN + N + block)

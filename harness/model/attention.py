@@ -18,6 +18,7 @@ from harness.basics.devices import on_cpu
 from harness.kernels import attention as programs
 from harness.kernels import heads as kernels
 from harness.kernels.use import are_used
+from harness.model import sums
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import for_each_trial, soft_cap
 from harness.model.precision import Precision
@@ -161,24 +162,35 @@ def _rounded_softmax(scores: Tensor, precision: Precision) -> WithBackward[Tenso
     """
 
     def backward(dshares: Tensor, shares: Tensor) -> Tensor:
-        mean = precision(precision(dshares * shares).sum(-1, keepdim=True))
+        mean = precision(sums.total(precision(dshares * shares))[..., None])
         return precision(shares * precision(dshares - mean))
 
     below = precision(scores - scores.amax(-1, keepdim=True))
     powers = precision(for_each_trial(torch.exp, below))
-    shares = precision(powers / precision(powers.sum(-1, keepdim=True)))
+    shares = precision(powers / precision(sums.total(powers)[..., None]))
     return shares, backward, (shares,)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """torch's own causal attention of [R, B, H, T, D]."""
     shape = q.shape
-    q, k, v = (_in_whole_lines(x) for x in (q, k, v))
+    q, k, v = (_in_whole_lines(_filling(x)) for x in (q, k, v))
     mixed = F.scaled_dot_product_attention(
         q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), is_causal=True, scale=scale
     )
     mixed = mixed.view(q.shape)
     return mixed if q.shape == shape else mixed[:, : shape[1]]
+
+
+def _filling(x_RxBxHxTxD: Tensor) -> Tensor:
+    """With as many more sequences of zeros that a GPU has as many heads as processors: with fewer, torch's kernel cuts
+    the sums of its backward pass by how many there are. A trial that is alone in its pack has it so at every step.
+    """
+    rows, batch, heads = x_RxBxHxTxD.shape[:3]
+    if x_RxBxHxTxD.device.type != "cuda" or rows == 1:
+        return x_RxBxHxTxD
+    processors = torch.cuda.get_device_properties(x_RxBxHxTxD.device).multi_processor_count
+    return F.pad(x_RxBxHxTxD, (0, 0, 0, 0, 0, 0, 0, max(0, -(-processors // (rows * heads)) - batch)))
 
 
 def _in_whole_lines(x_RxBxHxTxD: Tensor) -> Tensor:
@@ -268,7 +280,8 @@ def attend(
                     scores = precision(product(one_q, one_k.mT, scale, tf32=precision.tf32))
                     tap(scores_name, scores.add_(mask))
         return precision(_fused(q, k, v, scale)).transpose(2, 3)
-    if limits.are_off and not precision.softmax and q.shape[-1] <= programs.WIDEST and are_used(q.device):
+    holds = precision.rounds is None and not precision.softmax  # programs round to the type of what they read alone
+    if limits.are_off and holds and q.shape[-1] <= programs.WIDEST and are_used(q.device):
         return _by_programs(q, k, v, scale, precision, tap, scores_name)
     mask = _causal_mask(context, q.dtype, q.device)
     if limits.cap is None:

@@ -18,6 +18,7 @@ from harness.basics.devices import on_cpu
 from harness.config import Model
 from harness.kernels import norms
 from harness.kernels.use import are_used
+from harness.model import sums
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.precision import Precision
 from harness.model.products import product
@@ -39,7 +40,7 @@ def linear(x_RxNxI: Tensor, leaf: Leaf, precision: Precision, bias: Leaf | None 
 
     def backward(dy: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         if bias is not None:
-            bias.gradient.copy_(dy.sum(1))
+            bias.gradient.copy_(sums.total(dy, 1))
         dy = precision.gradient(dy)
         if precision.rounds is None and leaf.gradient.dtype == x.dtype:
             product(dy.mT, x, out=leaf.gradient, tf32=precision.tf32)
@@ -81,7 +82,7 @@ def add_positions(x_RxNxD: Tensor, leaf: Leaf, context: int) -> WithBackward[Ten
     """x plus the learned vector of each token's position; N counts sequences of `context` tokens each."""
 
     def backward(dy: Tensor) -> Tensor:
-        torch.sum(dy.view(len(dy), -1, context, dy.shape[-1]), 1, out=leaf.gradient[:, :context])
+        sums.total_into(leaf.gradient[:, :context], dy.view(len(dy), -1, context, dy.shape[-1]), 1)
         leaf.gradient[:, context:] = 0
         return dy
 
@@ -142,11 +143,11 @@ def _rms_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Tenso
     def backward(dy: Tensor, rms: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
         product = dy * normed
         _sum_into(product, leaf.gradient)
-        along = product.mul_(gain).mean(-1, keepdim=True)
+        along = sums.mean(product.mul_(gain))[..., None]
         return (dy * gain).sub_(normed * along).div_(rms)
 
     x = x_RxxxD.to(leaf.weight.dtype)
-    rms = (x * x).mean(-1, keepdim=True).add_(epsilon).sqrt_()
+    rms = sums.mean(x * x)[..., None].add_(epsilon).sqrt_()
     normed, gain = x / rms, _beside(leaf.weight, x)
     return normed * gain, backward, (rms, normed, gain)
 
@@ -213,11 +214,11 @@ def _beside(gain: Tensor, x: Tensor) -> Tensor:
 def _sum_into(product: Tensor, target: Tensor) -> None:
     """Sum [R, ..., D] over tokens into [R, D], or into [R, G, D] with G its dim 2; or over everything into [R, 1]."""
     if target.dim() == 3:
-        torch.sum(product.transpose(1, 2).flatten(2, -2), 2, out=target)
+        sums.total_into(target, product.transpose(1, 2).flatten(2, -2), 2)
     elif target.shape[1] == 1 < product.shape[-1]:
-        target.copy_(product.sum(1).sum(1, keepdim=True))
+        target.copy_(sums.total(sums.total(product, 1))[:, None])
     else:
-        torch.sum(product.flatten(1, -2), 1, out=target)
+        sums.total_into(target, product.flatten(1, -2), 1)
 
 
 # --- elementwise functions ----------------------------------------------------------------------------------------

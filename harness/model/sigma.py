@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from harness.model import sums
 from harness.model.gradients import WithBackward, differentiable
 from harness.model.layers import Leaf
 from harness.model.parameters import Layout
@@ -73,7 +74,7 @@ def _times(matrix_RxOxI: Tensor, vector_RxI: Tensor) -> Tensor:
 
 
 def _unit(vector_RxD: Tensor) -> Tensor:
-    return vector_RxD / torch.linalg.vector_norm(vector_RxD, dim=1, keepdim=True).clamp_min(SMALLEST_NORM)
+    return vector_RxD / sums.norm(vector_RxD)[:, None].clamp_min(SMALLEST_NORM)
 
 
 @differentiable
@@ -82,7 +83,7 @@ def _undone(x: Tensor, leaf: Leaf, gamma: Leaf, *constants: Tensor) -> WithBackw
 
     def backward(dx: Tensor, matrices: Tensor, factor: Tensor, sigma: Tensor, left: Tensor, right: Tensor) -> Tensor:
         gradient = leaf.gradient.view_as(matrices)
-        along = (gradient * matrices).flatten(2).sum(2) / sigma
+        along = sums.total((gradient * matrices).flatten(2)) / sigma
         gamma.gradient.copy_(along)
         gradient.sub_((along[..., None] * left)[..., None] * right[..., None, :])
         gradient.mul_((factor / sigma)[..., None, None])
@@ -101,7 +102,7 @@ def reparametrised(
     """
     matrices = leaf.weight.unflatten(1, left_RxKxO.shape[1:])
     images = torch.stack([_times(w, v) for w, v in zip(matrices.unbind(1), right_RxKxI.unbind(1), strict=True)], 1)
-    sigma = (left_RxKxO * images).sum(2)
+    sigma = sums.total(left_RxKxO * images)
     normed = (matrices * (gamma.weight / sigma)[..., None, None]).view_as(leaf.weight)
     x = _undone(x_RxNxI, leaf, gamma, matrices, gamma.weight, sigma, left_RxKxO, right_RxKxI)
     return x, Leaf(normed, leaf.gradient)

@@ -9,6 +9,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from harness.basics.devices import on_cpu
+from harness.kernels import losses
+from harness.kernels.use import are_used
+from harness.model import sums
 
 PIECE = 2**28  # bytes: logits on an accelerator are taken in pieces of so much, if there are several
 
@@ -20,6 +23,9 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, z_loss: Tensor | None, weights: Tensor | None) -> Tensor:
+        ctx.is_program = are_used(logits.device)
+        if ctx.is_program:
+            return _by_program(ctx, logits.contiguous(), targets, z_loss, weights)
         pieces = _pieces(logits)
         if len(pieces) == 1:
             kept = torch.log_softmax(logits, -1)
@@ -35,12 +41,14 @@ class _CrossEntropy(torch.autograd.Function):
             # Chosen, not multiplied: where the coefficient is 0, a log Z that is not finite must not show.
             slope = torch.where(z_loss[:, None, None] == 0, 0.0, slope)
         ctx.save_for_backward(kept, targets, slope, weights)
-        losses = -of_target.squeeze(-1)
-        return (losses if weights is None else torch.where(weights > 0, losses * weights, 0.0)).mean(-1)
+        of_tokens = -of_target.squeeze(-1)
+        return sums.mean(of_tokens if weights is None else torch.where(weights > 0, of_tokens * weights, 0.0))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> Any:
+        if ctx.is_program:
+            return _back_by_program(ctx, dloss), None, None, None
         kept, targets, slope, weights = ctx.saved_tensors
         each, pieces = dloss[:, None, None] / targets.shape[1], _pieces(kept)
         for here in pieces:
@@ -51,6 +59,24 @@ class _CrossEntropy(torch.autograd.Function):
             if len(pieces) > 1:
                 place.copy_(dlogits)
         return kept, None, None, None
+
+
+def _by_program(ctx: Any, logits: Tensor, targets: Tensor, z_loss: Tensor | None, weights: Tensor | None) -> Tensor:
+    of_target, log_z = losses.log_likelihood(logits, targets)
+    share = torch.ones_like(log_z)
+    if z_loss is not None:
+        share += torch.where(z_loss[:, None] == 0, 0.0, 2 * z_loss[:, None] * log_z)
+    ctx.save_for_backward(logits, targets, log_z, share, weights)
+    of_tokens = -of_target
+    return sums.mean(of_tokens if weights is None else torch.where(weights > 0, of_tokens * weights, 0.0))
+
+
+def _back_by_program(ctx: Any, dloss: Tensor) -> Tensor:
+    logits, targets, log_z, share, weights = ctx.saved_tensors
+    each = (dloss[:, None] / targets.shape[1]).expand_as(targets)
+    each = each if weights is None else each * weights
+    losses.likelihood_backward(logits, targets, log_z, share, each, weights is not None)
+    return logits
 
 
 def _pieces(logits_RxNxV: Tensor) -> list[slice]:

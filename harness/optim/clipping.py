@@ -10,6 +10,7 @@ from harness.kernels.blocks import Blocks, cut
 from harness.kernels.operators import scale, square_sums
 from harness.kernels.use import are_used
 from harness.model.parameters import Layout
+from harness.model.sums import powers, root_of_squares
 
 CPU_COLUMNS = 65_536  # a piece of that many is summed at once; never a function of R
 COLUMNS, PIECES = 65_536, 16  # elsewhere: a piece has so many, or this part of them; no function of R either
@@ -42,7 +43,7 @@ def _norms(gradients: list[Tensor]) -> Tensor:
     for row, number in (~((norms > SAFE[0]) & (norms < SAFE[1]))).nonzero().tolist():
         # By itself, so that how it is summed does not depend on how many trials there are; in pieces, to copy little.
         pieces = gradients[number][row].split(CPU_COLUMNS)
-        norms[row, number] = _joined([torch.linalg.vector_norm(piece.double()) for piece in pieces])
+        norms[row, number] = root_of_squares([torch.linalg.vector_norm(piece.double()) for piece in pieces])
     return norms
 
 
@@ -50,17 +51,16 @@ def _quick_norm(gradients_Rxn: Tensor) -> Tensor:
     """As `global_norm` on a CPU, without a look at the range."""
     if gradients_Rxn.shape[1] <= CPU_COLUMNS:
         return torch.linalg.vector_norm(gradients_Rxn, dim=1)
-    return _joined([torch.linalg.vector_norm(piece, dim=1) for piece in gradients_Rxn.split(CPU_COLUMNS, dim=1)])
+    pieces = gradients_Rxn.split(CPU_COLUMNS, dim=1)
+    return root_of_squares([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
 
 
 def exact_norm(gradients_Rxn: Tensor) -> Tensor:
     """As `global_norm`, in float64, without a look. In pieces: torch makes a float64 copy of what it is given."""
     pieces = gradients_Rxn.split(max(COLUMNS, gradients_Rxn.shape[1] // PIECES), dim=1)
-    return _joined([torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in pieces])
-
-
-def _joined(norms: list[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(norms), dim=0, dtype=torch.float64)
+    if on_cpu(gradients_Rxn):
+        return root_of_squares([torch.linalg.vector_norm(piece, dim=1, dtype=torch.float64) for piece in pieces])
+    return root_of_squares([powers(piece, 2).sqrt_() for piece in pieces])
 
 
 def clipping_factor(norm: Tensor, limit: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from harness.model import sums
 from harness.readings.base import Shown, TapReading, each_log, mean_of_ranks, score_taps
 
 LOWEST = -1e4  # below the largest score; such a share is 0
@@ -32,9 +33,9 @@ class AttentionEntropy(TapReading):
         scores = x[:, 0].to(torch.promote_types(x.dtype, torch.float32))  # [r, H, T, T]
         shares = torch.softmax(scores, -1)
         below = (scores - scores.amax(-1, keepdim=True)).clamp_(min=LOWEST)
-        mean = below.mul_(shares).sum(-1)
+        mean = sums.total(below.mul_(shares))
         surprise = each_log(shares.amax(-1).contiguous()).add_(mean).neg_()  # of each query, [r, H, T]
-        return surprise.flatten(1).double().mean(1)
+        return sums.mean(surprise.flatten(1).double())
 
     def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
         return {"attention_entropy": torch.stack([mean_of_ranks(of_layer) for of_layer in values], 1)}

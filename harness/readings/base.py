@@ -15,7 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics.devices import on_cpu
 from harness.config import Trial
+from harness.kernels.blocks import cut
+from harness.kernels.operators import square_sums
+from harness.kernels.use import are_used
+from harness.model import sums
 from harness.model.branches import branches_of
 from harness.model.layers import for_each_trial
 from harness.model.outline import tap_shapes
@@ -140,7 +145,12 @@ class Groups:
 
     def norms(self, flat_RxP: Tensor) -> Tensor:
         """L2 norm of each group, [R, layers + 2], float64: layers, embedding, head; NaN for one without tensors."""
-        return self._norms(lambda start, end: flat_RxP[:, start:end], flat_RxP)
+        if not are_used(flat_RxP.device):
+            return self._norms(lambda start, end: flat_RxP[:, start:end], flat_RxP)
+        spans = [span for parts in self.ranges for span in parts]
+        each = square_sums(flat_RxP, cut(spans, flat_RxP.shape[1], flat_RxP.device)).sqrt_()
+        norms = dict(zip(spans, each.unbind(1), strict=True))
+        return self._of_parts([[norms[span] for span in parts] for parts in self.ranges], flat_RxP)
 
     def norms_of_change(self, before_RxP: Tensor, after_RxP: Tensor) -> Tensor:
         """The same for the difference of two arrays, of which one piece at a time is made."""
@@ -152,17 +162,21 @@ class Groups:
         return {f"layer_{name}": layers, f"embedding_{name}": embedding, f"head_{name}": head}
 
     def _norms(self, piece: Callable[[int, int], Tensor], like: Tensor) -> Tensor:
-        groups = [
-            [torch.linalg.vector_norm(piece(start, end), dim=1).double() for start, end in parts]
-            for parts in self.ranges
-        ]
+        groups = [[sums.norm(piece(start, end)).double() for start, end in parts] for parts in self.ranges]
+        return self._of_parts(groups, like)
+
+    def _of_parts(self, groups: Sequence[Sequence[Tensor]], like: Tensor) -> Tensor:
         nothing = torch.full((len(like),), torch.nan, dtype=torch.float64, device=like.device)
         return torch.stack([_joined(norms) if norms else nothing for norms in groups], 1)
 
 
-def _joined(norms: list[Tensor]) -> Tensor:
+def _joined(norms: Sequence[Tensor]) -> Tensor:
     """The L2 norm of the whole, [R], from those of its parts."""
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms, 1), dim=1)
+    if len(norms) == 1:
+        return norms[0]
+    if on_cpu(norms[0]):
+        return torch.linalg.vector_norm(torch.stack(list(norms), 1), dim=1)
+    return sums.root_of_squares(norms)
 
 
 def group_of(name: str, depth: int) -> int:
@@ -192,7 +206,7 @@ def score_taps(depth: int) -> list[str]:
 def rms(x: Tensor) -> Tensor:
     """Root mean square of each row, [r], float64."""
     flat = x.reshape(x.shape[0], -1)
-    return torch.linalg.vector_norm(flat, dim=1).double() / flat.shape[1] ** 0.5
+    return sums.norm(flat).double() / flat.shape[1] ** 0.5
 
 
 def largest(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from harness.model import sums
 from harness.readings.base import Shown, TapReading, mean_of_ranks
 
 
@@ -23,7 +24,7 @@ class LogZ(TapReading):
 
     def measure(self, x: Tensor) -> Tensor:
         # A logit less its log-softmax; exp and log on their own would round by where they stand.
-        return (x[..., 0] - torch.log_softmax(x, -1)[..., 0]).double().mean(1)
+        return sums.mean((x[..., 0] - torch.log_softmax(x, -1)[..., 0]).double())
 
     def joined(self, values: Sequence[Tensor]) -> Mapping[str, Tensor]:
         return {"output_log_z": mean_of_ranks(values[0])}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
+from harness.model import sums
 from harness.model.branches import branches_of
 from harness.model.layers import for_each_trial
 from harness.model.outline import model_tensors
@@ -59,15 +60,15 @@ class QkRank(StepReading):
 
 def _effective_rank(left: Tensor, right: Tensor) -> Tensor:
     """Of A B^T, the mean over heads, [R], from A^T A and B^T B, [R, H, n, n]."""
-    sizes = [gram.diagonal(dim1=-2, dim2=-1).contiguous().sum(-1)[..., None, None] for gram in (left, right)]
+    sizes = [sums.total(gram.diagonal(dim1=-2, dim2=-1).contiguous())[..., None, None] for gram in (left, right)]
     is_sound = torch.stack([(size > 0) & (size < torch.inf) for size in sizes]).all(0)
     left, right = (torch.where(is_sound, gram / size, 0.0) for gram, size in zip((left, right), sizes, strict=True))
     values, vectors = torch.linalg.eigh(left)
     root = vectors * values.clamp(min=0).sqrt()[..., None, :]  # A^T A = root root^T
     inner = product(root.mT.contiguous(), product(right, root))
     squares = torch.linalg.eigvalsh((inner + inner.mT) / 2).clamp(min=0)
-    shares = squares / squares.sum(-1, keepdim=True)
+    shares = squares / sums.total(squares)[..., None]
     surprise = each_log(shares.clamp(min=SMALLEST).contiguous())
-    entropy = (shares * surprise).sum(-1).neg()
-    rank = for_each_trial(torch.exp, entropy).mean(-1)
+    entropy = sums.total(shares * surprise).neg()
+    rank = sums.mean(for_each_trial(torch.exp, entropy))
     return torch.where(is_sound[..., 0, 0].all(-1), rank, torch.nan)

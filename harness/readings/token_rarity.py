@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from harness.data.screening import Scores, ordered
+from harness.model import sums
 from harness.readings.base import BatchReading, Known, Shown
 
 
@@ -32,5 +33,5 @@ class TokenRarity(BatchReading):
     def read(self, batch_RxBxT1: Tensor) -> Mapping[str, Tensor]:
         rising = ordered(self._scores.surprise(batch_RxBxT1.flatten(1)))
         median, largest = rising[:, (rising.shape[1] - 1) // 2], rising[:, -1]  # of an even number the lower one
-        repeated = self._scores.repetition(batch_RxBxT1).mean(1)
+        repeated = sums.mean(self._scores.repetition(batch_RxBxT1))
         return {"token_surprise_median": median, "token_surprise_max": largest, "repeated_bigrams": repeated}

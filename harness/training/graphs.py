@@ -10,6 +10,7 @@ bits.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -27,8 +28,8 @@ from harness.training.pack import Pack
 from harness.training.passes import Fed, Passes
 
 T = TypeVar("T")
-USUAL_BEFORE = 3  # of a kind that are done as ever before one is recorded: what is made once is then there
-WIDEST = 512  # features of a model whose steps are replayed: kernels of larger ones take longer than their launches
+WIDEST = 1024  # features of a model whose steps are replayed: kernels of larger ones take longer than their launches
+USUAL_BEFORE = 1  # of a kind that are done as ever before one is recorded: what is made once is then there
 
 
 def may_replay(trial: Trial) -> bool:
@@ -46,14 +47,26 @@ class Recording(Protocol):
         """Do them, on what those tensors hold now."""
 
 
-class CudaRecordings:
-    """Makes CUDA graphs, which share their memory: a replay may overwrite what another one has left."""
+class _Memory:
+    """Of CUDA graphs: as long as one of them is there."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+        self.handle = torch.cuda.graph_pool_handle()
+
+
+class CudaRecordings:
+    """Makes CUDA graphs, which share their memory: a replay may overwrite what another one has left.
+
+    Where none is left, the next one begins with memory of its own: what the old ones found may still be read.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Callable[[], _Memory | None] = lambda: None
 
     def __call__(self) -> Recording:
-        return _CudaGraph(self._pool)
+        memory = self._memory() or _Memory()
+        self._memory = weakref.ref(memory)
+        return _CudaGraph(memory)
 
 
 def recordings(device: torch.device) -> CudaRecordings | None:
@@ -62,11 +75,12 @@ def recordings(device: torch.device) -> CudaRecordings | None:
 
 
 class _CudaGraph:
-    def __init__(self, pool: Any):
-        self._pool, self._graph = pool, torch.cuda.CUDAGraph()
+    def __init__(self, memory: _Memory):
+        self._memory, self._graph = memory, torch.cuda.CUDAGraph()
 
     def record(self, function: Callable[[], T]) -> T:
-        with torch.cuda.graph(self._graph, pool=self._pool):
+        # What other threads of this process ask of the device meanwhile is none of it.
+        with torch.cuda.graph(self._graph, pool=self._memory.handle, capture_error_mode="thread_local"):
             return function()
 
     def replay(self) -> None:

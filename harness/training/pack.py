@@ -14,6 +14,7 @@ from harness.basics.devices import sent
 from harness.config import Trial
 from harness.data.corpus import Corpus
 from harness.guards import GUARDS, GuardSignal, Parts
+from harness.model import sums
 from harness.model.branches import branches_of
 from harness.model.gpt import GPT
 from harness.model.parameters import Layout, Views, new_weights
@@ -291,7 +292,7 @@ class Pack:
                 losses.append(self._learn(batch, of_batch))
             total += self.gradients
         self.gradients.copy_(total.div_(count))
-        return torch.stack(losses).mean(0)
+        return sums.mean_of(losses)
 
     def _learn(self, batch_RxBxT1: Tensor, weights_RxB: Tensor | None) -> Tensor:
         losses = []
@@ -344,7 +345,7 @@ class Pack:
             for rows, (place, number) in product(self.parts, enumerate(share)):
                 losses[place, rows, : len(pieces[number])] = losses_of(pieces[number], rows)
         losses = self.ranks.joined(losses, len(pieces)).transpose(0, 1).flatten(1)
-        return losses[:, : starts.numel()].unflatten(1, starts.shape).mean(-1)
+        return sums.mean(losses[:, : starts.numel()].unflatten(1, starts.shape))
 
     # --- rows that come and go ---------------------------------------------------------------------------------------
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
+from harness.model import sums
 from harness.model.formats import round_to
 
 Replica = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]
@@ -68,7 +68,7 @@ class Communicator:
 
     def mean(self, losses: Sequence[Tensor]) -> Tensor:
         """The mean over all ranks of what `parts` has led to, [R] each."""
-        return losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean(0)
+        return losses[0] if len(losses) == 1 else sums.mean_of(losses)
 
     def largest(self, values: Tensor) -> Tensor:
         """The largest of all ranks, element by element, of what is the largest of those in this process; NaN wins."""

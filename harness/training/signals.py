@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harness.basics.devices import sent
 from harness.config.limits import SEGMENTS
+from harness.model import sums
 from harness.optim.optimizers import Norms
 from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block, Found
 from harness.training.clock import Tick
@@ -298,5 +299,5 @@ class Recorder:
 def _mean(losses_RxS: Tensor) -> dict[str, Tensor]:
     """The mean over segments, [R], and its standard error: that of the mean of so many like them."""
     segments = losses_RxS.shape[1]
-    error = losses_RxS.std(1) / segments**0.5 if segments > 1 else torch.full_like(losses_RxS[:, 0], torch.nan)
-    return {"validation_loss": losses_RxS.mean(1), "validation_loss_error": error}
+    error = sums.std(losses_RxS) / segments**0.5 if segments > 1 else torch.full_like(losses_RxS[:, 0], torch.nan)
+    return {"validation_loss": sums.mean(losses_RxS), "validation_loss_error": error}

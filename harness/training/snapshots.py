@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.basics.devices import on_cpu, sent
+from harness.model import sums
 from harness.model.state import State
 from harness.recovery.base import GROWN
 from harness.training.clock import Tick
@@ -88,7 +89,7 @@ class Snapshots:
         """Of each row, whether its weights and what its optimizer keeps are finite, [R]."""
         pack, optimizer = self._pack, self._pack.optimizer
         arrays = [pack.weights, *(optimizer.slot(name) for name in (*optimizer.slots, *optimizer.tensor_slots))]
-        return torch.stack([values.sum(1) for values in arrays]).isfinite().all(0)
+        return torch.stack([sums.total(values) for values in arrays]).isfinite().all(0)
 
     @property
     def oldest(self) -> int | None:

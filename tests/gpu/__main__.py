@@ -34,6 +34,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder of the results")
     parser.add_argument("--dry", action="store_true", help="every check at a tiny size on a CPU, nothing measured")
     parser.add_argument("--only", type=int, nargs="+", choices=[check.number for check in CHECKS], metavar="NUMBER")
+    parser.add_argument("--at-once", type=int, default=4, help="checks of bits that run side by side (4)")
     parser.add_argument("--fresh", action="store_true", help="an interpreter of its own for each check")
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "benchmarks.md", help="page of merge")
     parser.add_argument("--wheels", type=Path, default=ROOT / ".gpu-wheels", help="folder of make gpu-wheels")
@@ -47,8 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         merge(read(options.out), options.into)
         print(f"{options.into}: has the tables of {options.out}")
         return 0
-    needed = wheels.FIGURE if options.task == "figure" else wheels.CHECKS
-    wheels.put_on_path(options.wheels, needed)
+    wheels.put_on_path(options.wheels, wheels.NEEDED)
     if options.task == "figure":
         words = [f"study={STUDY}", *(["plan=true", "device=cuda", "memory=80GB"] if options.plan else [])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}

@@ -7,7 +7,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -164,6 +165,23 @@ def as_usual() -> Iterator[None]:
 def integers(x: Tensor) -> Tensor:
     """The bits, flat: NaN equals itself, and zero differs from minus zero."""
     return x.detach().contiguous().view(-1).view(INTEGERS[x.element_size()])
+
+
+def unlike(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, int]:
+    """`differing` of each by its name, where there are any."""
+    counts = {name: differing({name: x}, {name: other[name]} if name in other else {}) for name, x in one.items()}
+    counts |= {name: differing({}, {name: x}) for name, x in other.items() if name not in one}
+    return {name: count for name, count in counts.items() if count}
+
+
+def count_unlike(bench: Bench, what: str, pairs: Iterable[tuple[dict[str, Tensor], dict[str, Tensor]]]) -> int:
+    """How many numbers differ in all these pairs; those that do are noted by name."""
+    found: Counter[str] = Counter()
+    for one, other in pairs:
+        found.update(unlike(one, other))
+    if found:
+        bench.note(f"{what}: {', '.join(f'{name} {count}' for name, count in sorted(found.items()))}")
+    return sum(found.values())
 
 
 def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +17,13 @@ from harness.config import Trial
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once
 from injectors.value import Value
-from tests.gpu.bench import Bench, as_usual, differing, relative
+from tests.gpu.bench import Bench, as_usual, count_unlike, differing, relative
+from tests.gpu.child import command, environment
 from tests.gpu.engine import Window, corpus_of, pack_of, run, small, train_pack, trial_of
 from tests.gpu.marks import CONTEXTS, PRECISIONS, SIZES
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
 
+LONG = (2, 8, 64)  # trials of a pack with a long context
 ROOT = Path(__file__).resolve().parents[2]
 SYNCHRONISED = "called a synchronizing"  # what torch says of an operation for which the host waits
 
@@ -158,26 +158,32 @@ def left_by_all(bench: Bench) -> dict[str, Tensor]:
 def check_4(bench: Bench) -> None:
     """Two interpreters of their own, and one trial in packs of every size that sweeps have."""
     places = [bench.place.with_suffix(f".{number}.pt") for number in range(2)]
-    command = [sys.executable, "-m", "tests.gpu.child", "pack", str(bench.device), json.dumps(bench.is_dry)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    started = [
-        subprocess.Popen([*command, str(place)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-        for place in places
-    ]
+    options: dict[str, Any] = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(command(bench, "pack", place), **options) for place in places]
     for process in started:
         _, errors = process.communicate()
         if process.returncode:
             raise RuntimeError(f"a process ended with {process.returncode}: {errors.strip()[-500:]}")
     one, other = (torch.load(place, weights_only=True) for place in places)
     bench.tell("two processes", differing(one, other))
-    steps = bench.pick(50, 2)
-    fields = small(bench, steps=steps, clip=1.0)
     first = None
     for size in SIZES:
         bench.check_time(10)
-        left = run(bench, [trial_of(seed=seed, **fields) for seed in range(size)][::-1]).left_by(size - 1)
+        left = _last_of(bench, size, steps=bench.pick(50, 2))
         first = first or left
-        bench.tell(f"R = {size}", differing(left, first))
+        bench.tell(f"R = {size}", count_unlike(bench, f"R = {size}", [(left, first)]))
+    for precision in PRECISIONS:
+        bench.check_time(10)
+        long = {"context": 512, "precision": precision, "steps": bench.pick(10, 2)}
+        few, *others = (_last_of(bench, size, **long) for size in LONG)
+        name = f"context 512 {precision}"
+        bench.tell(name, count_unlike(bench, name, ((few, left) for left in others)))
+
+
+def _last_of(bench: Bench, size: int, **fields: Any) -> dict[str, Tensor]:
+    """What a trial leaves that is the last of so many."""
+    fields = small(bench, clip=1.0, **fields)
+    return run(bench, [trial_of(seed=seed, **fields) for seed in range(size)][::-1]).left_by(size - 1)
 
 
 def check_7(bench: Bench) -> None:

@@ -84,7 +84,7 @@ CHECKS: Sequence[Check] = (
         "the same pack in two processes, a trial in packs of R, values that differ",
         "0",
         100,
-        each(SAME_BITS, "two processes", *(f"R = {size}" for size in SIZES)),
+        each(SAME_BITS, "two processes", *(f"R = {size}" for size in SIZES), "context 512 fp32", "context 512 bf16"),
     ),
     Check(
         5,
@@ -164,7 +164,7 @@ CHECKS: Sequence[Check] = (
     Check(
         14,
         "large",
-        "two ranks over NCCL against simulated ones, relative difference",
+        "two ranks as processes, over NCCL if each has a GPU, against simulated ones, relative difference",
         "1e-6",
         60,
         each(Mark(most=1e-6), "loss", "gradient norm", "weights"),
@@ -178,6 +178,30 @@ CHECKS: Sequence[Check] = (
         each(Mark(most=0), "not as documented")
         | {"bf16 gradient": Mark(most=0.3), "bf16 loss": Mark(most=2.0**-8)}
         | {"scales unlike the CPU's": Mark()},
+    ),
+    Check(
+        16,
+        "bits",
+        "an attached loop in fp32, bf16 and fp16 with loss scaling: against the loop alone, values that differ",
+        "0",
+        60,
+        each(SAME_BITS, "disarmed", "twin", "repaired", "struck twice"),
+    ),
+    Check(
+        17,
+        "bits",
+        "the command: two workers on one GPU, killed and typed again, against one worker, values that differ",
+        "0",
+        100,
+        each(SAME_BITS, "two workers", "killed and typed again"),
+    ),
+    Check(
+        18,
+        "bits",
+        "three trials by themselves and among twenty, with everything that a trial may have, values that differ",
+        "0",
+        150,
+        {"values": SAME_BITS, "settings": Mark()},
     ),
 )
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -29,6 +29,8 @@ from tests.gpu.results import DRY, Results, read
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = dict.fromkeys((1, 2, 3, 4, 7), "bits") | dict.fromkeys((5, 6, 15), "states")
 MODULES |= dict.fromkeys((8, 9, 10, 13), "speed") | dict.fromkeys((11, 12, 14), "large")
+MODULES |= dict.fromkeys((16, 17), "doors") | {18: "features"}
+SHARED = 2.0  # times as long may a check take that runs beside others
 NEEDED = 10.0  # seconds that are left at least for a check to begin
 
 
@@ -54,18 +56,42 @@ def run_group(options: argparse.Namespace) -> int:
         options.task, about, sorted((_others(options, about) | rows).values(), key=lambda row: row.number)
     )
     results.write(out)
-    for check, row in zip(checks, rows.values(), strict=True):
-        left = LIMIT - (time.monotonic() - started)
-        if left < NEEDED:
-            row.why = "the group's nine minutes were over"
-        else:
-            _run(check, row, min(left, check.seconds), options, forks)
-        if options.dry:
-            _forget(row)
-        results.write(out)
-        print(f"{check.number:3}  {row.told}  ({row.seconds:.0f} s)", flush=True)
+    with contextlib.ExitStack() as stack:
+        for row in _ended(list(zip(checks, rows.values(), strict=True)), started, options, forks, stack):
+            if options.dry:
+                _forget(row)
+            results.write(out)
+            print(f"{row.number:3}  {row.told}  ({row.seconds:.0f} s)", flush=True)
     print((out / f"{options.task}.md").read_text(), flush=True)
     return int(any(row.error for row in rows.values()))
+
+
+def _ended(
+    waiting: list[tuple[Check, Row]],
+    started: float,
+    options: argparse.Namespace,
+    forks: bool,
+    stack: contextlib.ExitStack,
+) -> Iterator[Row]:
+    """The rows of checks as they end: those of bits, which no clock counts in, run side by side."""
+    most = options.at_once if options.task == "bits" and not options.dry else 1
+    running: list[Running] = []
+    while waiting or running:
+        if waiting and len(running) < most:
+            check, row = waiting.pop(0)
+            left = LIMIT - (time.monotonic() - started)
+            if left < NEEDED:
+                row.why = "the group's nine minutes were over"
+                yield row
+                continue
+            allowed = check.seconds * (1 if most == 1 else SHARED)
+            running.append(Running(check, row, min(left, allowed), options, forks))
+            stack.callback(running[-1].stop)
+            continue
+        over = [one for one in running if one.is_over()]
+        running = [one for one in running if one not in over]
+        yield from (one.row for one in over)
+        time.sleep(0.02)
 
 
 def _others(options: argparse.Namespace, about: Mapping[str, str]) -> dict[int, Row]:
@@ -85,39 +111,53 @@ def _forget(row: Row) -> None:
     row.figures, row.notes, row.why = {}, [], DRY
 
 
-def _run(check: Check, row: Row, seconds: float, options: argparse.Namespace, forks: bool) -> None:
+class Running:
     """One check in a process of its own, which is killed with all of its own after so many seconds."""
-    begun = time.monotonic()
-    place: Path = options.out / f".{check.number}.json"
-    log: Path = options.out / f"{check.number}.log"
-    for file in (place, _end_of(place)):
-        file.unlink(missing_ok=True)
-    process = (_forked if forks else _started)(check, place, log, seconds, options)
-    try:
-        while (status := process()) is None and time.monotonic() - begun < seconds + 1:
-            time.sleep(0.02)
-    finally:
-        if process.status is None:
-            process.kill()
-    row.seconds = time.monotonic() - begun
-    row.why = ""
-    with contextlib.suppress(OSError, ValueError):
-        told = json.loads(place.read_text())
-        row.figures, row.notes = told["figures"], told["notes"]
-    end: Mapping[str, str] = {}
-    with contextlib.suppress(OSError, ValueError):
-        end = json.loads(_end_of(place).read_text())
-    row.why, row.error = end.get("why", ""), end.get("error", "")
-    if not end:
-        row.why = f"stopped after {seconds:.0f} s" if status is None else ""
-        row.error = "" if status is None else f"its process ended with {status}; see {log.name}"
-    for file in options.out.glob(f".{check.number}.*"):
-        if file.is_dir():
-            shutil.rmtree(file, ignore_errors=True)
-        else:
-            file.unlink()
-    if not row.error:
-        log.unlink()
+
+    def __init__(self, check: Check, row: Row, seconds: float, options: argparse.Namespace, forks: bool):
+        self.row, self._seconds, self._out = row, seconds, options.out
+        self._begun = time.monotonic()
+        self._place: Path = options.out / f".{check.number}.json"
+        self._log: Path = options.out / f"{check.number}.log"
+        for file in (self._place, _end_of(self._place)):
+            file.unlink(missing_ok=True)
+        self._process = (_forked if forks else _started)(check, self._place, self._log, seconds, options)
+
+    def is_over(self) -> bool:
+        """Whether it has ended, or had its time; then the row has all that it has left."""
+        status = self._process()
+        if status is None and time.monotonic() - self._begun < self._seconds + 1:
+            return False
+        if status is None:
+            self._process.kill()
+        self._read(status)
+        return True
+
+    def stop(self) -> None:
+        """End it if it still runs: whoever waits for it has been interrupted."""
+        if self._process.status is None and self._process() is None:
+            self._process.kill()
+
+    def _read(self, status: int | None) -> None:
+        row = self.row
+        row.seconds, row.why = time.monotonic() - self._begun, ""
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads(self._place.read_text())
+            row.figures, row.notes = told["figures"], told["notes"]
+        end: Mapping[str, str] = {}
+        with contextlib.suppress(OSError, ValueError):
+            end = json.loads(_end_of(self._place).read_text())
+        row.why, row.error = end.get("why", ""), end.get("error", "")
+        if not end:
+            row.why = f"stopped after {self._seconds:.0f} s" if status is None else ""
+            row.error = "" if status is None else f"its process ended with {status}; see {self._log.name}"
+        for file in self._out.glob(f".{row.number}.*"):
+            if file.is_dir():
+                shutil.rmtree(file, ignore_errors=True)
+            else:
+                file.unlink()
+        if not row.error:
+            self._log.unlink()
 
 
 def _end_of(place: Path) -> Path:
@@ -141,6 +181,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 kill(self.number, signal.SIGKILL)
         os.waitpid(self.number, 0)
+        self.status = -signal.SIGKILL
 
 
 def _forked(check: Check, place: Path, log: Path, seconds: float, options: argparse.Namespace) -> Process:
@@ -186,8 +227,7 @@ def _measure(check: Check, place: Path, seconds: float, is_dry: bool) -> int:
     try:
         device = torch.device("cpu" if is_dry else "cuda")
         bench = Bench(device, is_dry, place, time.monotonic() + seconds)
-        if is_dry:
-            torch.set_num_threads(1)
+        torch.set_num_threads(1 if is_dry else max(1, (os.cpu_count() or 1) // 4))
         make_deterministic(device)
         function_of(check)(bench)
     except NotMeasured as reason:

@@ -19,10 +19,11 @@ from harness.optim import clipping
 from harness.optim.optimizers import adamw
 from harness.training.readings import refused
 from tests.gpu.bench import Bench, median_ratio
+from tests.gpu.child import peers
 from tests.gpu.engine import Window, pack_of, small, step_seconds, train_pack, trial_of
 from tests.gpu.marks import WIDTHS
-from tests.gpu.peer import Peer
 
+RECORDED = 45  # steps after which every kind of step is recorded: no more of them are eager
 KERNELS, ALL = ("kernel",), ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -37,7 +38,7 @@ def trials_of(bench: Bench, width: int, count: int, steps: int, **fields: Any) -
 
 def check_8(bench: Bench) -> None:
     """Ten steps in the middle of a block, as torch's profiler sees them on the device."""
-    warm, count = bench.pick((20, 10), (2, 2))
+    warm, count = bench.pick((RECORDED, 10), (2, 2))
     for graphs in (False, True):
         traced = _traced(bench, trials_of(bench, 64, 64, warm + count + 3), warm, count, graphs)
         kinds = bench.pick(KERNELS, ("cpu_op",))
@@ -148,26 +149,26 @@ def _captured(bench: Bench, function: Callable[[], Any]) -> tuple[Callable[[], A
 
 
 def check_10(bench: Bench) -> None:
-    """Both in turn, three rounds; of the two ways in which the compiled peer has CUDA graphs the faster one counts."""
-    warm, count, rounds = bench.pick((20, 100, 3), (2, 2, 1))
+    """Both in turn, three rounds, each peer in a process of its own; of the two ways in which the compiled one has CUDA
+    graphs the faster one counts.
+    """
+    warm, count, rounds = bench.pick((RECORDED, 100, 3), (2, 2, 1))
     for width in WIDTHS:
-        bench.check_time(90)
+        bench.check_time(60)
         trials = trials_of(bench, width, 64, warm + count + 5)
-        torch.compiler.reset()
-        peers = {kind: Peer(bench, trials[0], kind) for kind in ("eager", "replayed", "captured")}
         ours: list[float] = []
-        theirs: dict[str, list[float]] = {kind: [] for kind in peers}
-        for _ in range(rounds):
-            ours.append(len(trials) / step_seconds(bench, trials, warm, warm + count))
-            for kind, peer in peers.items():
-                theirs[kind].append(1 / peer.step_seconds(1.0))
+        with peers(bench, width, "eager", "replayed", "captured") as others:
+            theirs: dict[str, list[float]] = {kind: [] for kind in others}
+            for _ in range(rounds):
+                ours.append(len(trials) / step_seconds(bench, trials, warm, warm + count))
+                for kind, peer in others.items():
+                    theirs[kind].append(1 / peer.step_seconds(1.0))
         medians = {kind: statistics.median(values) for kind, values in theirs.items()}
         told = ", ".join(f"{kind} {value:.0f}" for kind, value in medians.items())
         bench.note(f"width {width}: {statistics.median(ours):.0f} trial-steps/s against {told}")
         fastest = max(("replayed", "captured"), key=lambda kind: medians[kind])
         bench.tell(f"width {width} compiled", median_ratio(ours, theirs[fastest]))
         bench.tell(f"width {width} eager", median_ratio(ours, theirs["eager"]))
-        del peers
 
 
 # --- 13: telemetry ----------------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def heard_by_default() -> str:
 
 def check_13(bench: Bench) -> None:
     """Packs with all signals and every detector that these feed, and without any or a look for what is not finite."""
-    warm, count, rounds = bench.pick((20, 100, 5), (2, 2, 1))
+    warm, count, rounds = bench.pick((RECORDED, 100, 5), (2, 2, 1))
     watched = {"detect": {"name": heard_by_default()}}
     for width, size in ((64, 64), (256, 32)):
         bench.check_time(25)

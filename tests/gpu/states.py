@@ -25,7 +25,7 @@ from harness.storage.results_folder import ResultsPath
 from harness.training.pack import Pack
 from harness.training.sites import Site
 from injectors.value import Value
-from tests.gpu.bench import Bench, NotMeasured, differing, relative
+from tests.gpu.bench import Bench, NotMeasured, count_unlike, differing, relative
 from tests.gpu.engine import Trained, pack_of, run, small, train_pack, trial_of
 
 # --- 5: graphs --------------------------------------------------------------------------------------------------------
@@ -112,7 +112,8 @@ def check_6(bench: Bench) -> None:
     trials = [golden, trial_of(seed=1, **small(bench, steps=steps, clip=1.0))]
     trials += [replace(golden, fault=fault), replace(golden, fault=later)]
     forked, full = run(bench, trials, forks=True), run(bench, trials)
-    bench.tell("fork", sum(differing(forked.left_by(number), full.left_by(number)) for number in range(len(trials))))
+    pairs = ((forked.left_by(number), full.left_by(number)) for number in range(len(trials)))
+    bench.tell("fork", count_unlike(bench, "fork", pairs))
     bench.tell("kill and resume", killed_first())
     bench.tell("rollback", rolled_back(bench, steps))
 

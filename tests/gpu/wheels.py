@@ -11,21 +11,19 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-CHECKS = ("numpy", "safetensors")  # what checks load
-FIGURE = (
-    *CHECKS,
-    *(
-        "hydra",
-        "omegaconf",
-        "antlr4",
-        "yaml",
-        "google_crc32c",
-        "tokenizers",
-        "platformdirs",
-        "pebble",
-        "filelock",
-        "rich",
-    ),
+NEEDED = (  # what checks and the figure load, beside torch
+    "numpy",
+    "safetensors",
+    "hydra",
+    "omegaconf",
+    "antlr4",
+    "yaml",
+    "google_crc32c",
+    "tokenizers",
+    "platformdirs",
+    "pebble",
+    "filelock",
+    "rich",
 )
 
 

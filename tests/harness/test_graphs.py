@@ -93,11 +93,11 @@ def test_whatever_is_on(feature: str, graphs: list[Graphs]) -> None:
 
 
 def test_how_many_steps_are_replayed(graphs: list[Graphs]) -> None:
-    """All but the first, those before anything is recorded, and those at which logits are read."""
+    """All but the first, those before anything is recorded, and the first ones at which as much is read."""
     same(engine.different(3, steps=40, attention="fused", signals={}), block=40)
     usual = 1 + USUAL_BEFORE
-    logits = 3  # steps 10, 20 and 30
-    times(graphs[-1], 40 - usual - logits)
+    reading = 2 * USUAL_BEFORE  # steps 10 and 20; what is read at step 30 is what was read at step 10
+    times(graphs[-1], 40 - usual - reading)
 
 
 def test_how_many_pieces_of_validation_are_replayed(graphs: list[Graphs], monkeypatch: pytest.MonkeyPatch) -> None:

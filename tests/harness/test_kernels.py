@@ -33,7 +33,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 CUDA_KINDS = (torch.device("cuda", 0), META)
 
 
-@pytest.mark.parametrize("file", ["kernels", "heads", "norms", "attention"])
+@pytest.mark.parametrize("file", ["kernels", "heads", "norms", "attention", "sums", "products"])
 def test_in_the_interpreter(file):
     """Whatever tests/harness/interpreted_kernels.py, and files like it, say of values."""
     asked = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/harness/interpreted_{file}.py"]
@@ -137,7 +137,7 @@ def test_tables_are_made_once():
 
 # --- compiled, without a GPU -------------------------------------------------------------------------------------
 
-TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.bool: "*i1"}
+TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64", torch.bool: "*i1"}
 TYPES |= {torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 
 
@@ -216,7 +216,7 @@ def pass_over(rows: Any, count: int, dtype: torch.dtype, measure: bool = True, f
 def test_programs_compile(launches, rows, dtype, capability):
     """No contraction that is not written down, no quotient or root that is not rounded to nearest, no atomics."""
     pass_over(rows, 3, dtype)
-    assert {name for name, *_ in launches} == {"adamw", "squares", "add_up", "scale"}
+    assert {name for name, *_ in launches} == {"adamw", "powers", "add_up", "scale"}
     for key in dict.fromkeys(launches):
         assembly = compiled(key, capability)
         assert not re.search(r"\b(atom|red)\.|\.approx|\.full\.|\.ftz", assembly), key[0]
@@ -434,7 +434,7 @@ def test_a_step_asks_nothing_of_the_host(monkeypatch, dtype, has_triton):
 
 def test_operators_say_what_they_change(monkeypatch):
     """As torch checks it, with a stand-in for each program that changes what that one does."""
-    changed = {"adamw": (0, 2, 3), "squares": (1,), "add_up": (1,), "scale": (0,)}
+    changed = {"adamw": (0, 2, 3), "powers": (1,), "add_up": (1,), "scale": (0,)}
 
     def stand_in(name: str, grid: Any, *arguments: Any, **constants: Any) -> None:
         for place in changed[name]:
@@ -446,7 +446,7 @@ def test_operators_say_what_they_change(monkeypatch):
     numbers = (few > 0, few.float(), *[few] * 5, few[:, None], torch.ones(1, 2, dtype=torch.float64))
     given: dict[str, tuple[Any, ...]] = {
         "adamw": (*arrays, *numbers, blocks.table, True, True),
-        "squares": (arrays[0], blocks.table, True),
+        "powers": (arrays[0], blocks.table, True, 3),
         "add_up": (torch.randn(3, 5, 7), torch.tensor([0, 4, 7], dtype=torch.int32)),
         "scale": (arrays[0], few.float()[:, None], blocks.table, True),
     }

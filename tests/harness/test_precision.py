@@ -74,7 +74,7 @@ def learned(precision, shape, device="cpu"):
     pack = engine.pack_of([engine.trial(seed=r, **shape) for r in range(3)], device=torch.device(device))
     pack.model.precision = precision
     losses = pack.learn(pack.objective.batch(0))
-    return losses.cpu(), pack.gradients.cpu(), pack.layout
+    return losses[:3].cpu(), pack.gradients[:3].cpu(), pack.layout  # an accelerator has idle slots behind
 
 
 @half

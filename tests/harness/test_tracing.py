@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,30 +19,37 @@ from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from tests.harness import engine, ladders
 from tests.harness.features import FEATURES
-from tests.harness.tracing import META, FromHost, Trace, Traced, pieces_of, steps_of
+from tests.harness.tracing import META, FromHost, Operation, Trace, Traced, pieces_of, steps_of
 from tests.sweeps import test_mitigations
 
 STEPS = (1, 2)  # neither is validated after, nor has what is read at every tenth step
 LATER = (6, 7)  # where batches have grown
 
 # Operations that give the same bits in every run on CUDA, and need no sort for it, by torch's documentation of
-# `use_deterministic_algorithms`: element-wise ones, views and copies, gathers, products, sums along an axis, sorts, and
-# forward and backward passes that torch does not list there. `_index_put_impl_` is the backward pass of the embedding,
-# which sorts, so that ids add up in the order of their tokens.
+# `use_deterministic_algorithms`: element-wise ones, views and copies, gathers, products, sorts, and forward and
+# backward passes that torch does not list there. Sums of floats are ours: torch cuts them by how many there are.
+# `_index_put_impl_` is the backward pass of the embedding, which sorts, so that ids add up in their tokens' order.
 OPERATIONS = """
     _conj _index_put_impl_ _log_softmax _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view abs add add_
     alias all amax amin any arange argmax argmin baddbmm bitwise_and bitwise_and_ bitwise_not bitwise_or bitwise_or_
     bitwise_xor_ bmm cat clamp clamp_ clamp_min clone copy_ cos detach diagonal div div_ embedding empty eq exp exp_
     expand fill_ floor_divide fmax full full_like gather ge gelu gelu_backward gt gt_ index index_select isinf isnan le
-    linalg_vector_norm log logical_and_ logical_or_ lt masked_fill_ max maximum mean minimum mul mul_ nansum
+    linalg_vector_norm log logical_and_ logical_or_ lt masked_fill_ max maximum minimum mul mul_
     native_layer_norm native_layer_norm_backward ne neg neg_ new_empty new_zeros ones ones_like permute pow pow_
     promote_types reciprocal reciprocal_ relu remainder round rsub scalar_tensor searchsorted select sign silu
     silu_backward slice sort split split_with_sizes sqrt sqrt_ squeeze stack sub sub_ sum tanh threshold_backward topk
     transpose tril unbind unfold unsqueeze view view_as_complex view_as_real where zeros zeros_like __rshift__
-    adamw squares add_up scale split_heads join_heads turn_heads normed normed_backward
-    add_blocks attended attended_backward scores scores_backward mixed_by mixed_by_backward
+    adamw powers add_up add_columns scale log_likelihood likelihood_backward split_heads join_heads turn_heads
+    normed normed_backward add_blocks attended attended_backward scores scores_backward mixed_by mixed_by_backward
 """
 ALLOWED = frozenset(OPERATIONS.split())
+SUMS = {"sum", "linalg_vector_norm"}  # of whole numbers and truth values; and the norm that is the largest element
+
+
+def sums_of_floats(operations: Sequence[Operation]) -> list[Operation]:
+    """Those whose order torch would choose by how many results there are, and so by the size of a pack."""
+    of_floats = (one for one in operations if one.name.split(".")[1] in SUMS and one.tensors[0][1].is_floating_point)
+    return [one for one in of_floats if "inf" not in one.others]
 
 
 def healthy(trials: list[Trial]) -> list[Traced]:
@@ -57,6 +65,7 @@ def check(trials: list[Trial]) -> None:
     assert first.trained == second.trained, "a step is the same whatever its number"
     names = {operation.name.split(".")[1] for operation in [*first.all, *second.all]}
     assert names <= ALLOWED, sorted(names - ALLOWED)
+    assert not sums_of_floats([*first.all, *second.all])
 
 
 @pytest.mark.parametrize("name", [name for name in FEATURES if not name.startswith("readings: ")])
@@ -78,6 +87,7 @@ def test_pieces_of_validation(name: str) -> None:
     first, second = pieces_of(engine.different(3, **FEATURES[name]))
     assert first and first == second
     assert {operation.name.split(".")[1] for operation in first} <= ALLOWED
+    assert not sums_of_floats(first)
 
 
 def test_what_a_piece_of_validation_bakes_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

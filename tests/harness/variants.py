@@ -104,7 +104,7 @@ def roughen(pack: Pack) -> None:
     """Add noise to every tensor, so that none is at a special value; it depends on seed and tensor alone."""
     for r, number in enumerate(pack.rows):
         for name, weight in pack.tensors(pack.weights, r).items():
-            weight += noise(pack.planned[number].seeds["init"], name, weight.shape).to(weight.dtype)
+            weight += noise(pack.planned[number].seeds["init"], name, weight.shape).to(weight)
 
 
 @cache

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, STRUCTURAL, Trial, anything, number
+from harness.model import sums
 from harness.optim.optimizers.base import Numbers, Optimizer, Piece, each, is_matrix, options, rms
 
 
@@ -69,9 +70,9 @@ class Adafactor(Optimizer):
 
     def _of_matrix(self, piece: Piece, h: Numbers, squares: Tensor) -> Tensor:
         """From the squares [r, out, in]. Sums over rows and columns are means here, which cancels in their quotient."""
-        rows = piece.slots["row_moment"].mul_(h["beta"]).add_(squares.mean(2).mul_(h["rest"]))
-        columns = piece.slots["column_moment"].mul_(h["beta"]).add_(squares.mean(1).mul_(h["rest"]))
-        by_row = (rows / rows.mean(1, keepdim=True)).sqrt_().reciprocal_()
+        rows = piece.slots["row_moment"].mul_(h["beta"]).add_(sums.mean(squares, 2).mul_(h["rest"]))
+        columns = piece.slots["column_moment"].mul_(h["beta"]).add_(sums.mean(squares, 1).mul_(h["rest"]))
+        by_row = (rows / sums.mean(rows)[:, None]).sqrt_().reciprocal_()
         by_column = columns.sqrt().reciprocal_()
         whole = piece.gradients.unflatten(1, piece.shape)
         return (whole * by_row[:, :, None]).mul_(by_column[:, None, :]).flatten(1)

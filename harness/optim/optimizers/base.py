@@ -16,6 +16,7 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.config import Trial
+from harness.model import sums
 from harness.model.parameters import Layout, Segment
 from harness.model.state import Rows, State
 from harness.model.tensors import MATRICES, Kind, ScaledTensor
@@ -328,7 +329,7 @@ def is_matrix(scaled: ScaledTensor) -> bool:
 
 def norm(x: Tensor) -> Tensor:
     """L2 norm of each row, [r, 1]."""
-    return torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return sums.norm(x)[:, None]
 
 
 def rms(x: Tensor) -> Tensor:
