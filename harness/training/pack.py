@@ -75,8 +75,7 @@ class Pack:
         is_row = torch.arange(len(here)) < len(self.rows)
         self.dtype, _ = FORMATS[first.train.precision]
         optimizer = OPTIMIZERS[first.optim.name]
-        rule, decays = optimizer.rule_of(first), first.optim.decay_embedding
-        branches = branches_of(first)
+        rule, decays, branches = optimizer.rule_of(first), first.optim.decay_embedding, branches_of(first)
         self.layout = Layout(tuple(tensor_table(first.model, corpus.vocabulary, rule, decays, branches)))
         weights = new_weights(self.layout, here, self.dtype, device)
         self.rows_state = State(self.slots.cut(len(trials))[-1].stop)

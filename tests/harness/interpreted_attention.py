@@ -22,7 +22,13 @@ from harness.model.precision import Precision
 from harness.model.taps import Taps
 from injectors.value import Value
 from tests.harness import engine
-from tests.harness.interpreting import interpreted  # noqa: F401
+from tests.harness.interpreting import alone, interpreted  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def of_this_file_alone(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    alone(monkeypatch, "harness.model.attention")
+
 
 SCORES = "a.scores"
 SHAPES = [(1, 1, 1, 1, 2), (2, 1, 2, 8, 8), (3, 2, 1, 33, 16), (1, 1, 2, 65, 24), (2, 1, 1, 70, 64), (1, 1, 1, 40, 128)]

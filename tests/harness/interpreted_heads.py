@@ -18,7 +18,13 @@ from harness.model import attention
 from harness.model.attention import rotate, rotate_both, split_and_rotate, split_heads
 from tests.harness import engine
 from tests.harness.interpreted_kernels import HAS_FMA, numbers, on_a_cpu
-from tests.harness.interpreting import interpreted  # noqa: F401
+from tests.harness.interpreting import alone, interpreted  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def of_this_file_alone(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    alone(monkeypatch, "harness.model.attention")
+
 
 BASE = 10000.0
 TYPES = [  # of what is turned, and of what it is computed in
@@ -202,7 +208,8 @@ def test_what_is_not_finite_stays_in_its_pair(dtype, state, ruin):
 
 
 def pack(run: dict[str, Any], **options: Any) -> engine.Run:
-    return engine.run(engine.different(2, steps=2, depth=1, context=9, head_dim=8, **run), **options)
+    fields = {"steps": 2, "depth": 1, "context": 9, "head_dim": 8, "attention": "fused"}  # the heads alone
+    return engine.run(engine.different(2, **fields, **run), **options)
 
 
 def watch(taps: str) -> Any:

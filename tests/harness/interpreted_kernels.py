@@ -18,8 +18,14 @@ from harness.kernels import operators, use
 from harness.model.parameters import Layout
 from harness.optim.clipping import global_norm, scale_tensors, scale_trials, tensor_norms
 from tests.harness import engine
-from tests.harness.interpreting import interpreted  # noqa: F401
+from tests.harness.interpreting import alone, interpreted  # noqa: F401
 from tests.harness.optimizing import LONG, STACKED, TENSORS, Rig, bits, different, differing
+
+
+@pytest.fixture(autouse=True)
+def of_this_file_alone(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    alone(monkeypatch, "harness.optim.clipping", "harness.optim.optimizers.adamw")
+
 
 HAS_FMA = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 

@@ -21,8 +21,14 @@ from harness.training.pack import Pack
 from tests.harness import engine
 from tests.harness.engine import bits
 from tests.harness.interpreted_kernels import numbers
-from tests.harness.interpreting import interpreted  # noqa: F401
+from tests.harness.interpreting import alone, interpreted  # noqa: F401
 from tests.harness.test_norms import EPSILON, THEIRS, compare, normal
+
+
+@pytest.fixture(autouse=True)
+def of_this_file_alone(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    alone(monkeypatch, "harness.model.layers")
+
 
 HALF = (torch.bfloat16, torch.float16)
 

@@ -35,6 +35,24 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+ASKING = [  # whether there are programs
+    "harness.model.attention",
+    "harness.model.layers",
+    "harness.model.sums",
+    "harness.objectives.loss",
+    "harness.optim.clipping",
+    "harness.optim.optimizers.adamw",
+    "harness.readings.base",
+]
+
+
+def alone(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """The programs of these modules alone: to interpret those of the others, too, takes minutes."""
+    for name in ASKING:
+        if name not in modules:
+            monkeypatch.setattr(f"{name}.are_used", lambda device: False)
+
+
 def fused(_: Any, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
     """x y + z, rounded once, as on a GPU: the interpreter has none of its own, and rounds twice."""
     a, b, c = x.data, y.data, z.data
