@@ -76,6 +76,8 @@ def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
     """The L2 norm of the whole, [R], float64, from those of its parts."""
     if on_cpu(norms[0]):
         return torch.linalg.vector_norm(torch.stack(list(norms)), dim=0, dtype=torch.float64)
+    if len(norms) == 1:
+        return norms[0].double()
     squares = norms[0].double().square()
     for part in norms[1:]:
         squares = squares + part.double().square()
