@@ -117,24 +117,3 @@ def add_blocks(
         at = (row * K + first + parts) * D + columns[None, :]
         total += tl.load(partial_RxKxD + at, mask=here, other=0.0)
     tl.store(sums_RxD + row * stride + columns, tl.sum(total, 0), mask=columns < D)
-
-
-def add_columns(
-    x_GxNxD: tl.tensor,
-    partial_GxKxD: tl.tensor,
-    N: tl.tensor,
-    D: tl.tensor,
-    K: tl.tensor,
-    CHUNK: tl.constexpr,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
-    """The sum over `CHUNK` of N, `PARTS` of them at a time, in float64."""
-    chunk, group = tl.program_id(0) % K, (tl.program_id(0) // K).to(tl.int64)
-    parts, columns = tl.arange(0, PARTS)[:, None], tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros([PARTS, COLUMNS], dtype=tl.float64)
-    for first in range(chunk * CHUNK, chunk * CHUNK + CHUNK, PARTS):
-        here = (first + parts < N) & (columns < D)[None, :]
-        at = (group * N + first + parts) * D + columns[None, :]
-        total += tl.load(x_GxNxD + at, mask=here, other=0.0).to(tl.float64)
-    tl.store(partial_GxKxD + (group * K + chunk) * D + columns, tl.sum(total, 0), mask=columns < D)

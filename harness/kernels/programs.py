@@ -130,6 +130,27 @@ def add_up(partial_rxN: tl.tensor, sums_rxS: tl.tensor, firsts: tl.tensor, N: tl
     tl.store(sums_rxS + row * S + span, tl.sum(total))
 
 
+def add_columns(
+    x_GxNxD: tl.tensor,
+    partial_GxKxD: tl.tensor,
+    N: tl.tensor,
+    D: tl.tensor,
+    K: tl.tensor,
+    CHUNK: tl.constexpr,
+    PARTS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """The sum over `CHUNK` of N, `PARTS` of them at a time, in float64."""
+    chunk, group = tl.program_id(0) % K, (tl.program_id(0) // K).to(tl.int64)
+    parts, columns = tl.arange(0, PARTS)[:, None], tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([PARTS, COLUMNS], dtype=tl.float64)
+    for first in range(chunk * CHUNK, chunk * CHUNK + CHUNK, PARTS):
+        here = (first + parts < N) & (columns < D)[None, :]
+        at = (group * N + first + parts) * D + columns[None, :]
+        total += tl.load(x_GxNxD + at, mask=here, other=0.0).to(tl.float64)
+    tl.store(partial_GxKxD + (group * K + chunk) * D + columns, tl.sum(total, 0), mask=columns < D)
+
+
 def scale(
     values_RxP: tl.tensor,
     factors_RxS: tl.tensor,

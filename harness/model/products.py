@@ -81,7 +81,7 @@ def _is_cuda(x: Tensor) -> bool:
 
 
 # Where a matrix of half precision begins its lines, or ends, between two whole vectors, cuBLAS takes kernels that read
-# number by number: of a head with 50,257 columns they take five times as long as a copy and kernels for vectors.
+# number by number: on an H200 the gradient of a head with 50,257 columns took three times as long.
 
 
 def _lacks(x: Tensor, length: int) -> int:
