@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.compose.settings import Run
-from sweeps.planning.planner import PackPlan
+from sweeps.planning.packs import PackPlan
 from sweeps.running.job import Job
 
 SECTIONS = {"block": "telemetry", "every": "checkpoint", "minutes": "checkpoint"}

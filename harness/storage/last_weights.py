@@ -15,16 +15,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from harness.config import ConfigError, Problems, Trial
 from harness.storage.json_seal import sealed_json, sealed_record
 from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FOLDER, TENSORS, REST = "weights", ".safetensors", ".json"
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -41,6 +42,8 @@ class About:
 
 def write_weights(folder: ResultsPath, trial: Trial, tensors: Mapping[str, Tensor]) -> None:
     """Keep a trial's tensors; what was there of it is replaced. Raises OSError."""
+    from safetensors.torch import save_file  # loads torch, which `verify` of a folder without weights does not need
+
     place = folder / FOLDER
     place.make_folder()
     for entry in place.entries():
@@ -63,6 +66,8 @@ def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Te
 
     Raises ConfigError where there are none, or damaged ones.
     """
+    from safetensors.torch import load_file
+
     allowed = "the id of a trial of a sweep with keep=weights"
     if not _ID.fullmatch(trial):
         raise ConfigError(f"trial={trial!r:.40}: not an id; allowed: {allowed}")

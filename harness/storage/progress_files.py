@@ -2,6 +2,7 @@
 
 <out>/plan.json                 the trials that the last command that had any to train asked for
 <out>/progress/<pack>.json      how far that pack is, written by whoever trains it, here or on Slurm
+<out>/errors/<pack>.txt         the trace of a pack that has failed
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from harness.storage.json_seal import read_sealed_record
 from harness.storage.records import Missing, Unreadable, read_record
 from harness.storage.results_folder import ResultsPath
 
-PROGRESS, PLAN = "progress", "plan.json"
+PROGRESS, PLAN, ERRORS = "progress", "plan.json", "errors"
 WRITE_SECONDS = 0.25  # between two writes of one file
 MOST_BYTES, MOST_PLAN = 2**12, 2**26
 

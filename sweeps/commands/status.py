@@ -11,13 +11,12 @@ from rich.console import Console
 
 from harness.basics.printing import count
 from harness.config import ConfigError
-from harness.storage.progress_files import PROGRESS, read_asked, read_progress
+from harness.storage.progress_files import ERRORS, PROGRESS, read_asked, read_progress
 from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import complete_trials, read_packs, read_root
 from sweeps.commands.verify import verify
 from sweeps.running.claims import LOCK, LOCKS, lock_of
-from sweeps.running.job import ERRORS
 from sweeps.running.locks import is_locked
 from sweeps.slurm.squeue import ours_and_others, scancel, user_name, with_numbers
 from sweeps.slurm.submitted import submitted

@@ -10,7 +10,8 @@ from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.store import SIGNALS
 from harness.training.readings import numbers_read
-from sweeps.planning.planner import PackPlan, Plan, weight_bytes
+from sweeps.planning.packs import PackPlan, Plan
+from sweeps.planning.planner import weight_bytes
 
 STORED_BYTES, HELD_BYTES = 4, 8  # of one number: float32 in the store, float64 while its block fills
 PROCESS_BYTES = 2**27  # that each process with torch loaded has at least

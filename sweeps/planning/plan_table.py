@@ -13,7 +13,8 @@ from rich.console import Console
 from harness.basics.printing import count, duration, label
 from harness.config import CORE, Trial
 from harness.config.fields import shown
-from sweeps.planning.planner import PackPlan, Plan, pack_bytes, wall_seconds
+from sweeps.planning.packs import PackPlan, Plan
+from sweeps.planning.planner import pack_bytes, wall_seconds
 
 MOST_FIELDS, MOST_ROWS = 8, 10  # lines of what varies, beside mitigations and faults, and of packs
 MOST_LETTERS, MOST_VALUES = 1000, 8  # of the names of mitigations or faults, and values of another field

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from harness.storage.json_seal import is_sealed, sealed_json
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import is_complete
-from sweeps.planning.planner import PackPlan, without
+from sweeps.planning.packs import PackPlan, without
 from sweeps.running.locks import Turn, is_locked, owned
 
 LOCKS, LOCK = "locks", ".lock"

@@ -39,7 +39,7 @@ from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.json_seal import sealed_json
 from harness.storage.last_weights import write_weights
-from harness.storage.progress_files import PLAN, PROGRESS, ProgressFile
+from harness.storage.progress_files import ERRORS, PLAN, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, is_complete, read_pack
@@ -52,14 +52,13 @@ from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose.settings import Run
-from sweeps.planning.planner import PackPlan
+from sweeps.planning.packs import PACK_ID, PackPlan
 from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
 from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
 from sweeps.running.locks import is_locked
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
 
-ERRORS, CHECKPOINTS = "errors", "checkpoints"
-PACK_ID = "[0-9a-f]{16}"
+CHECKPOINTS = "checkpoints"
 ATTEMPTS = 3  # at a pack whose chunks are found damaged when it is trained
 
 

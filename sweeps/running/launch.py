@@ -31,8 +31,9 @@ from injectors.value import Value
 from sweeps.compose.settings import Run
 from sweeps.planning.campaign import campaign_of, check_samples, envelope, widest_interval
 from sweeps.planning.limits import check_block, check_disk, check_processes
+from sweeps.planning.packs import PackPlan, Plan
 from sweeps.planning.plan_table import print_plan, say_counts
-from sweeps.planning.planner import PackPlan, Plan, make_plan
+from sweeps.planning.planner import make_plan
 from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, remove_leftovers, without_order, write_plan
 from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
 from sweeps.running.progress import Display, summarize

@@ -28,7 +28,8 @@ from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.checkpoint import Stopped
 from harness.storage.results_folder import FolderLost
-from sweeps.planning.planner import PackPlan, pack_bytes, snapshot_bytes
+from sweeps.planning.packs import PackPlan
+from sweeps.planning.planner import pack_bytes, snapshot_bytes
 from sweeps.running.job import Ended, Job, record_failure, train_pack_safely
 
 POLL_SECONDS = 0.5

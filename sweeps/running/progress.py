@@ -19,7 +19,7 @@ from harness.basics.printing import count, duration
 from harness.objectives.outcome import DIVERGENT, NON_FINITE
 from harness.storage.progress_files import PROGRESS, PackProgress, read_progress
 from sweeps.compose.settings import Run
-from sweeps.planning.planner import PackPlan, Plan
+from sweeps.planning.packs import PackPlan, Plan
 from sweeps.running.job import Elsewhere, Ended, Failed, Finished
 
 FIRST_SECONDS = 2.0  # before the first line where there is no terminal: short sweeps need none

@@ -26,11 +26,13 @@ import submitit
 from harness.basics.memory import bytes_of
 from harness.basics.printing import complain, count
 from harness.config import ConfigError, Problems
+from harness.storage.progress_files import ERRORS
 from harness.storage.results_folder import LinkRefused, ResultsPath
 from harness.storage.stored import written_at
 from sweeps.current_folder import python_path
-from sweeps.planning.planner import PackPlan, check_weights, pack_seconds
-from sweeps.running.job import ERRORS, Failed, Finished, Job, finished, record_failure
+from sweeps.planning.packs import PackPlan
+from sweeps.planning.planner import check_weights, pack_seconds
+from sweeps.running.job import Failed, Finished, Job, finished, record_failure
 from sweeps.running.local import SHARE_OF_MEMORY, Results, signals_wait
 from sweeps.slurm.on_node import OnNode
 from sweeps.slurm.squeue import FOLDER, SCRIPT, TOKEN, Queued, name_of, queue_of, submitters

@@ -19,17 +19,17 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from harness.config import ConfigError, trial_from_dict
 from harness.storage.records import Unreadable, parse_json, record_of
 from harness.storage.results_folder import MARKER, LinkRefused, ResultsPath
 from harness.storage.stored import is_complete
-from injectors import fault_types
-from sweeps.compose.settings import Run, check_key
-from sweeps.planning.planner import PackPlan
-from sweeps.running.job import PACK_ID, Job
+from sweeps.planning.packs import PACK_ID, PackPlan
 from sweeps.slurm.squeue import FOLDER, NUMBER, TOKEN, Queued, name_of, queue_of, submitters
+
+if TYPE_CHECKING:
+    from sweeps.running.job import Job
 
 PACKS, SUBMITTING = "packs", "submitting"
 KEYS = ("device", "telemetry.block", "checkpoint.every", "checkpoint.minutes", "ranks", "keep")
@@ -206,6 +206,10 @@ def _settle(folder: ResultsPath, users: set[int], slurm: Submitted) -> None:
 
 def _job(record: Packed, file: ResultsPath) -> Job:
     """Of a record. Raises Unreadable."""
+    from injectors import fault_types  # loads torch, which `status` of a folder without jobs does not need
+    from sweeps.compose.settings import Run, check_key
+    from sweeps.running.job import Job
+
     try:
         trials = tuple(trial_from_dict(values, fault_types()) for values in record.trials)
         settings = {key: check_key(key, getattr(record, name)) for name, key in NOTED.items()}

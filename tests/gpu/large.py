@@ -12,7 +12,8 @@ import torch
 from harness.config import Trial
 from harness.model.determinism import make_deterministic
 from harness.training.distributed import Group
-from sweeps.planning.planner import PackPlan, make_plan, pack_bytes
+from sweeps.planning.packs import PackPlan
+from sweeps.planning.planner import make_plan, pack_bytes
 from sweeps.running.processes import ranks
 from tests.gpu.bench import Bench, median_ratio, relative
 from tests.gpu.engine import Trained, pack_of, small, step_seconds, train_pack, trial_of

@@ -21,7 +21,8 @@ from harness.training import footprint as module
 from harness.training.allocations import GRAIN, INSIDE, REST, Allocations
 from harness.training.footprint import HELD, LEARN, META, VALIDATE, WORKSPACES, count, footprint, rehearsal
 from sweeps.planning import planner
-from sweeps.planning.planner import PackPlan, activation_bytes, pack_bytes, state_bytes, trials_that_fit
+from sweeps.planning.packs import PackPlan
+from sweeps.planning.planner import activation_bytes, pack_bytes, state_bytes, trials_that_fit
 from tests.harness import engine
 from tests.harness.features import FEATURES, Fields
 

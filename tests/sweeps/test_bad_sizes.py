@@ -23,7 +23,8 @@ from sweeps.compose import settings
 from sweeps.compose.overrides import trial_fields
 from sweeps.planning.campaign import Campaign, check_samples
 from sweeps.planning.limits import check_block, check_disk, check_processes
-from sweeps.planning.planner import PackPlan, Plan, make_plan, pack_bytes, pack_seconds, wall_seconds
+from sweeps.planning.packs import PackPlan, Plan
+from sweeps.planning.planner import make_plan, pack_bytes, pack_seconds, wall_seconds
 from tests.sweeps import command
 
 DEADLINE = 60  # seconds, for what takes a hundredth of one

@@ -22,7 +22,8 @@ from harness.storage.stored import read_packs
 from harness.training.footprint import footprint
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once, tried
-from sweeps.planning.planner import PackPlan, make_plan
+from sweeps.planning.packs import PackPlan
+from sweeps.planning.planner import make_plan
 from sweeps.running import calibration
 from sweeps.running.calibration import FILE, TIMED, WARM, fastest_rows
 from sweeps.running.job import train_pack

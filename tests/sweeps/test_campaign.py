@@ -23,7 +23,7 @@ from harness.model.scaling import tensor_table
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
 from injectors import fault_types
-from sweeps.planning.planner import PackPlan
+from sweeps.planning.packs import PackPlan
 from sweeps.running.job import Finished, train_pack_safely
 from tests.jobs import job_of
 from tests.sweeps import command

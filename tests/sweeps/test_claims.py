@@ -11,7 +11,8 @@ import pytest
 from harness.storage.results_folder import ResultsPath
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
-from sweeps.planning.planner import PackPlan, make_plan, without
+from sweeps.planning.packs import PackPlan, without
+from sweeps.planning.planner import make_plan
 from sweeps.running.claims import claimed, claims_on, lock_of
 from sweeps.running.job import Elsewhere, Finished, finished, train_pack
 from tests.jobs import job_of

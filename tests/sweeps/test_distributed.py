@@ -14,7 +14,8 @@ from analysis import fault_events
 from harness.storage.checkpoint import Checkpoints, Stopped
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
-from sweeps.planning.planner import PackPlan, make_plan
+from sweeps.planning.packs import PackPlan
+from sweeps.planning.planner import make_plan
 from sweeps.running.job import Finished, Job, train_pack
 from sweeps.running.local import LocalExecutor
 from sweeps.running.processes import RankFailed, RankKilled, ranks, share_of_threads

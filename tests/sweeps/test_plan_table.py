@@ -11,8 +11,9 @@ import torch
 
 from harness.basics.terminal import Terminal
 from harness.config import Model, Optim, Trial
+from sweeps.planning.packs import PackPlan, Plan
 from sweeps.planning.plan_table import print_plan
-from sweeps.planning.planner import PackPlan, Plan, make_plan
+from sweeps.planning.planner import make_plan
 from tests.sweeps import command
 
 SCREEN, WIDE = 30, 200  # lines, letters

@@ -18,10 +18,9 @@ from harness.config import Model, Optim, Train, Trial
 from harness.training.pack_sizes import cut, rows_at_once
 from injectors.batch import RareTokens
 from injectors.value import Value
+from sweeps.planning.packs import PackPlan, Plan
 from sweeps.planning.planner import (
     MOST_ALIKE,
-    PackPlan,
-    Plan,
     make_plan,
     mean_rows,
     pack_bytes,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from harness.storage.progress_files import PROGRESS
+from harness.storage.progress_files import ERRORS, PROGRESS
 from sweeps.commands.status import status_of
 from sweeps.running.claims import LOCKS
-from sweeps.running.job import ERRORS
 from tests.sealing import seal_again
 from tests.sweeps import command
 
@@ -70,6 +71,19 @@ def test_what_runs_has_failed_and_was_lost(done: Path) -> None:
         "cancelled 0 Slurm jobs; the same command as before goes on from here",
         "1 pack in training by a command on a machine: Ctrl-C there ends it",
     ]
+
+
+WHAT_LOADS = """
+import sys
+from sweeps.commands.console import run
+print([run([name, "out"]) for name in ("status", "cancel", "verify")], "torch" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_commands_that_train_nothing_load_no_torch(done: Path) -> None:
+    """Loading it takes longer than all else that they do."""
+    ended = subprocess.run([sys.executable, "-c", WHAT_LOADS], cwd=done.parent, capture_output=True, text=True)
+    assert ended.stderr.splitlines() == ["[0, 0, 0] False"]
 
 
 def test_what_is_printed_is_printable(done: Path) -> None:
