@@ -159,6 +159,8 @@ def _is_provenance(value: Any) -> bool:
     return value == {} or (is_whole and all(is_right(value[name]) for name, is_right in PROVENANCE.items()))
 
 
+NOT_RECORDED = "not_recorded"  # in a pack's environment: what of it a GPU could not replay, and so did slowly
+
 ABOUT: Checks = {
     "corpus": _is_facts,
     "environment": _is_facts,

@@ -304,6 +304,13 @@ class PackStore:
         except FileNotFoundError:
             raise self.place.lost() from None
 
+    def note(self, name: str, text: str) -> None:
+        """Add to what the pack says of its environment; after what stands there already under that name."""
+        known = self.attributes["environment"]
+        texts = dict.fromkeys([*known.get(name, "").split("; "), text]) if known.get(name) else [text]
+        with self.place.opened() as folder:
+            self._update(folder, environment={**known, name: "; ".join(texts)})
+
     def write_ends(self, ends: Mapping[str, np.ndarray]) -> None:
         """Store what is measured once, [R, segments] each; NaN if it is not given. Raises ValueError as `write`."""
         for name, values in ends.items():

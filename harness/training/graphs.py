@@ -9,7 +9,6 @@ bits.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -97,7 +96,8 @@ class _Known:
 
 
 class Graphs:
-    """The steps of a pack, and the pieces of its validation, replayed where they can be. `make` makes recordings.
+    """The steps of a pack, and the pieces of its validation, replayed where they can be. `make` makes recordings;
+    `not_recorded` is told where that has failed.
 
     The host has to be there where something is struck, at the first step, where rows stand at different steps, while
     batches grow, where a remedy changes gradients, where somebody reads a tap on the host or a reading waits for the
@@ -106,8 +106,8 @@ class Graphs:
     recorded anew.
     """
 
-    def __init__(self, pack: Pack, make: Callable[[], Recording]):
-        self._pack, self._make = pack, make
+    def __init__(self, pack: Pack, make: Callable[[], Recording], not_recorded: Callable[[str], None]):
+        self._pack, self._make, self._not_recorded = pack, make, not_recorded
         self._known: dict[Any, _Known] = {}
         self._usual: Counter[Any] = Counter()  # what was done as ever, by its kind
         self._bound = -1
@@ -181,7 +181,7 @@ class Graphs:
             found = recording.record(partial(function, *kept))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            warnings.warn(f"a {kind[0]} could not be recorded, and none is replayed: {reason}", stacklevel=2)
+            self._not_recorded(f"a {kind[0]} could not be recorded, and none is replayed: {reason}")
             self._pack.ranks.forget()
             self._refused.add(kind[0])
             self._known = {other: known for other, known in self._known.items() if other[0] != kind[0]}

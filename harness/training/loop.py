@@ -5,6 +5,7 @@ harness/training/passes.py.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -64,6 +65,7 @@ def train(
     leave: Leave | None = None,
     provenance: bool = True,
     record: Callable[[], Recording] | None = None,
+    not_recorded: Callable[[str], None] = warnings.warn,
 ) -> Result:
     """Train every trial of the pack from where it stands to its last step (or `until` one), or while it is finite.
 
@@ -75,13 +77,14 @@ def train(
     With dynamic loss scaling a gradient alone costs it that step and half of its scale (harness/optim/loss_scale.py).
     One whose batch is dropped as a whole misses that step and nothing else (harness/data/screening.py).
     `leave` is given each trial's last weights, when its row goes or at the end (harness/storage/last_weights.py).
-    With `record`, which makes recordings, steps and validation are recorded and replayed (harness/training/graphs.py).
+    With `record`, which makes recordings, steps and validation are recorded and replayed (harness/training/graphs.py);
+    `not_recorded` is told once of each of them that could not be.
     With `provenance` the step at which a trial froze is run once more, to find out why.
     The host waits for the device once a block, and at the step of a strike. Without `telemetry` only the loss, the
     two factors in force and validation are recorded; without `detection` nothing freezes. Neither changes a healthy
     trial.
     """
-    graphs = Graphs(pack, record) if record else None
+    graphs = Graphs(pack, record, not_recorded) if record else None
     recorder = Recorder(pack, block, write, telemetry, graphs.window_losses if graphs else None)
     answers = Answers(pack, agenda, recorder, detection, provenance)
     passes = Passes(pack, recorder, answers, Strikes(pack, agenda), telemetry, detection)

@@ -11,10 +11,11 @@ from rich.console import Console
 
 from harness.basics.printing import count
 from harness.config import ConfigError
+from harness.storage.pack_info import NOT_RECORDED
 from harness.storage.progress_files import ERRORS, PROGRESS, read_asked, read_progress
 from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
-from harness.storage.stored import complete_trials, read_packs, read_root
+from harness.storage.stored import PackInfo, read_packs, read_root
 from sweeps.commands.verify import verify
 from sweeps.running.claims import LOCK, LOCKS, lock_of
 from sweeps.running.locks import is_locked
@@ -37,6 +38,7 @@ class Status:
     failed: dict[str, str] = field(default_factory=dict)  # pack -> the last line of its trace
     stopped: dict[str, str] = field(default_factory=dict)  # pack -> how far its checkpoint is
     lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
+    slow: dict[str, str] = field(default_factory=dict)  # pack -> why its steps were not replayed on a GPU
     damaged: list[Unreadable] = field(default_factory=list)  # files that say nothing
 
 
@@ -46,8 +48,11 @@ def status_of(out: Path) -> Status:
     Raises ConfigError if there is no store, or if Slurm is needed and does not answer.
     """
     read_root(out)
-    status = Status(complete=complete_trials(out))
-    status.asked = _asked(out, status)
+    packs, status = list(read_packs(out)), Status()
+    status.complete = {trial for pack in packs if pack.complete for trial in pack.attributes["ids"]}
+    notes = ((pack.id, pack.attributes["environment"].get(NOT_RECORDED)) for pack in packs)
+    status.slow = {pack: str(text) for pack, text in notes if text}
+    status.asked = _asked(out, packs, status)
     slurm = submitted(out)
     status.damaged += slurm.damaged
     status.failed = {file.stem: _last_line(file) for file in sorted((out / ERRORS).glob("*.txt"))}
@@ -71,7 +76,7 @@ def status_of(out: Path) -> Status:
     return status
 
 
-def _asked(out: Path, status: Status) -> set[str]:
+def _asked(out: Path, packs: Sequence[PackInfo], status: Status) -> set[str]:
     """What the last command that trained asked for; if that cannot be known, what the store holds."""
     try:
         return set(read_asked(out).trials)
@@ -79,7 +84,7 @@ def _asked(out: Path, status: Status) -> set[str]:
         pass
     except Unreadable as error:
         status.damaged.append(error)
-    return {trial for pack in read_packs(out) for trial in pack.attributes["ids"]}
+    return {trial for pack in packs for trial in pack.attributes["ids"]}
 
 
 def _last_line(trace: Path) -> str:
@@ -102,6 +107,9 @@ def print_status(out: Path, console: Console) -> int:
         packs = getattr(status, name)
         console.print(f"{name}: {count(len(packs), 'pack')}")
         _print_some([f"  {pack}  {text}" for pack, text in packs.items()], console)
+    if status.slow:
+        console.print(f"slower than they could be: {count(len(status.slow), 'pack')}")
+        _print_some([f"  {pack}  {text}" for pack, text in status.slow.items()], console)
     _print_some([f"left out: {error}" for error in status.damaged], console)
     if status.failed or status.lost or (done < len(status.asked) and not status.running and not status.queued):
         console.print("the same command as before trains what is not done")

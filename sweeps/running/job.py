@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import re
 import traceback
 import warnings
@@ -29,16 +28,14 @@ import torch
 from torch import Tensor
 
 from harness.basics.devices import on_cpu
-from harness.basics.version import provenance
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
-from harness.kernels.use import version
 from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
-from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.json_seal import sealed_json
 from harness.storage.last_weights import write_weights
+from harness.storage.pack_info import NOT_RECORDED
 from harness.storage.progress_files import ERRORS, PLAN, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
@@ -53,8 +50,9 @@ from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose.settings import Run
 from sweeps.planning.packs import PACK_ID, PackPlan
-from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
+from sweeps.running.calibration import fastest_rows, kept_rows
 from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
+from sweeps.running.environment import environment_of
 from sweeps.running.locks import is_locked
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
 
@@ -245,7 +243,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         checkpoints.drop(saved.step)
     if store is None:
         checkpoints.remove()
-        environment, block = _environment(pack, job), job.run.telemetry.block
+        environment, block = environment_of(pack, job.processes), job.run.telemetry.block
         signals = {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in pack.guard_signals.items()}
         signals |= stored_signals(first)
         store = PackStore.create(
@@ -259,6 +257,10 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
     def leave(number: int, tensors: Mapping[str, Tensor]) -> None:
         if trials[number].id not in job.pack.witnesses:
             write_weights(folder, trials[number], tensors)
+
+    def not_recorded(said: str) -> None:
+        warnings.warn(said, stacklevel=2)
+        store.note(NOT_RECORDED, said)
 
     progress.begin(steps_done(saved) if saved else 0)
     try:
@@ -275,6 +277,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
                 leave=asked,
                 provenance=job.run.telemetry.provenance,
                 record=recordings(device),
+                not_recorded=not_recorded,
             )
     except Stopped as stop:
         progress.stopped(stop.step)
@@ -379,20 +382,3 @@ def _of_packs(folder: ResultsPath, pattern: str) -> list[tuple[ResultsPath, str]
     """What is in a folder with names of this pattern, and the pack, which is the one group that has matched."""
     matches = ((entry, re.fullmatch(pattern, entry.name)) for entry in folder.entries())
     return [(entry, match[match.lastindex or 0]) for entry, match in matches if match]
-
-
-def _environment(pack: Pack, job: Job) -> dict[str, object]:
-    """What decides the bits of a pack beside its configuration; `starts`: the SHA-256 of the files of `model.start`."""
-    starts, device = start_digests(job.pack.trials), pack.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        **provenance(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": str(device),
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-        **({"processes": job.processes} if job.processes > 1 else {}),
-        **({"starts": starts} if starts else {}),
-        **({} if on_cpu(device) else {AT_ONCE: pack.at_once, "triton": version(device)}),
-    }

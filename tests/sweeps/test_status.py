@@ -6,13 +6,19 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.storage.pack_info import NOT_RECORDED
 from harness.storage.progress_files import ERRORS, PROGRESS
+from harness.storage.stored import read_packs
 from sweeps.commands.status import status_of
+from sweeps.running import job
 from sweeps.running.claims import LOCKS
+from tests.harness.recording import Emulated
 from tests.sealing import seal_again
 from tests.sweeps import command
 
@@ -71,6 +77,28 @@ def test_what_runs_has_failed_and_was_lost(done: Path) -> None:
         "cancelled 0 Slurm jobs; the same command as before goes on from here",
         "1 pack in training by a command on a machine: Ctrl-C there ends it",
     ]
+
+
+def test_a_pack_that_a_gpu_could_not_replay(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there, in the store and in `status`, with the reason, and as it would have been."""
+    monkeypatch.setattr(job, "recordings", lambda device: Refusing)
+    words = command.tiny("seed=range(2)", "out=out", "hydra.launcher.workers=1")
+    with pytest.warns(UserWarning, match="could not be recorded"):
+        assert command.call(*words).status == 0
+    (pack,) = read_packs(empty / "out")
+    says = "{} could not be recorded, and none is replayed: operation not permitted"
+    both = "; ".join(says.format(name) for name in ("a step", "a piece of validation"))
+    assert pack.attributes["environment"][NOT_RECORDED] == both
+    lines = command.call("status", "out").out.splitlines()
+    assert lines[-2:] == ["slower than they could be: 1 pack", f"  {pack.id}  {both}"]
+    assert command.call("verify", "out").status is None
+
+
+class Refusing(Emulated):
+    """What CUDA does where something in a step cannot be recorded."""
+
+    def record(self, function: Callable[[], Any]) -> Any:
+        raise RuntimeError("operation not permitted\nand more")
 
 
 WHAT_LOADS = """
