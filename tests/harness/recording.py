@@ -12,13 +12,17 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 T = TypeVar("T")
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    return [x for x in tree_flatten(values)[0] if isinstance(x, Tensor)]
+    """In order; what operations take and give has no mappings inside but that of its keywords."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = tuple(values.values())
+    return [x for value in values for x in tensors_in(value)] if isinstance(values, tuple | list) else []
 
 
 def storage(x: Tensor) -> int:
@@ -30,7 +34,7 @@ class Noted(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []  # and what each has made
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
         self.made: dict[int, Tensor] = {}
 
@@ -43,10 +47,13 @@ class Noted(TorchDispatchMode):
                     whole = x.detach().as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0)
                     self.before[storage(x)] = whole, whole.clone()
         found = function(*args, **kwargs)
-        for x in tensors_in(found):
-            if storage(x) not in {storage(y) for y in given} and storage(x):
-                self.made[storage(x)] = x  # which keeps its memory from being taken by others
-        self.operations.append((function, args, kwargs, found))
+        known, fresh = {storage(x) for x in given}, []
+        for number, x in enumerate(tensors_in(found)):
+            if storage(x) not in known:
+                fresh.append((number, x))
+                if storage(x):
+                    self.made[storage(x)] = x  # which keeps its memory from being taken by others
+        self.operations.append((function, args, kwargs, fresh))
         return found
 
 
@@ -75,9 +82,7 @@ class Emulated:
             Emulated.latest.spoil()
         Emulated.latest = self
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            for function, args, kwargs, found in self.noted.operations:
-                now = function(*args, **kwargs)
-                given = {storage(x) for x in tensors_in((args, kwargs))}
-                for then, x in zip(tensors_in(found), tensors_in(now), strict=True):
-                    if storage(then) not in given:
-                        then.copy_(x)
+            for function, args, kwargs, fresh in self.noted.operations:
+                now = tensors_in(function(*args, **kwargs))
+                for number, then in fresh:
+                    then.copy_(now[number])
