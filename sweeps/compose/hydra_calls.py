@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
@@ -95,6 +96,23 @@ def own_folder(loader: ConfigLoader) -> Path | None:
 def yaml_loader() -> Any:
     """OmegaConf's safe loader: numbers and words are those that Hydra would read. It has no public one."""
     return get_yaml_loader()
+
+
+@cache
+def fast_yaml_loader() -> Any:
+    """The same by libyaml, in a tenth of the time; None where PyYAML was built without that."""
+    if not yaml.__with_libyaml__:
+        return None
+
+    parser = yaml.cyaml.CParser  # type: ignore[attr-defined]
+
+    def begin(self: Any, stream: str) -> None:
+        parser.__init__(self, stream)
+        yaml.constructor.SafeConstructor.__init__(self)
+        yaml.resolver.Resolver.__init__(self)
+
+    # libyaml's reader, with what OmegaConf's loader makes of numbers, words and keys.
+    return type("FastLoader", (parser, yaml_loader()), {"__init__": begin})
 
 
 @contextmanager

@@ -6,14 +6,14 @@ import os
 import stat
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from harness.config import ConfigError, shown
-from sweeps.compose.hydra_calls import yaml_loader
+from sweeps.compose.hydra_calls import fast_yaml_loader, yaml_loader
 
 MOST_BYTES = 256 * 1024
 MOST_NODES = 10_000  # as often as they are referred to
@@ -58,8 +58,7 @@ def tree_of(file: Path, text: str) -> dict[str, Any]:
     configuration.
     """
     try:
-        _check_size(file, yaml.parse(text, Loader=yaml.SafeLoader))
-        tree = yaml.load(text, Loader=yaml_loader())
+        tree = _loaded(file, text)
     except yaml.MarkedYAMLError as error:
         raise not_yaml(file, error) from None
     except ConfigError:
@@ -71,6 +70,16 @@ def tree_of(file: Path, text: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{file}: a {type(tree).__name__}, not a mapping; allowed: lines of key: value")
     return tree
+
+
+def _loaded(file: Path, text: str) -> Any:
+    """What stands there. What libyaml objects to is read once more by PyYAML's own reader, whose words errors have."""
+    if (fast := fast_yaml_loader()) is not None:
+        with suppress(yaml.YAMLError):
+            _check_size(file, yaml.parse(text, Loader=fast))
+            return yaml.load(text, Loader=fast)
+    _check_size(file, yaml.parse(text, Loader=yaml.SafeLoader))
+    return yaml.load(text, Loader=yaml_loader())
 
 
 def not_yaml(file: Any, error: yaml.MarkedYAMLError) -> ConfigError:

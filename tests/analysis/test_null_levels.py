@@ -71,9 +71,9 @@ def folders(axis: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
     for name, sweeps in FOLDERS.items():
         for words in sweeps:
             keys = {text.partition("=")[0] for text in words}
-            usual = [text for text in ("fault.start=20", "seed=range(2)") if text.partition("=")[0] not in keys]
+            usual = [text for text in ("fault.start=12", "seed=range(2)") if text.partition("=")[0] not in keys]
             ended = command.call(
-                *command.tiny(f"out={place / name}", "train.steps=40", axis, *usual, *words, "--multirun")
+                *command.tiny(f"out={place / name}", "train.steps=24", axis, *usual, *words, "--multirun")
             )
             assert ended.status == 0, ended.err
     return {name: place / name for name in FOLDERS}
@@ -253,21 +253,20 @@ def shapes(figure: Figure) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", [name for name, one in FIGURES.items() if one.needs != Needs.SEARCHES])
 def test_every_figure_has_it(axis: str, pairs: dict[str, tuple[Results, Results]], name: str) -> None:
     column_name, levels, other = AXES[axis]
-    drawn = 0
     for null, number in pairs.values():
         found, expected = FIGURES[name](null), FIGURES[name](number)
         assert (found.figure is None) == (expected.figure is None)
         if found.figure is None or expected.figure is None:
             assert found.caption == say(expected.caption)
             continue
-        drawn += 1
         assert texts(found) == sorted(map(say, texts(expected)))
         assert shapes(found.figure) == shapes(expected.figure)
         told = "\n".join(texts(found))
         assert not re.search(r"\b(nan|None|null|absent)\b", told)
         if re.search(rf"\b{column_name}\b.*\b{word(levels[0])}\b", told):
             assert re.search(rf"\b{column_name} ?= ?{NULL}\b", told) or f"{NULL}" in told.split("\n")
-    assert drawn, "no folder has this figure"
+        return  # the first folder of which there is one
+    raise AssertionError("no folder has this figure")
 
 
 @pytest.mark.parametrize("name", figures(Needs.SEARCHES))

@@ -97,7 +97,7 @@ kinds = pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("rows", "shape"),
-    [(3, (1, 7)), (64, (5, 16)), (1, (33, 48)), (2, (3, 2, 11, 64)), (2, (131, 100)), (1, (37, 1536)), (1, (3, 8192))],
+    [(3, (1, 7)), (17, (5, 16)), (1, (33, 48)), (2, (3, 2, 11, 64)), (2, (131, 100)), (1, (37, 1536)), (1, (3, 8192))],
 )
 def test_a_norm_has_torchs_numbers(launched, norm, dtype, rows, shape):
     x, gains, dy, _ = data(rows, *shape, dtype=dtype)
@@ -169,12 +169,12 @@ def test_large_numbers_with_little_between_them(norm):
 @kinds
 @pytest.mark.parametrize(("shape", "dtype"), [((67, 48), torch.float32), ((3, 2, 9, 7), torch.float64)])
 def test_bits_depend_neither_on_the_pack_nor_on_the_row(norm, shape, dtype):
-    x, gains, dy, beside = data(64, *shape, dtype=dtype)
+    x, gains, dy, beside = data(24, *shape, dtype=dtype)
     together = passed(norm, x, gains, dy, beside)
-    for places in ([3], [63], [4, 0], list(range(5, 21))):
+    for places in ([3], [23], [4, 0], list(range(5, 21))):
         few = passed(norm, x[places], gains[places], dy[places], beside[places])
         assert same(few, tuple(whole[places] for whole in together))
-    part = slice(61, 64)
+    part = slice(21, 24)
     assert same(passed(norm, x[part], gains[part], dy[part], beside[part]), tuple(whole[part] for whole in together))
 
 

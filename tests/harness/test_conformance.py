@@ -96,8 +96,13 @@ RUINS = [
 ]
 
 
-@every
-@pytest.mark.parametrize(("telemetry", "detection"), [(True, True), (True, False), (False, False)])
+WAYS = {(True, True): 1, (False, False): 1, (True, False): 4}  # telemetry and detection -> one feature in so many
+
+
+@pytest.mark.parametrize(
+    ("feature", "telemetry", "detection"),
+    [(feature, *way) for way, share in WAYS.items() for feature in list(FEATURES)[::share]],
+)
 def test_ruined_trials_and_ways_of_training_change_no_bit_of_the_others(
     feature: str, telemetry: bool, detection: bool
 ) -> None:

@@ -81,7 +81,7 @@ def test_whatever_is_on(feature: str, graphs: list[Graphs]) -> None:
     """Two trials are struck in between, and one becomes its twin again; rows come, and go when a block ends. Pieces of
     validation are replayed before and after.
     """
-    fields = {"warmup": 1, **FEATURES[feature], "steps": STEPS, "validate_every": 8, "validate_tokens": 120}
+    fields = {"warmup": 1, **FEATURES[feature], "steps": STEPS, "validate_every": 8, "validate_tokens": 64}
     golden = engine.different(3, **fields)
     trials = [*golden, *(replace(trial, fault=fault) for trial, fault in zip(golden, FAULTS, strict=True))]
     same(trials, block=4, forks=True)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sweeps.compose.arguments import check_command_line
+from sweeps.compose.hydra_calls import FOLDER, fast_yaml_loader, yaml_loader
 from tests.sweeps import command
 
 GLOBAL = "# @package _global_\n"
@@ -276,3 +278,40 @@ def test_what_a_study_may_not_choose(empty: Path, entry: str, reason: str) -> No
     command.write_yaml(empty / "mine", "study/odd.yaml", f"defaults:\n- {entry}\n")
     (line,) = command.refused(empty, "--config-dir=mine", "study=odd", "plan=true")
     assert line.startswith(f"error: study=odd: {reason}")
+
+
+# --- libyaml, which reads files faster -------------------------------------------------------------------------------
+
+SCALARS = ["1e-3", "1_000", ".5", "2026-01-01", "yes", "No", "0x1F", "1:30", "~", "null", ".inf", ".nan", "12e03"]
+SCALARS += ["+.5e+2", "1.e5", "08", "0o7", "0b11", "'a''b'"]
+TEXTS = [
+    *(f"a: {scalar}\n{scalar}: [{scalar}]\n" for scalar in SCALARS),
+    "a: |\n  x\n  y\nb: >-\n  x\n  y\n",
+    "<<: {a: 1}\nb: &x [1]\nc: *x\n",
+    "%YAML 1.1\n---\na: \U0001f600\n",
+    "{1: a, true: b}",
+    "- 1\n- 2",
+    "",
+]
+
+
+def read_as(loader: Any, text: str) -> str:
+    return repr(yaml.load(text, Loader=loader))
+
+
+def test_both_readers_say_the_same() -> None:
+    """Of every file that is shipped, and of what YAML reads in more ways than one."""
+    fast, slow = fast_yaml_loader(), yaml_loader()
+    assert fast is not None, "PyYAML has libyaml in all its wheels"
+    for text in [*(file.read_text() for file in FOLDER.rglob("*.yaml")), *TEXTS]:
+        assert read_as(fast, text) == read_as(slow, text)
+
+
+def test_without_libyaml_a_sweep_is_planned_as_with_it(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = command.tiny("--config-dir=mine", "study=odd", "plan=true")
+    command.write_yaml(empty / "mine", "study/odd.yaml", "optim:\n  lr: 3e-3\n")
+    planned = command.call(*words)
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    fast_yaml_loader.cache_clear()
+    assert fast_yaml_loader() is None and command.call(*words) == planned and planned.status == 0
+    fast_yaml_loader.cache_clear()

@@ -319,7 +319,7 @@ def test_notices_stand_in_the_plan_and_before_the_training(empty: Path) -> None:
 @pytest.mark.parametrize("study", STUDIES)
 def test_shipped_studies_refuse_what_cannot_act_and_have_none_of_it(study: str, empty: Path) -> None:
     plan = command.call(f"study={study}", "plan=true", "out=out")
-    assert (plan.status, plan.err) == (0, "")
+    assert (plan.status, plan.err) == (0, "") and "is written for" not in plan.out
     (line,) = command.refused(empty, f"study={study}", "plan=true", "out=out", "mitigation=none,softmax_fp32")
     words = f"{idle('softmax_fp32')[0]}; allowed: trials in which it acts, or idle=warn"
     assert line == f"error: {words}"
