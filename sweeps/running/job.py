@@ -244,10 +244,8 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
     if store is None:
         checkpoints.remove()
         environment, block = environment_of(pack, job.processes), job.run.telemetry.block
-        signals = {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in pack.guard_signals.items()}
-        signals |= stored_signals(first)
         store = PackStore.create(
-            folder, job.pack.id, recorded, first.steps, first.model.depth, text, environment, block, signals
+            folder, job.pack.id, recorded, first.steps, first.model.depth, text, environment, block, _signals(pack)
         )
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
 
@@ -290,6 +288,12 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         raise
     store.write_ends({name: values[kept] for name, values in result.ends.items()})
     return store, {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
+
+
+def _signals(pack: Pack) -> dict[str, Signal]:
+    """What is stored of each step of a pack."""
+    guards = {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in pack.guard_signals.items()}
+    return guards | stored_signals(pack.planned[0])
 
 
 def _prepared(job: Job, device: torch.device, at_once: int | None = None) -> tuple[Pack, Agenda, Corpus]:
