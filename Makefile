@@ -61,6 +61,7 @@ lint: install
 # Ratios against a plain PyTorch loop in the same run; see docs/benchmarks.md.
 benchmark: install
 	$(BIN)/python -m tests.benchmarks.throughput
+	$(BIN)/python -m tests.benchmarks.jobs
 	$(BIN)/python -m tests.benchmarks.telemetry
 	$(BIN)/python -m tests.benchmarks.signals
 	$(BIN)/python -m tests.benchmarks.detection
