@@ -28,7 +28,7 @@ from sweeps.compose.arguments import (
     options_of,
     question_of,
 )
-from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader, run
+from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader, multirun, run
 from sweeps.compose.mitigations import in_parts
 from sweeps.compose.overrides import with_homes
 from sweeps.compose.places import check_folder
@@ -82,8 +82,8 @@ def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, R
     Returns the exit status and what was run; `console` is told of it. Raises ConfigError.
     """
     arguments = with_homes(arguments)
-    config, overrides = check_command_line(arguments)
-    status = run(application, ["--multirun", *overrides], Call(folder_of(arguments), console))
+    config, _ = check_command_line(arguments)
+    status = multirun(application, config, Call(folder_of(arguments), console))
     return status, run_from(config.hydra.runtime.choices.study, OmegaConf.to_container(config))  # type: ignore[arg-type]
 
 

@@ -14,9 +14,14 @@ from typing import Any
 
 import yaml
 from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log
+from hydra.types import HydraContext
+from omegaconf import DictConfig
 from omegaconf._utils import get_yaml_loader
 from omegaconf.basecontainer import BaseContainer
 
@@ -64,6 +69,25 @@ def run(application: Callable[[], None], arguments: Sequence[str], call: Call) -
         return int(end.code or 0)
     finally:
         sys.argv = before
+    return 0
+
+
+def multirun(application: Callable[[DictConfig], None], config: DictConfig, call: Call) -> int:
+    """What Hydra does with --multirun and a command line of which `config` was composed. Returns the exit status.
+
+    `hydra.main` would compose that twice more, which is most of what a small sweep's plan takes.
+    """
+    loader = config_loader(call.folder)
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    with calling(call):
+        context = HydraContext(config_loader=loader, callbacks=Callbacks())
+        sweeper = Plugins.instance().instantiate_sweeper(
+            hydra_context=context, task_function=application, config=config
+        )
+        try:
+            sweeper.sweep(arguments=[str(text) for text in config.hydra.overrides.task])
+        except SystemExit as end:
+            return int(end.code or 0)
     return 0
 
 
