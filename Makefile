@@ -68,6 +68,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.recovery
 	$(BIN)/python -m tests.benchmarks.pack_size
 	$(BIN)/python -m tests.benchmarks.planning
+	$(BIN)/python -m tests.benchmarks.startup
 	$(BIN)/python -m tests.benchmarks.scale
 	$(BIN)/python -m tests.benchmarks.watch
 	$(BIN)/python -m tests.benchmarks.attach

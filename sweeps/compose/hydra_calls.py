@@ -10,11 +10,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra import initialize_config_dir
-from hydra._internal.callbacks import Callbacks
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -80,7 +79,7 @@ def multirun(application: Callable[[DictConfig], None], config: DictConfig, call
     loader = config_loader(call.folder)
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     with calling(call):
-        context = HydraContext(config_loader=loader, callbacks=Callbacks())
+        context = HydraContext(config_loader=loader, callbacks=cast(Any, None))  # there are none: they are refused
         sweeper = Plugins.instance().instantiate_sweeper(
             hydra_context=context, task_function=application, config=config
         )
