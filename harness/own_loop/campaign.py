@@ -9,11 +9,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from harness.basics.environment import environment_of
 from harness.config import ConfigError, shown
 from harness.own_loop.course import Course
 from harness.own_loop.handle import Handle
 from harness.own_loop.inputs import NotRepeated
-from harness.own_loop.keeping import BLOCK, STUDY, UNKNOWN, Describing, environment_of, finish, signals_of, write
+from harness.own_loop.keeping import BLOCK, STUDY, UNKNOWN, Describing, finish, signals_of, write
 from harness.own_loop.legs import CONTROL, FAULT, WALK, Leg
 from harness.own_loop.places import raw_bytes
 from harness.own_loop.presets import Chosen
@@ -238,7 +239,7 @@ class CampaignPlan:
         faults = [[one.fault for one in leg.strikes.faults] if leg is not self._golden else [] for leg in legs]
         trials = [self._describing.trial(of_leg, steps) for of_leg in faults]
         name = hashlib.sha256("".join(trial.id for trial in trials).encode()).hexdigest()[:16]
-        about = UNKNOWN, environment_of(course), BLOCK, signals_of(course)
+        about = UNKNOWN, environment_of(course.places.device, course.ranks.size), BLOCK, signals_of(course)
         pack = PackStore.create(self._folder, name, trials, steps, 1, *about)
         write(pack, legs, 0, steps)
         finish(pack, legs, [leg.strikes.events if leg is not self._golden else [] for leg in legs])

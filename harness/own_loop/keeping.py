@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import platform
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from harness.basics.version import provenance
+from harness.basics.environment import environment_of
 from harness.config import NO_FAULT
 from harness.config.names import OWN
 from harness.detectors.loop_signals import BEGAN, JUDGED
@@ -99,21 +97,6 @@ def signals_of(course: Course) -> dict[str, Signal]:
     return {**OF_THE_LOOP, **shown}
 
 
-def environment_of(course: Course) -> dict[str, Any]:
-    """What decides the bits of a run beside its description."""
-    device = course.places.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        **provenance(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": str(device),
-        "device_name": name,
-        "threads": torch.get_num_threads(),
-        **({"processes": course.ranks.size} if course.ranks.size > 1 else {}),
-    }
-
-
 def write(pack: PackStore, legs: Sequence[Leg | None], first: int, stop: int) -> None:
     """The steps from `first`, where a chunk begins, up to `stop`, a row a leg; NaN where one has none."""
     if stop <= first:
@@ -187,7 +170,7 @@ class Keeping:
         trial = self._describing.trial([one.fault for one in course.run_leg.strikes.faults], steps)
         self._made = (has_twin, trial)
         trials = [trial.golden] * has_twin + [trial]
-        about = UNKNOWN, environment_of(course), BLOCK, signals_of(course)
+        about = UNKNOWN, environment_of(course.places.device, course.ranks.size), BLOCK, signals_of(course)
         self._pack = PackStore.create(self._folder, uuid.uuid4().hex[:16], trials, steps, 1, *about)
 
     def lengthened(self, course: Course) -> None:

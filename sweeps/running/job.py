@@ -28,10 +28,13 @@ import torch
 from torch import Tensor
 
 from harness.basics.devices import on_cpu
+from harness.basics.environment import environment_of
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
+from harness.kernels.use import version
 from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
+from harness.model.start import start_digests
 from harness.storage.checkpoint import Checkpoints, Stopped, about
 from harness.storage.json_seal import sealed_json
 from harness.storage.last_weights import write_weights
@@ -50,9 +53,8 @@ from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose.settings import Run
 from sweeps.planning.packs import PACK_ID, PackPlan
-from sweeps.running.calibration import fastest_rows, kept_rows
+from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
 from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
-from sweeps.running.environment import environment_of
 from sweeps.running.locks import is_locked
 from sweeps.running.processes import RankKilled, ranks, share_of_threads
 
@@ -243,7 +245,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         checkpoints.drop(saved.step)
     if store is None:
         checkpoints.remove()
-        environment, block = environment_of(pack, job.processes), job.run.telemetry.block
+        environment, block = _environment(pack, job), job.run.telemetry.block
         store = PackStore.create(
             folder, job.pack.id, recorded, first.steps, first.model.depth, text, environment, block, _signals(pack)
         )
@@ -288,6 +290,14 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
         raise
     store.write_ends({name: values[kept] for name, values in result.ends.items()})
     return store, {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
+
+
+def _environment(pack: Pack, job: Job) -> dict[str, Any]:
+    """That of a pack; `starts`: the SHA-256 of the files of `model.start`."""
+    found, starts = environment_of(pack.device, job.processes), start_digests(job.pack.trials)
+    if starts:
+        found["starts"] = starts
+    return found if on_cpu(pack.device) else {**found, AT_ONCE: pack.at_once, "triton": version(pack.device)}
 
 
 def _signals(pack: Pack) -> dict[str, Signal]:

@@ -5,7 +5,7 @@
 The peer trains each trial alone, from its first step to its last, compiled by `torch.compile`, a process for each core;
 it strikes, measures, validates and stores nothing. Its time is extrapolated: the steps of all trials by what it does in
 a second at their shapes, each measured for a while beside the command, round by round. Starting and compiling its
-processes are left out.
+processes are left out, and so is what a mitigation would cost it: it trains the plain recipe.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Run by test_kernels.py in a process of its own, with TRITON_INTERPRET=1: Triton 
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tests.harness.interpreting import interpreted  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's own maximum
 SIZES = [1, 2, 31, 100, 1025]
+LONGEST = [(True, torch.float32, 2500), (False, torch.float64, 2500)]  # three tiles: it takes long
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -30,9 +32,10 @@ def without_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(use, "is_installed", lambda: False)
 
 
-@pytest.mark.parametrize("has_programs", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("has_programs", "dtype", "size"),
+    [*product([True, False], [torch.float32, torch.float64, torch.bfloat16], SIZES), *LONGEST],
+)
 def test_sums_are_right_and_go_by_the_row_alone(monkeypatch, has_programs, dtype, size):
     """Over the last dim and over one in the middle; the same bits of a row by itself and among others."""
     if not has_programs:

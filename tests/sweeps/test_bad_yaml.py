@@ -313,5 +313,7 @@ def test_without_libyaml_a_sweep_is_planned_as_with_it(empty: Path, monkeypatch:
     planned = command.call(*words)
     monkeypatch.setattr(yaml, "__with_libyaml__", False)
     fast_yaml_loader.cache_clear()
-    assert fast_yaml_loader() is None and command.call(*words) == planned and planned.status == 0
-    fast_yaml_loader.cache_clear()
+    try:
+        assert fast_yaml_loader() is None and command.call(*words) == planned and planned.status == 0
+    finally:
+        fast_yaml_loader.cache_clear()

@@ -1,0 +1,24 @@
+"""Where a run is trained: versions, device and processes, which decide its bits beside its configuration."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from harness.basics.version import provenance
+
+
+def environment_of(device: torch.device, processes: int) -> dict[str, Any]:
+    """As a store keeps it. `processes` is the number of data-parallel ones, kept where there are several."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        **provenance(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": str(device),
+        "device_name": name,
+        "threads": torch.get_num_threads(),
+        **({"processes": processes} if processes > 1 else {}),
+    }
