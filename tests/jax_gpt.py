@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,8 @@ from jax import Array
 from tests.plain_gpt import PlainGPT
 
 EPSILON = 1e-6  # of layer norms
+# optax's log closes what it writes to when another library sets up logging: not this process' standard error.
+absl.logging.get_absl_handler().python_handler.setStream(io.StringIO())
 Weights = dict[str, Array]
 
 

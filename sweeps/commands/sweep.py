@@ -99,7 +99,8 @@ def answer(arguments: Sequence[str]) -> int:
     if not options.shell_completion:  # whose overrides are its own
         overrides = in_parts(checked_overrides(overrides, config_loader(folder), folder), folder)
     if options.hydra_help:
-        overrides = [text for text in overrides if is_hydras(text)]
+        # Hydra's own logging, which it would set up here, closes whatever this process logs to.
+        overrides = [*(text for text in overrides if is_hydras(text)), "hydra/hydra_logging=none"]
     try:
         return run(application, [*question_of(options), *overrides], Call(folder))
     except (HydraException, OmegaConfBaseException, ConfigError):

@@ -18,7 +18,6 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
-from hydra.core.utils import configure_log
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 from omegaconf._utils import get_yaml_loader
@@ -77,7 +76,6 @@ def multirun(application: Callable[[DictConfig], None], config: DictConfig, call
     `hydra.main` would compose that twice more, which is most of what a small sweep's plan takes.
     """
     loader = config_loader(call.folder)
-    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     with calling(call):
         context = HydraContext(config_loader=loader, callbacks=cast(Any, None))  # there are none: they are refused
         sweeper = Plugins.instance().instantiate_sweeper(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,22 @@ def test_somebody_elses_hydra_is_not_ours(empty: Path) -> None:
         assert GlobalHydra.instance().hydra is theirs and compose("config").a == 1
         assert not any(source.scheme() == "checked" for source in GlobalHydra.instance().config_loader().get_sources())
     assert hydra_calls.own_folder(config_loader(empty)) == empty and hydra_calls.own_folder(config_loader()) is None
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--hydra-help"], ["--info", "all"], ["--cfg", "all"], ["--list"], command.tiny("plan=true")]
+)
+def test_what_a_process_logs_to_is_left_open(empty: Path, words: list[str]) -> None:
+    """Some close what they write to along with themselves, such as absl's, which optax loads: it may be everybody's."""
+    log = logging.FileHandler("log", mode="w")
+    logging.getLogger("mine").addHandler(log)
+    stream = log.stream
+    try:
+        assert command.call(*words).status in (None, 0)
+        assert not stream.closed and log.stream is stream
+    finally:
+        logging.getLogger("mine").removeHandler(log)
+        log.close()
 
 
 def test_a_flag_that_does_not_go_with_another_is_one_line(empty: Path) -> None:
