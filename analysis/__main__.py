@@ -137,7 +137,8 @@ def _chosen(chosen: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]
             constants.setdefault(group.removeprefix("detect."), {})[field] = from_yaml(value)
     for name, fields in constants.items():
         options_of(name, fields)
-        names = names if name in names or not names else [*names, name]
+        is_there = any(name in one.split("+") for one in names)
+        names = names if is_there or not names else [*names, name]
     return names, constants
 
 

@@ -9,6 +9,7 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | corrupted gradient, or weight | a step that a playbook ran again has another gradient norm alone, or another loss |
 | unknown | the steps before it had to be run again for that |
 | rate too high | the rate in force is above the one of the schedule |
+| as of a strike there | weights, first or second moments changed between a step's beginning and its update |
 | stale second moment | it left its bounds; has no root; gradients and updates stay high; updates come back too fast |
 | corrupted gradient | the provenance of the first non-finite value names a first moment |
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
@@ -101,6 +102,15 @@ def _wrong_rate(e: Evidence) -> str | None:
     if not e.rate_ratio > RATE_RATIO:
         return None
     return f"the learning rate in force is {e.rate_ratio:.3g} times the one of the schedule, until step {e.rate_until}."
+
+
+def _changed(name: str, words: str) -> Rule:
+    def rule(e: Evidence) -> str | None:
+        if name not in e.changed:
+            return None
+        return f"the {words} were not the same before the update as when the step began: something else wrote to them."
+
+    return rule
 
 
 def _moment_check(e: Evidence) -> str | None:
@@ -279,6 +289,9 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (WEIGHT, _other_loss),
     (UNKNOWN, _older),
     (RATE, _wrong_rate),
+    (WEIGHT, _changed("weights", "weights")),
+    (GRADIENT, _changed("moment_1", "first moments")),
+    (STALE, _changed("moment_2", "second moments")),
     (GRADIENT, _first_moment),
     (STALE, _rootless_moment),
     (WEIGHT, _weight_check),

@@ -68,6 +68,15 @@ def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     return xr.Dataset({"alarm": (dims, is_alarm), "score": (dims, score)}, coords=sweep.coords)
 
 
+def alarmed(sweep: xr.Dataset, name: str, constants: Mapping[str, Mapping[str, Any]]) -> np.ndarray:
+    """Where a detector has an alarm, or any of several joined by `+`, bool [trial, step]; each with its `constants`.
+
+    Raises ConfigError as `alarms` does.
+    """
+    each = [alarms(sweep, one, **constants.get(one, {}))["alarm"].values for one in name.split("+")]
+    return np.any(each, axis=0)
+
+
 def _known(signals: Mapping[str, np.ndarray], is_loop: bool) -> dict[str, np.ndarray]:
     """What detectors see of trials [trial, step, ...]: of a loop of the user's own, what is known of that.
 
@@ -90,9 +99,10 @@ def measured(sweep: xr.Dataset) -> list[str]:
 
 
 def watched(sweep: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
-    """Of a sweep what these detectors watch, and what says which steps were taken."""
+    """Of a sweep what these detectors watch, some perhaps joined by `+`, and what says which steps were taken."""
+    each = {one for name in names for one in name.split("+")} & DETECTORS.keys()
     needed = {"loss", "dropped", "tokens", "learning_rate", *LOOP_SIGNALS}.union(
-        *(stored(DETECTORS[name].watches) for name in names if name in DETECTORS)
+        *(stored(DETECTORS[name].watches) for name in each)
     )
     return sweep[[name for name in sweep.data_vars if name in needed]]
 

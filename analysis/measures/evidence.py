@@ -30,6 +30,7 @@ BATCHES = 24  # before the onset, with which its batch is compared
 AHEAD = 6  # batches from the onset on that are looked at
 LEAST_SPREAD = 0.01  # of scores of batches
 PROVENANCE = "provenance_"
+ARRAYS = ("weights", "moment_1", "moment_2")
 REPAIRED = ("transient", "persistent")  # verdicts of a step that came out otherwise when it was run again
 
 
@@ -50,6 +51,7 @@ class Evidence:
     update_kept: float  # share of such a jump that is left `LATER`, over that which a mean of gradients keeps
     moment_check: float  # of the second moment: times its upper bound, or minus its lower bound over it
     weight_check: float  # by how many norms of its update the weights' norm has moved
+    changed: tuple[str, ...]  # of `weights`, `moment_1`, `moment_2`: those that the step found changed at its update
     activation_ratio: float  # of the layer in which it is largest
     activation_layer: int
     is_activation_finite: bool
@@ -131,7 +133,7 @@ def evidence_of(
     batches = {} if reading is None else _batches(reading, begin)
     verdict, is_loss_again, before = _verdict(incident)
     if verdict in REPAIRED:  # the signals are those of the steps as they were run again
-        numbers |= {"moment_check": 0.0, "weight_check": 0.0}
+        numbers |= {"moment_check": 0.0, "weight_check": 0.0, "changed": ()}
     told: dict[str, Any] = {"verdict": verdict, "is_loss_again": is_loss_again, "rerun_before": before}
     told["batch"] = incident.batches[0][1] if incident.batches else ""
     return Evidence(begin, odd, **numbers, **batches, **told, provenance=known or {})
@@ -181,6 +183,7 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
         "update_kept": _kept(run, begin, speed),
         "moment_check": float(run.moment_check[begin]),
         "weight_check": float(run.weight_check[begin]),
+        "changed": tuple(name for name in ARRAYS if run.has_changed(f"{name}_changed")[begin]),
         "activation_ratio": activation,
         "activation_layer": layer,
         "is_activation_finite": not run.has_layers or bool(np.isfinite(run["activation_rms"][begin]).all()),

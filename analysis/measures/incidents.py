@@ -48,6 +48,8 @@ SIGNS = {  # oddity that is one by itself -> in words
     "loss_scale": "jump of the loss scale",
     "second_moment_norm check": "second-moment consistency check",
     "param_norm check": "weight-norm consistency check",
+    "weights check": "weights that changed before the update",
+    "moments check": "moments that changed before the update",
 }
 LASTING = ("non-finite", "divergence", "lingering")  # symptoms that are one
 ALARMS = ("finite", "spiky_loss")  # detectors of which each alarm is one
@@ -303,9 +305,10 @@ def _incident(
     acts = log.acts if log else ()
     heard = []
     for name, (is_alarm, score) in run.said.items():
-        at = np.flatnonzero(is_alarm[here])
+        with_next = slice(first, last + 2)  # where what is known of a step when it is over is judged
+        at = np.flatnonzero(is_alarm[with_next])
         if len(at):
-            scores = score[here][at]
+            scores = score[with_next][at]
             scores = scores[~np.isnan(scores)]
             heard.append(Alarm(name, first + int(at[0]), float(scores.max()) if len(scores) else np.nan))
     for act in acts:  # of an act whose alarm is not in the signals any more, since the row went back

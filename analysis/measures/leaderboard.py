@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.detectors import PER, alarms, options_of, taken, watched
+from analysis.measures.detectors import PER, alarmed, options_of, taken, watched
 from analysis.measures.known_faults import DAMAGING, LOST, SIZES, KnownFaults
 from analysis.measures.statistics import bootstrap, wilson_interval
 
@@ -35,6 +35,7 @@ def leaderboard(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """A row for each detector, the best recall of damaging faults first; and when it saw each incident.
 
+    Detectors joined by `+` have an alarm where any of them has.
     The latter has a column a detector and a row an incident of `incidents`, with the step, or NaN. Of the former:
 
     - `incidents`, and `recall` of all of them; `damaging`: those that moved the final loss by more than ten clean
@@ -55,11 +56,10 @@ def leaderboard(
     """
     rows, seen = [], {}
     for name in names:
-        given = (constants or {}).get(name, {})
-        is_alarm = alarms(sweep, name, **given)["alarm"].values
+        is_alarm = alarmed(sweep, name, constants or {})
         seen[name] = first_seen(is_alarm, incidents.table)
         row = {"detector": name, **_scores(sweep, incidents, is_alarm, seen[name])}
-        rows.append(row | {"microseconds": _microseconds(sweep, name, given)})
+        rows.append(row | {"microseconds": _microseconds(sweep, name, constants or {})})
     return pd.DataFrame(rows).sort_values("recall_damaging", ascending=False, ignore_index=True), pd.DataFrame(seen)
 
 
@@ -109,7 +109,7 @@ def scored(sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapp
     incidents = KnownFaults.of(sweep)
     is_taken, rows = taken(sweep.isel(trial=incidents.clean)), []
     for name in names:
-        is_alarm = alarms(sweep, name, **constants.get(name, {}))["alarm"].values
+        is_alarm = alarmed(sweep, name, constants)
         first = first_seen(is_alarm, incidents.table)
         is_seen = ~np.isnan(first)
         latency = (first - incidents.table["begin"].to_numpy())[is_seen]
@@ -191,16 +191,21 @@ def _latency_lost(sweep: xr.Dataset, table: pd.DataFrame, is_alarm: np.ndarray) 
     return float(latency.max()) if len(latency) else np.nan
 
 
-def _microseconds(sweep: xr.Dataset, name: str, constants: Mapping[str, Any]) -> float:
+def _microseconds(sweep: xr.Dataset, name: str, constants: Mapping[str, Mapping[str, Any]]) -> float:
     part = watched(sweep, [name]).isel(trial=slice(0, PACK)).load()
     started = time.perf_counter()
-    alarms(part, name, **constants)
+    alarmed(part, name, constants)
     return 1e6 * (time.perf_counter() - started) / (part.sizes["trial"] * part.sizes["step"])
 
 
-def _fields(name: str) -> dict[str, Any]:
+def _thresholds(name: str) -> dict[str, Any]:
     options = options_of(name, {})
-    return dict(vars(options)) if options else {}
+    fields = dict(vars(options)) if options else {}
+    return {key: value for key, value in fields.items() if key in THRESHOLDS and value < NO_THRESHOLD}
+
+
+def _scaled(thresholds: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    return {key: 1 + (value - 1) * factor if key in RATIOS else value * factor for key, value in thresholds.items()}
 
 
 def _share(holds: np.ndarray) -> float:
@@ -220,10 +225,9 @@ def moved(
     distance from 1. A detector without any has its own alone. Raises ConfigError as `alarms` does.
     """
     for name in names:
-        usual = {key: value for key, value in _fields(name).items() if key in THRESHOLDS and value < NO_THRESHOLD}
-        for factor in factors if usual else (1.0,):
-            given = {key: 1 + (value - 1) * factor if key in RATIOS else value * factor for key, value in usual.items()}
-            yield name, factor, alarms(sweep, name, **given)["alarm"].values
+        usual = {part: _thresholds(part) for part in name.split("+")}
+        for factor in factors if any(usual.values()) else (1.0,):
+            yield name, factor, alarmed(sweep, name, {part: _scaled(own, factor) for part, own in usual.items()})
 
 
 def tradeoff(

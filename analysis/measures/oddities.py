@@ -6,6 +6,8 @@
 - Adam's second moment v is an exponential mean of squares: |v_t| lies between beta2 |v_(t-1)| and that plus
   (1 - beta2) |g|^2, with g the gradient after clipping (cf. the bound of He et al. 2023, doi 10.1145/3579371.3589105).
 - The weights' norm moves by no more than the norm of their update: what moves it further was no update.
+- Where they were read (`signals.at_rest`), weights and moments are right before an update what they were when the step
+  began.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ LAYER_RATIO = 3.0
 SCALE_RATIO = 2.5  # of the loss scale, which by itself doubles or halves
 SLACK = 1.02  # beyond a bound, for rounding
 STILL = 1e-5  # of the weights' norm: less is no move
+AT_REST = {  # oddity -> the signals that say whether an array changed while nothing may write to it
+    "weights check": ("weights_changed",),
+    "moments check": ("moment_1_changed", "moment_2_changed"),
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,10 @@ class Run:
     def has_layers(self) -> bool:
         """Whether activations were measured by layer, as of a model of one's own they are not."""
         return bool(np.isfinite(self["activation_rms"]).any())
+
+    def has_changed(self, name: str) -> np.ndarray:
+        """Where one of the signals of `AT_REST` says so, bool [steps]; nowhere if it was not read."""
+        return self[name] > 0 if name in self.signals else np.zeros(self.steps, bool)
 
     @cached_property
     def oddities(self) -> Mapping[str, np.ndarray]:
@@ -132,6 +142,7 @@ def _oddities(run: Run) -> dict[str, np.ndarray]:
         layers = [_odd(np.log(np.abs(layer)), np.log(LAYER_RATIO)) for layer in run[name].T]
         found[name] = np.any(layers, axis=0) if layers else np.zeros(run.steps, bool)
     found["update_rms"] &= ~np.isnan(run["update_rms"])  # not measured
+    found |= {name: np.any([run.has_changed(one) for one in read], axis=0) for name, read in AT_REST.items()}
     return found
 
 

@@ -204,6 +204,9 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
         f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or f'nothing but the {alone}'}.",
         *_checks(diagnosis),
     ]
+    if evidence.changed:
+        arrays = ", ".join(name.replace("_", " ") for name in evidence.changed)
+        lines.append(f"Changed between the step's beginning and its update, where nothing writes to them: {arrays}.")
     heard = [[one.detector, one.step, one.step - evidence.begin, _number(one.score)] for one in incident.alarms]
     tables = [{"heading": ["detector", "first alarm", "steps after the onset", "largest score"], "rows": heard}]
     if not heard:

@@ -163,16 +163,19 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Nested plain values, as they are stored with the results; `YOUNGER` fields only where they are given."""
-        parts = {name: _plain(name, values) for name, values in self._sections().items()}
+        parts = {name: _plain(name, values) for name, values in self.parts.items()}
         return {**parts, "recipe": self.recipe, "mitigation": self.mitigation, "seed": self.seed}
 
-    def _sections(self) -> dict[str, Any]:
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Its sections by name, the fault among them; of those that optimizers, clippers and so on bring along, those
+        that are not at their defaults."""
         return {**{name: getattr(self, name) for name in (*CORE, "fault")}, **self._brought}
 
     @cached_property
     def id(self) -> str:
         # As json.dumps(self.to_dict(), sort_keys=True) has it. Thousands of trials share their sections.
-        texts = {name: _json(name, values) for name, values in self._sections().items()}
+        texts = {name: _json(name, values) for name, values in self.parts.items()}
         texts |= {name: f'"{name}": {json.dumps(getattr(self, name))}' for name in ("recipe", "mitigation", "seed")}
         text = "{" + ", ".join(texts[name] for name in sorted(texts)) + "}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -185,7 +188,7 @@ class Trial:
     @cached_property
     def structure(self) -> tuple:
         """What the trials of a pack have in common: trials with equal structure can share one."""
-        own = {name: structure(values) for name, values in self._sections().items() if name != "fault"}
+        own = {name: structure(values) for name, values in self.parts.items() if name != "fault"}
         return tuple({**_usual_structures(), **own}.items())
 
     @property

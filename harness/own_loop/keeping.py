@@ -19,6 +19,8 @@ from harness.config.names import OWN
 from harness.detectors.loop_signals import BEGAN, JUDGED
 from harness.own_loop.course import Course
 from harness.own_loop.legs import Leg
+from harness.own_loop.presets import looks_at_rest
+from harness.readings.at_rest import AtRest
 from harness.storage.store import PackStore, Signal, check_store, open_store
 from harness.training.sites import Event
 from injectors.fault import InjectableFault
@@ -94,6 +96,8 @@ def signals_of(course: Course) -> dict[str, Signal]:
     words = {"alarm": "alarm of the detector", "score": "score of the detector"}
     pairs = [(kind, text, name) for name in course.leg.watch.names for kind, text in words.items()]
     shown = {f"{kind}_{name}": Signal(("trial", "step"), "1", f"{text} {name}") for kind, text, name in pairs}
+    if looks_at_rest(course.asked.settings):
+        shown |= {name: Signal(("trial", "step"), of.units, of.long_name) for name, of in AtRest.signals.items()}
     return {**OF_THE_LOOP, **shown}
 
 

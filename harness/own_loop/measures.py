@@ -17,7 +17,9 @@ from harness.detectors.table import DETECTORS
 from harness.model.formats import to_measure
 from harness.model.state import State
 from harness.optim.clipping import SAFE
+from harness.own_loop.inputs import checksum
 from harness.own_loop.places import Places
+from harness.readings.at_rest import SLOTS, AtRest
 
 PLAIN = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
 AT_ONCE = 16  # steps that are judged together
@@ -34,8 +36,10 @@ class Measures:
     Of several optimizers each has its own, of its own weights; theirs together is that of the step.
     """
 
-    def __init__(self, places: Places):
-        self._places = places
+    def __init__(self, places: Places, looks_at_rest: bool = False):
+        self._places, self._looks_at_rest = places, looks_at_rest
+        self._at_rest: dict[str, dict[str, int]] = {}  # checksums by array and weight, as the step began
+        self._changed: dict[str, float] = {}
         self._weights: dict[str, Tensor] = {}  # before the update
         self._has_before = False
         self._norms: dict[int, Norm] = {}  # of gradients, by number of the optimizer
@@ -46,6 +50,34 @@ class Measures:
         self._now.clear()
         self._norms.clear()
         self._has_before = False
+        self._changed.clear()
+
+    def begun(self) -> None:
+        """Another step begins, of which nothing was done yet; or the loop has loaded a state."""
+        if self._looks_at_rest:
+            arrays = self._arrays(None)
+            self._at_rest = {array: {name: checksum(x) for name, x in named.items()} for array, named in arrays.items()}
+            self._changed = dict.fromkeys(AtRest.signals, 0.0)
+
+    def updates(self, number: int | None) -> None:
+        """An optimizer makes its first update of the step next: what is its own is as it was, or has changed.
+
+        None: the step is over, and so it is with what no optimizer has updated.
+        """
+        for array, named in self._arrays(number).items() if self._at_rest else ():
+            before = self._at_rest[array]
+            if [name for name, x in named.items() if name in before and before.pop(name) != checksum(x)]:
+                self._changed[f"{array}_changed"] = 1.0
+
+    def _arrays(self, number: int | None) -> dict[str, dict[str, Tensor]]:
+        """By array and weight what an optimizer has, and weights that none trains; without a number all there are."""
+        places = self._places
+        weights = {
+            name: weight
+            for name, weight in places.weights.items()
+            if number is None or places.owner(name) in (None, number) or not weight.requires_grad
+        }
+        return {"weights": weights} | {slot: places.slot(slot, number) for slot in SLOTS}
 
     def has_norm(self, number: int) -> bool:
         """Whether the gradients of an optimizer were measured in this step."""
@@ -86,6 +118,7 @@ class Measures:
     @torch.no_grad()
     def after(self) -> None:
         """The step is over; without an update the change is 0."""
+        self.updates(None)
         live = self._live()
         groups = {"param_norm": list(live.values()), "update_rms": []}
         changed = [name for name in live if name in self._weights and self._weights[name].shape == live[name].shape]
@@ -108,7 +141,7 @@ class Measures:
 
     def told(self) -> dict[str, float]:
         """The numbers; here the host waits for the device."""
-        found = {"grad_norm": self.norm()} if self._norms else {}
+        found = self._changed | ({"grad_norm": self.norm()} if self._norms else {})
         if not self._now:
             return found
         on_device = [value for value in self._now.values() if isinstance(value, Tensor)]

@@ -17,6 +17,7 @@ from harness.config.limits import MOST_STEPS
 from harness.detectors.loop_signals import RATE, stored
 from harness.detectors.table import DETECTORS
 from harness.guards.playbook import actions_of, refused
+from harness.readings.at_rest import AtRest
 from harness.recovery.table import ACTIONS
 from injectors.fault import InjectableFault, fault_types, matching
 from injectors.value import Value
@@ -231,7 +232,12 @@ def with_steps(trial: Trial, steps: int) -> Trial:
 
 def can_see(name: str) -> bool:
     """Whether a run of the user's own loop shows what a detector watches; `combined` does without what is of layers."""
-    return name == "combined" or set(stored(DETECTORS[name].watches)) <= {RATE, *MEASURED}
+    return name == "combined" or set(stored(DETECTORS[name].watches)) <= {RATE, *MEASURED, *AtRest.signals}
+
+
+def looks_at_rest(trial: Trial) -> bool:
+    """Whether a detector watches for weights and moments that change before their update."""
+    return any(set(DETECTORS[name].watches) & AtRest.signals.keys() for name in _names(trial))
 
 
 def _names(trial: Trial) -> list[str]:

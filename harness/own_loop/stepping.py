@@ -151,8 +151,7 @@ class Stepping:
         return step
 
     def _unscaled(self, real: Callable[..., Any], optimizer: Any, *args: Any, **more: Any) -> Any:
-        given = real(optimizer, *args, **more)
-        inner = getattr(optimizer, "optimizer", optimizer)
+        given, inner = real(optimizer, *args, **more), getattr(optimizer, "optimizer", optimizer)
         for number, one in enumerate(self._places.optimizers):
             if one is optimizer or one is inner:
                 self._reduced(number, None)
@@ -350,6 +349,7 @@ class Stepping:
         for site in (Site.MOMENT_1, Site.MOMENT_2):
             self.strikes(site, step, partial(places.slot, site.value, number))
         self.strikes(Site.BEFORE_UPDATE, step, partial(places.around_update, number))
+        self._measures.updates(number)
 
     @property
     def rates(self) -> list[float]:

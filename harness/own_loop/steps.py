@@ -23,7 +23,7 @@ from harness.own_loop.legs import RUN, Leg, has_ladder
 from harness.own_loop.loop_state import LoopState
 from harness.own_loop.measures import Measures, SeenStep, Watch, said
 from harness.own_loop.places import Places, inner_optimizer
-from harness.own_loop.presets import Chosen
+from harness.own_loop.presets import Chosen, looks_at_rest
 from harness.own_loop.ranks import Ranks
 from harness.own_loop.snapshots import Keeper, Snapshot
 from harness.own_loop.stepping import Stepping, scaler_among
@@ -91,7 +91,7 @@ class Steps:
         self._is_again = False  # the run has gone back to the step at hand
         self._carried = True  # snapshots have the gradients
         self.leg = self.run_leg = self.new_leg(RUN, 0, asked.chosen)
-        self._measures = Measures(self.places)
+        self._measures = Measures(self.places, looks_at_rest(asked.settings))
         with ExitStack() as hooks:
             self._claim(hooks)
             hooks.callback(self.inputs.close)
@@ -124,6 +124,7 @@ class Steps:
 
         def restored(*_: Any) -> None:
             self._is_restored = True
+            self._measures.begun()
 
         self._is_restored = self._began_anew = False
         for owner in (self.places.model, *self.places.optimizers):
@@ -173,6 +174,7 @@ class Steps:
         self._carried = carries
         self._expect_inputs(leg, step)
         self._taps.begin(leg.strikes, step)
+        self._measures.begun()
         leg.strikes(Site.WEIGHT, step, lambda: {name: x.data for name, x in self.places.owned.items()})
         if any(leg.strikes.due(Site.LOSS_SCALE, step)):
             leg.strikes(Site.LOSS_SCALE, step, self._stepping.shown_scale)

@@ -112,6 +112,12 @@ class StepReading(Reading):
 
     compares: ClassVar[bool] = False  # whether it needs the weights as they were before
 
+    def begun(self, optimizer: Optimizer) -> None:
+        """The step begins: nothing of it was done yet."""
+
+    def updates(self, optimizer: Optimizer) -> None:
+        """All is there for the update, which comes next."""
+
     def read(self, before_RxP: Tensor | None, optimizer: Optimizer) -> Mapping[str, Tensor]:
         """The signals, [R, ...] each; `before_RxP` are the weights before the step, where it `compares`."""
         raise NotImplementedError

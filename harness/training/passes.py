@@ -67,6 +67,7 @@ class Passes:
     def train(self, tick: Tick, fed: Fed) -> Found:
         """The step itself: every site between the batch and the update is in it."""
         pack, recorder, strike, here = self.pack, self.recorder, self.strike, fed.here
+        recorder.begun(tick)
         strike(Site.WEIGHT, tick, partial(pack.tensors, pack.weights))
         strike(Site.LOSS_SCALE, tick, pack.loss_scale.shown)
 
@@ -91,6 +92,7 @@ class Passes:
         strike(Site.MOMENT_1, tick, partial(pack.slot, "moment_1"))
         strike(Site.MOMENT_2, tick, partial(pack.slot, "moment_2"))
         strike(Site.BEFORE_UPDATE, tick, pack.state)
+        recorder.updates()
         norms = pack.step(fed.rate, stepping, measure=self._telemetry)
         strike(Site.UPDATE, tick, pack.state)
 

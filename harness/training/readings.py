@@ -159,8 +159,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 class Readings:
     """All that is read of a pack's steps beside loss and norms.
 
-    In the order of a step: `begin`, the passes forward and backward, `learned`, the step, `stepped`. What was read of
-    this step so far is in `values`, [R, ...] by signal, NaN in rows for which it was not due.
+    In the order of a step: `begun`, `begin`, the passes forward and backward, `learned`, `updates`, the update,
+    `stepped`. What was read of this step so far is in `values`, [R, ...] by signal, NaN in rows for which it was not
+    due.
     """
 
     def __init__(self, pack: Pack):
@@ -174,7 +175,7 @@ class Readings:
         self._scores = scores if set(scores) <= set(pack.model.taps.names) else []
         self._due: list[str] = []
         self._before: Tensor | None = None
-        self._has_scores = False
+        self._wants_scores = self._has_scores = False
 
     def due(self, tick: Tick) -> tuple[list[str], bool]:
         """Which readings are taken at these steps, and whether attention's logits are."""
@@ -186,11 +187,17 @@ class Readings:
         """Whether one of those makes the host wait."""
         return any(self._readings[name].waits for name in self.due(tick)[0])
 
-    def begin(self, tick: Tick, batch_RxBxx: Tensor) -> None:
-        """Be ready for the passes of these steps."""
+    def begun(self, tick: Tick) -> None:
+        """These steps begin."""
         self._tick = tick
         self.values.clear()
-        self._due, is_wanted = self.due(tick)
+        self._due, self._wants_scores = self.due(tick)
+        for _, reading in self._those(StepReading):
+            reading.begun(self._pack.optimizer)
+
+    def begin(self, batch_RxBxx: Tensor) -> None:
+        """Be ready for their passes."""
+        is_wanted = self._wants_scores
         self._has_scores = bool(self._scores) and is_wanted
         wanted: dict[str, list[Measure]] = {name: [rms] for name in self._residual}
         wanted |= {name: [largest] for name in self._scores if is_wanted}
@@ -222,6 +229,11 @@ class Readings:
             self._keep(name, of_gradients.read(self._pack.gradients))
         if any(reading.compares for _, reading in self._those(StepReading)):
             self._before = self._pack.weights.clone()
+
+    def updates(self) -> None:
+        """The update comes next."""
+        for _, reading in self._those(StepReading):
+            reading.updates(self._pack.optimizer)
 
     def stepped(self) -> None:
         """The step is done."""

@@ -51,6 +51,11 @@ class Recorder:
         self._layers: Tensor | None = None
         self._started, self._passed = time.perf_counter(), 0  # when a block was last written, and the passes until then
 
+    def begun(self, tick: Tick) -> None:
+        """These steps begin: nothing of theirs was done yet."""
+        if self._readings:
+            self._readings.begun(tick)
+
     def begin(self, tick: Tick, batch_RxBxx: Tensor) -> None:
         """Be ready for the forward pass of these steps, with this batch; the first one is validated before."""
         if 0 in tick.groups:
@@ -58,7 +63,7 @@ class Recorder:
             self._validate(self.pack.planned[0].train.validate_between, INITIAL, measured)
         self._layers = None
         if self._readings:
-            self._readings.begin(tick, batch_RxBxx)
+            self._readings.begin(batch_RxBxx)
 
     def kind(self, tick: Tick) -> tuple[Any, ...] | None:
         """What of these steps is measured: the same for steps that can be replayed as one another; None: the host has
@@ -73,6 +78,11 @@ class Recorder:
         """Gradients are as they are before clipping."""
         if self._readings:
             self._readings.learned()
+
+    def updates(self) -> None:
+        """The update comes next."""
+        if self._readings:
+            self._readings.updates()
 
     def shown(self, names: Collection[str]) -> Mapping[str, Tensor]:
         """What the passes of this step have shown of these signals, [R, ...]; nothing without telemetry."""

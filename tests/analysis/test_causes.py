@@ -93,6 +93,24 @@ def test_a_moment_is_told_from_the_weights_that_it_moved(site: str, cause: str) 
     assert cause_of(replace(evidence_of(run, incident, None, known), weight_check=np.inf)).cause == cause
 
 
+@pytest.mark.parametrize(
+    ("array", "cause"),
+    [("weights", WEIGHT), ("moment_1", GRADIENT), ("moment_2", STALE), ("weights, moment_1", WEIGHT)],
+)
+def test_memory_that_changed_at_rest_is_named_though_nothing_else_shows_it(array: str, cause: str) -> None:
+    steady = run_of(calm())
+    assert of_one(steady, None) == []
+    changed = {f"{name}_changed": np.zeros(STEPS) for name in evidence.ARRAYS}
+    for name in array.split(", "):
+        changed[f"{name}_changed"][BEGIN] = 1
+    (incident,) = of_one(run := run_of(calm(), **changed), None)
+    told = evidence_of(run, incident, None)
+    assert incident.is_sure and told.begin == BEGIN and ", ".join(told.changed) == array
+    assert cause_of(told).cause == cause
+    now_and_then = {name: np.where(np.arange(STEPS) % 7, np.nan, 0.0) for name in changed}
+    assert of_one(run_of(calm(), **now_and_then), None) == [], "where it was not read nothing has changed"
+
+
 def infinite(**numbers: float) -> Evidence:
     """Of a step after which the norms of weights and update are infinite, but for these numbers an ordinary one."""
     run = run_of(np.where(np.arange(STEPS) >= BEGIN, np.nan, calm()))

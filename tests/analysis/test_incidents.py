@@ -62,6 +62,15 @@ def test_a_calm_run_has_none() -> None:
     assert of_one(run_of(calm()), None) == []
 
 
+def test_an_alarm_of_what_is_known_when_a_step_is_over_is_of_that_step() -> None:
+    run = run_of(calm(), weights_changed=np.where(np.arange(STEPS) == BEGIN, 1.0, 0.0))
+    sounds = np.arange(STEPS) == BEGIN + 1
+    run = replace(run, said={"checksum": (sounds, np.where(sounds, 1.0, 0.0))})
+    (incident,) = of_one(run, None)
+    assert (incident.first, incident.last) == (BEGIN, BEGIN)
+    assert [(one.detector, one.step) for one in incident.alarms] == [("checksum", BEGIN + 1)]
+
+
 def test_a_large_gradient_alone_is_none_unless_somebody_asks() -> None:
     """As an unusual batch gives it to a healthy run: 10 of 30 clean trials of the quickstart had such an incident."""
     run = run_of(calm())

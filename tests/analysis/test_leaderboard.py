@@ -76,6 +76,21 @@ def test_false_alarms_count_the_steps_that_were_taken() -> None:
     )
 
 
+def test_detectors_that_are_joined_sound_where_any_of_them_does(out: Path) -> None:
+    sweep = open_sweep(out).load()
+    incidents, limit = KnownFaults.of(sweep), {"combined": {"limit": 3.0}}
+    table, seen = leaderboard(sweep, incidents, ["combined", "finite", "combined+finite"], limit)
+    rows = table.set_index("detector")
+    first = seen["combined"].fillna(np.inf).combine(seen["finite"].fillna(np.inf), min)
+    assert np.array_equal(first, seen["combined+finite"].fillna(np.inf)) and rows["recall"]["combined+finite"] > 0
+    assert rows["recall"]["combined+finite"] >= max(rows["recall"]["combined"], rows["recall"]["finite"])
+    moved = tradeoff(sweep, incidents, ["combined+finite", "combined"], (1.0, 3.0)).set_index(["detector", "factor"])
+    assert moved["recall"]["combined+finite", 3.0] >= moved["recall"]["combined", 3.0]
+    lines = told_board(out, ["combined+finite"], limit)
+    assert any(line.split()[:1] == ["combined+finite"] for line in lines)
+    assert main(["leaderboard", str(out), "combined+nonsense"]) == 2
+
+
 def test_incidents_have_families_and_sizes(out: Path) -> None:
     incidents = KnownFaults.of(open_sweep(out).load())
     table = incidents.table.assign(is_damaging=incidents.table["size"].isin(DAMAGING))

@@ -151,6 +151,27 @@ def test_repair_ends_as_if_nothing_had_been(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+def test_the_lowest_bit_that_memory_loses_is_seen_and_undone(name: str) -> None:
+    """And nothing that the loop itself does to its weights is taken for that."""
+    fault = {"name": "weight_bit", "start": STRUCK, "tensor": place(name), "bit": 0}
+    untouched = bare(name)
+    script, run = trained(name, detect="checksum", recover="repair", fault=fault)
+    assert same(script.state(), untouched.state())
+    assert len(run.events) == len(run.incidents) == 1 and left(script) == []
+    again, watched = trained(name, detect="checksum", fault=fault)
+    assert np.flatnonzero(watched.signals["weights_changed"]).tolist() == [STRUCK]
+    assert np.flatnonzero(watched.signals["alarm_checksum"]).tolist() == [STRUCK + 1] and left(again) == []
+
+
+@pytest.mark.parametrize("start", range(STRUCK, STRUCK + 4))
+@pytest.mark.parametrize("tensor", ["generator.0.weight", "critic.0.weight"])
+def test_memory_of_an_optimizer_that_does_not_step_is_looked_at_too(tensor: str, start: int) -> None:
+    fault = {"name": "weight_bit", "start": start, "tensor": tensor, "bit": 0}
+    _, run = trained("alternating", detect="checksum", fault=fault)
+    assert np.flatnonzero(run.signals["weights_changed"]).tolist() == [start]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_a_campaign_compares_each_fault_with_the_same_run(name: str, tmp_path: Path) -> None:
     """Flips of last bits at a late step change nearly nothing; the golden run is the clean one, bit for bit."""
     script = SCRIPTS[name]()
