@@ -84,6 +84,8 @@ class Composer:
     _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
     _parts: dict[tuple, Any] = field(default_factory=dict)
+    _refused: dict[tuple, Sequence[str]] = field(default_factory=dict)
+    _but_for_seed: dict[tuple, Trial] = field(default_factory=dict)  # a trial of these overrides, beside its seed
     _acting: dict[tuple, list] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _overruled: dict[str, str] = field(default_factory=dict)
@@ -167,6 +169,17 @@ class Composer:
 
     def trial(self, overrides: Sequence[str]) -> Trial:
         """The trial that a list of overrides describes. Raises ConfigError with everything that is wrong with it."""
+        seeds = [text for text in overrides if text.startswith("seed=")]
+        rest = tuple(text for text in overrides if text not in seeds)
+        if len(seeds) != 1 or (other := self._but_for_seed.get(rest)) is None:
+            trial = self._composed(overrides)
+            if len(seeds) == 1 and assignment(seeds[0])[1] == trial.seed:
+                self._but_for_seed[rest] = trial
+            return trial
+        self._note(*assignment(seeds[0]), "")
+        return replace(other, seed=assignment(seeds[0])[1])
+
+    def _composed(self, overrides: Sequence[str]) -> Trial:
         problems = Problems()
         given: dict[str, Any] = {}
         for text in overrides:
@@ -260,14 +273,17 @@ class Composer:
         return self._acting[known]
 
     def _reasons(self, trial: Trial) -> Sequence[str]:
-        """Everything because of which a trial cannot be trained."""
-        problems = Problems()
-        with problems.collect():
-            check_trial(trial)
-        if isinstance(trial.fault, InjectableFault) and trial.model.width % trial.model.head_dim == 0:
+        """Everything because of which a trial cannot be trained, which depends on neither its name nor its seed."""
+        made_of = tuple(map(id, trial.parts.values()))  # objects that are kept, one for all that are equal
+        if made_of not in self._refused:
+            problems = Problems()
             with problems.collect():
-                trial.fault.check(facts_of(trial))
-        return tuple(problems.reasons)
+                check_trial(trial)
+            if isinstance(trial.fault, InjectableFault) and trial.model.width % trial.model.head_dim == 0:
+                with problems.collect():
+                    trial.fault.check(facts_of(trial))
+            self._refused[made_of] = tuple(problems.reasons)
+        return self._refused[made_of]
 
     def _fault(self, name: str, given: Mapping[str, Any]) -> Fault:
         """The fault of that name with the given `fault.*` fields that it has."""

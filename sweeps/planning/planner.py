@@ -293,13 +293,18 @@ def trial_step_seconds(trial: Trial, device: str) -> float:
     Matrix products at a fixed rate plus passes over activations at a fixed bandwidth; both constants were fitted on
     two cores of a 2023 Xeon and are within a factor of two there. For CUDA they are a guess from data sheets.
     """
-    model, branches, tokens = trial.model, branches_of(trial), trial.train.batch * trial.model.context
-    _, matrices = _weights(model, trial.data.vocabulary, branches)
-    operations = 6 * tokens * (matrices + model.depth * sum(branch.operations() for branch in branches))
-    traffic = 4 * 5 * tokens * activation_elements(model, trial.data.vocabulary, branches=branches)
-    rate, bandwidth = (1e14, 1e12) if device == "cuda" else (1.5e11, 5e9)
     passes = 4 / 3 if trial.train.checkpointing else 1  # a forward pass is a third of a step
-    return passes * (operations / rate + traffic / bandwidth)
+    tokens = trial.train.batch * trial.model.context
+    return passes * tokens * _token_seconds(trial.model, trial.data.vocabulary, branches_of(trial), device)
+
+
+@lru_cache(maxsize=256)
+def _token_seconds(model: Model, vocabulary: int, branches: Branches, device: str) -> float:
+    _, matrices = _weights(model, vocabulary, branches)
+    operations = 6 * (matrices + model.depth * sum(branch.operations() for branch in branches))
+    traffic = 4 * 5 * activation_elements(model, vocabulary, branches=branches)
+    rate, bandwidth = (1e14, 1e12) if device == "cuda" else (1.5e11, 5e9)
+    return operations / rate + traffic / bandwidth
 
 
 def _classes(lengths: Iterable[float]) -> dict[float, int]:
@@ -315,12 +320,12 @@ def _classes(lengths: Iterable[float]) -> dict[float, int]:
 def pack_seconds(pack: PackPlan, device: str) -> float:
     """A rough time for a pack on one worker."""
     trial = pack.trials[0]
+    train, step = trial.train, trial_step_seconds(trial, device)
     # Where sequences or batches grow, more steps are as many tokens.
-    training = mean_rows(pack.trials) * trial.train.steps * trial_step_seconds(trial, device)
-    train = trial.train
+    training = mean_rows(pack.trials) * train.steps * step
     tokens = train.validate_tokens + train.validate_between * (1 + (trial.steps - 1) // train.validate_every)
     # A forward pass is a third of a step.
-    validation = tokens / (train.batch * trial.model.context) * trial_step_seconds(trial, device) / 3
+    validation = tokens / (train.batch * trial.model.context) * step / 3
     return training + len(pack.trials) * validation
 
 
