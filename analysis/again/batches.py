@@ -27,7 +27,15 @@ from injectors import Facts, InjectableFault, facts_of, fault_types
 
 OWN_SOURCES = ("stdlib", "zipf")  # of text, for which no file is opened that a results folder names
 _corpus_of = lru_cache(maxsize=4)(load_corpus)
+
+
+@lru_cache(maxsize=2)
+def _raw(corpus: Corpus) -> bytes:
+    return corpus.train.tobytes()
+
+
 CPU = torch.device("cpu")
+MOST_BYTES = 2**28  # of a text that is looked through
 MOST_STEPS = 10**7  # of a run whose rates are kept in memory
 
 
@@ -121,6 +129,26 @@ class Reading:
     @cached_property
     def _scores(self) -> Scores:
         return Scores(self.corpus.counts, self.trial.model.context, CPU)
+
+    @cached_property
+    def agreement(self) -> float:
+        """How often two tokens of the training text, drawn by chance, are the same."""
+        shares = self.corpus.counts / max(1, self.corpus.counts.sum())
+        return float(np.square(shares).sum())
+
+    def goes_on(self, first: np.ndarray, second: np.ndarray) -> bool:
+        """Whether a sequence, which begins with the last token of another, follows it somewhere in the training text.
+
+        False for a text of more than `MOST_BYTES`, which is not looked through.
+        """
+        text = self.corpus.train
+        if text.nbytes > MOST_BYTES:
+            return False
+        raw, wanted = _raw(self.corpus), np.concatenate([first, second[1:]]).astype(text.dtype).tobytes()
+        at = raw.find(wanted)
+        while at % text.itemsize and at >= 0:  # in the midst of a token
+            at = raw.find(wanted, at + 1)
+        return at >= 0
 
     def rarity(self, tokens: np.ndarray) -> float:
         """Mean surprise of a batch of tokens, nat/token; NaN of none."""

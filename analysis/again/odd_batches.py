@@ -6,12 +6,15 @@ import contextlib
 from hashlib import blake2b
 
 import numpy as np
+from scipy.special import bdtrc
 
 from analysis.again.batches import Reading
 from harness.config import ConfigError
 from harness.training.batches_ahead import limits_of
 
 RARE, REPEATED, AGAIN = "rare", "repeated", "again"  # far rarer tokens, far more repeated pairs, or an earlier batch
+BY_CHANCE = 0.01  # of batches: where sequences meet more often by chance, the text is not looked through for it
+STRETCH = "stretch"  # half of its sequences or more are one stretch of the text, as those of a long document are
 RECENT = 64  # steps back over which a batch may come again
 MOST_AGAIN = 0.1  # of the batches; where more come again, that is how the run reads
 BLOCK = 100  # steps whose batches are compared with one another, and with those of as many before and after
@@ -19,12 +22,12 @@ MOST_TOKENS = 2**28  # of a run; beyond that its batches are not looked through,
 
 
 def odd_batches(reading: Reading, steps: int) -> dict[int, str]:
-    """Step -> what is odd about its batch, of the first `steps`: `RARE`, `REPEATED` or `AGAIN`.
+    """Step -> what is odd about its batch, of the first `steps`: `STRETCH`, `RARE`, `REPEATED` or `AGAIN`.
 
     The limits are those by which a playbook tells a step of odd data (`harness.training.batches_ahead`). Nothing of a
     run that has read more than `MOST_TOKENS`, or whose batches are no tokens.
     """
-    scores, same = np.full((steps, 2), np.nan), {}
+    scores, same, stretches = np.full((steps, 2), np.nan), {}, {}
     with contextlib.suppress(ConfigError):
         if steps * reading.batch(0).size > MOST_TOKENS:
             return {}
@@ -36,9 +39,11 @@ def odd_batches(reading: Reading, steps: int) -> dict[int, str]:
             if batch.size and step - seen.get(digest, -RECENT - 1) <= RECENT:
                 same[step] = AGAIN
             seen[digest] = step
+            if is_stretch(reading, batch):
+                stretches[step] = STRETCH
     if len(same) > MOST_AGAIN * steps:  # a short text, which comes again each epoch
         same = {}
-    found: dict[int, str] = {}
+    found: dict[int, str] = stretches if len(stretches) <= MOST_AGAIN * steps else {}  # else it is read in its order
     for begin in range(0, steps, BLOCK):
         near = scores[max(0, begin - BLOCK) : begin + 2 * BLOCK]
         near = near[np.isfinite(near).all(1)]
@@ -48,3 +53,16 @@ def odd_batches(reading: Reading, steps: int) -> dict[int, str]:
             # What repeats a rare token is both, and few other tokens are more often rare by chance.
             found |= {begin + int(place): REPEATED for place in np.flatnonzero(is_repeated)}
     return dict(sorted((found | same).items()))
+
+
+def is_stretch(reading: Reading, batch: np.ndarray) -> bool:
+    """Whether half of a batch's sequences or more, [sequences, T + 1], follow each other in the training text.
+
+    The last token of a sequence is then the first of the next. Only where so many meet so seldom by chance is the text
+    looked through: so of two sequences, and of half of a batch of four, it says nothing.
+    """
+    met = np.flatnonzero(batch[1:, 0] == batch[:-1, -1])
+    least = max(1, -(-len(batch) // 2) - 1)
+    if len(met) < least or not bdtrc(len(met) - 1, len(batch) - 1, reading.agreement) < BY_CHANCE:
+        return False
+    return sum(reading.goes_on(batch[place], batch[place + 1]) for place in met) >= least

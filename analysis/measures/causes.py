@@ -15,6 +15,7 @@ is in a gradient, since a gradient follows from its data. The fault of a trial i
 | corrupted weight | the weights' norm moved by more than their update; or the loss jumps and stays, batch ordinary |
 | rare tokens | tokens of the batch are far rarer than those of the batches before, or of the whole run's |
 | repetition | it repeats itself far more than those or all of the run's, or is an earlier batch again |
+| unknown | its sequences are one stretch of text, as it is: each goes on where the one before ended |
 | number format | a half format has overflowed; or, in one, the loss scale left its course, or a pass is not finite |
 | corrupted gradient | it is not finite; or it jumps for a few steps, on an ordinary batch; or updates grow without it |
 | rate too high | everything grows together, over many steps, while each update moves much of the weights |
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.again.odd_batches import RARE as RARE_BATCH
-from analysis.again.odd_batches import REPEATED
+from analysis.again.odd_batches import REPEATED, STRETCH
 from analysis.measures.evidence import LATER, REPAIRED, Evidence
 from analysis.measures.oddities import RATE_RATIO, SCALE_RATIO, SLACK
 from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
@@ -175,6 +176,15 @@ def _repeated(e: Evidence) -> str | None:
     return f"the batch repeats itself: {shares}."
 
 
+def _one_text(e: Evidence) -> str | None:
+    if not (e.is_stretch and e.odd) and e.batch != STRETCH:
+        return None
+    return (
+        "the batch is text as it is, but one stretch of it: each sequence goes on where the one before it ended, so "
+        "their gradients agree more than those of shuffled text."
+    )
+
+
 def _overflowed(e: Evidence) -> str | None:
     told = e.provenance
     if told.get("cause") != "overflow" or not told.get("format", "").startswith(HALF):
@@ -298,6 +308,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (STALE, _moment_check),
     (RARE, _rare),
     (REPETITION, _repeated),
+    (UNKNOWN, _one_text),
     (WEIGHT, _blamed_weight),
     (FORMAT, _overflowed),
     (FORMAT, _format),

@@ -15,7 +15,7 @@ import numpy as np
 import xarray as xr
 
 from analysis.again.batches import Reading
-from analysis.again.odd_batches import RECENT
+from analysis.again.odd_batches import MOST_AGAIN, RECENT, is_stretch
 from analysis.measures.incidents import Incident
 from analysis.measures.oddities import ODD, RATE_RATIO, Run, rate_ratio, usual
 from analysis.reading.incident_log import number
@@ -67,6 +67,7 @@ class Evidence:
     repetition_sigma: float | None = None
     usual_repetition: float | None = None
     same_as: int | None = None  # an earlier step with the same batch
+    is_stretch: bool = False  # the sequences of the batch are one stretch of text, and those of others are not
     bad_batches: tuple[int, ...] = ()  # steps from the onset on whose batches are as unusual
     batch: str = ""  # of `odd_batches`, where those of the whole run told of the incident
     verdict: str = ""  # of the steps that were run again, where a playbook has had that done
@@ -242,4 +243,6 @@ def _batches(reading: Reading, begin: int) -> dict[str, Any]:
         is_bad |= sigma > ODD
     same = [step for step in steps if step < begin and np.array_equal(batches[step], batches[begin])]
     bad = tuple(int(step) for step in begin + np.flatnonzero(is_bad))
-    return {**found, "same_as": same[-1] if same else None, "bad_batches": bad}
+    before = [is_stretch(reading, batches[step]) for step in near if step < begin]
+    stretches = is_stretch(reading, batches[begin]) and sum(before) <= MOST_AGAIN * len(before)
+    return {**found, "same_as": same[-1] if same else None, "is_stretch": stretches, "bad_batches": bad}

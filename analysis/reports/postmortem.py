@@ -204,8 +204,7 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
         f"Odd at the onset, step {evidence.begin}: {', '.join(evidence.odd) or f'nothing but the {alone}'}.",
         *_checks(diagnosis),
     ]
-    if evidence.changed:
-        arrays = ", ".join(name.replace("_", " ") for name in evidence.changed)
+    if arrays := ", ".join(name.replace("_", " ") for name in evidence.changed):
         lines.append(f"Changed between the step's beginning and its update, where nothing writes to them: {arrays}.")
     heard = [[one.detector, one.step, one.step - evidence.begin, _number(one.score)] for one in incident.alarms]
     tables = [{"heading": ["detector", "first alarm", "steps after the onset", "largest score"], "rows": heard}]
@@ -216,9 +215,7 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
         told = ", ".join(f"{name} {text}" for name, text in evidence.provenance.items())
         lines.append(f"The first value that is not finite, by running the step again: {told}.")
     name = incident.trial
-    drawings = {
-        "signals": incident_signals(run, incident, evidence),
-    }
+    drawings = {"signals": incident_signals(run, incident, evidence)}
     if run.has_layers:
         drawings["layers"] = activation_picture(run, incident, evidence)
     section = Section("Evidence", lines, tables)

@@ -33,6 +33,7 @@ class Text:
     def __post_init__(self) -> None:
         self.trial = type("Steps", (), {"steps": STEPS})
         self._scores = Scores((1e6 * SHARES).astype(int), CONTEXT, torch.device("cpu"))
+        self.agreement = float(np.square(SHARES).sum())
 
     def batch(self, step: int) -> np.ndarray:
         draw = np.random.default_rng((self.seed, step))
@@ -42,6 +43,9 @@ class Text:
         if step == BEGIN and self.kind == RARE:
             return draw.integers(VOCABULARY - 16, VOCABULARY, tokens.shape)
         return tokens
+
+    def goes_on(self, first: np.ndarray, second: np.ndarray) -> bool:
+        return False  # the words of each sequence are drawn by themselves
 
     def rarity(self, tokens: np.ndarray) -> float:
         return float(self._scores.rarity(torch.from_numpy(tokens)).mean())

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.again import odd_batches
-from analysis.again.odd_batches import AGAIN, REPEATED
-from analysis.measures.causes import RARE, REPETITION, cause_of
+from analysis.again.odd_batches import AGAIN, REPEATED, STRETCH
+from analysis.measures.causes import GRADIENT, RARE, REPETITION, UNKNOWN, cause_of
 from analysis.measures.evidence import evidence_of, offending
 from analysis.measures.incidents import Incident, of_one
 from harness.config import ConfigError
@@ -22,6 +22,28 @@ class Loader(Text):
 
     def batch(self, step: int) -> np.ndarray:
         return super().batch(step - (step == BEGIN))
+
+
+class Document(Text):
+    """Hands out `share` of a batch as one stretch of text, each sequence from where the one before it ended."""
+
+    share, every = 1.0, STEPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.documents: set[bytes] = set()
+
+    def batch(self, step: int) -> np.ndarray:
+        tokens = super().batch(step)
+        if step % self.every == BEGIN % self.every:
+            for row in range(1, int(self.share * len(tokens))):
+                tokens[row, 0] = tokens[row - 1, -1]
+            self.documents.update(row.tobytes() for row in tokens)
+        return tokens
+
+    def goes_on(self, first: np.ndarray, second: np.ndarray) -> bool:
+        """Others may meet by chance: Zipf's law has the same token twice at one place in seventeen."""
+        return {first.tobytes(), second.tobytes()} <= self.documents
 
 
 class Epochs(Text):
@@ -60,6 +82,28 @@ def test_a_batch_that_comes_again_is_found() -> None:
     assert incident.batches == ((BEGIN, AGAIN),)
     told = cause_of(evidence_of(run_of(calm()), incident, reading))  # type: ignore[arg-type]
     assert told.cause == REPETITION and f"that of step {BEGIN - 1} again" in told.reason
+
+
+@pytest.mark.parametrize(("sequences", "share", "is_seen"), [(12, 1.0, True), (24, 0.5, True), (2, 1.0, False)])
+def test_a_batch_of_one_long_document_is_text_as_it_is(sequences: int, share: float, is_seen: bool) -> None:
+    reading = Document(sequences, "", 0)
+    reading.share = share
+    found = asked(reading)
+    assert [one.batches for one in found if one.batches] == ([((BEGIN, STRETCH),)] if is_seen else [])
+    if is_seen:
+        told = cause_of(evidence_of(run_of(calm()), found[0], reading))  # type: ignore[arg-type]
+        assert told.cause == UNKNOWN and "one stretch" in told.reason
+    steep = run_of(calm())
+    steep["grad_norm"][BEGIN] *= 3
+    (incident,) = of_one(steep, None, is_asked=True)
+    assert cause_of(evidence_of(steep, incident, None)).cause == GRADIENT
+    assert cause_of(evidence_of(steep, incident, reading)).cause == (UNKNOWN if is_seen else GRADIENT)  # type: ignore[arg-type]
+
+
+def test_a_loader_that_reads_in_order_has_no_odd_batches() -> None:
+    reading = Document(12, "", 0)
+    reading.every = 5
+    assert odd_batches.odd_batches(reading, STEPS) == {}  # type: ignore[arg-type]
 
 
 def test_a_sure_sign_is_not_outvoted() -> None:

@@ -42,6 +42,7 @@ READ += [
     "signals.attention_entropy=3",
     "signals.residual_gain=1",
     "signals.moment_size=1",
+    "signals.at_rest=1",
     "train.batch=6",
     "train.ranks=3",
 ]
