@@ -27,7 +27,6 @@ from injectors import Facts, InjectableFault, facts_of, fault_types
 
 OWN_SOURCES = ("stdlib", "zipf")  # of text, for which no file is opened that a results folder names
 _corpus_of = lru_cache(maxsize=4)(load_corpus)
-
 CPU = torch.device("cpu")
 MOST_BYTES = 2**28  # of a text that is looked through
 MOST_STEPS = 10**7  # of a run whose rates are kept in memory

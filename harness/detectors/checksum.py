@@ -11,8 +11,8 @@ from harness.detectors.base import Detector, Values
 class Checksum(Detector):
     """An alarm where weights or moments changed between the beginning of a step and its update; of the step before.
 
-    It sees every flipped bit of theirs that lies in memory, however small (harness/readings/at_rest.py), and nothing
-    else: no wrong batch, activation, gradient or update. It remembers nothing.
+    It sees any single bit of theirs that flips in memory, however low (harness/readings/at_rest.py), and beside a loss
+    that is not finite nothing else: no wrong batch, activation, gradient or update. It remembers nothing.
     """
 
     watches = ("loss", "weights_changed", "moment_1_changed", "moment_2_changed")

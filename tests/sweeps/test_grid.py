@@ -21,7 +21,6 @@ from injectors import fault_types
 from injectors.batch import RareTokens
 from injectors.value import Value
 from sweeps.compose.arguments import expand
-from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import FOLDER
 from tests.sweeps import command
 
@@ -37,28 +36,6 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
         **{f"{part}.{name}": value for part, fields in parts.items() for name, value in fields.items()},
         **{key: value for key, value in values.items() if key not in parts},
     }
-
-
-def test_seeds_that_share_what_is_composed_are_trials_as_if_each_came_alone() -> None:
-    """The checks and the fields of thousands of seeds are those of the first; in whatever order they are asked for."""
-    axes = ["model.width=32,64", "mitigation=none,qk_norm", "fault=none,weight_bit,rare_tokens", "seed=7,0,3"]
-    jobs = expand({}, axes, command.loader())
-    together, each = Composer(command.loader(), "grid"), Composer(command.loader(), "grid")
-    shuffled = random.Random(1).sample(jobs, len(jobs))
-    found = {tuple(job): together.trial([*job[::-1]]) for job in shuffled}
-    for job in jobs:
-        alone = each._composed(job)
-        assert found[tuple(job)] == alone and found[tuple(job)].id == alone.id and alone.seed in (7, 0, 3)
-    twice = [*jobs[0], "seed=5"]
-    assert together.trial(twice) == each._composed(twice)
-    for wrong in ("seed=-1", "seed=1.5", "seed=x"):
-        with pytest.raises(ConfigError, match=f"^{wrong}: "):
-            together.trial([*jobs[0][:-1], wrong])
-
-
-def test_what_is_wrong_with_a_trial_is_said_of_each_seed(empty: Path) -> None:
-    (line,) = command.refused(empty / "out", "fault=weight_bit", "fault.start=900", "seed=range(50)")
-    assert line.startswith("error: fault.start=900: ")
 
 
 # --- axes --------------------------------------------------------------------------------------------------------
