@@ -1,40 +1,58 @@
-"""From stored results to figures and a report. Reads datasets alone, and knows nothing of how they were made."""
+"""From stored results to figures and a report. Reads datasets alone, and knows nothing of how they were made.
+
+Each name is loaded when it is first used: opening a sweep loads no plotting library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from analysis import current_folder
 
 if current_folder.is_run_by_name():
     current_folder.leave()  # before anything else is imported
 
-from analysis.measures.confusion import confusion
-from analysis.measures.detectors import alarms
-from analysis.measures.incidents import incidents
-from analysis.measures.leaderboard import scored
-from analysis.measures.mitigations import compare
-from analysis.measures.outcomes import outcomes
-from analysis.measures.provenance import named, provenance
-from analysis.measures.statistics import rates
-from analysis.measures.symptoms import symptoms
-from analysis.reading.levels import numbers
-from analysis.reading.open_sweep import fault_events, open_sweep, part_acts
-from analysis.reading.weights import load_weights, to_gpt2
-from analysis.reports.postmortem import write_postmortem
+if TYPE_CHECKING:
+    from analysis.measures.confusion import confusion
+    from analysis.measures.detectors import alarms
+    from analysis.measures.incidents import incidents
+    from analysis.measures.leaderboard import scored
+    from analysis.measures.mitigations import compare
+    from analysis.measures.outcomes import outcomes
+    from analysis.measures.provenance import named, provenance
+    from analysis.measures.statistics import rates
+    from analysis.measures.symptoms import symptoms
+    from analysis.reading.levels import numbers
+    from analysis.reading.open_sweep import fault_events, open_sweep, part_acts
+    from analysis.reading.weights import load_weights, to_gpt2
+    from analysis.reports.postmortem import write_postmortem
 
-__all__ = [
-    "alarms",
-    "compare",
-    "confusion",
-    "fault_events",
-    "incidents",
-    "load_weights",
-    "named",
-    "numbers",
-    "open_sweep",
-    "outcomes",
-    "part_acts",
-    "provenance",
-    "rates",
-    "scored",
-    "symptoms",
-    "to_gpt2",
-    "write_postmortem",
-]
+_HOMES = {
+    "measures.confusion": ("confusion",),
+    "measures.detectors": ("alarms",),
+    "measures.incidents": ("incidents",),
+    "measures.leaderboard": ("scored",),
+    "measures.mitigations": ("compare",),
+    "measures.outcomes": ("outcomes",),
+    "measures.provenance": ("named", "provenance"),
+    "measures.statistics": ("rates",),
+    "measures.symptoms": ("symptoms",),
+    "reading.levels": ("numbers",),
+    "reading.open_sweep": ("fault_events", "open_sweep", "part_acts"),
+    "reading.weights": ("load_weights", "to_gpt2"),
+    "reports.postmortem": ("write_postmortem",),
+}
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+
+
+def __getattr__(name: str) -> Any:
+    """PEP 562."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"analysis.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
