@@ -40,8 +40,8 @@ def pytest_runtest_setup() -> None:
     torch.set_num_threads(1)
 
 
-LONG = ("harness/test_kernels.py", "own_loop/test_commands.py", "sweeps/test_run_length.py")
-"""Files of ten minutes and more: the last to begin would be waited for by all other processes."""
+LONG = ("test_kernels.py", "harness/test_conformance.py", "own_loop/test_commands.py", "own_loop/test_replay.py")
+"""The longest files: the last to begin would be waited for by all other processes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -93,11 +93,21 @@ kinds = pytest.mark.parametrize("norm", NORMS)
 # --- values --------------------------------------------------------------------------------------------------------
 
 
+PASSED = [
+    (3, (1, 7)),
+    (17, (5, 16)),
+    (1, (33, 48)),
+    (2, (3, 2, 11, 64)),
+    (2, (131, 100)),
+    (1, (37, 1536)),
+    (1, (3, 8192)),
+]
+
+
 @kinds
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("rows", "shape"),
-    [(3, (1, 7)), (17, (5, 16)), (1, (33, 48)), (2, (3, 2, 11, 64)), (2, (131, 100)), (1, (37, 1536)), (1, (3, 8192))],
+    ("dtype", "rows", "shape"),
+    [*((torch.float32, *each) for each in PASSED), *((torch.float64, *each) for each in PASSED[::3])],
 )
 def test_a_norm_has_torchs_numbers(launched, norm, dtype, rows, shape):
     x, gains, dy, _ = data(rows, *shape, dtype=dtype)
@@ -109,8 +119,7 @@ def test_a_norm_has_torchs_numbers(launched, norm, dtype, rows, shape):
 
 
 @kinds
-@pytest.mark.parametrize("shape", [(8,), (7, 3), (2, 4, 37)])
-@pytest.mark.parametrize("features", [7, 48, 64])
+@pytest.mark.parametrize(("shape", "features"), [((8,), 64), ((7, 3), 7), ((2, 4, 37), 48)])
 def test_its_gradients_are_autograds(launched, norm, shape, features):
     """Of torch's own functions, trial by trial, in float64."""
     x, gains = 1.5 + 2 * normal(3, *shape, features), normal(3, features, seed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -44,8 +45,9 @@ def pass_over(
         (near.sum() + y.sum()).backward()
 
 
-@pytest.mark.parametrize("types", [*TYPES, *((half, half) for half in HALF)])
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("types", "capability"), list(zip([*TYPES, *((half, half) for half in HALF)], itertools.cycle([80, 90])))
+)
 def test_programs_compile(launches, types, capability):
     """No contraction, no quotient or root that is not rounded to nearest, no atomics; vectors are read whole."""
     for features in (64, 100):

@@ -143,7 +143,7 @@ def made() -> dict[str, Shown]:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Shown]:
     """Those, and what a store has of undisturbed and of struck runs, warm-up and all."""
     out = tmp_path_factory.mktemp("published") / "out"
-    faults = ["fault=none,weight_bit,learning_rate_jump,rare_tokens", "fault.start=150", "fault.bit=29", "seed=0,1,2"]
+    faults = ["fault=none,weight_bit,learning_rate_jump,rare_tokens", "fault.start=150", "fault.bit=29"]
     ended = command.call(f"out={out}", *command.tiny(f"train.steps={STEPS}", "optim.lr=1e-2", *faults))
     assert ended.status == 0, ended.err
     sweep = open_sweep(out)
@@ -152,7 +152,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Shown]:
         loss, norm = (sweep[name].sel(trial=trial).values.astype("f8") for name in ("loss", "grad_norm"))
         if np.isfinite(loss).all() and np.isfinite(norm).all():
             found[trial] = Shown(loss, norm)
-    assert len(found) > len(made()) + 6, "of twelve"
+    assert len(found) > len(made()) + 2, "of four"
     return found
 
 

@@ -179,9 +179,8 @@ def changed(before: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor])
 
 
 @pytest.mark.parametrize("action", ["roll_back", "re_execute", "undo"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "cpus"), [(1, ("cpu",)), (2, ())])
 @pytest.mark.parametrize("site", ["reduced_gradient", "gradient", "weight", "moment_2", "activation"])
-@pytest.mark.parametrize("cpus", [("cpu",), ()])
 def test_with_the_same_data_a_transient_fault_leaves_nothing(
     action: str, ranks: int, site: str, cpus: tuple, monkeypatch: pytest.MonkeyPatch
 ) -> None:

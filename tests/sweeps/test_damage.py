@@ -79,17 +79,17 @@ def swap(file: Path, draw: np.random.Generator, others: list[Path]) -> None:
     other.write_bytes(content)
 
 
-TOGETHER = 8  # chunks
+TOGETHER = 20  # files of arrays
 
 
 def groups(all_files: list[Path]) -> list[list[Path]]:
-    """The files, each damaged alone, but for chunks of arrays, which are read one by one: of these, some at once."""
-    chunks = [
-        file for file in all_files if file.name.startswith("c.") and file.parent.parent.parent.name == "store.zarr"
+    """The files, each damaged alone, but for those of arrays, which are read one by one: of these, some at once."""
+    of_arrays = [file for file in all_files if file.parent.parent.parent.name == "store.zarr"]
+    kinds = [[file for file in of_arrays if file.name.startswith(first)] for first in ("c.", "zarr")]
+    together = [
+        kind[first :: -(-len(kind) // TOGETHER)] for kind in kinds for first in range(-(-len(kind) // TOGETHER))
     ]
-    number = max(1, -(-len(chunks) // TOGETHER))
-    together = [chunks[first::number] for first in range(number)] if chunks else []
-    return [[file] for file in all_files if file not in chunks] + together
+    return [[file] for file in all_files if file not in of_arrays] + together
 
 
 # --- what is read ------------------------------------------------------------------------------------------------
