@@ -132,8 +132,9 @@ def test_every_folder_says_what_lives_there() -> None:
 
 
 def test_only_plugins_import_by_name() -> None:
+    """Beside `analysis`, whose public names tests/analysis/test_public_names.py holds together."""
     by_name = {file.relative_to(ROOT).as_posix() for file in modules().values() if "import_module(" in file.read_text()}
-    assert by_name == ALONE
+    assert by_name == ALONE | {"analysis/__init__.py"}
 
 
 def test_files_and_functions_are_short() -> None:
