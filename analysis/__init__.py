@@ -47,7 +47,7 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
-    """PEP 562."""
+    """Load a public name when it is first used (PEP 562)."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(f"analysis.{home}"), name)

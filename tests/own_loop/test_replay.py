@@ -65,7 +65,7 @@ def compared(folder: Path, script: Script, **options: Any) -> tuple[Any, dict[st
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_every_detector(tmp_path: Path, name: str) -> None:
-    """Each loop has a number that is none, and a weight or a gradient that is struck before it, in turn."""
+    """Each loop is trained with a NaN gradient, and with a flipped bit in a weight or a gradient, in turn."""
     turn = ("a weight", "a gradient")[list(LOOPS).index(name) % 2]
     sounded = dict.fromkeys(SEEN, 0)
     for fault in (turn, "no number") if name != "unfrozen" else (None,):  # whose first layer is not trained at first

@@ -78,6 +78,9 @@ def test_disarmed_it_changes_no_bit(untouched: Any, tmp_path: Path) -> None:
     [
         {"name": "weight_bit", "bit": 27},
         {"name": "activation_bit", "tensor": "transformer.h.1.mlp*"},
+        {"name": "gradient_bit", "bit": 27},
+        {"name": "moment_bit"},
+        {"name": "learning_rate_jump"},
         {"name": "rare_tokens"},
     ],
     ids=lambda fault: fault["name"],

@@ -91,7 +91,7 @@ class Ended:
 
 
 def call(*arguments: str, shows_progress: bool = False) -> Ended:
-    """The command in this process, which remembers of an earlier one what it has made of our own studies' files.
+    """The command in this process, which remembers nothing of an earlier one but the recipes of our own studies.
 
     Lines of progress, which a busy machine may show, are left out if they are not asked for.
     """
@@ -120,7 +120,7 @@ _recipe_of, _recipes = Composer.recipe, dict[tuple[str, ...], dict[str, Any]]()
 
 
 def _recipe(composer: Composer, name: str = PLAIN) -> dict[str, Any]:
-    """`Composer.recipe`, made once a study that is ours: half of the time of a small command goes into it."""
+    """`Composer.recipe`, made once for each of our own studies: a quarter of a small command's time goes into it."""
     if name != PLAIN or own_folder(composer.loader) is not None:
         return _recipe_of(composer, name)
     if (key := (composer.study, *trial_fields())) not in _recipes:  # installed packages may add fields

@@ -21,6 +21,7 @@ PRINTING = [
     [*ANALYSIS, "--help"],
 ]
 OF_RESULTS = [
+    [*HARNESS, "status", "out"],
     [*HARNESS, "export", "out", "--to", "csv"],
     [*ANALYSIS, "incidents", "out"],
 ]

@@ -60,6 +60,13 @@ def moments(trial: Trial) -> Iterator[tuple[str, int | None]]:
 # --- studies that are shipped ---------------------------------------------------------------------------------------
 
 
+def test_a_part_of_the_largest_study_can_be_planned_at_another_length(empty: Path) -> None:
+    part = ("mitigation=none,spam,batch_warmup", "seed=0", "idle=warn")
+    done = command.call("study=mitigations", *part, "train.steps=400", "plan=true")
+    assert (done.status, done.err) == (0, "")
+    assert "study=mitigations is written for train.steps=" in done.out and not list(empty.iterdir())
+
+
 @pytest.mark.parametrize("study", sorted(set(STUDIES) - LARGE))
 def test_every_study_can_be_planned_at_another_length(study: str, empty: Path) -> None:
     steps = steps_of(study) // 2
