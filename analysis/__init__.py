@@ -5,13 +5,13 @@ Each name is loaded when it is first used: opening a sweep loads no plotting lib
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from analysis import current_folder
 
 if current_folder.is_run_by_name():
     current_folder.leave()  # before anything else is imported
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from analysis.measures.confusion import confusion

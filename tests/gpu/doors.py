@@ -204,7 +204,7 @@ def _kill_one(bench: Bench, out: Path) -> None:
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     process = subprocess.Popen(_words(bench, out, 1), cwd=out.parent, env=environment(), **quiet)
     try:
-        while process.poll() is None and not any(out.glob("**/checkpoints/*/*")):
+        while process.poll() is None and not any(out.glob("checkpoints/*/*.safetensors")):
             time.sleep(0.005)
     finally:
         ended = process.poll()
