@@ -1,6 +1,8 @@
-"""`python -m analysis`: `report OUT` and `campaign OUT` write figures and a page, `figure NAME OUT FILE` one figure,
-`postmortem OUT TRIAL` what was wrong with one trial, `trial OUT TRIAL` its curves, `export OUT --to TARGET` what others
-read; `watch OUT` serves a page that follows a sweep; the others print what they find.
+"""The commands on results, as `python -m analysis`.
+
+`report OUT` and `campaign OUT` write figures and a page, `figure NAME OUT FILE` one figure, `postmortem OUT TRIAL` what
+was wrong with one trial, `trial OUT TRIAL` its curves, `export OUT --to TARGET` what others read; `watch OUT` serves a
+page that follows a sweep; the others print what they find.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Cost:
     currency: str = ""
 
 
-def add_commands(commands: argparse._SubParsersAction) -> None:
+def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the parsers of these commands."""
     listed = commands.add_parser("incidents", help="every incident of a sweep: symptoms, alarms, outcome and cost")
     post = commands.add_parser("postmortem", help="write a trial's post-mortem: OUT/postmortems/TRIAL.html and .md")

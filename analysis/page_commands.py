@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from analysis.pages.server import serving
 from analysis.pages.static_page import write_trial
@@ -16,7 +17,7 @@ from harness.config import ConfigError
 LAST_PORT = 65535
 
 
-def add_page_commands(commands: argparse._SubParsersAction) -> None:
+def add_page_commands(commands: argparse._SubParsersAction[Any]) -> None:
     """Add the parsers of these commands."""
     watch = commands.add_parser("watch", help="serve a page on this machine that follows a sweep while it trains")
     trial = commands.add_parser("trial", help="write the page of one trial: OUT/trials/TRIAL.html")

@@ -51,7 +51,7 @@ class RareTokens(BatchFault):
         occurring = np.flatnonzero(facts.token_counts)
         rarest = occurring[np.argsort(facts.token_counts[occurring], kind="stable")][: self.tokens]
         drawn = random_tokens(shape[0] * shape[1], len(rarest), *facts.key("rare", step))
-        return rarest[drawn].reshape(shape)
+        return np.asarray(rarest[drawn].reshape(shape))
 
 
 @dataclass(frozen=True)

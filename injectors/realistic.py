@@ -13,7 +13,7 @@ from injectors.draws import distinct, stream
 from injectors.facts import Facts
 from injectors.fault import InjectableFault, located
 from injectors.value import MOST_ELEMENTS, SITES, Value, asked_at
-from injectors.value_strike import Target, ValueStrike, as_int64
+from injectors.value_strike import StrikeTarget, ValueStrike, as_int64
 
 UNIT = 2**128  # words of the stream are below it
 STRIDES = (16, 32, 64, 128)
@@ -77,5 +77,5 @@ class RealisticSDC(InjectableFault):
         count = count if value.model == "bit_flip" else 0  # what is not finite has no bits of its own
         drawn = (distinct(size, count, *facts.key("bits", i)) for i in range(len(flat)))
         masks = [as_int64(sum(1 << bit for bit in bits)) for bits in drawn]
-        target = Target(names[which], np.array(flat), np.array(masks, dtype=np.int64))
+        target = StrikeTarget(names[which], np.array(flat), np.array(masks, dtype=np.int64))
         return value.strike_at((target,), facts)

@@ -86,7 +86,7 @@ class Replay(InjectableFault):
                 if file.stat().st_size > MOST_BYTES:
                     raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
                 text = file.read_text()
-            record = json.loads(text)
+            record: dict[str, Any] = json.loads(text)
             _check_record(record)
         except ConfigError:
             raise
@@ -181,7 +181,10 @@ def _fault_of(record: Mapping[str, Any]) -> InjectableFault:
     for name, value in fault.items():
         if name not in known or (name in IDENTITY and not isinstance(value, str)):
             raise ConfigError(f"fault.{shown(name)}={shown(value)}: no field of this kind; allowed: {', '.join(known)}")
-    return cls(**{n: v if n in IDENTITY else checked(f"fault.{n}", cls, n, v) for n, v in fault.items()})
+    replayed: InjectableFault = cls(
+        **{n: v if n in IDENTITY else checked(f"fault.{n}", cls, n, v) for n, v in fault.items()}
+    )
+    return replayed
 
 
 def _wrong_event(event: Any) -> str:

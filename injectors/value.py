@@ -23,7 +23,7 @@ from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
 from injectors.draws import distinct, stream
 from injectors.facts import Facts, Shapes
 from injectors.fault import InjectableFault, located, matching, optimizers_with, wrong_rank
-from injectors.value_strike import CONSTANTS, OPERATIONS, Change, Target, ValueStrike, as_int64
+from injectors.value_strike import CONSTANTS, OPERATIONS, Change, StrikeTarget, ValueStrike, as_int64
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
@@ -308,7 +308,7 @@ class Value(InjectableFault):
         (names, sizes), formats = self.candidates(facts), self.formats(facts)
         if self.elements is None:
             of_format = {form: as_int64(self.mask(facts, 0, form)) for form in set(formats.values())}
-            every = (Target(name, None, np.array(of_format[formats[name]], dtype=np.int64)) for name in names)
+            every = (StrikeTarget(name, None, np.array(of_format[formats[name]], dtype=np.int64)) for name in names)
             return self.strike_at(tuple(every), facts)
         if self.element is not None:
             drawn = distinct(len(names), 1, *facts.key("tensor"))
@@ -321,10 +321,10 @@ class Value(InjectableFault):
         for which in sorted({which for which, _ in places}):
             flat = sorted(element for number, element in places if number == which)
             changed = [masks[which, element] for element in flat]
-            targets.append(Target(names[which], np.array(flat), np.array(changed, dtype=np.int64)))
+            targets.append(StrikeTarget(names[which], np.array(flat), np.array(changed, dtype=np.int64)))
         return self.strike_at(tuple(targets), facts)
 
-    def strike_at(self, targets: tuple[Target, ...], facts: Facts) -> ValueStrike:
+    def strike_at(self, targets: tuple[StrikeTarget, ...], facts: Facts) -> ValueStrike:
         """The injector that changes these elements."""
         site = Site(self.site)
         look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
@@ -334,7 +334,7 @@ class Value(InjectableFault):
         more |= {"held": self._said(facts, targets), "rank": self.rank}
         return self.armed(ValueStrike, site, facts, look_at, **more)
 
-    def _said(self, facts: Facts, targets: tuple[Target, ...]) -> dict[str, str]:
+    def _said(self, facts: Facts, targets: tuple[StrikeTarget, ...]) -> dict[str, str]:
         """The formats in which tensors have to be held: those that the facts name, and all that a strike relies on."""
         names = (target.tensor for target in targets if not facts.is_ours)
         relied = {name: facts.format_of(self.site, name) for name in names if self.format is None}

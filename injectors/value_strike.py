@@ -27,7 +27,7 @@ MOST_EVENTS = 16  # elements of one strike that are recorded each on their own
 
 
 @dataclass(frozen=True)
-class Target:
+class StrikeTarget:
     """Elements of one tensor: flat indices [k], None: all of them; and the bits that change in each, [k] or [].
 
     Masks are int64, so the sign bit of a format of 64 bits makes them negative (`as_int64`).
@@ -50,7 +50,7 @@ class Change:
     block: int | None
     seed: int
 
-    def of(self, values: Tensor, target: Target, step: int, format: str, scales: Tensor | None) -> Tensor:
+    def of(self, values: Tensor, target: StrikeTarget, step: int, format: str, scales: Tensor | None) -> Tensor:
         """The new values of a target, held in a format: [k] or the shape of its tensor.
 
         `scales` are the factors at which they are kept, if they are.
@@ -107,7 +107,7 @@ class ValueStrike(Strike):
     """
 
     change: Change
-    targets: tuple[Target, ...]
+    targets: tuple[StrikeTarget, ...]
     formats: Mapping[str, str]
     held: Mapping[str, str] = field(default_factory=dict)
     rank: int = 0
@@ -127,7 +127,7 @@ class ValueStrike(Strike):
                 events += self._strike(visit, target)
         return events
 
-    def _strike(self, visit: Visit, target: Target) -> list[Event]:
+    def _strike(self, visit: Visit, target: StrikeTarget) -> list[Event]:
         whole, change, format = visit.tensors[target.tensor], self.change, self.formats[target.tensor]
         self._check_type(whole, target.tensor)
         there = _gather(whole, target)
@@ -179,11 +179,11 @@ class ValueStrike(Strike):
             raise ConfigError(f"fault.tensor={name}: {why}; allowed: Facts(formats=...) that say {found}")
 
 
-def _place(whole: Tensor, target: Target) -> tuple[Tensor, ...]:
+def _place(whole: Tensor, target: StrikeTarget) -> tuple[Tensor, ...]:
     return torch.unravel_index(torch.as_tensor(target.elements, device=whole.device), whole.shape or (1,))
 
 
-def _gather(whole: Tensor, target: Target) -> Tensor:
+def _gather(whole: Tensor, target: StrikeTarget) -> Tensor:
     """A copy of the target's values."""
     return whole.clone() if target.elements is None else torch.atleast_1d(whole)[_place(whole, target)]
 
@@ -195,7 +195,7 @@ def _sum(one: Tensor, other: Tensor, sign: int = 1) -> Tensor:
     return converted(one.float() + sign * other.float(), one.dtype)  # torch has no arithmetic for 8 bits
 
 
-def _scales(whole: Tensor, target: Target, block: int, format: str) -> Tensor:
+def _scales(whole: Tensor, target: StrikeTarget, block: int, format: str) -> Tensor:
     """What each element of the target is multiplied by before it is held in the format: [k] or the tensor's shape.
 
     1 in a block of zeros, and in one that is not finite.
@@ -216,7 +216,7 @@ def _scales(whole: Tensor, target: Target, block: int, format: str) -> Tensor:
     return scale.view(whole.shape) if target.elements is None else scale
 
 
-def _scatter(whole: Tensor, target: Target, values: Tensor) -> None:
+def _scatter(whole: Tensor, target: StrikeTarget, values: Tensor) -> None:
     if target.elements is None:
         whole.copy_(values)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sweeps.compose.settings import Run
+from sweeps.compose.settings import RunSettings
 from sweeps.planning.packs import PackPlan
 from sweeps.running.job import Job
 
@@ -16,4 +16,4 @@ def job_of(pack: PackPlan, out: Path, folder_id: str = "", *, block: int = 50, *
     """On a CPU, with checkpoints where they are asked for."""
     given = {"device": "cpu", "block": block, "minutes": None, **settings}
     values = {f"{SECTIONS[name]}.{name}" if name in SECTIONS else name: value for name, value in given.items()}
-    return Job(pack, Run.of(values, out), folder_id)
+    return Job(pack, RunSettings.of(values, out), folder_id)

@@ -72,6 +72,7 @@ NARROW = {
 }
 ALONE = {"harness/basics/plugins.py"}  # imports by name: parts find themselves
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+SHARED_NAME = "Options"  # the settings of a part, which its module is asked for: harness/basics/plugins.py
 
 
 @cache
@@ -145,6 +146,15 @@ def test_files_and_functions_are_short() -> None:
             if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
                 start = node.body[1].lineno if ast.get_docstring(node) and len(node.body) > 1 else node.lineno
                 assert node.end_lineno - start < LONGEST_FUNCTION, f"{file}: {node.name}"
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    found: dict[str, list[str]] = {}
+    for module, file in modules().items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name != SHARED_NAME:
+                found.setdefault(node.name, []).append(module)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
 def test_only_one_file_is_a_hydra_application() -> None:

@@ -58,7 +58,7 @@ class Setup:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class BatchReader:
     """What a stored trial has read: its configuration, the corpus, and with these every batch."""
 
     trial: Trial
@@ -76,9 +76,9 @@ class Reading:
         return facts_of(self.trial, self.corpus.train, self.corpus.counts)
 
     @property
-    def clean(self) -> Reading:
+    def clean(self) -> BatchReader:
         """The same without the fault."""
-        return Reading(self.trial.golden, self.corpus)
+        return BatchReader(self.trial.golden, self.corpus)
 
     @cached_property
     def _injector(self) -> Injector | None:
@@ -173,7 +173,7 @@ class Reading:
         return repr(text) if is_text else text
 
 
-def reading_of(out: Path, trial: str, data: Path | None = None) -> Reading:
+def reading_of(out: Path, trial: str, data: Path | None = None) -> BatchReader:
     """What the trial with that id has read, of the results in `out`.
 
     `data` is where its text lies, if that is not built in: what a results folder names is not opened. Raises
@@ -185,15 +185,15 @@ def reading_of(out: Path, trial: str, data: Path | None = None) -> Reading:
 
 def readings_of(
     out: Path, data: Path | None = None, packs: Iterable[PackInfo] | None = None
-) -> Callable[[str], Reading]:
+) -> Callable[[str], BatchReader]:
     """`reading_of` for many trials of the results in `out`, whose files are read once; `packs` if they were read."""
     stored = stored_trials(read_packs(out) if packs is None else packs)
 
-    def reading(trial: str) -> Reading:
+    def reading(trial: str) -> BatchReader:
         if trial not in stored:
             raise unknown_trial(out, trial, iter(stored))
         pack = stored[trial]
-        return Reading(*_made(out, trial, config_of(pack, trial), pack.attributes["corpus"], data))
+        return BatchReader(*_made(out, trial, config_of(pack, trial), pack.attributes["corpus"], data))
 
     return reading
 
@@ -206,7 +206,8 @@ def stored_trials(packs: Iterable[PackInfo]) -> dict[str, PackInfo]:
 
 def config_of(pack: PackInfo, trial: str) -> dict[str, Any]:
     """The configuration of a trial of a pack."""
-    return pack.attributes["trials"][pack.attributes["ids"].index(trial)]
+    config: dict[str, Any] = pack.attributes["trials"][pack.attributes["ids"].index(trial)]
+    return config
 
 
 def setups_of(out: Path, packs: Iterable[PackInfo] | None = None) -> dict[str, Setup]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from analysis.again.batches import CPU, Reading
+from analysis.again.batches import CPU, BatchReader
 from harness.config import ConfigError, Trial
 from harness.detectors.windows import MAD_TO_STD
 from harness.model.determinism import make_deterministic, settings_kept
@@ -53,7 +53,7 @@ class Crossed:
 
 
 @settings_kept()
-def crossed(reading: Reading, steps: Sequence[int], other: Reading, at: int) -> Crossed:
+def crossed(reading: BatchReader, steps: Sequence[int], other: BatchReader, at: int) -> Crossed:
     """Feed the batches of `steps` that one trial has read to another, trained up to step `at` of its own.
 
     Near its end the other's own batches are its last `OWN`.
@@ -92,7 +92,7 @@ def _spikes(values: np.ndarray, usual: np.ndarray, least: float) -> bool:
     return bool((~(values - middle <= max(SPIKES_SIGMA * deviation, least))).any())
 
 
-def _trained(trial: Trial, reading: Reading, until: int) -> Pack:
+def _trained(trial: Trial, reading: BatchReader, until: int) -> Pack:
     """The trial as it stands before step `until`. Raises ConfigError."""
     make_deterministic(CPU)
     try:

@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 from scipy.special import bdtrc
 
-from analysis.again.batches import Reading
+from analysis.again.batches import BatchReader
 from harness.config import ConfigError
 from harness.training.batches_ahead import limits_of
 
@@ -21,7 +21,7 @@ BLOCK = 100  # steps whose batches are compared with one another, and with those
 MOST_TOKENS = 2**28  # of a run; beyond that its batches are not looked through, which would take minutes
 
 
-def odd_batches(reading: Reading, steps: int) -> dict[int, str]:
+def odd_batches(reading: BatchReader, steps: int) -> dict[int, str]:
     """Step -> what is odd about its batch, of the first `steps`: `STRETCH`, `RARE`, `REPEATED` or `AGAIN`.
 
     The limits are those by which a playbook tells a step of odd data (`harness.training.batches_ahead`). Nothing of a
@@ -55,7 +55,7 @@ def odd_batches(reading: Reading, steps: int) -> dict[int, str]:
     return dict(sorted((found | same).items()))
 
 
-def is_stretch(reading: Reading, batch: np.ndarray) -> bool:
+def is_stretch(reading: BatchReader, batch: np.ndarray) -> bool:
     """Whether half of a batch's sequences or more, [sequences, T + 1], follow each other in the training text.
 
     The last token of a sequence is then the first of the next. Only where so many meet so seldom by chance is the text

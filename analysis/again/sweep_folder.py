@@ -9,7 +9,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from analysis.again.batches import Reading, Setup, readings_of, setups_of, unknown_trial
+from analysis.again.batches import BatchReader, Setup, readings_of, setups_of, unknown_trial
 from analysis.reading.incident_log import Logged, logs_of
 from analysis.reading.open_sweep import open_with_packs
 from harness.storage.stored import PackInfo
@@ -38,7 +38,7 @@ class SweepFolder:
         """Trial -> the incidents that its playbook has logged."""
         return logs_of(self.packs)
 
-    def readings(self, data: Path | None = None) -> Callable[[str], Reading]:
+    def readings(self, data: Path | None = None) -> Callable[[str], BatchReader]:
         """The same as `analysis.again.batches.readings_of`."""
         return readings_of(self.out, data, self.packs)
 

@@ -1,4 +1,5 @@
-"""Stored results into trackers and tables of others: what of a sweep goes there (`runs`, `tables`), and how far each
-trial has gone already (`tracking`). Nothing here writes into a results folder, and nothing asks a network. Each target
-is a file in `targets`.
+"""Stored results into trackers and tables of others.
+
+What of a sweep goes there (`runs`, `tables`), and how far each trial has gone already (`tracking`). Nothing here writes
+into a results folder, and nothing asks a network. Each target is a file in `targets`.
 """

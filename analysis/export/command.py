@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from analysis.export.registry import targets
 from analysis.export.runs import Source
@@ -13,7 +14,7 @@ from harness.config import ConfigError
 DEFAULT = Path("export")  # in the current folder: trackers put several sweeps beside each other
 
 
-def add_export(commands: argparse._SubParsersAction) -> None:
+def add_export(commands: argparse._SubParsersAction[Any]) -> None:
     """Add its parser."""
     parser = commands.add_parser("export", help="hand runs, curves, events and reports to a tracker, or write tables")
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep, finished or not")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from analysis.export.runs import Source
-from analysis.reports.report import POSTMORTEMS
+from analysis.pages.trial_page import POSTMORTEMS
 
 PAGES = ("report.html", "campaign.html")
 # Before everything else that the page has, so that it holds for all of it; the encoding too, in which it is read.

@@ -32,7 +32,7 @@ PARTS = {"layer": "layer_{}", "rank": "rank_{}"}  # of a name, for each value of
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """Something that happened to a trial at one step: a strike of its fault, or an incident."""
 
     kind: str
@@ -47,21 +47,21 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Series:
+class MeasuredCurve:
     """One curve: the steps at which it was measured [n], ascending, and its values there, float32 [n], none a NaN."""
 
     name: str
     steps: np.ndarray
     values: np.ndarray
 
-    def between(self, first: int, stop: int) -> Series:
+    def between(self, first: int, stop: int) -> MeasuredCurve:
         """Of these steps alone."""
         low, high = np.searchsorted(self.steps, (first, stop))
-        return Series(self.name, self.steps[low:high], self.values[low:high])
+        return MeasuredCurve(self.name, self.steps[low:high], self.values[low:high])
 
 
 @dataclass(frozen=True)
-class Run:
+class TrackedRun:
     """A trial as a tracker has it. `steps` are those that the store has so far.
 
     `created`, in seconds since 1970, is when its pack was, and a millisecond more for each trial before it there: so no
@@ -76,7 +76,7 @@ class Run:
     parameters: Mapping[str, Any]
     tags: Mapping[str, str]
     finals: Mapping[str, float]
-    events: Sequence[Event]
+    events: Sequence[RunEvent]
     signals: str | None  # those that were asked for, None for all
 
     @cached_property
@@ -84,7 +84,7 @@ class Run:
         """Of all but the curves."""
         events = [(event.kind, event.step, event.json) for event in self.events]
         facts = (self.parameters, self.tags, self.finals, self.signals, events)
-        return google_crc32c.value(json.dumps(facts, sort_keys=True, default=str).encode())
+        return int(google_crc32c.value(json.dumps(facts, sort_keys=True, default=str).encode()))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Source:
     asked: str | None  # the signals in the words of the command
     packs: Mapping[str, PackInfo]
     events: pd.DataFrame  # of faults
-    incidents: Mapping[str, Sequence[Event]]
+    incidents: Mapping[str, Sequence[RunEvent]]
 
     @classmethod
     def open(cls, out: Path, wheres: Sequence[str], signals: str | None, finds_incidents: bool) -> Source:
@@ -128,7 +128,7 @@ class Source:
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[TrackedRun]:
         """One a trial, in the order of the sweep."""
         sweep, study = self.sweep, text(self.sweep.attrs["study"])
         columns = {name: sweep[name].values.tolist() for name in ("trial", "pack", "golden", "outcome", "complete")}
@@ -150,7 +150,7 @@ class Source:
             events = [*_struck(strikes.get(trial)), *self.incidents.get(trial, ())]
             words = [f"{name}={label(text(column[number]))}" for name, column in shown.items()]
             found.append(
-                Run(
+                TrackedRun(
                     trial,
                     label(" ".join([trial[:8], *words])),
                     facts["complete"],
@@ -165,7 +165,7 @@ class Source:
             )
         return found
 
-    def curves(self, numbers: Sequence[int], stops: Sequence[int]) -> Iterator[list[Series]]:
+    def curves(self, numbers: Sequence[int], stops: Sequence[int]) -> Iterator[list[MeasuredCurve]]:
         """Those of the trials of these numbers, ascending, each up to its step in `stops`; a few are in memory."""
         sizes = [self.sweep[name].nbytes for name in self.signals]
         at_once = max(1, GROUP_BYTES * self.sweep.sizes["trial"] // max(1, sum(sizes)))
@@ -185,7 +185,7 @@ class Source:
                 ]
 
 
-def checksum(curves: Sequence[Series]) -> int:
+def checksum(curves: Sequence[MeasuredCurve]) -> int:
     """Of names, steps and values."""
     found = 0
     for series in curves:
@@ -195,14 +195,14 @@ def checksum(curves: Sequence[Series]) -> int:
     return found
 
 
-def _series(name: str, dims: tuple[Any, ...], values: np.ndarray) -> Iterator[Series]:
+def _series(name: str, dims: tuple[Any, ...], values: np.ndarray) -> Iterator[MeasuredCurve]:
     """A signal of one trial, [steps(, layers(, ranks))], as curves; none of what was never measured."""
     for number, place in enumerate(np.ndindex(values.shape[1:])):
         column = values.reshape(len(values), -1)[:, number]
         steps = np.flatnonzero(~np.isnan(column))
         if len(steps):
             parts = [PARTS.get(dim, "{}").format(index) for dim, index in zip(dims, place, strict=True)]
-            yield Series("/".join([key(name), *parts]), steps, column[steps])
+            yield MeasuredCurve("/".join([key(name), *parts]), steps, column[steps])
 
 
 def _varies(values: np.ndarray) -> bool:
@@ -234,11 +234,11 @@ def _step(value: Any) -> int:
 # --- events ------------------------------------------------------------------------------------------------------
 
 
-def _struck(strikes: pd.DataFrame | None) -> Iterator[Event]:
+def _struck(strikes: pd.DataFrame | None) -> Iterator[RunEvent]:
     for row in [] if strikes is None else strikes.to_dict("records"):
         detail = {str(name): value for name, value in row.items() if not _is_nothing(value)}
         place = f"{row.get('site')} {row.get('tensor')}"
-        yield Event("fault", _step(row.get("step")), text(f"fault struck {place}"), detail)
+        yield RunEvent("fault", _step(row.get("step")), text(f"fault struck {place}"), detail)
 
 
 def _finite(value: Any) -> Any:
@@ -256,22 +256,22 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value))
 
 
-def _logged(incident: Logged) -> Event:
+def _logged(incident: Logged) -> RunEvent:
     """One that a playbook answered."""
     acts = ", ".join(dict.fromkeys(act.action for act in incident.acts)) or "no action"
     detail = {name: getattr(incident, name) for name in ("last", "closed", "alarms", "steps_lost")}
     acted = [{"step": act.step, "action": act.action, "to": act.to} for act in incident.acts]
-    return Event("incident", _step(incident.step), text(f"incident: {acts}"), {**detail, "acts": acted})
+    return RunEvent("incident", _step(incident.step), text(f"incident: {acts}"), {**detail, "acts": acted})
 
 
-def _found(opened: SweepFolder, sweep: xr.Dataset) -> dict[str, list[Event]]:
+def _found(opened: SweepFolder, sweep: xr.Dataset) -> dict[str, list[RunEvent]]:
     """All incidents of the finished trials of `sweep`, by the golden twins of the whole one."""
     finished = sweep["trial"].values[sweep["complete"].values].tolist()
-    found: dict[str, list[Event]] = {trial: [] for trial in finished}
+    found: dict[str, list[RunEvent]] = {trial: [] for trial in finished}
     wanted = {*finished, *sweep["golden"].values.tolist()}
     rows = [row for row, trial in enumerate(opened.sweep["trial"].values.tolist()) if trial in wanted]
     for one in all_incidents(opened.sweep.isel(trial=rows), opened.setups, opened.logs):
         if one.trial in found:
             words = one.row["symptoms"] or one.row["signs"] or one.row["detectors"]
-            found[one.trial].append(Event("incident", _step(one.first), text(f"incident: {words}"), one.row))
+            found[one.trial].append(RunEvent("incident", _step(one.first), text(f"incident: {words}"), one.row))
     return found

@@ -63,12 +63,14 @@ def _equal(column: np.ndarray, value: str) -> np.ndarray:
             number = float(value)
         except ValueError:
             return np.zeros(len(column), bool)
-        return np.isnan(column) if np.isnan(number) else column == number
+        is_equal: np.ndarray = np.isnan(column) if np.isnan(number) else column == number
+        return is_equal
     if column.dtype.kind == "O":
         found = is_level(column, NULL) if value in (NULL, "null") else _equal(numbers(column), value)
         return found & is_level(column, np.nan) if value == "nan" else found
     is_null = (column == NULL) & (value == "null")  # as it stands on a command line of a sweep
-    return is_null | np.array([value in (item, printable(item)) for item in column.tolist()], bool)
+    is_named: np.ndarray = is_null | np.array([value in (item, printable(item)) for item in column.tolist()], bool)
+    return is_named
 
 
 def _values(column: np.ndarray) -> str:

@@ -26,8 +26,8 @@ import filelock
 
 from analysis.export.names import text
 from analysis.export.pages import digest, postmortem, sweep_pages
-from analysis.export.registry import Target
-from analysis.export.runs import Run, Series, Source, checksum
+from analysis.export.registry import ExportTarget
+from analysis.export.runs import MeasuredCurve, Source, TrackedRun, checksum
 from harness.basics.printing import count
 from harness.config import ConfigError
 from harness.storage.records import Missing, Unreadable, read_record
@@ -57,7 +57,7 @@ class Marks:
     pages: dict[str, str] = field(default_factory=dict)
 
 
-class Tracker(Target):
+class Tracker(ExportTarget):
     """A target that has runs, to which curves are added."""
 
     finished_only: ClassVar[bool] = False  # whether a run cannot be gone on with
@@ -78,7 +78,7 @@ class Tracker(Target):
         """Take away what there is of a trial, if there is anything; its handle is "" where that is not known."""
 
     @abstractmethod
-    def put(self, run: Run, curves: Sequence[Series], handle: str | None) -> str:
+    def put(self, run: TrackedRun, curves: Sequence[MeasuredCurve], handle: str | None) -> str:
         """Add these points to the run of that handle, or to a new one; of a complete one all else. Gives the handle."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Tracker(Target):
     # --- what is done ----------------------------------------------------------------------------------------------
 
     def write(self, source: Source, place: Path) -> list[str]:
-        """See `Target`."""
+        """See `ExportTarget`."""
         file = place / f"exported-{source.id}.json"
         with _held(file.with_suffix(".lock"), place):
             state = _read(file)
@@ -136,7 +136,7 @@ class Tracker(Target):
         _write(file, state)
         return done
 
-    def _is_due(self, run: Run, state: Marks) -> bool:
+    def _is_due(self, run: TrackedRun, state: Marks) -> bool:
         if self.finished_only and not run.complete:
             return False
         mark = state.marks.get(run.trial)
@@ -146,7 +146,7 @@ class Tracker(Target):
             del state.marks[run.trial]
         return True
 
-    def _put(self, run: Run, curves: list[Series], state: Marks) -> str | None:
+    def _put(self, run: TrackedRun, curves: list[MeasuredCurve], state: Marks) -> str | None:
         """Bring one run up to date, and mark it. Gives what was done, None for nothing."""
         mark, how = state.marks.get(run.trial), NEW
         now = Mark("", run.steps, checksum(curves), run.checksum, run.complete)

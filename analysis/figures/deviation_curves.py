@@ -19,9 +19,10 @@ from analysis.figures.legends import legend_below, signs
 from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.measures.envelope import Envelope
 from analysis.measures.judged_faults import COLOURS, fault_table
-from analysis.measures.outcomes import NON_FINITE, OUTCOMES
+from analysis.measures.outcomes import OUTCOMES
 from analysis.reading.twins import Trials, deviations, twin_curves
 from harness.basics.printing import count
+from harness.objectives.outcome import NON_FINITE
 
 MOST_PANELS, MOST_LINES = 4, 60
 # Times the largest golden loss, above which the axis ends: what a loss does up there says nothing more, and one that
@@ -114,8 +115,9 @@ def _draw_deviations(panel: Axes, drawn: pd.DataFrame, size: np.ndarray, ceiling
 def _draw_envelopes(
     panels: Sequence[Axes], envelope: Envelope, shown: Sequence[int], longest: int, ceiling: float
 ) -> bool:
-    """A band from below the axis up to the largest clean deviation so far, and a line at the largest final one, for the
-    steps 0 to `longest` - 1. Gives whether there was any.
+    """Draw the clean deviations of the steps 0 to `longest` - 1; returns whether there was any.
+
+    A band goes from below the axis up to the largest one so far, and a line stands at the largest final one.
     """
     low, high = panels[0].get_ylim()
     steps = np.arange(longest)

@@ -18,6 +18,7 @@ from analysis.figures.registry import Needs, Results, drawn_from
 from analysis.figures.series import chosen, middle_width
 from analysis.figures.strikes import mark_strikes, strike_patch, strikes
 from analysis.measures import metrics
+from analysis.reading.finals import final_loss
 from harness.basics.printing import count
 from harness.config import NO_FAULT
 
@@ -43,7 +44,7 @@ def faulty_against_golden(results: Results) -> Drawing:
     table = metrics.deviation_table(ds)
     if table.empty:
         return Drawing(None, "No figure: no faulty trial is finished and has a finished golden twin.")
-    golden_loss = pd.Series(metrics.final_loss(ds).values, index=ds["trial"].values)
+    golden_loss = pd.Series(final_loss(ds).values, index=ds["trial"].values)
     table["golden_loss"] = golden_loss.reindex(table["golden"]).to_numpy()
     kinds = sorted(table["fault"].unique())
     mitigations, left_out = chosen(table.groupby("mitigation")["size"].median(), MOST_COLUMNS)

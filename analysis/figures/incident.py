@@ -11,11 +11,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.ticker import MaxNLocator
 
-from analysis.again.batches import Reading
+from analysis.again.batches import BatchReader
 from analysis.figures.drawing import Drawing, page
 from analysis.measures.evidence import Evidence
 from analysis.measures.incidents import Incident
-from analysis.measures.oddities import Run, usual
+from analysis.measures.oddities import TrialSignals, usual
 from harness.basics.printing import label
 
 AROUND = 60  # steps on either side
@@ -25,7 +25,7 @@ MOST_FOLDS = 4.0  # powers of two at which the colours of activations end
 NOT_FINITE = "#6a2135"
 
 
-def incident_signals(run: Run, incident: Incident, evidence: Evidence) -> Drawing:
+def incident_signals(run: TrialSignals, incident: Incident, evidence: Evidence) -> Drawing:
     """Loss, gradient norm before clipping, update and weights around an incident, with its alarms."""
     first, stop = max(0, evidence.begin - AROUND), min(run.steps, incident.last + AROUND)
     steps = np.arange(first, stop)
@@ -62,7 +62,7 @@ def incident_signals(run: Run, incident: Incident, evidence: Evidence) -> Drawin
     return Drawing(figure, caption)
 
 
-def activation_picture(run: Run, incident: Incident, evidence: Evidence) -> Drawing:
+def activation_picture(run: TrialSignals, incident: Incident, evidence: Evidence) -> Drawing:
     """Activations and attention logits by layer and step, against what each layer had before."""
     first, stop = max(0, evidence.begin - AROUND // 2), min(run.steps, incident.last + AROUND // 2)
     names = {"activation_rms": "rms of the block's output", "attention_logit_max": "largest attention logit"}
@@ -101,7 +101,7 @@ def _draw_layers(
     return image
 
 
-def token_histogram(reading: Reading, steps: Sequence[int], batches: Sequence[np.ndarray]) -> Drawing:
+def token_histogram(reading: BatchReader, steps: Sequence[int], batches: Sequence[np.ndarray]) -> Drawing:
     """The tokens of the batches of these steps that differ most from the corpus, by their share in either."""
     counts = np.bincount(np.concatenate([batch.ravel() for batch in batches]), minlength=len(reading.corpus.counts))
     here, usually = counts / counts.sum(), reading.corpus.counts / reading.corpus.counts.sum()

@@ -44,7 +44,7 @@ NUMBER = "1.2"
 
 
 @dataclass(frozen=True)
-class Entry:
+class LegendEntry:
     """A sample of a cell, and what it means."""
 
     sample: str
@@ -71,12 +71,12 @@ def _width_in(label: str, family: tuple[str, ...]) -> float:
         return 1.06 * TextPath((0, 0), label, size=9, prop=FontProperties(family=list(family))).get_extents().width / 72
 
 
-def entries_of(cells: Collection[str], has_told: bool) -> list[Entry]:
+def entries_of(cells: Collection[str], has_told: bool) -> list[LegendEntry]:
     """Of a map with these words in its cells, some of which are bold if it `has_told`."""
     blue = np.array(COLOURS(0.8))[:3]
     found = [
-        Entry(NUMBER, "the baseline", {"facecolor": "white", **BASELINE_EDGE}, "bold", TOLD),
-        Entry(
+        LegendEntry(NUMBER, "the baseline", {"facecolor": "white", **BASELINE_EDGE}, "bold", TOLD),
+        LegendEntry(
             NUMBER,
             "pale, grey: the interval includes no change, or there is none",
             {"facecolor": pale(blue), **CELL_EDGE},
@@ -84,18 +84,18 @@ def entries_of(cells: Collection[str], has_told: bool) -> list[Entry]:
     ]
     if has_told:
         bold = {"facecolor": blue, **CELL_EDGE}
-        found.append(Entry(NUMBER, "bold: the interval excludes no change", bold, "bold", TOLD))
+        found.append(LegendEntry(NUMBER, "bold: the interval excludes no change", bold, "bold", TOLD))
     if NOTHING in cells:
-        found.append(Entry(NOTHING, "not measured", MISSING))
+        found.append(LegendEntry(NOTHING, "not measured", MISSING))
     signs = {sign for cell in cells for sign in cell}
     return found + [
-        Entry(sign, words, {"facecolor": "white", **CELL_EDGE}, colour=TOLD)
+        LegendEntry(sign, words, {"facecolor": "white", **CELL_EDGE}, colour=TOLD)
         for sign, words in SIGNS.items()
         if sign in signs
     ]
 
 
-def _columns(entries: list[Entry], width: float) -> list[list[Entry]]:
+def _columns(entries: list[LegendEntry], width: float) -> list[list[LegendEntry]]:
     """The entries in as many columns of about one height as a figure of this width has room for."""
     for number in range(len(entries), 1, -1):
         rows = math.ceil(len(entries) / number)
@@ -105,16 +105,16 @@ def _columns(entries: list[Entry], width: float) -> list[list[Entry]]:
     return [entries]
 
 
-def _width(column: list[Entry]) -> float:
+def _width(column: list[LegendEntry]) -> float:
     return SAMPLE + 0.1 + max(text_width(entry.words) for entry in column) + GAP
 
 
-def legend_size(entries: list[Entry], width: float) -> tuple[float, float]:
+def legend_size(entries: list[LegendEntry], width: float) -> tuple[float, float]:
     """Inches: the width that a figure needs for the entries, and the height that they take in one of `width`."""
     return MARGIN + _width(entries), BAR + LINE * len(_columns(entries, width)[0]) + MARGIN
 
 
-def draw_legend(figure: Figure, panel: Axes, entries: list[Entry], top: float) -> None:
+def draw_legend(figure: Figure, panel: Axes, entries: list[LegendEntry], top: float) -> None:
     """Below `top`, in inches from the top left as `panel` has them: a colour bar, and the entries in columns."""
     width, height = figure.get_size_inches()
     bar_panel = figure.add_axes((0.5 / width, 1 - (top + 0.2) / height, 2.6 / width, 0.16 / height))
@@ -130,7 +130,7 @@ def draw_legend(figure: Figure, panel: Axes, entries: list[Entry], top: float) -
         left += _width(column)
 
 
-def _draw_entry(panel: Axes, entry: Entry, left: float, top: float) -> None:
+def _draw_entry(panel: Axes, entry: LegendEntry, left: float, top: float) -> None:
     panel.add_patch(Rectangle((left, top), SAMPLE, 0.8 * LINE, **entry.cell))
     middle = top + 0.4 * LINE
     look: dict[str, Any] = {"va": "center", "zorder": 3}

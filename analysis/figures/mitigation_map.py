@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ from analysis.figures.mitigation_legend import (
     MISSING,
     TOLD,
     UNTOLD,
-    Entry,
+    LegendEntry,
     draw_legend,
     entries_of,
     legend_size,
@@ -29,7 +30,8 @@ from analysis.figures.mitigation_legend import (
 )
 from analysis.figures.mitigation_words import NOTHING, coverage, value_words
 from analysis.figures.registry import Needs, Results, drawn_from
-from analysis.measures.mitigations import BASELINE, UNLIKE_PACKS, Comparison, Metric
+from analysis.measures.mitigations import UNLIKE_PACKS, Comparison, Metric
+from analysis.reading.acted import BASELINE
 from analysis.reading.levels import word
 from harness.basics.printing import count
 
@@ -158,7 +160,7 @@ def _draw_heading(panel: Axes, column: Columns, places: list[str], top: float) -
     middle = column.left + width / 2
     lines = textwrap.wrap(column.metric.label, int(width / LETTER))
     lines += [f"[{column.metric.units}]"] if column.metric.units else []
-    look: dict = {"ha": "center", "va": "bottom"}
+    look: dict[str, Any] = {"ha": "center", "va": "bottom"}
     panel.text(middle, HEADING - 0.23, "\n".join(lines), size=9, weight="bold", linespacing=1.15, **look)
     if column.full is not None:
         full = f"x or / {column.full:g}" if column.metric.is_ratio else f"± {column.full:g}"
@@ -177,7 +179,7 @@ def _draw_cells(panel: Axes, comparison: Comparison, column: Columns, top: float
         x, y = column.left + column.cell * place[index], top + ROW * line[index]
         value, is_baseline = value_words(row, column.name), row["mitigation"] == BASELINE
         colour = _colour(gain[index], column, told[index])
-        look: dict = {"facecolor": colour, **(BASELINE_EDGE if is_baseline else CELL_EDGE)}
+        look: dict[str, Any] = {"facecolor": colour, **(BASELINE_EDGE if is_baseline else CELL_EDGE)}
         look = MISSING if value == NOTHING else look
         panel.add_patch(Rectangle((x, y), column.cell, ROW, **look))
         is_dark = value != NOTHING and np.dot(colour, (0.299, 0.587, 0.114)) < 0.5
@@ -196,7 +198,7 @@ def _colour(gain: float, column: Columns, is_told: bool) -> np.ndarray:
     return colour if is_told else pale(colour)
 
 
-def _entries(comparison: Comparison) -> list[Entry]:
+def _entries(comparison: Comparison) -> list[LegendEntry]:
     """Of the legend, for what the cells look like."""
     metrics = [name for name, metric in comparison.metrics.items() if metric.is_in_map]
     cells = {value_words(row, name) for _, row in comparison.table.iterrows() for name in metrics}

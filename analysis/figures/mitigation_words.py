@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.measures.mitigations import BASELINE, Comparison, Metric
-from analysis.reading.acted import MARK
+from analysis.measures.mitigations import Comparison, Metric
+from analysis.reading.acted import BASELINE, MARK
 from analysis.reading.levels import word
 from harness.basics.printing import count
 
@@ -86,7 +87,7 @@ def _cell(row: pd.Series, name: str, metric: Metric, is_told: bool, gain: float)
     return Cell(value, change, verdict)
 
 
-def table_rows(comparison: Comparison) -> dict[str, list]:
+def table_rows(comparison: Comparison) -> dict[str, list[Any]]:
     """Heading and rows for the page: `names`, the axes as text, and `cells`, a `Cell` a metric."""
     metrics = comparison.metrics
     told = {name: comparison.is_told(name) for name in metrics}

@@ -29,8 +29,9 @@ from harness.storage.stored import PackInfo
 
 
 class Needs(StrEnum):
-    """What of `Results` a figure is drawn from, and with that where it stands: the page of the campaign has those of
-    outcomes, the report all others.
+    """What of `Results` a figure is drawn from, and with that where it stands.
+
+    The page of the campaign has those of outcomes, the report all others.
     """
 
     SWEEP = "sweep"

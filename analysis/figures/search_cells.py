@@ -26,11 +26,13 @@ def shown_cells(histories: Sequence[History]) -> dict[str, list[History]]:
 
 
 def left_out(histories: Sequence[History]) -> str:
+    """How many cells the figure does not show, for its caption; empty where it shows all."""
     number = len(histories) - sum(map(len, shown_cells(histories).values()))
     return f" Not shown: {count(number, 'further cell')}." if number else ""
 
 
 def looks_of(cells: Sequence[History]) -> list[dict[str, Any]]:
+    """Colour and marker of each cell, as keywords of matplotlib."""
     return [*looks([str(number) for number in range(len(cells))]).values()]
 
 

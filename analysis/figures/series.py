@@ -67,6 +67,7 @@ def with_widths(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def dodged(values: pd.Series, position: int, count: int) -> pd.Series:
+    """Values of a logarithmic axis, moved aside so that the points of `count` series do not cover each other."""
     factor = min(DODGE, SPREAD ** (1 / max(1, count - 1)))
     return values * factor ** (position - (count - 1) / 2)
 

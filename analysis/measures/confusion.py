@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import Reading
+from analysis.again.batches import BatchReader
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import (
     CAUSES,
@@ -37,7 +37,7 @@ from analysis.measures.causes import (
 )
 from analysis.measures.evidence import Evidence, evidence_of, provenance_of
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
-from analysis.measures.oddities import Run
+from analysis.measures.oddities import TrialSignals
 from analysis.measures.outcomes import VISIBLE, outcomes_and_notes
 from analysis.measures.statistics import studied, wilson_interval
 from analysis.reading.twins import values_of
@@ -111,7 +111,7 @@ class Confusion:
 
 
 def diagnosed(
-    run: Run, incident: Incident, reading: Reading | None, provenance: Mapping[str, str] | None = None
+    run: TrialSignals, incident: Incident, reading: BatchReader | None, provenance: Mapping[str, str] | None = None
 ) -> Diagnosis:
     """What an incident was, told from its evidence alone; `provenance` is what `provenance_of` has found."""
     evidence = evidence_of(run, incident, reading, provenance)
@@ -164,7 +164,9 @@ def visible(judged: xr.Dataset) -> xr.Dataset:
     return faulty.isel(trial=np.flatnonzero(is_seen))
 
 
-def _inferred(run: Run, log: Any, readings: Callable[[str], Reading], provenance: Mapping[str, str]) -> dict[str, Any]:
+def _inferred(
+    run: TrialSignals, log: Any, readings: Callable[[str], BatchReader], provenance: Mapping[str, str]
+) -> dict[str, Any]:
     reading = readings(run.trial)
     incident = worst(of_one(run, log, is_asked=True, reading=reading))
     if incident is None:

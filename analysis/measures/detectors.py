@@ -74,7 +74,7 @@ def alarmed(sweep: xr.Dataset, name: str, constants: Mapping[str, Mapping[str, A
     Raises ConfigError as `alarms` does.
     """
     each = [alarms(sweep, one, **constants.get(one, {}))["alarm"].values for one in name.split("+")]
-    return np.any(each, axis=0)
+    return np.asarray(np.any(each, axis=0))
 
 
 def _known(signals: Mapping[str, np.ndarray], is_loop: bool) -> dict[str, np.ndarray]:
@@ -117,7 +117,7 @@ def taken(sweep: xr.Dataset) -> np.ndarray:
     at_the_end = variables["step"].values == variables["nonfinite_step"].values[:, None]
     is_dropped = np.isnan(loss) & (dropped > 0) & ~at_the_end
     # A run of one's own has no tokens that anybody has counted.
-    return ~(np.isnan(tokens) & np.isnan(rate)) & ~is_dropped
+    return np.asarray(~(np.isnan(tokens) & np.isnan(rate)) & ~is_dropped)
 
 
 def last_step(is_taken: np.ndarray) -> int:

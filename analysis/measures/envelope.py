@@ -83,7 +83,8 @@ def recipes(sweep: xr.Dataset) -> tuple[np.ndarray, list[str]]:
 
 def changes_another_bit(sweep: xr.Dataset) -> np.ndarray:
     """Which trials have the fault `last_bit`, but set to another bit than the last: [trial]. They are no yardstick."""
-    return (sweep["fault"].values == LAST_BIT) & (numbers_of(sweep, "fault_bit", 0) > 0)
+    is_probe: np.ndarray = (sweep["fault"].values == LAST_BIT) & (numbers_of(sweep, "fault_bit", 0) > 0)
+    return is_probe
 
 
 def weaknesses(sweep: xr.Dataset, trials: Trials, envelope: Envelope) -> list[str]:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from analysis.again.batches import Reading
+from analysis.again.batches import BatchReader
 from analysis.again.odd_batches import MOST_AGAIN, RECENT, is_stretch
 from analysis.measures.incidents import Incident
-from analysis.measures.oddities import ODD, RATE_RATIO, Run, rate_ratio, usual
+from analysis.measures.oddities import ODD, RATE_RATIO, TrialSignals, rate_ratio, usual
 from analysis.reading.incident_log import number
 from harness.detectors.windows import MAD_TO_STD
 
@@ -89,7 +89,7 @@ def provenance_of(sweep: xr.Dataset, trial: str) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text not in ("", "nan")}
 
 
-def as_alarmed(run: Run, incident: Incident) -> Run:
+def as_alarmed(run: TrialSignals, incident: Incident) -> TrialSignals:
     """The run with what the log has seen at its alarms, which a rollback has taken out of the signals."""
     signals = dict(run.signals)
     for name in ("loss", "grad_norm"):
@@ -102,7 +102,7 @@ def as_alarmed(run: Run, incident: Incident) -> Run:
     return replace(run, signals=signals) if incident.acts else run
 
 
-def onset(run: Run, incident: Incident) -> int:
+def onset(run: TrialSignals, incident: Incident) -> int:
     """The first of the odd steps that lead to the worst one; without any, the first alarm or odd batch."""
     if incident.batches:
         return incident.first
@@ -119,7 +119,7 @@ def onset(run: Run, incident: Incident) -> int:
 
 
 def evidence_of(
-    run: Run, incident: Incident, reading: Reading | None, known: Mapping[str, str] | None = None
+    run: TrialSignals, incident: Incident, reading: BatchReader | None, known: Mapping[str, str] | None = None
 ) -> Evidence:
     """The evidence of an incident.
 
@@ -149,8 +149,10 @@ def offending(evidence: Evidence, incident: Incident) -> list[int]:
 
 
 def _verdict(incident: Incident) -> tuple[str, bool, int]:
-    """What came of the first step that was run again, whether its loss came out as it was, and from how many steps
-    before it was run, by what was wrong there."""
+    """What the first re-executed step showed, by what was wrong there.
+
+    That is the verdict, whether its loss was the same again, and how many steps before it the re-execution began.
+    """
     first = next((act for act in incident.acts if act.detectors), None)
     place = next((place for place, act in enumerate(incident.acts) if "verdict" in act.detail), 0)
     if first is None or not place:
@@ -160,7 +162,7 @@ def _verdict(incident: Incident) -> tuple[str, bool, int]:
     return str(ruled.detail["verdict"]), is_same, int(begun.get("before", 0))
 
 
-def _numbers(run: Run, begin: int) -> dict[str, Any]:
+def _numbers(run: TrialSignals, begin: int) -> dict[str, Any]:
     loss, norm, rate, scale = (run[name] for name in ("loss", "grad_norm", "learning_rate", "loss_scale"))
     ratio, size = rate_ratio(run), run.setup.weights**0.5 if run.setup else np.nan
     paces = (run["update_rms"] * size / run["param_norm"])[max(0, begin - 10) : begin + 1]
@@ -197,7 +199,7 @@ def _numbers(run: Run, begin: int) -> dict[str, Any]:
     }
 
 
-def _kept(run: Run, begin: int, speed: np.ndarray) -> float:
+def _kept(run: TrialSignals, begin: int, speed: np.ndarray) -> float:
     """Of a jump of the update: what is left of it `LATER`, over beta1 to the power of as many steps.
 
     Adam's first moment forgets a wrong value by beta1 at each step, and the update with it. It falls faster where the
@@ -221,7 +223,7 @@ def _largest_layer(layers: np.ndarray, step: int) -> tuple[float, int]:
     return float(values[at]), at
 
 
-def _batches(reading: Reading, begin: int) -> dict[str, Any]:
+def _batches(reading: BatchReader, begin: int) -> dict[str, Any]:
     """Of the onset's batch and those after it, against those before."""
     first = max(0, begin - BATCHES)
     steps = range(max(0, begin - RECENT), min(begin + AHEAD, reading.trial.steps))

@@ -30,11 +30,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.again.batches import Reading, Setup
+from analysis.again.batches import BatchReader, Setup
 from analysis.again.odd_batches import odd_batches
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measured, taken
-from analysis.measures.oddities import Run
+from analysis.measures.oddities import TrialSignals
 from analysis.measures.symptoms import Symptom, of_run
 from analysis.reading.incident_log import Act, Logged, number
 from analysis.reading.padding import cut, own_sizes
@@ -81,7 +81,7 @@ COLUMNS: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class Alarm:
+class FirstAlarm:
     """What one detector said of an incident: its first alarm, and the largest score."""
 
     detector: str
@@ -101,7 +101,7 @@ class Incident:
     last: int
     symptoms: tuple[Symptom, ...]
     signs: tuple[str, ...]  # of `SIGNS`, in words
-    alarms: tuple[Alarm, ...]
+    alarms: tuple[FirstAlarm, ...]
     acts: tuple[Act, ...]
     is_logged: bool
     outcome: int
@@ -167,7 +167,7 @@ def runs(
     setups: Mapping[str, Setup] = NOTHING,
     chosen: Sequence[str] | None = None,
     heard: Sequence[str] | None = WATCHING,
-) -> Iterator[Run]:
+) -> Iterator[TrialSignals]:
     """The `chosen` trials of a sweep, or all, with what is known of their recipes; some are in memory at a time.
 
     The detectors that are `heard` are replayed where they did not watch: those that mark incidents, or with None all
@@ -180,7 +180,7 @@ def runs(
 
 def _block(
     sweep: xr.Dataset, setups: Mapping[str, Setup], chosen: Sequence[str], heard: Sequence[str] | None
-) -> Sequence[Run]:
+) -> Sequence[TrialSignals]:
     part = sweep.sel(trial=list(chosen))
     known = [name for name in measured(part) if heard is None or name in heard or f"alarm_{name}" in part]
     said = {name: _said(part, name) for name in known}
@@ -200,7 +200,7 @@ def _block(
         return {name: carried(cut(of[row], dims[name], own), of_all[row]) for name, of in values.items()}
 
     return [
-        Run(
+        TrialSignals(
             str(trial),
             signals(row),
             of_all[row],
@@ -233,11 +233,11 @@ def _said(sweep: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_one(
-    run: Run,
+    run: TrialSignals,
     log: Sequence[Logged] | None,
     cost_per_hour: float = 0.0,
     is_asked: bool = False,
-    reading: Reading | None = None,
+    reading: BatchReader | None = None,
 ) -> list[Incident]:
     """The incidents of one trial, by their first steps: those of its log, if it has one.
 
@@ -264,7 +264,7 @@ def of_one(
     return found
 
 
-def _marks(run: Run, told: Sequence[Symptom]) -> tuple[np.ndarray, np.ndarray]:
+def _marks(run: TrialSignals, told: Sequence[Symptom]) -> tuple[np.ndarray, np.ndarray]:
     """The steps of incidents, bool [steps]: signs that are sure, and what follows from one to the next; and all odd."""
     said = {name: alarm[: run.steps] for name, (alarm, _) in run.said.items() if name in WATCHING}
     told = [one for one in told if one.symptom not in IGNORED]
@@ -296,7 +296,7 @@ def worst(found: Sequence[Incident]) -> Incident | None:
 
 
 def _incident(
-    run: Run, told: Sequence[Symptom], first: int, last: int, log: Logged | None, cost_per_hour: float
+    run: TrialSignals, told: Sequence[Symptom], first: int, last: int, log: Logged | None, cost_per_hour: float
 ) -> Incident:
     first = min(first, run.steps - 1)  # a step that the run went back from, and never came to again
     last = min(max(first, last), run.steps - 1)
@@ -310,10 +310,12 @@ def _incident(
         if len(at):
             scores = score[with_next][at]
             scores = scores[~np.isnan(scores)]
-            heard.append(Alarm(name, first + int(at[0]), float(scores.max()) if len(scores) else np.nan))
+            heard.append(FirstAlarm(name, first + int(at[0]), float(scores.max()) if len(scores) else np.nan))
     for act in acts:  # of an act whose alarm is not in the signals any more, since the row went back
         known = {one.detector for one in heard}
-        heard += [Alarm(name, act.step, number(value)) for name, value in act.detectors.items() if name not in known]
+        heard += [
+            FirstAlarm(name, act.step, number(value)) for name, value in act.detectors.items() if name not in known
+        ]
     earlier = slice(max(0, first - BEFORE), first)
     before = _finite(loss[earlier])
     end = min(run.steps, first + AFTER)
@@ -339,7 +341,9 @@ def _incident(
     )  # fmt: skip
 
 
-def _outcome(run: Run, symptoms: Sequence[Symptom], before: slice, after: slice, last: int) -> tuple[int, float]:
+def _outcome(
+    run: TrialSignals, symptoms: Sequence[Symptom], before: slice, after: slice, last: int
+) -> tuple[int, float]:
     """By the rules above; and the loss that is left."""
     if run.golden is None:
         kept, others = _finite(run["loss"][after]), _finite(run["loss"][before])
@@ -370,7 +374,7 @@ def _logged(values: Iterable[float | str | None]) -> list[float]:
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    return values[np.isfinite(values)]
+    return np.asarray(values[np.isfinite(values)])
 
 
 def _mean(values: np.ndarray) -> float:

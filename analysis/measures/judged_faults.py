@@ -31,9 +31,10 @@ def idle_words(sweep: xr.Dataset) -> str:
 
 
 def fault_table(sweep: xr.Dataset) -> pd.DataFrame:
-    """One row a judged fault that changed something: its `trial`, the `site`, `tensor` and `bit` that it struck, in
-    which number `format`, its `outcome` and `deviation_max`, and the steps at which it began (`start`) and its trial
-    ended (`steps`).
+    """One row a judged fault that changed something.
+
+    Its `trial`, the `site`, `tensor` and `bit` that it struck, in which number `format`, its `outcome` and
+    `deviation_max`, and the steps at which it began (`start`) and its trial ended (`steps`).
     """
     faulty = studied(sweep)
     names = {"struck_tensor": "tensor", "struck_bit": "bit", "fault_outcome": "outcome"}

@@ -10,11 +10,12 @@ import xarray as xr
 
 from analysis.measures.detectors import taken
 from analysis.measures.judged_faults import site_labels
-from analysis.measures.outcomes import NON_FINITE, UNJUDGED, golden_range, outcomes_and_notes
+from analysis.measures.outcomes import UNJUDGED, golden_range, outcomes_and_notes
 from analysis.reading.open_sweep import UNFINISHED
 from analysis.reading.twins import Trials
 from harness.config import NO_FAULT
 from harness.config.names import LAST_BIT
+from harness.objectives.outcome import NON_FINITE
 
 FAMILIES = {
     "weight": "weights",
@@ -83,7 +84,7 @@ def _size(damage: float, outcome: str) -> str:
 def measured_steps(sweep: xr.Dataset, rows: np.ndarray) -> np.ndarray:
     """Where the trials numbered `rows` have a loss, or have it no more because they froze: [n, steps]."""
     part = sweep.isel(trial=rows)
-    return taken(part) | (part["step"] >= part["nonfinite_step"]).transpose("trial", "step").values
+    return np.asarray(taken(part) | (part["step"] >= part["nonfinite_step"]).transpose("trial", "step").values)
 
 
 def _spikes(sweep: xr.Dataset, table: pd.DataFrame) -> np.ndarray:

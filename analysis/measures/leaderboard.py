@@ -157,7 +157,7 @@ def false_alarms(is_alarm: np.ndarray, is_taken: np.ndarray) -> dict[str, float]
     of_runs = np.stack([wrong.sum(axis=1), is_taken.sum(axis=1)])
 
     def pooled(drawn: np.ndarray) -> np.ndarray:
-        return drawn[0].sum(axis=-1) / drawn[1].sum(axis=-1)
+        return np.asarray(drawn[0].sum(axis=-1) / drawn[1].sum(axis=-1))
 
     def rate(events: int) -> float:
         return PER * events / steps if steps else np.nan

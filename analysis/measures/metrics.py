@@ -73,7 +73,7 @@ def _is_validated(ds: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
     unknown = np.flatnonzero(~is_known)
     for block in blocks(ds["validation_loss"], unknown):
         is_known[block] = np.isfinite(ds["validation_loss"].isel(trial=block).values).any(axis=1)
-    return is_known
+    return np.asarray(is_known)
 
 
 def clean_trials(ds: xr.Dataset) -> xr.Dataset:
@@ -101,8 +101,9 @@ def swept_axes(ds: xr.Dataset, table: pd.DataFrame, among: Sequence[str]) -> lis
 
 
 def segment_losses(ds: xr.Dataset, table: pd.DataFrame) -> np.ndarray:
-    """Final validation losses by segment of the held-out text, [trial, segment]; infinite for a run without one, and
-    NaN for one that was never validated.
+    """Final validation losses by segment of the held-out text, [trial, segment].
+
+    They are infinite for a run that ended before, and NaN for one that was never validated.
 
     `table` is the `trial_table` of `ds`. A store of an older version has one segment for all.
     """

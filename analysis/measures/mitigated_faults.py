@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.outcomes import NON_FINITE, OUTCOMES, outcomes_and_notes
+from analysis.measures.outcomes import OUTCOMES, outcomes_and_notes
 from analysis.reading.twins import Trials, deviation_blocks, numbers_of
 from harness.config import NO_FAULT
 from harness.config.names import LAST_BIT, Site
+from harness.objectives.outcome import NON_FINITE
 
 
 def felt_faults(sweep: xr.Dataset, table: pd.DataFrame) -> pd.DataFrame:

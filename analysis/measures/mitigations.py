@@ -144,7 +144,9 @@ def compare(sweep: xr.Dataset) -> Comparison:
     felt = felt_faults(sweep, table.assign(wanted=table["lr"] == table["place"].map(rates)))
     faults = dict(iter(felt.groupby(by)))
     groups = {
-        key: Group(trials[axes].iloc[0].to_dict(), trials, grids[key], times.get(key), faults.get(key, felt.iloc[:0]))
+        key: FinishedTrials(
+            trials[axes].iloc[0].to_dict(), trials, grids[key], times.get(key), faults.get(key, felt.iloc[:0])
+        )
         for key, trials in clean.groupby(by)
     }
     metrics = _measured(sorted(felt["fault"].unique()), clean["lr"].nunique() > 1, bool(times))
@@ -220,7 +222,7 @@ def _sorted(comparison: Comparison) -> Comparison:
 
 
 @dataclass(frozen=True)
-class Group:
+class FinishedTrials:
     """The finished trials of one mitigation and place. Frames [seed, rate] hold those without a fault, and no NaN."""
 
     names: dict[str, Any]
@@ -237,12 +239,12 @@ class Group:
 
     @property
     def has_rates(self) -> bool:
-        return self.stable.shape[1] > 1
+        return bool(self.stable.shape[1] > 1)
 
     @property
     def stable_rates(self) -> np.ndarray:
         """Per seed, the number of swept rates, from the smallest on, up to which every run was stable: [seed]."""
-        return np.cumprod(self.stable.to_numpy() == 1, axis=1).sum(axis=1)
+        return np.asarray(np.cumprod(self.stable.to_numpy() == 1, axis=1).sum(axis=1))
 
     @property
     def stable_bound(self) -> str:
@@ -265,7 +267,7 @@ class Group:
         return {name: self.faults.pivot(index="who", columns="fault", values=name) for name in FAULT_METRICS}
 
 
-def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> dict[str, Any]:
+def _row(group: FinishedTrials, baseline: FinishedTrials | None, metrics: dict[str, Metric]) -> dict[str, Any]:
     """What `compare` has of one mitigation and place. Of the baseline itself there is no change."""
     base = None if group is baseline else baseline
     common = baseline.grid.best_rate if baseline else np.nan
@@ -283,7 +285,7 @@ def _row(group: Group, baseline: Group | None, metrics: dict[str, Metric]) -> di
     return row | _recovered(group, [name.partition(".")[2] for name in metrics if name.startswith("recovery.")])
 
 
-def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[str, Estimate]:
+def _clean_estimates(group: FinishedTrials, base: FinishedTrials | None, common: float) -> dict[str, Estimate]:
     base_losses = base.grid.at(common) if base else None
     estimates = {
         "final_loss": paired(group.grid.at(group.grid.best_rate), base_losses, mean),
@@ -301,7 +303,7 @@ def _clean_estimates(group: Group, base: Group | None, common: float) -> dict[st
     return estimates
 
 
-def _fault_estimates(group: Group, base: Group | None) -> dict[str, Estimate]:
+def _fault_estimates(group: FinishedTrials, base: FinishedTrials | None) -> dict[str, Estimate]:
     estimates = {}
     for name in FAULT_METRICS:
         values, theirs = group.fault_values[name], base.fault_values[name] if base else None
@@ -312,7 +314,7 @@ def _fault_estimates(group: Group, base: Group | None) -> dict[str, Estimate]:
     return estimates
 
 
-def _recovered(group: Group, faults: list[str]) -> dict[str, Any]:
+def _recovered(group: FinishedTrials, faults: list[str]) -> dict[str, Any]:
     """For how many steps faulty trials were watched, and of each fault the share that recovered."""
     felt = group.faults
     row: dict[str, Any] = {"watched": felt["watched"].max()} if faults else {}

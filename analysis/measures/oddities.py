@@ -40,7 +40,7 @@ AT_REST = {  # oddity -> the signals that say whether an array changed while not
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialSignals:
     """One trial's signals [steps(, layers)], float64, NaN after its last step; and what watched it.
 
     At a step that was not taken, because its batch was dropped, signals stand still (`detectors.carried`).
@@ -83,9 +83,10 @@ class Run:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """How far each step is from the usual: the rise of the loss in nat, or how far the logarithm of the gradient
-        norm or of the update is off; infinite where a check fails, the rate is wrong or something is not finite.
-        [steps]
+        """How far each step is from the usual [steps].
+
+        That is the rise of the loss in nat, or how far the logarithm of the gradient norm or of the update is off;
+        infinite where a check fails, the rate is wrong or a value is not finite.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             rise = self["loss"] - usual(self["loss"])[0]
@@ -99,13 +100,13 @@ class Run:
 
     @cached_property
     def moment_check(self) -> np.ndarray:
-        """|v_t| over its upper bound; or minus its lower bound over |v_t|, if that is larger; 0: not known. [steps]"""
+        """|v_t| over its upper bound; or minus its lower bound over |v_t|, if that is larger; 0: not known [steps]."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return _moment_check(self)
 
     @cached_property
     def weight_check(self) -> np.ndarray:
-        """By how many norms of its update the weights' norm has moved; 0: not known. [steps]"""
+        """By how many norms of its update the weights' norm has moved; 0: not known [steps]."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return _weight_check(self)
 
@@ -124,10 +125,12 @@ def _odd(values: np.ndarray, least: float, has_low: bool = False) -> np.ndarray:
     middle, deviation = usual(values)
     moved = np.abs(values - middle) if has_low else values - middle
     is_known = ~np.isnan(middle)
-    return is_known & ((moved > np.maximum(ODD * np.nan_to_num(deviation, nan=np.inf), least)) | ~np.isfinite(values))
+    return np.asarray(
+        is_known & ((moved > np.maximum(ODD * np.nan_to_num(deviation, nan=np.inf), least)) | ~np.isfinite(values))
+    )
 
 
-def _oddities(run: Run) -> dict[str, np.ndarray]:
+def _oddities(run: TrialSignals) -> dict[str, np.ndarray]:
     rate, scale = run["learning_rate"], run["loss_scale"]
     found = {
         "loss": _odd(run["loss"], LOSS_RISE),
@@ -146,18 +149,18 @@ def _oddities(run: Run) -> dict[str, np.ndarray]:
     return found
 
 
-def _wrong_rate(run: Run) -> np.ndarray:
+def _wrong_rate(run: TrialSignals) -> np.ndarray:
     """Where the rate in force is well above the one that the schedule has."""
     return rate_ratio(run) > RATE_RATIO
 
 
-def rate_ratio(run: Run) -> np.ndarray:
+def rate_ratio(run: TrialSignals) -> np.ndarray:
     """The rate in force over that of the schedule, [steps]; NaN where the schedule is not known."""
     scheduled = np.full(run.steps, np.nan)
     if run.setup is not None:
         known = np.array(run.setup.rates[: run.steps])
         scheduled[: len(known)] = known
-    return run["learning_rate"] / carried(scheduled, run.taken[: run.steps])
+    return np.asarray(run["learning_rate"] / carried(scheduled, run.taken[: run.steps]))
 
 
 def _moved(values: np.ndarray, ratio: float) -> np.ndarray:
@@ -166,7 +169,7 @@ def _moved(values: np.ndarray, ratio: float) -> np.ndarray:
     return np.concatenate([[False], moved > np.log(ratio)])
 
 
-def _moment_check(run: Run) -> np.ndarray:
+def _moment_check(run: TrialSignals) -> np.ndarray:
     found, norm, setup = np.zeros(run.steps), run["second_moment_norm"], run.setup
     if setup is None or not setup.is_adam:
         return found
@@ -182,7 +185,7 @@ def _moment_check(run: Run) -> np.ndarray:
     return found
 
 
-def _weight_check(run: Run) -> np.ndarray:
+def _weight_check(run: TrialSignals) -> np.ndarray:
     found, norm, setup = np.zeros(run.steps), run["param_norm"], run.setup
     if setup is None:
         return found

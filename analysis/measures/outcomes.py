@@ -248,4 +248,4 @@ def leaves_range(values: np.ndarray, golden: np.ndarray, twin: np.ndarray) -> np
     with np.errstate(invalid="ignore"):
         is_inside = (values >= low[twin]) & (values <= high[twin])
     is_measured = np.isfinite(values).any(axis=1, keepdims=True)
-    return ~is_inside & np.isfinite(golden)[twin] & is_measured
+    return np.asarray(~is_inside & np.isfinite(golden)[twin] & is_measured)

@@ -84,9 +84,9 @@ def _measured(frame: pd.DataFrame) -> tuple[np.ndarray, pd.Index, pd.Index]:
 
 def mean(values: np.ndarray) -> np.ndarray:
     """Of [k, ..., n], over k and the seeds."""
-    return values.mean(axis=0).mean(axis=-1)
+    return np.asarray(values.mean(axis=0).mean(axis=-1))
 
 
 def largest_median(values: np.ndarray) -> np.ndarray:
     """Of [k, ..., n]: the median over seeds, and of these the largest."""
-    return np.median(values, axis=-1).max(axis=0)
+    return np.asarray(np.median(values, axis=-1).max(axis=0))

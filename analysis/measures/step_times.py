@@ -34,7 +34,7 @@ class StepTimes:
         """The ratio to `base`, as value and as change. The interval draws the packs of both: NaN for one pack."""
 
         def ratio(packs: np.ndarray, others: np.ndarray) -> np.ndarray:
-            return np.median(packs, axis=-1) / np.median(others, axis=-1)
+            return np.asarray(np.median(packs, axis=-1) / np.median(others, axis=-1))
 
         measured = float(ratio(self.packs, base.packs)), *bootstrap(self.packs, ratio, base.packs, interpolated=True)
         return Estimate(*measured, *measured)

@@ -38,7 +38,7 @@ TEXT, JSON = "text/plain; charset=utf-8", "application/json"
 Answer = tuple[HTTPStatus, str, bytes]
 
 
-class Pages:
+class Routes:
     """What there is to ask for, by path."""
 
     def __init__(self, out: Path, follower: Follower):
@@ -92,7 +92,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int, pages: Pages):
+    def __init__(self, port: int, pages: Routes):
         super().__init__((LOOPBACK, port), Handler)
         self.pages = pages
         self.hosts = {f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost")}
@@ -142,7 +142,7 @@ def serving(out: Path, port: int = 0) -> Iterator[Server]:
     Raises ConfigError if `out` holds no results, or the port cannot be had.
     """
     follower = Follower(out)
-    pages = Pages(out, follower)
+    pages = Routes(out, follower)
     try:
         server = Server(port, pages)
     except OSError as error:

@@ -51,7 +51,7 @@ class Detail:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pages:
+class TrialPages:
     """The pages of some trials: `page`, what is told of each, and `curves`: trial -> signal -> `curves.curve`."""
 
     pages: dict[str, dict[str, Any]]
@@ -72,7 +72,7 @@ def trial_page(out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo],
 
 def trial_pages(
     out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo], trials: Sequence[str], detail: Detail
-) -> Iterator[Pages]:
+) -> Iterator[TrialPages]:
     """The pages of these trials, some at a time, in their order; a damaged one has the reason as `damage` instead."""
     stored = stored_trials(packs)
     for begin in range(0, len(trials), AT_ONCE):
@@ -88,11 +88,11 @@ def trial_pages(
                 yield from (_alone(out, attributes, _packs_of(stored, [trial]), trial, detail) for trial in some)
 
 
-def _alone(out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo], trial: str, detail: Detail) -> Pages:
+def _alone(out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo], trial: str, detail: Detail) -> TrialPages:
     try:
         return _made(opened(out, attributes, packs), [trial], detail)
     except FAILURES as error:
-        return Pages({trial: {"id": trial, "damage": shown(str(error) or type(error).__name__)}}, {})
+        return TrialPages({trial: {"id": trial, "damage": shown(str(error) or type(error).__name__)}}, {})
 
 
 def _packs_of(stored: Mapping[str, PackInfo], trials: Sequence[str]) -> list[PackInfo]:
@@ -110,7 +110,7 @@ def opened(out: Path, attributes: dict[str, Any], packs: Sequence[PackInfo]) -> 
     return SweepFolder(out, dataset_of(attributes, packs), packs)
 
 
-def _made(folder: SweepFolder, trials: Sequence[str], detail: Detail) -> Pages:
+def _made(folder: SweepFolder, trials: Sequence[str], detail: Detail) -> TrialPages:
     """Their values are read once, and are in memory together. Raises DamagedStore."""
     sweep = folder.sweep.sel(trial=list(trials))
     twins = [name for name in np.unique(sweep["golden"].values) if name in folder.sweep["trial"].values]
@@ -140,7 +140,7 @@ def _made(folder: SweepFolder, trials: Sequence[str], detail: Detail) -> Pages:
             "command": training_command(config),
             "postmortem": _postmortem(folder.out, trial),
         }
-    return Pages(pages, curves)
+    return TrialPages(pages, curves)
 
 
 # --- curves ------------------------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ def _facts(sweep: xr.Dataset, row: int, pack: PackInfo) -> dict[str, Any]:
     known = {name: value for name, value in values.items() if value == value}
     known |= {name: int(known[name]) for name in ("nonfinite_step", "masked_step") if name in known}
     known |= {"steps_done_by_its_pack": pack.attributes["steps_done"], "complete": pack.complete}
-    return plain(known)
+    shown: dict[str, Any] = plain(known)
+    return shown
 
 
 def _provenance(sweep: xr.Dataset, trial: str) -> dict[str, str]:
@@ -228,7 +229,8 @@ def told_incident(one: Incident) -> dict[str, Any]:
     """A row of the table of incidents, and what was done at each alarm."""
     acts = [{"step": act.step, "action": act.action, "back_to": act.to, **act.detail} for act in one.acts]
     row = {name: value for name, value in one.row.items() if name not in ("money", "tokens", "seconds", "trial")}
-    return plain({**row, "acts": acts})
+    shown: dict[str, Any] = plain({**row, "acts": acts})
+    return shown
 
 
 def _config(config: Mapping[str, Any]) -> dict[str, list[list[Any]]]:

@@ -22,8 +22,9 @@ def split(number: np.ndarray, values: pd.Series | np.ndarray) -> np.ndarray:
 
 
 def splitting(number: np.ndarray, columns: Mapping[str, pd.Series | np.ndarray]) -> tuple[list[str], np.ndarray]:
-    """The columns that split the groups numbered `number` [n], each those that are left by the ones before; what is
-    left by all. A column that follows from the others is none.
+    """The columns that split the groups numbered `number` [n], each those that are left by the ones before.
+
+    Also the columns that are left by all. A column that follows from the others is not among them.
     """
     names = []
     for name, values in columns.items():

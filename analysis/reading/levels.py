@@ -42,7 +42,7 @@ def _text(value: Any, has_null: bool) -> str:
     if value is None or value is ABSENT:
         return NULL if value is None else ""
     text = parameter(value if isinstance(value, str) else json.dumps(value), has_null)
-    return encodable(text.replace("\0", r"\x00"))  # numpy drops zeros at the end
+    return str(encodable(text.replace("\0", r"\x00")))  # numpy drops zeros at the end
 
 
 def parameter(value: Any, has_null: bool) -> Any:
@@ -70,7 +70,8 @@ def numbers(values: Any) -> np.ndarray:
     """The values [n] of a numeric field as float64: NaN for null, and where a trial does not have the field."""
     values = np.array([*values], dtype=object) if isinstance(values, Sequence) else np.asarray(values)
     if values.dtype.kind != "O":
-        return values.astype(float)
+        as_floats: np.ndarray = values.astype(float)
+        return as_floats
     return np.array([np.nan if isinstance(value, str) else value for value in values], dtype=float)
 
 

@@ -18,6 +18,7 @@ import dask.array
 import numpy as np
 import pandas as pd
 import xarray as xr
+from dask.delayed import delayed
 
 from analysis.reading.acted import Acting, acting
 from analysis.reading.finals import FINALS
@@ -134,7 +135,7 @@ def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
     """The sweep with the losses at which its trials ended, each taken when it is asked for."""
     finals = {}
     for name, (long_name, final) in FINALS.items():
-        values = dask.delayed(lambda final=final: final(sweep).values, name=f"{name}-{uuid.uuid4().hex}")()
+        values = delayed(lambda final=final: final(sweep).values, name=f"{name}-{uuid.uuid4().hex}")()
         lazy = dask.array.from_delayed(values, (sweep.sizes["trial"],), np.float64)
         finals[name] = xr.Variable("trial", lazy, {"units": "nat/token", "long_name": long_name})
     return sweep.assign(finals)
@@ -321,8 +322,9 @@ def _columns(trials: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Path -> name: its last part; `part_name` for a fault's field, and where a path before it has that name, or a
-    variable.
+    """Path -> name: its last part.
+
+    It is `part_name` for a fault's field, and where an earlier path or a variable has that name.
     """
     names = {path: name for path, name in NAMES.items() if path in paths or path == "fault.name"}
     for path in paths:

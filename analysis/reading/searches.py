@@ -26,7 +26,7 @@ ABOUT = {"kind", "cell", "objectives"}  # what a study that was made whole says 
 
 
 @dataclass(frozen=True)
-class About:
+class StudyRecord:
     """What a study says of itself."""
 
     kind: str
@@ -35,7 +35,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class History(About):
+class History(StudyRecord):
     """One study: a cell of a search.
 
     `points` has a row for each point that was trained and judged, in the order in which they were asked for: `number`,
@@ -48,7 +48,7 @@ class History(About):
 
 
 @dataclass(frozen=True)
-class Point:
+class PointRecord:
     """What was told of a point."""
 
     values: tuple[float, ...]
@@ -101,10 +101,10 @@ def read_searches(out: Path | str) -> list[History]:
 
 
 def _history(study: optuna.Study, file: Path) -> History:
-    about = record_of(study.user_attrs, About, file)
+    about = record_of(study.user_attrs, StudyRecord, file)
     told = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     told = [trial for trial in told if "duplicate" not in trial.user_attrs]
-    points = [record_of({"values": trial.values, "params": trial.params}, Point, file) for trial in told]
+    points = [record_of({"values": trial.values, "params": trial.params}, PointRecord, file) for trial in told]
     if any(len(about.objectives) != len(values) for values in (study.directions, *(point.values for point in points))):
         raise Unreadable(file, f"{about.cell} has another number of objectives than of values")
     rows = [

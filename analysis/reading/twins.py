@@ -38,7 +38,8 @@ class Trials:
     @property
     def is_lost(self) -> np.ndarray:
         """Which became non-finite."""
-        return ~np.isnan(self.nonfinite_step)
+        is_nonfinite: np.ndarray = ~np.isnan(self.nonfinite_step)
+        return is_nonfinite
 
     @property
     def twin(self) -> np.ndarray:

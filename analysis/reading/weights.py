@@ -27,8 +27,9 @@ def load_weights(out: Path | str, trial: Any) -> dict[str, Tensor]:
 
 
 def to_gpt2(out: Path | str, trial: Any) -> GPT2LMHeadModel:
-    """The trained trial as a GPT-2 of `transformers`, which computes the same logits: for its generation, or others'
-    evaluation. `save_pretrained` writes it for them.
+    """The trained trial as a GPT-2 of `transformers`, which computes the same logits.
+
+    Use it for generation, or save it with `save_pretrained` for other tools of evaluation.
 
     Raises harness.config.trial.ConfigError, a ValueError, as `load_weights` does, and for a structure that is no GPT-2
     (rotary positions, a gate, QK-norm ...), by key; ImportError where `transformers` is not installed

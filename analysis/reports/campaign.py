@@ -26,7 +26,7 @@ ALL = "all sites"
 
 
 @dataclass(frozen=True)
-class Campaign:
+class CampaignReport:
     """Where the page is, and what it says: a table of words, remarks on the data, and figures with their captions."""
 
     html: Path
@@ -36,7 +36,7 @@ class Campaign:
     trials: Path  # the page of all trials beside it
 
 
-def write_campaign(out: Path | str) -> Campaign:
+def write_campaign(out: Path | str) -> CampaignReport:
     """Write `out`/figures/*.png, `out`/campaign.html and `out`/trials.html from the results in `out`, finished or not.
 
     Raises ConfigError, a ValueError, if `out` holds no results or none of its trials has a fault to study, and OSError
@@ -55,7 +55,7 @@ def write_campaign(out: Path | str) -> Campaign:
     texts = in_words(table)
     rows = {"heading": list(texts.columns), "rows": texts.to_numpy().tolist()}
     html = write_page("campaign", folder, sweep, notes=notes, table=rows, pictures=pictures)
-    return Campaign(out / html, texts, notes, pictures, write_trials(out, results.judged, packs))
+    return CampaignReport(out / html, texts, notes, pictures, write_trials(out, results.judged, packs))
 
 
 def site_table(judged: xr.Dataset) -> pd.DataFrame:

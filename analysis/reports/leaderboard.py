@@ -119,4 +119,4 @@ def told_lead(out: Path) -> list[str]:
 
 
 def _lines(table: pd.DataFrame) -> list[str]:
-    return table.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n")
+    return list(table.to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))

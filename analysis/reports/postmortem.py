@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from analysis.again.batches import Reading, config_of, stored_trials
+from analysis.again.batches import BatchReader, config_of, stored_trials
 from analysis.again.sweep_folder import SweepFolder
 from analysis.figures.drawing import Drawing
 from analysis.figures.incident import activation_picture, incident_signals, token_histogram
@@ -20,7 +20,7 @@ from analysis.measures.causes import Finding
 from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
 from analysis.measures.evidence import LATER, offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
-from analysis.measures.oddities import Run, usual
+from analysis.measures.oddities import TrialSignals, usual
 from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.twins import numbers_of, values_of
 from analysis.reports.follow_ups import SUGGESTED, followed
@@ -136,7 +136,7 @@ def _written(
     return Postmortem(at / f"{trial}.html", at / f"{trial}.md", words, diagnosis)
 
 
-def _reading(known: SweepFolder, trial: str, data: Path | None) -> tuple[Reading | None, str]:
+def _reading(known: SweepFolder, trial: str, data: Path | None) -> tuple[BatchReader | None, str]:
     """The trial's batches, or why there are none."""
     try:
         reading = known.readings(data)(trial)
@@ -167,7 +167,7 @@ def _head(known: SweepFolder, trial: str) -> dict[str, str]:
 # --- sections ----------------------------------------------------------------------------------------------------
 
 
-def _symptoms(run: Run, diagnosis: Diagnosis, found: Sequence[Incident]) -> Section:
+def _symptoms(run: TrialSignals, diagnosis: Diagnosis, found: Sequence[Incident]) -> Section:
     incident, begin = diagnosis.incident, diagnosis.evidence.begin
     levels, _ = usual(run["grad_norm"])
     after = f"after {AFTER} steps" if incident.after_step - incident.first >= AFTER - 1 else "at the end of the run"
@@ -195,7 +195,9 @@ def _symptoms(run: Run, diagnosis: Diagnosis, found: Sequence[Incident]) -> Sect
     return Section("Symptoms", lines, tables)
 
 
-def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Reading | None, missing: str) -> Section:
+def _evidence(
+    folder: ResultsPath, run: TrialSignals, diagnosis: Diagnosis, reading: BatchReader | None, missing: str
+) -> Section:
     incident, evidence = diagnosis.incident, diagnosis.evidence
     steps = offending(evidence, incident)
     alone = "batch" if incident.batches else "alarm"
@@ -207,14 +209,12 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
     if arrays := ", ".join(name.replace("_", " ") for name in evidence.changed):
         lines.append(f"Changed between the step's beginning and its update, where nothing writes to them: {arrays}.")
     heard = [[one.detector, one.step, one.step - evidence.begin, _number(one.score)] for one in incident.alarms]
-    tables = [{"heading": ["detector", "first alarm", "steps after the onset", "largest score"], "rows": heard}]
-    if not heard:
-        tables = []
-        lines.append("No detector had an alarm.")
+    heading = ["detector", "first alarm", "steps after the onset", "largest score"]
+    tables = [{"heading": heading, "rows": heard}] if heard else []
+    lines += [] if heard else ["No detector had an alarm."]
     if evidence.provenance:
         told = ", ".join(f"{name} {text}" for name, text in evidence.provenance.items())
         lines.append(f"The first value that is not finite, by running the step again: {told}.")
-    name = incident.trial
     drawings = {"signals": incident_signals(run, incident, evidence)}
     if run.has_layers:
         drawings["layers"] = activation_picture(run, incident, evidence)
@@ -229,7 +229,7 @@ def _evidence(folder: ResultsPath, run: Run, diagnosis: Diagnosis, reading: Read
             f", repeated token pairs {evidence.repetition:.0%} (before {evidence.usual_repetition:.0%})."
         )
         section.texts = _texts(reading, steps, batches)
-    section.pictures = [_picture(folder, name, kind, drawing) for kind, drawing in drawings.items()]
+    section.pictures = [_picture(folder, incident.trial, kind, drawing) for kind, drawing in drawings.items()]
     return section
 
 
@@ -247,7 +247,7 @@ def _checks(diagnosis: Diagnosis) -> list[str]:
     return ["; ".join(f"{words}: {_number(value)}" for words, value in said.items()) + "."]
 
 
-def _texts(reading: Reading, steps: Sequence[int], batches: Sequence[np.ndarray]) -> list[tuple[str, str]]:
+def _texts(reading: BatchReader, steps: Sequence[int], batches: Sequence[np.ndarray]) -> list[tuple[str, str]]:
     shown = []
     for step, batch in list(zip(steps, batches, strict=True))[:MOST_BATCHES]:
         for number, tokens in enumerate(batch[:MOST_SEQUENCES]):
@@ -257,7 +257,7 @@ def _texts(reading: Reading, steps: Sequence[int], batches: Sequence[np.ndarray]
     return shown
 
 
-def _classification(run: Run, diagnosis: Diagnosis) -> Section:
+def _classification(run: TrialSignals, diagnosis: Diagnosis) -> Section:
     incident, finding = diagnosis.incident, diagnosis.finding
     against = "what it was before" if run.golden is None else "the undisturbed run on the same batches"
     left = f"{_signed(incident.left)} nat against {against}"
@@ -274,7 +274,7 @@ def _classification(run: Run, diagnosis: Diagnosis) -> Section:
     return Section("Classification", lines)
 
 
-def _recovery(run: Run, incident: Incident) -> Section:
+def _recovery(run: TrialSignals, incident: Incident) -> Section:
     if not incident.acts:
         ending = "It stood still from there on." if run.outcome == NON_FINITE else "It went on by itself."
         return Section("Recovery action", [f"{NO_PLAYBOOK} {ending}"])
@@ -299,7 +299,7 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _result(sweep: xr.Dataset, trial: str, run: Run, incident: Incident) -> Section:
+def _result(sweep: xr.Dataset, trial: str, run: TrialSignals, incident: Incident) -> Section:
     here = sweep.sel(trial=trial)
     golden = str(here["golden"].values)
     lines = [f"The run ended as: {run.outcome}, after {count(run.steps, 'step')}."]
@@ -313,7 +313,7 @@ def _result(sweep: xr.Dataset, trial: str, run: Run, incident: Incident) -> Sect
     return Section("Outcome", lines)
 
 
-def _cost(run: Run, incident: Incident, currency: str, per_hour: float) -> Section:
+def _cost(run: TrialSignals, incident: Incident, currency: str, per_hour: float) -> Section:
     share = incident.steps / max(1, run.steps)
     money = f"{incident.money:.4g} {currency}".strip() if per_hour else "0 (cost.per_hour is not given)"
     rows = [

@@ -20,7 +20,8 @@ def version(project: Path = PROJECT) -> str:
     try:
         described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
         if described["name"] == NAME:
-            return described["version"]
+            number: str = described["version"]
+            return number
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no checkout
     try:

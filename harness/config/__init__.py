@@ -20,3 +20,35 @@ from harness.config.fields import (
 from harness.config.limits import LARGEST_SCALE, LARGEST_SEED, LONGEST_EXPLICIT, SMALLEST_SCALE
 from harness.config.recipe import Model, Optim, Schedule, Screen, Train
 from harness.config.trial import CORE, IDENTITY, NO_FAULT, Fault, Trial, sections, trial_from_dict
+
+__all__ = [
+    "CORE",
+    "ConfigError",
+    "Data",
+    "Fault",
+    "IDENTITY",
+    "LARGEST_SCALE",
+    "LARGEST_SEED",
+    "LONGEST_EXPLICIT",
+    "Model",
+    "NO_FAULT",
+    "Optim",
+    "PER_TRIAL",
+    "Problems",
+    "SMALLEST_SCALE",
+    "STRUCTURAL",
+    "SWITCHED",
+    "Schedule",
+    "Screen",
+    "Train",
+    "Trial",
+    "anything",
+    "checked",
+    "choice",
+    "field_types",
+    "number",
+    "sections",
+    "shown",
+    "steps_of",
+    "trial_from_dict",
+]

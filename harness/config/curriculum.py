@@ -85,4 +85,5 @@ def _lengths(step: Integers, start: int, context: int, steps: int, reshapes: boo
 
 def _line(step: Integers, start: int, end: int, steps: int) -> Integers:
     """From `start` at step 0 to `end` at step `steps` and later, rounded down."""
-    return np.minimum(start + (end - start) * np.minimum(step, steps) // steps, end)
+    grown: npt.NDArray[np.int64] = np.minimum(start + (end - start) * np.minimum(step, steps) // steps, end)
+    return grown

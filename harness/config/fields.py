@@ -56,7 +56,10 @@ def number(
     Without an upper bound, an integer goes up to `LARGEST_INTEGER`. A fraction has to be one that float32 can hold,
     unless it `is_double`: then what it is written into says how large it may be.
     """
-    bounds = [(">=", low, lambda x: x >= low), (">", above, lambda x: x > above)]
+    bounds: list[tuple[str, float | None, Callable[[Any], bool]]] = [
+        (">=", low, lambda x: x >= low),
+        (">", above, lambda x: x > above),
+    ]
     bounds += [("<=", high, lambda x: x <= high), ("<", below, lambda x: x < below)]
     held = [(f"{sign} {bound}", test) for sign, bound, test in bounds if bound is not None]
     allowed = " and ".join(text for text, _ in held) or "any number"
@@ -122,12 +125,12 @@ def _metadata(cls: type) -> dict[str, Mapping[str, Any]]:
 
 
 @cache
-def _with_scope(cls: type, scope: str) -> Callable[[Any], tuple]:
+def _with_scope(cls: type, scope: str) -> Callable[[Any], tuple[Any, ...]]:
     """What reads the fields of one scope of such an object."""
     return getter_of([name for name, metadata in _metadata(cls).items() if metadata["scope"] == scope], attrgetter)
 
 
-def getter_of(names: Sequence[str], getter: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], tuple]:
+def getter_of(names: Sequence[str], getter: Callable[..., Callable[[Any], Any]]) -> Callable[[Any], tuple[Any, ...]]:
     """What reads all of these names as a tuple, by `attrgetter` or `itemgetter`, however many they are."""
     if len(names) > 1:
         return getter(*names)
@@ -137,10 +140,11 @@ def getter_of(names: Sequence[str], getter: Callable[..., Callable[[Any], Any]])
 
 def scope_of(cls: type, name: str) -> str:
     """Whether a field is per-trial, structural, or per-trial where it is not null."""
-    return _metadata(cls)[name]["scope"]
+    scope: str = _metadata(cls)[name]["scope"]
+    return scope
 
 
-def structure(values: Any) -> tuple:
+def structure(values: Any) -> tuple[Any, ...]:
     """What the trials of a pack have in common in this section: structural fields, and which switched ones are on."""
     cls: Any = type(values)
     switched = _with_scope(cls, SWITCHED)(values)

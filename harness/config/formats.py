@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Layout:
+class BitLayout:
     """Bit 0 is the last of the mantissa; the exponent stands above the mantissa, and the sign on top."""
 
     exponent: int
@@ -22,18 +22,18 @@ class Layout:
         ends = {"mantissa": (0, self.mantissa), "exponent": (self.mantissa, top), "sign": (top, top + 1)}
         return range(*ends[name]) if name != "any" else range(self.bits)
 
-    def holds(self, other: Layout) -> bool:
+    def holds(self, other: BitLayout) -> bool:
         """Whether every number of the other format is one of this."""
         return self.exponent >= other.exponent and self.mantissa >= other.mantissa
 
 
 LAYOUTS = {
-    "fp32": Layout(8, 23),
-    "bf16": Layout(8, 7),
-    "fp16": Layout(5, 10),
-    "fp8_e4m3": Layout(4, 3),
-    "fp8_e5m2": Layout(5, 2),
+    "fp32": BitLayout(8, 23),
+    "bf16": BitLayout(8, 7),
+    "fp16": BitLayout(5, 10),
+    "fp8_e4m3": BitLayout(4, 3),
+    "fp8_e5m2": BitLayout(5, 2),
 }
 """Those to which float32 can be rounded."""
-HELD = {"fp64": Layout(11, 52), **LAYOUTS}
+HELD = {"fp64": BitLayout(11, 52), **LAYOUTS}
 """Those that a tensor can be held in."""

@@ -1,5 +1,6 @@
-"""The configuration of one trial: the sections of the recipe (harness/config/recipe.py), a fault, a mitigation's name,
-a seed.
+"""The configuration of one trial.
+
+It has the sections of the recipe (harness/config/recipe.py), a fault, a mitigation's name and a seed.
 
 Optimizers, clippers and other parts that have hyperparameters of their own bring a section along (`sections`).
 """
@@ -25,7 +26,7 @@ from harness.config.recipe import Model, Optim, Schedule, Screen, Train
 
 
 @dataclass(frozen=True)
-class Objective:
+class ObjectiveConfig:
     """What the model is trained for."""
 
     name: str = choice(
@@ -88,7 +89,7 @@ def sections() -> Mapping[str, type]:
     modules |= {f"detect.{name}": module for name, module in plugins.modules("detectors").items()}
     modules |= {f"playbook.{name}": module for name, module in plugins.modules("actions").items()}
     brought = {name: module.Options for name, module in modules.items() if hasattr(module, "Options")}
-    ours = {"objective": Objective, "detect": Detect, "playbook": Playbook, "signals": signals()}
+    ours = {"objective": ObjectiveConfig, "detect": Detect, "playbook": Playbook, "signals": signals()}
     return {**CORE, **ours, **brought}
 
 
@@ -98,7 +99,7 @@ def _defaults() -> Mapping[str, Any]:
 
 
 @cache
-def _usual_structures() -> Mapping[str, tuple]:
+def _usual_structures() -> Mapping[str, tuple[Any, ...]]:
     return {name: structure(values) for name, values in _defaults().items()}
 
 
@@ -168,8 +169,10 @@ class Trial:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Its sections by name, the fault among them; of those that optimizers, clippers and so on bring along, those
-        that are not at their defaults."""
+        """Its sections by name, the fault among them.
+
+        A section that an optimizer, a clipper or the like brings along is left out where it is at its defaults.
+        """
         return {**{name: getattr(self, name) for name in (*CORE, "fault")}, **self._brought}
 
     @cached_property
@@ -186,7 +189,7 @@ class Trial:
         return self if self.fault == NO_FAULT else dataclasses.replace(self, fault=NO_FAULT)
 
     @cached_property
-    def structure(self) -> tuple:
+    def structure(self) -> tuple[Any, ...]:
         """What the trials of a pack have in common: trials with equal structure can share one."""
         own = {name: structure(values) for name, values in self.parts.items() if name != "fault"}
         return tuple({**_usual_structures(), **own}.items())
@@ -207,14 +210,16 @@ class Trial:
         return curriculum(self.train.steps, sequences, lengths)
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> ObjectiveConfig:
         """What it is trained for: a section that is left out of the id where it is the usual one."""
-        return self.section("objective")
+        section: ObjectiveConfig = self.section("objective")
+        return section
 
     @property
     def playbook(self) -> Playbook:
         """What is done at an alarm: a section that is left out of the id where that is nothing."""
-        return self.section("playbook")
+        section: Playbook = self.section("playbook")
+        return section
 
     @property
     def seeds(self) -> dict[str, int]:

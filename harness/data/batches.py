@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,7 +86,8 @@ class Batches:
         each = min(-(-wanted // segments), most // segments)
         windows = torch.arange(segments * each, device=self._validation.device)
         starts = windows * (len(self._validation) - 1) // max(1, len(windows) - 1)
-        return starts.unflatten(0, (segments, each))
+        by_segment: Tensor = starts.unflatten(0, (segments, each))
+        return by_segment
 
     def validation(self, starts: Tensor) -> Tensor:
         """The windows of the validation part that start there: int64 [*starts.shape, T+1]."""
@@ -110,7 +112,9 @@ class Batches:
             self._starts[number] = _shift(hashes, 1) % len(self._train)
 
 
-_KNOWN: list[tuple[weakref.ref, tuple, weakref.ref]] = []  # tokens, how they were cut, and the windows
+_KNOWN: list[
+    tuple[weakref.ref[Any], tuple[Any, ...], weakref.ref[Any]]
+] = []  # tokens, how they were cut, and the windows
 
 
 def _windows(tokens: Tokens, vocabulary: int, context: int, device: torch.device) -> Tensor:

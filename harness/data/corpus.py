@@ -22,7 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import Data, Trial, shown
-from harness.data.corpus_files import BYTES_PER_TOKEN, LeftOut, Parts, check_memory, path_of, refuse, size_of, walk
+from harness.data.corpus_files import (
+    BYTES_PER_TOKEN,
+    CorpusParts,
+    LeftOut,
+    check_memory,
+    path_of,
+    refuse,
+    size_of,
+    walk,
+)
 from harness.data.token_shards import join, read_shards, tail_cut
 from harness.data.tokenizer import TRAINING_BYTES, Tokens, encode_bpe, encode_bytes
 
@@ -115,7 +124,7 @@ def check_data(data: Data, context: int) -> str:
     return f"data.path={data.path}: {said}" if said else ""
 
 
-def _left_out(parts: Parts) -> dict[str, Any]:
+def _left_out(parts: CorpusParts[Any]) -> dict[str, Any]:
     """For a description: the files that are not read, if there are any."""
     return {"left_out": parts.left_out.to_dict()} if parts.left_out.files else {}
 
@@ -175,7 +184,7 @@ def _load_text(data: Data, context: int, cache: Path | None) -> Corpus:
     return _corpus(data, context, (encoded.train, encoded.validation), data.vocabulary, details, encoded.tokenizer)
 
 
-def _read_text(data: Data, context: int) -> Parts[bytes]:
+def _read_text(data: Data, context: int) -> CorpusParts[bytes]:
     left_out = LeftOut()
     try:
         named = list(_stdlib_documents() if data.source == "stdlib" else _text_documents(data, left_out))
@@ -188,7 +197,7 @@ def _read_text(data: Data, context: int) -> Parts[bytes]:
     train, validation = _split(documents, data.validation)
     # No tokenizer makes more tokens of UTF-8 text than there are bytes and separators.
     _check_lengths(data, context, *(size_of(part) + len(part) - 1 for part in (train, validation)))
-    return Parts(train, validation, sum(1 for _, text in named if text) - len(documents), left_out)
+    return CorpusParts(train, validation, sum(1 for _, text in named if text) - len(documents), left_out)
 
 
 def _stdlib_documents() -> Iterator[tuple[str, bytes]]:

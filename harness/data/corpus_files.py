@@ -55,7 +55,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(Generic[Piece]):
+class CorpusParts(Generic[Piece]):
     """The pieces that make up each part, how many files were left out because they repeat another, and which others."""
 
     train: list[Piece]

@@ -8,7 +8,16 @@ from typing import cast
 import numpy as np
 
 from harness.config import ConfigError, Data
-from harness.data.corpus_files import BYTES_PER_TOKEN, LeftOut, Parts, check_memory, path_of, refuse, size_of, walk
+from harness.data.corpus_files import (
+    BYTES_PER_TOKEN,
+    CorpusParts,
+    LeftOut,
+    check_memory,
+    path_of,
+    refuse,
+    size_of,
+    walk,
+)
 from harness.data.token_file import USUAL, Numbers, open_tokens
 from harness.data.tokenizer import Tokens
 
@@ -16,7 +25,7 @@ SUFFIXES = (".bin", ".npy")
 VALIDATION_NAME = re.compile(r"(?<![a-z])(e?val|valid|validation)(?![a-z])")
 
 
-def read_shards(data: Data, look_inside: bool = False) -> Parts[Tokens]:
+def read_shards(data: Data, look_inside: bool = False) -> CorpusParts[Tokens]:
     """Shards as nanoGPT, llm.c and numpy.save write them: token ids of any type of integer.
 
     In a folder, shards are validation where their name under the folder has the word val (or valid, validation,
@@ -49,7 +58,7 @@ def read_shards(data: Data, look_inside: bool = False) -> Parts[Tokens]:
     train, validation = ([shard for name, shard in shards if _is_validation(name) == held] for held in (False, True))
     if not train or not validation:
         train, validation = tail_cut(train + validation, data.validation)
-    return Parts(train, validation, sum(1 for _, shard in named if len(shard)) - len(unique), left_out)
+    return CorpusParts(train, validation, sum(1 for _, shard in named if len(shard)) - len(unique), left_out)
 
 
 def _checked(data: Data, name: str, shard: Numbers) -> Tokens:

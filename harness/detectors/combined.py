@@ -31,8 +31,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Watched:
-    """How a signal is judged. `expects`: its last value, the line through its last two, the nearest of both, or the
-    middle of its last four.
+    """How a signal is judged.
+
+    `expects`: its last value, the line through its last two, the nearest of both, or the middle of its last four.
 
     A deviation is about that of the logarithm. Usual is their mean over the last steps, at least `young` / n after n of
     them, and at least `least`; `limit` is the multiple of it that is an alarm.

@@ -22,7 +22,7 @@ class Options:
     baseline: str = choice(STRUCTURAL, "first", "the first readings, or the last that were usual", "first", "last")
 
 
-class Kurtosis(Windowed):
+class KurtosisDetector(Windowed):
     """(k - median) / (1.4826 MAD) of a layer's kurtosis above a limit for three readings in a row.
 
     Median and MAD are those of the first 40 readings, as published, until which it is silent. Kurtosis changes in every

@@ -43,7 +43,8 @@ def new_rates(signals: Mapping[str, np.ndarray]) -> np.ndarray | None:
         return None
     rates = np.asarray(signals[RATE]).astype(np.float32).astype(np.float64)
     padded = np.concatenate([np.full((len(rates), 3), np.nan), rates[:, :-1]], 1)
-    return has_new_rate(padded[:, 2:], padded[:, 1:-1], padded[:, :-2])
+    is_new: np.ndarray = has_new_rate(padded[:, 2:], padded[:, 1:-1], padded[:, :-2])
+    return is_new
 
 
 def has_new_rate(now: Any, before: Any, earlier: Any) -> Any:

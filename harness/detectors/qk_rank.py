@@ -19,7 +19,7 @@ class Options:
     window: int = number(STRUCTURAL, 20, "readings of which the median is taken", low=2, high=10_000)
 
 
-class QkRank(Collapse):
+class QkRankDetector(Collapse):
     """The median of a layer's last 20 effective ranks over twice the rank now; that of the step before.
 
     The rank is that of dWq Wk^T + Wq dWk^T (harness/readings/qk_rank.py). The score is that of the worst layer, with

@@ -9,3 +9,5 @@ from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, SKIP, Gu
 
 GUARDS = sorted(plugins.subclasses("guards", Guard).values(), key=lambda cls: (cls.order, cls.__name__))
 """Every guard, in the order in which they are asked."""
+
+__all__ = ["ASK", "FREEZE", "GO", "GO_AND_ASK", "GUARDS", "Guard", "GuardSignal", "Parts", "ROLL_BACK", "SKIP", "Seen"]

@@ -26,7 +26,7 @@ class Detection(Guard):
 
     @classmethod
     def is_on(cls, trial: Trial) -> bool:
-        return trial.section("detect").name != "none"
+        return bool(trial.section("detect").name != "none")
 
     def bind(self, trials: Sequence[Trial]) -> None:
         names = trials[0].section("detect").name.split("+")

@@ -9,7 +9,7 @@ from harness.config import Trial
 from harness.guards.base import FREEZE, GO, Guard, Seen, answers
 
 
-class Finite(Guard):
+class FreezeNonFinite(Guard):
     """Freezes what is not finite, without a look from the host.
 
     An infinite element of a gradient that is repaired by what acts on it first (`clip_value`, SPAM, Lion) is none of

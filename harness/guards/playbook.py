@@ -19,7 +19,7 @@ ANSWERS = ASK + 1
 UNANSWERED = 1_000_000 * ANSWERS + GO  # beyond every rung
 
 
-class Playbook(Guard):
+class PlaybookGuard(Guard):
     """Holds a row at an alarm that the next rung of its ladder answers; `harness.training.recovery` does the rest.
 
     What it is to ask about is told by `expect`, row by row, so a healthy step waits for nothing.

@@ -41,17 +41,22 @@ def attended_backward(
     dmixed: Tensor, found: Mixed, q: Tensor, k: Tensor, v: Tensor, scale: float, tf32: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    return torch.ops.stability_harness.attended_backward(dmixed, *found, q, k, v, scale, tf32)
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.stability_harness.attended_backward(
+        dmixed, *found, q, k, v, scale, tf32
+    )
+    return gradients
 
 
 def scores(q: Tensor, k: Tensor, scale: float, tf32: bool = False) -> Tensor:
     """What the softmax reads, [R, B, H, T, T], with -inf where a query does not see the key."""
-    return torch.ops.stability_harness.scores(q, k, scale, tf32)
+    scores: Tensor = torch.ops.stability_harness.scores(q, k, scale, tf32)
+    return scores
 
 
 def scores_backward(dscores: Tensor, q: Tensor, k: Tensor, scale: float, tf32: bool = False) -> tuple[Tensor, Tensor]:
     """Gradients of q and k."""
-    return torch.ops.stability_harness.scores_backward(dscores, q, k, scale, tf32)
+    gradients: tuple[Tensor, Tensor] = torch.ops.stability_harness.scores_backward(dscores, q, k, scale, tf32)
+    return gradients
 
 
 def mixed_by(scores: Tensor, v: Tensor, scale: float, tf32: bool = False) -> Mixed:
@@ -63,7 +68,10 @@ def mixed_by_backward(
     dmixed: Tensor, found: Mixed, scores: Tensor, v: Tensor, scale: float, tf32: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the scores and of v."""
-    return torch.ops.stability_harness.mixed_by_backward(dmixed, *found, scores, v, scale, tf32)
+    gradients: tuple[Tensor, Tensor] = torch.ops.stability_harness.mixed_by_backward(
+        dmixed, *found, scores, v, scale, tf32
+    )
+    return gradients
 
 
 # --- what torch calls, and what it is told of it on `meta` ---------------------------------------------------------

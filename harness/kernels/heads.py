@@ -32,12 +32,14 @@ def join(gradients: Sequence[Tensor], angles: Tensor | None = None) -> Tensor:
     """
     if not _tokens_first(gradients):
         gradients = [gradient.contiguous() for gradient in gradients]
-    return torch.ops.stability_harness.join_heads(*gradients, angles)
+    joined: Tensor = torch.ops.stability_harness.join_heads(*gradients, angles)
+    return joined
 
 
 def turn(parts: Sequence[Tensor], angles: Tensor, back: bool = False) -> list[Tensor]:
     """One or two arrays of heads [R, B, H, T, D], turned, or turned back."""
-    return torch.ops.stability_harness.turn_heads([part.contiguous() for part in parts], angles, back)
+    turned: list[Tensor] = torch.ops.stability_harness.turn_heads([part.contiguous() for part in parts], angles, back)
+    return turned
 
 
 def _tokens_first(parts: Sequence[Tensor]) -> bool:

@@ -12,7 +12,8 @@ MOST = 2048  # logits that a program holds at a time
 
 def log_likelihood(logits_RxNxV: Tensor, targets_RxN: Tensor) -> tuple[Tensor, Tensor]:
     """Of each token's target, [R, N], and the logarithm of the sum of exponentials; contiguous logits."""
-    return torch.ops.stability_harness.log_likelihood(logits_RxNxV, targets_RxN)
+    losses: tuple[Tensor, Tensor] = torch.ops.stability_harness.log_likelihood(logits_RxNxV, targets_RxN)
+    return losses
 
 
 def likelihood_backward(

@@ -24,7 +24,8 @@ def normed(x_RxxxD: Tensor, gain_RxD: Tensor, epsilon: float, is_layer: bool) ->
 
     Beside it what the backward pass needs with x: [R, 2, N] means and scales, or [R, 1, N] scales. D: up to `WIDEST`.
     """
-    return torch.ops.stability_harness.normed(x_RxxxD, gain_RxD, epsilon, is_layer)
+    normed: tuple[Tensor, Tensor] = torch.ops.stability_harness.normed(x_RxxxD, gain_RxD, epsilon, is_layer)
+    return normed
 
 
 def normed_backward(
@@ -40,6 +41,7 @@ def normed_backward(
     The gain's is written to `gradient`, whose rows may lie apart as a flat array's do.
     """
     operations = torch.ops.stability_harness
+    dx: Tensor
     dx, partial = operations.normed_backward(dy_RxxxD, x_RxxxD, kept_RxSxN, gain_RxD, beside_RxxxD)
     operations.add_blocks(partial, gradient_RxD)
     return dx

@@ -68,7 +68,8 @@ def scale(values_RxP: Tensor, factors_RxG: Tensor, blocks: Blocks) -> None:
 
 def _added(partial: Tensor, blocks: Blocks) -> Tensor:
     """The sums of partial ones, [..., N] to [..., S]."""
-    return torch.ops.stability_harness.add_up(partial, blocks.firsts)
+    sums: Tensor = torch.ops.stability_harness.add_up(partial, blocks.firsts)
+    return sums
 
 
 # --- what torch calls, and what it is told of it on `meta` ---------------------------------------------------------
@@ -113,7 +114,7 @@ def _(weights: Tensor, *others: Any) -> Tensor:
 
 @torch.library.custom_op("stability_harness::powers", mutates_args=())
 def _powers(values: Tensor, table: Tensor, is_whole: bool, power: int) -> Tensor:
-    partial = _powers_empty(values, table, is_whole, power)
+    partial: Tensor = _powers_empty(values, table, is_whole, power)
     sizes, constants = (values.shape[1], table.shape[1]), {"IS_WHOLE": is_whole, "POWER": power}
     launch("powers", (len(values) * table.shape[1],), values, partial, table, *sizes, **constants)
     return partial
@@ -126,7 +127,7 @@ def _powers_empty(values: Tensor, table: Tensor, is_whole: bool, power: int) -> 
 
 @torch.library.custom_op("stability_harness::add_columns", mutates_args=())
 def _add_columns(x: Tensor) -> Tensor:
-    partial = _add_columns_empty(x)
+    partial: Tensor = _add_columns_empty(x)
     groups, length, features = x.shape
     constants = {"CHUNK": CHUNK, "PARTS": PARTS, "COLUMNS": COLUMNS}
     grid = (groups * partial.shape[1], -(-features // COLUMNS))

@@ -183,8 +183,10 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _filling(x_RxBxHxTxD: Tensor) -> Tensor:
-    """With as many more sequences of zeros that a GPU has as many heads as processors: with fewer, torch's kernel cuts
-    the sums of its backward pass by how many there are. A trial that is alone in its pack has it so at every step.
+    """Pad with sequences of zeros until a GPU has as many heads as processors.
+
+    With fewer heads, torch's kernel cuts the sums of its backward pass by how many there are. A trial that is alone in
+    its pack has it so at every step.
     """
     rows, batch, heads = x_RxBxHxTxD.shape[:3]
     if x_RxBxHxTxD.device.type != "cuda" or rows == 1:

@@ -25,8 +25,10 @@ def stream(seed: int, step: int, place: str) -> int:
 
 
 class Streams:
-    """The states of all rows at the steps where they stand, a place at a time. Places are found as they are asked for;
-    those that are known are looked up for all rows on the host, and sent at once.
+    """The states of all rows at the steps where they stand, a place at a time.
+
+    Places are found as they are asked for; those that are known are looked up for all rows on the host, and sent at
+    once.
     """
 
     def __init__(self) -> None:

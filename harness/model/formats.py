@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.formats import HELD, LAYOUTS, Layout
+from harness.config.formats import HELD, LAYOUTS, BitLayout
 
 
 @dataclass(frozen=True)
-class Format(Layout):
+class Format(BitLayout):
     """A binary floating-point format: how its bits are used, its torch type, and the integer type of its words."""
 
     dtype: torch.dtype

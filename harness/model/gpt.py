@@ -123,7 +123,8 @@ class GPT:
             return nullcontext(), self.taps.muted()
 
         block = partial(self._block, tools, i, context=context)
-        return checkpoint(block, x_RxNxD, context_fn=contexts, use_reentrant=False, preserve_rng_state=False)
+        output: Tensor = checkpoint(block, x_RxNxD, context_fn=contexts, use_reentrant=False, preserve_rng_state=False)
+        return output
 
     def _block(self, tools: Tools, i: int, x_RxNxD: Tensor, context: int) -> Tensor:
         x = x_RxNxD

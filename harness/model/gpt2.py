@@ -82,7 +82,8 @@ def gpt2_of(trial: Trial, weights: Mapping[str, Tensor]) -> GPT2LMHeadModel:
     made: Any = GPT2LMHeadModel(config)
     made.to(weights["embedding"].dtype)
     made.load_state_dict(gpt2_tensors(model, weights))
-    return made.eval()
+    trained: GPT2LMHeadModel = made.eval()
+    return trained
 
 
 def gpt2_tensors(model: Model, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

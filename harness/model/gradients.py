@@ -17,7 +17,7 @@ WithBackward = tuple[T, Callable[..., Any], tuple[Tensor, ...]]
 
 class _Written(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., WithBackward], *arguments: Any) -> Any:
+    def forward(ctx: Any, function: Callable[..., WithBackward[Any]], *arguments: Any) -> Any:
         value, ctx.written, kept = function(*arguments)
         ctx.save_for_backward(*kept)
         ctx.count = len(arguments)
@@ -41,6 +41,7 @@ def differentiable(function: Callable[P, WithBackward[T]]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> T:
-        return _Written.apply(partial(function, **named), *arguments)
+        result: T = _Written.apply(partial(function, **named), *arguments)  # type: ignore[no-untyped-call]
+        return result
 
     return call

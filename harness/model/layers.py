@@ -130,7 +130,10 @@ def _layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Ten
     def backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
         _sum_into(dy * normed, leaf.gradient)
         gradients = [True, False, False]
-        return torch.ops.aten.native_layer_norm_backward(dy * gain, x, shape, mean, rstd, None, None, gradients)[0]
+        dx: Tensor = torch.ops.aten.native_layer_norm_backward(dy * gain, x, shape, mean, rstd, None, None, gradients)[
+            0
+        ]
+        return dx
 
     x = x_RxxxD.to(leaf.weight.dtype)
     normed, mean, rstd = torch.native_layer_norm(x, shape, None, None, epsilon)

@@ -66,15 +66,19 @@ def standard(model: Model, matrix: ModelTensor) -> float:
 
 
 def small(model: Model, matrix: ModelTensor) -> float:
-    """sqrt(2 / (5 width)) inside the blocks: Xavier's size of the feed-forward matrices (Nguyen & Salazar 2019,
-    arXiv 1910.05895, section 2.2). Embeddings and head stay as they are.
+    """sqrt(2 / (5 width)) inside the blocks.
+
+    It is Xavier's size of the feed-forward matrices (Nguyen & Salazar 2019, arXiv 1910.05895, section 2.2). Embeddings
+    and head stay as they are.
     """
     return math.sqrt(2 / (5 * model.width)) if matrix.kind in MATRICES else standard(model, matrix)
 
 
 def xavier(model: Model, matrix: ModelTensor) -> float:
-    """sqrt(2 / (fan_in + fan_out)) inside the blocks (Glorot & Bengio 2010): what DeepNorm multiplies by beta (Wang
-    et al. 2022, arXiv 2203.00555, figure 2). Embeddings and head stay as they are.
+    """sqrt(2 / (fan_in + fan_out)) inside the blocks (Glorot & Bengio 2010).
+
+    It is what DeepNorm multiplies by beta (Wang et al. 2022, arXiv 2203.00555, figure 2). Embeddings and head stay as
+    they are.
     """
     return math.sqrt(2 / sum(matrix.shape)) if matrix.kind in MATRICES else standard(model, matrix)
 
@@ -85,8 +89,10 @@ def scaled_residual(model: Model, matrix: ModelTensor) -> float:
 
 
 def small_scaled(model: Model, matrix: ModelTensor) -> float:
-    """Both, and embeddings and head as small: sqrt(2 / 5) of their size, so that an embedding that is multiplied by
-    sqrt(width) starts at sqrt(2 / 5) (Takase et al. 2023, arXiv 2312.16903, section 4).
+    """As before, and embeddings and head as small.
+
+    They have sqrt(2 / 5) of their size, so that an embedding that is multiplied by sqrt(width) starts at sqrt(2 / 5)
+    (Takase et al. 2023, arXiv 2312.16903, section 4).
     """
     size = small(model, matrix) if matrix.kind in MATRICES else math.sqrt(2 / 5) * standard(model, matrix)
     return size * _branch_share(model, matrix)
@@ -102,8 +108,10 @@ def zero_residual(model: Model, matrix: ModelTensor) -> float:
 
 
 def fixup(model: Model, matrix: ModelTensor) -> float:
-    """Zhang et al. 2019 (arXiv 1901.09321, section 3.2): the last matrix of each branch and the head start at zero, the
-    others of a branch of k matrices are multiplied by L^(-1/(2k - 2)), with L = 2N branches.
+    """Fixup: Zhang et al. 2019 (arXiv 1901.09321, section 3.2).
+
+    The last matrix of each branch and the head start at zero, the others of a branch of k matrices are multiplied by
+    L^(-1/(2k - 2)), with L = 2N branches.
 
     k is 4 for attention, as Mesh TensorFlow counts and the paper's authors say, 2 for a feed-forward part, 3 with a
     gate.
@@ -112,7 +120,8 @@ def fixup(model: Model, matrix: ModelTensor) -> float:
         return 0.0
     if matrix.kind != Kind.HIDDEN:
         return standard(model, matrix)
-    return standard(model, matrix) * (2 * model.depth) ** (-1 / (2 * matrix.layers - 2))
+    std: float = standard(model, matrix) * (2 * model.depth) ** (-1 / (2 * matrix.layers - 2))
+    return std
 
 
 def normal(model: Model, matrix: ModelTensor) -> float:
@@ -125,8 +134,10 @@ def normal(model: Model, matrix: ModelTensor) -> float:
 
 
 def gpt2(model: Model, matrix: ModelTensor) -> float:
-    """The same, the last matrix of each of the 2N branches times 1/sqrt(2N): GPT-2 (Radford et al. 2019, section 2.3,
-    whose code starts the positions at 0.01) as nanoGPT and transformers have it.
+    """The same, the last matrix of each of the 2N branches times 1/sqrt(2N).
+
+    It is that of GPT-2 (Radford et al. 2019, section 2.3, whose code starts the positions at 0.01) as nanoGPT and
+    transformers have it.
     """
     return normal(model, matrix) * _branch_share(model, matrix)
 
@@ -168,7 +179,8 @@ def deepnorm_beta(model: Model) -> float:
     arXiv 2210.02414, section 2.1).
     """
     if model.placement == "deepnorm":
-        return (8 * model.depth) ** -0.25
+        std: float = (8 * model.depth) ** -0.25
+        return std
     return (2 * model.depth) ** -0.5 if model.placement == "deepnorm_glm" else 1.0
 
 
@@ -292,7 +304,8 @@ def _depth(model: Model) -> float:
 
 def _branch_change(model: Model) -> float:
     """By how much elements inside a block may change, m_L^(alpha - 1)."""
-    return _depth(model) ** (model.depth_exponent - 1)
+    factor: float = _depth(model) ** (model.depth_exponent - 1)
+    return factor
 
 
 def weight_decay(model: Model, tensor: ModelTensor, rule: str) -> float:
@@ -338,7 +351,8 @@ def embedding_multiplier(model: Model) -> float:
 
 def branch_multiplier(model: Model) -> float:
     """What a branch is multiplied by before it is added to the residual stream: 1, or for CompleteP m_L^-alpha."""
-    return _depth(model) ** -model.depth_exponent
+    factor: float = _depth(model) ** -model.depth_exponent
+    return factor
 
 
 def output_multiplier(model: Model) -> float:

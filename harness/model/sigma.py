@@ -95,8 +95,9 @@ def _undone(x: Tensor, leaf: Leaf, gamma: Leaf, *constants: Tensor) -> WithBackw
 def reparametrised(
     x_RxNxI: Tensor, leaf: Leaf, gamma: Leaf, left_RxKxO: Tensor, right_RxKxI: Tensor
 ) -> tuple[Tensor, Leaf]:
-    """x and the leaf of W_hat, for `harness.model.layers.linear`: its backward pass then fills the gradients of both
-    leaves.
+    """x and the leaf of W_hat, for `harness.model.layers.linear`.
+
+    Its backward pass then fills the gradients of both leaves.
 
     `leaf` holds k matrices [R, k x O, I], `gamma` a number for each [R, k].
     """

@@ -75,7 +75,8 @@ def powers(x_Rxn: Tensor, power: int = 1) -> Tensor:
 def root_of_squares(norms: Sequence[Tensor]) -> Tensor:
     """The L2 norm of the whole, [R], float64, from those of its parts."""
     if on_cpu(norms[0]):
-        return torch.linalg.vector_norm(torch.stack(list(norms)), dim=0, dtype=torch.float64)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), dim=0, dtype=torch.float64)
+        return norm
     if len(norms) == 1:
         return norms[0].double()
     squares = norms[0].double().square()

@@ -47,10 +47,11 @@ class ModelTensor:
 
 @dataclass(frozen=True)
 class ScaledTensor(ModelTensor):
-    """A tensor and how it is scaled: it starts at `mean`, plus noise of size `std`; the others multiply what the
-    configuration says for all of them. Where `field` names a field of the model, the tensor starts at the trial's value
-    of it, and not at `mean`. Where it `is_cut`, the noise is normal within two of its deviations, and else without a
-    bound.
+    """A tensor and how it is scaled.
+
+    It starts at `mean`, plus noise of size `std`; the others multiply what the configuration says for all of them.
+    Where `field` names a field of the model, the tensor starts at the trial's value of it, and not at `mean`. Where it
+    `is_cut`, the noise is normal within two of its deviations, and else without a bound.
     """
 
     std: float = 0.0

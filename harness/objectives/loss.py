@@ -17,8 +17,9 @@ PIECE = 2**28  # bytes: logits on an accelerator are taken in pieces of so much,
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """What is kept for the backward pass, log p or the logits, becomes the gradient in place: of a large vocabulary
-    there may be no room for a second array of their size.
+    """What is kept for the backward pass, log p or the logits, becomes the gradient in place.
+
+    For a large vocabulary there may be no room for a second array of their size.
     """
 
     @staticmethod
@@ -72,6 +73,7 @@ def _by_program(ctx: Any, logits: Tensor, targets: Tensor, z_loss: Tensor | None
 
 
 def _back_by_program(ctx: Any, dloss: Tensor) -> Tensor:
+    logits: Tensor
     logits, targets, log_z, share, weights = ctx.saved_tensors
     each = (dloss[:, None] / targets.shape[1]).expand_as(targets)
     each = each if weights is None else each * weights
@@ -115,4 +117,5 @@ def cross_entropy(
     et al. 2022, arXiv 2204.02311, section 5). The value is without it: losses stay comparable whatever the coefficient.
     Of a token whose weight is 0 nothing shows in either, not even NaN.
     """
-    return _CrossEntropy.apply(logits_RxNxV, targets_RxN, z_loss_R, weights_RxN)
+    loss: Tensor = _CrossEntropy.apply(logits_RxNxV, targets_RxN, z_loss_R, weights_RxN)  # type: ignore[no-untyped-call]
+    return loss

@@ -75,7 +75,8 @@ class NextToken(Objective):
         windows = self.batches.validation(starts_N)
         inputs, targets = (x.expand(rows.stop - rows.start, -1, -1) for x in (windows[:, :-1], windows[:, 1:]))
         logits = model(inputs, rows).unflatten(1, inputs.shape[1:]).flatten(0, 1)
-        return cross_entropy(logits, targets.flatten(0, 1)).double().unflatten(0, inputs.shape[:2])
+        losses: Tensor = cross_entropy(logits, targets.flatten(0, 1)).double().unflatten(0, inputs.shape[:2])
+        return losses
 
     def judge(self, loss: np.ndarray, nonfinite_step: int | None, is_untrained: bool = True) -> str:
         return judge(loss, nonfinite_step, is_untrained)

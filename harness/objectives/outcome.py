@@ -74,11 +74,11 @@ def _standard_error(loss: np.ndarray, means: np.ndarray, window: int) -> float:
     well = max(int(means.argmin()) + window, 2 * window, LEAST)
     usual, before = _spread(loss), _spread(loss[:well])
     if usual > BROKEN * before:
-        return before / window**0.5
+        return float(before / window**0.5)
     every = means[::-window]
     half = len(every) // 2
     apart = min(_spread(every[: half + 1]), _spread(every[half:])) if len(every) >= BLOCKS else 0.0
-    return max(usual / window**0.5, apart)
+    return float(max(usual / window**0.5, apart))
 
 
 def _spread(values: np.ndarray) -> float:

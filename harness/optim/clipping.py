@@ -50,7 +50,8 @@ def _norms(gradients: list[Tensor]) -> Tensor:
 def _quick_norm(gradients_Rxn: Tensor) -> Tensor:
     """As `global_norm` on a CPU, without a look at the range."""
     if gradients_Rxn.shape[1] <= CPU_COLUMNS:
-        return torch.linalg.vector_norm(gradients_Rxn, dim=1)
+        norm: Tensor = torch.linalg.vector_norm(gradients_Rxn, dim=1)
+        return norm
     pieces = gradients_Rxn.split(CPU_COLUMNS, dim=1)
     return root_of_squares([torch.linalg.vector_norm(piece, dim=1) for piece in pieces])
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from harness.config import ConfigError, Problems, Trial, checked, shown
 from harness.config.limits import MOST_STEPS
-from harness.own_loop.campaign import Body, Campaign, run_campaign
+from harness.own_loop.campaign import Body, CampaignCounts, run_campaign
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.presets import Given, chosen_faults, settings
-from harness.own_loop.run import Run
-from harness.own_loop.steps import Asked, detach
+from harness.own_loop.run import AttachedRun
+from harness.own_loop.steps import AttachConfig, detach
 from harness.recovery.base import Alarm
 
 OnAlarm = Callable[[Alarm], Any]
@@ -40,7 +40,7 @@ class Attach:
         facts: Mapping[str, Any] | None = None,
         on_alarm: OnAlarm | None = None,
         keep: str = "all",
-    ) -> Run:
+    ) -> AttachedRun:
         """Faults, detectors, a playbook and a golden twin for a model and a loop of the user's own.
 
             with attach(model, optimizer, extra=[scheduler, scaler], fault="weight_bit", recover="ladder") as run:
@@ -68,7 +68,7 @@ class Attach:
         asked = _asked(model, optimizer, extra, fault, detect, recover, steps, seed, facts, on_alarm, twin, out)
         if keep not in KEEP:
             raise ConfigError(f"keep={shown(keep)}: no choice; allowed: {', '.join(KEEP)}")
-        return Run(asked, twin, None if out is None else Keeping(Path(out), keep == "alarms"))
+        return AttachedRun(asked, twin, None if out is None else Keeping(Path(out), keep == "alarms"))
 
     def campaign(
         self,
@@ -86,7 +86,7 @@ class Attach:
         seed: int = 0,
         facts: Mapping[str, Any] | None = None,
         report: Callable[[int, int], None] = lambda done, total: None,
-    ) -> Campaign:
+    ) -> CampaignCounts:
         """Train `samples` different faults of the user's run, each from the step at which it begins.
 
         `body(run)` is the loop: `for batch in run.steps(loader): ...; run.observe(loss)`. It is called once; its loop
@@ -174,7 +174,7 @@ def _asked(
     on_alarm: OnAlarm | None,
     twin: bool | None,
     out: str | Path | None,
-) -> Asked:
+) -> AttachConfig:
     """All of it checked. Raises ConfigError with everything that is wrong."""
     problems, chosen, asked = Problems(), [], Trial()
     with problems.collect():
@@ -185,7 +185,7 @@ def _asked(
         asked = settings(detect, recover)
     problems.check()
     optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    return Asked(model, optimizers, list(extra), chosen, asked, steps, seed, dict(facts or {}), on_alarm)
+    return AttachConfig(model, optimizers, list(extra), chosen, asked, steps, seed, dict(facts or {}), on_alarm)
 
 
 def _check_arguments(
@@ -213,4 +213,4 @@ def _check_arguments(
     problems.check()
 
 
-__all__ = ["Campaign", "ConfigError", "Run", "attach"]
+__all__ = ["AttachedRun", "CampaignCounts", "ConfigError", "attach"]

@@ -43,7 +43,7 @@ class OpenedLoader:
     start: tuple[int, int] | None = None
 
 
-class Batches:
+class BatchBuffer:
     """The batches at hand by position: the position of a batch is the step for which it was planned.
 
     A step has several batches where gradients are accumulated over passes of the loop. Positions before `keeps` are

@@ -14,23 +14,23 @@ from harness.guards.playbook import actions_of
 from harness.own_loop.course import Course
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.legs import RUN, TWIN, Leg
-from harness.own_loop.results import Results
+from harness.own_loop.results import RunResults
 from harness.own_loop.snapshots import Snapshot
-from harness.own_loop.steps import Asked
+from harness.own_loop.steps import AttachConfig
 from harness.own_loop.warn import warn
-from harness.own_loop.witness import Comparison
+from harness.own_loop.witness import ReplayCheck
 from harness.recovery.table import ACTIONS
 
 STAYS = ("carry_on", "skip", "lower_rate", "reset_moments")
 
 
-class OwnTrainer(Results):
+class OwnTrainer(RunResults):
     """A run, and then a twin, of a trainer that calls back: the plan of their courses.
 
     Raises ConfigError for playbooks with an action that goes back or reads on.
     """
 
-    def __init__(self, asked: Asked, keeping: Keeping | None):
+    def __init__(self, asked: AttachConfig, keeping: Keeping | None):
         for name in dict.fromkeys(actions_of(asked.settings)):
             if ACTIONS[name].goes_back or name == "skip_batches":
                 stays = [action for action in STAYS if action in ACTIONS]
@@ -65,7 +65,7 @@ class OwnTrainer(Results):
         assert self._first is not None and self._leg is not None
         leg.kind = TWIN
         self._leg.strikes.see_ranks()
-        leg.comparison = Comparison(self._leg, self._leg.strikes, raises=False)
+        leg.comparison = ReplayCheck(self._leg, self._leg.strikes, raises=False)
         course.as_written |= self._as_written
         course.go(leg, self._first)
         self._twin = leg

@@ -19,10 +19,10 @@ from harness.own_loop.legs import CONTROL, FAULT, WALK, Leg
 from harness.own_loop.places import raw_bytes
 from harness.own_loop.presets import Chosen
 from harness.own_loop.snapshots import Snapshot
-from harness.own_loop.steps import Asked
-from harness.own_loop.strikes import Strikes
+from harness.own_loop.steps import AttachConfig
+from harness.own_loop.strikes import LoopStrikes
 from harness.own_loop.treatment import Treatment
-from harness.own_loop.witness import Comparison
+from harness.own_loop.witness import ReplayCheck
 from harness.storage.store import PackStore, check_store, open_store
 from harness.storage.stored import complete_trials
 from injectors.addresses import in_order
@@ -33,7 +33,7 @@ Body = Callable[[Handle], None]
 
 
 @dataclass(frozen=True)
-class Campaign:
+class CampaignCounts:
     """What was trained: `faults` of them here and now, `stored` before; `steps` of the loop in all."""
 
     out: Path
@@ -42,7 +42,7 @@ class Campaign:
     steps: int
 
 
-class Learning(Strikes):
+class Learning(LoopStrikes):
     """Descriptions of faults, which strike nothing: what they ask for is found out, and then faults are drawn."""
 
     def _check_samples(self, fault: Any) -> None:
@@ -109,12 +109,12 @@ class CampaignPlan:
         ended = course.leg
         if ended is self._golden:
             control = course.new_leg(CONTROL, ended.series.length)
-            control.comparison = Comparison(ended, control.strikes, raises=True)
+            control.comparison = ReplayCheck(ended, control.strikes, raises=True)
             course.go(control, self._first)
         elif ended.kind == CONTROL:
             self._draw(course)
             self._walk = course.new_leg(WALK, 0)
-            self._walk.comparison = Comparison(self._golden, self._walk.strikes, raises=True)
+            self._walk.comparison = ReplayCheck(self._golden, self._walk.strikes, raises=True)
             return self._walk_on(course, self._first)
         elif ended is self._walk:
             return self._next_fault(course)
@@ -180,7 +180,7 @@ class CampaignPlan:
         leg = course.new_leg(FAULT, self._golden.steps, [Chosen(fault)])
         leg.strikes.learn_from(self._golden.strikes)
         leg.series.take(self._golden.series, step)
-        leg.comparison = Comparison(self._golden, leg.strikes, raises=True)
+        leg.comparison = ReplayCheck(self._golden, leg.strikes, raises=True)
         leg.watch.recall(self._memory)
         leg.trained = list(self._golden.trained)
         if leg.treatment and self._treated:
@@ -257,12 +257,12 @@ class CampaignPlan:
 
 def run_campaign(
     body: Body,
-    asked: Asked,
+    asked: AttachConfig,
     described: Sequence[Chosen],
     samples: int,
     out: Path,
     report: Callable[[int, int], None],
-) -> Campaign:
+) -> CampaignCounts:
     """Go through the body's loop once for the golden run and once for each fault, and write a results folder."""
     plan = CampaignPlan(described, samples, out, report)
     course = Course(asked, plan, is_measured=True)
@@ -277,4 +277,4 @@ def run_campaign(
         plan.put_back(course)
         course.hooks.close()
         plan.store(course)
-    return Campaign(out, plan.trained, plan.stored, plan.steps)
+    return CampaignCounts(out, plan.trained, plan.stored, plan.steps)

@@ -16,14 +16,14 @@ from harness.own_loop.legs import TWIN, WALK, Leg
 from harness.own_loop.presets import in_a_loop, with_steps
 from harness.own_loop.resuming import check, restore, state_of
 from harness.own_loop.snapshots import Around, Snapshot, difference
-from harness.own_loop.steps import Asked, Steps
+from harness.own_loop.steps import AttachConfig, Steps
 from harness.own_loop.watching import Watching
 
 FIRST_LENGTH = 1000  # steps of a run that is only watched, until it is longer
 EPOCHS = "for epoch in run.epochs(N), which is gone through again as the loop is written"
 
 
-class Plan(Protocol):
+class Replays(Protocol):
     """Which ways through the loop there are."""
 
     def begin(self, course: Course, loader: Iterable[Any]) -> None:
@@ -53,7 +53,7 @@ class Course(Steps):
     random streams is noted, and put there when the loop comes by again; an effect on weights is refused.
     """
 
-    def __init__(self, asked: Asked, plan: Plan, is_measured: bool = False):
+    def __init__(self, asked: AttachConfig, plan: Replays, is_measured: bool = False):
         super().__init__(asked, is_measured)
         self._plan = plan
         self.batch: Any = None

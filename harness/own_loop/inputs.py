@@ -141,4 +141,4 @@ def checksum(values: Tensor, start: int = 0) -> int:
         x = torch.stack([words.sum(dtype=torch.int64), (words.long() * weights).sum()])
     elif x.layout != torch.strided:
         x = x.to_dense()
-    return google_crc32c.extend(start, raw_bytes(x))
+    return int(google_crc32c.extend(start, raw_bytes(x)))

@@ -9,10 +9,10 @@ import numpy as np
 
 from harness.config import Trial
 from harness.objectives.outcome import judge
-from harness.own_loop.measures import Series, Watch
-from harness.own_loop.strikes import Strikes
+from harness.own_loop.measures import SignalBuffer, Watch
+from harness.own_loop.strikes import LoopStrikes
 from harness.own_loop.treatment import Treatment
-from harness.own_loop.witness import Comparison, Witness
+from harness.own_loop.witness import ReplayCheck, Witness
 from harness.training.remedies import Remedies
 
 RUN, TWIN, CONTROL, WALK, FAULT = "run", "twin", "control", "walk", "fault"  # kinds
@@ -24,16 +24,16 @@ class Leg:
 
     kind: str
     steps: int
-    strikes: Strikes
+    strikes: LoopStrikes
     remedies: Remedies
     watch: Watch
     treatment: Treatment | None = None
-    series: Series = field(default_factory=Series)
+    series: SignalBuffer = field(default_factory=SignalBuffer)
     nonfinite_step: int | None = None
     masked_step: int | None = None
     stopped: str = ""  # why it ended before its last step
     witness: Witness = field(default_factory=Witness)
-    comparison: Comparison | None = None  # with a leg whose steps it repeats
+    comparison: ReplayCheck | None = None  # with a leg whose steps it repeats
     trained: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)  # from which steps on which weights are
 
     def __post_init__(self) -> None:

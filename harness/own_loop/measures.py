@@ -342,7 +342,7 @@ def said(alarms: Mapping[str, bool], scores: Mapping[str, float]) -> dict[str, f
     return of_alarms | {f"score_{name}": score for name, score in scores.items()}
 
 
-class Series:
+class SignalBuffer:
     """Numbers by signal and step, which may be written anew from any step on; NaN where there is none.
 
     `settle` is called before anything is read.
@@ -372,7 +372,7 @@ class Series:
             with np.errstate(over="ignore"):
                 room[step] = value
 
-    def take(self, other: Series, stop: int) -> None:
+    def take(self, other: SignalBuffer, stop: int) -> None:
         """The first steps of another series."""
         other.settle()
         self._values = {name: values.copy() for name, values in other._values.items()}

@@ -253,7 +253,8 @@ def inner_optimizer(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, torch.optim.LBFGS):
         why = "evaluates the model inside of a step, where nothing can be told apart"
         raise ConfigError(f"optimizer=LBFGS: {why}; allowed: optimizers that take one gradient a step")
-    return optimizer
+    found: Optimizer = optimizer
+    return found
 
 
 def raw_bytes(values: Tensor) -> bytes:

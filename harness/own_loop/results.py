@@ -16,7 +16,7 @@ from harness.own_loop.warn import warn
 from harness.training.sites import Event
 
 
-class Results:
+class RunResults:
     """Read from the two legs that a run and its twin are."""
 
     _course: Course

@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 
 from harness.config import ConfigError
-from harness.own_loop.batches import Batches
+from harness.own_loop.batches import BatchBuffer
 from harness.own_loop.course import Course
 from harness.own_loop.handle import Handle
 from harness.own_loop.keeping import Keeping
 from harness.own_loop.legs import TWIN, Leg
-from harness.own_loop.results import Results
+from harness.own_loop.results import RunResults
 from harness.own_loop.snapshots import Snapshot, difference
-from harness.own_loop.steps import Asked
+from harness.own_loop.steps import AttachConfig
 from harness.own_loop.warn import warn
-from harness.own_loop.witness import Comparison
+from harness.own_loop.witness import ReplayCheck
 
 
-class Run(Handle, Results):
+class AttachedRun(Handle, RunResults):
     """`steps` hands out batches, `observe` takes the loss; the rest says what came of it.
 
     A context manager; without a `with` block it ends with `close`, or with the last step of `while run.next()`.
     """
 
-    def __init__(self, asked: Asked, wants_twin: bool | None, keeping: Keeping | None):
+    def __init__(self, asked: AttachConfig, wants_twin: bool | None, keeping: Keeping | None):
         self._wants_twin, self._keeping = wants_twin, keeping
         self._first: Snapshot | None = None
         self._final: Snapshot | None = None
@@ -38,7 +38,7 @@ class Run(Handle, Results):
         self.differing: str | None = None
         """What is another one when the run is gone through again from its first step, so that there is no twin."""
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> AttachedRun:
         return self
 
     def __exit__(
@@ -128,7 +128,7 @@ class Run(Handle, Results):
         steps = self._run.steps if self._run.stopped else self._run.series.length
         self._twin = leg = course.new_leg(TWIN, steps)
         self._run.strikes.see_ranks()
-        leg.comparison = Comparison(self._run, self._run.strikes, raises=False)
+        leg.comparison = ReplayCheck(self._run, self._run.strikes, raises=False)
         course.go(leg, self._first)  # under the random streams of the first time
 
     def refuse(self, course: Course, reason: str) -> None:
@@ -184,4 +184,4 @@ class Run(Handle, Results):
         finally:
             self._course.hooks.close()
             self._first = self._final = None
-            self._course.batches = Batches()
+            self._course.batches = BatchBuffer()

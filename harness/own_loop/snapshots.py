@@ -150,7 +150,7 @@ class Keeper:
                 put_values(optimizer.state[key], kept_values)
 
 
-class Undo:
+class StepUndo:
     """What a step changes, so that it can be taken back: all of it, or what its update has changed.
 
     Buffers are as before the step's forward pass in both. With the update alone, rates, extras and random streams go on

@@ -17,7 +17,7 @@ from harness.own_loop.hooks import wrap
 from harness.own_loop.measures import Measures
 from harness.own_loop.places import Places
 from harness.own_loop.sparse import dense_views, has_any
-from harness.own_loop.strikes import Fault, Strikes
+from harness.own_loop.strikes import LoopStrikes, ScheduledFault
 from harness.own_loop.watching import Watching
 from harness.training.remedies import Remedies
 from harness.training.sites import Site, Visit
@@ -34,7 +34,7 @@ class Judge(Protocol):
 class PendingStrike:
     """A strike at gradients that another backward pass may still add to: then it is taken back, and comes later."""
 
-    fault: Fault
+    fault: ScheduledFault
     site: Site
     kept: dict[str, tuple[Tensor | None, Tensor]]  # the gradient that was struck, and what it was before
     mark: Any  # where the fault stood
@@ -55,7 +55,7 @@ class Stepping:
         places: Places,
         scaler: GradScaler | None,
         measures: Measures,
-        strikes: Strikes,
+        strikes: LoopStrikes,
         remedies: Remedies,
         judge: Judge,
     ):
@@ -112,7 +112,7 @@ class Stepping:
             if self._stepped and number not in self._stepped:
                 self._measures.forget(number)
 
-    def _due_gradients(self) -> Iterator[Fault]:
+    def _due_gradients(self) -> Iterator[ScheduledFault]:
         for site in (Site.GRADIENT, Site.REDUCED_GRADIENT):
             yield from self.strikes.due(site, self.step)
 
@@ -266,7 +266,7 @@ class Stepping:
                 weight = self._places.trained[target.tensor]
                 self._local.callback(weight.register_hook(partial(self._strike_local, one, target.tensor)).remove)
 
-    def _strike_local(self, one: Fault, name: str, gradient: Tensor) -> Tensor:
+    def _strike_local(self, one: ScheduledFault, name: str, gradient: Tensor) -> Tensor:
         outer = self._places.outer
         is_ddp = isinstance(outer, nn.parallel.DistributedDataParallel)
         if not self._is_last() if is_ddp else self._backwards + 1 < self._expected:

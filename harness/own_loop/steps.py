@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from harness.config import ConfigError, Trial
 from harness.detectors.loop_signals import BEGAN, JUDGED, RATE
 from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
-from harness.own_loop.batches import Batches
+from harness.own_loop.batches import BatchBuffer
 from harness.own_loop.hooks import Hook
 from harness.own_loop.inputs import Inputs, NotRepeated, not_repeated
 from harness.own_loop.legs import RUN, Leg, has_ladder
@@ -27,8 +27,8 @@ from harness.own_loop.presets import Chosen, looks_at_rest
 from harness.own_loop.ranks import Ranks
 from harness.own_loop.snapshots import Keeper, Snapshot
 from harness.own_loop.stepping import Stepping, scaler_among
-from harness.own_loop.strikes import Strikes
-from harness.own_loop.taps import Taps
+from harness.own_loop.strikes import LoopStrikes
+from harness.own_loop.taps import ModuleTaps
 from harness.own_loop.treatment import Treatment
 from harness.own_loop.warn import warn
 from harness.recovery.base import Alarm
@@ -48,7 +48,7 @@ def detach(optimizer: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttachConfig:
     """What a user has attached, and how; see `harness.own_loop.attach`."""
 
     model: nn.Module
@@ -68,11 +68,11 @@ class Steps:
     What it acquires of the user's objects is released by `hooks`, also where the beginning fails half-way.
     """
 
-    def __init__(self, asked: Asked, is_measured: bool = False):
+    def __init__(self, asked: AttachConfig, is_measured: bool = False):
         self.asked = asked
         self.places, self.loop = Places(asked.model, asked.optimizers), LoopState()
         self.keeper = Keeper(self.places, asked.extras, self.loop, on_host=True)
-        self.scaler, self.ranks, self.batches = scaler_among(asked.extras), Ranks(), Batches()
+        self.scaler, self.ranks, self.batches = scaler_among(asked.extras), Ranks(), BatchBuffer()
         self.inputs = Inputs(self.places.outer)
         self.total = asked.steps  # of the run
         self.step, self.is_over = 0, False
@@ -99,7 +99,7 @@ class Steps:
                 self.places, self.scaler, self._measures, self.leg.strikes, self.leg.remedies, self
             )
             self._stepping.measures_now = self._is_measured
-            self._taps = Taps(self.places, self.as_written, self.ranks.rank)
+            self._taps = ModuleTaps(self.places, self.as_written, self.ranks.rank)
             hooks.callback(self._taps.close)
             self._stepping.attach(hooks)
             self._follow_restored(hooks)
@@ -139,7 +139,7 @@ class Steps:
     def new_leg(self, kind: str, steps: int, chosen: Sequence[Chosen] = (), is_treated: bool = True) -> Leg:
         """A way through the loop that has not begun, with these faults."""
         asked, remedies, watch = self.asked, Remedies(torch.device("cpu")), Watch(self.asked.settings)
-        strikes = Strikes(chosen, self.places, asked.facts, asked.seed, remedies, self.ranks, self.as_written)
+        strikes = LoopStrikes(chosen, self.places, asked.facts, asked.seed, remedies, self.ranks, self.as_written)
         treatment = None
         if is_treated and has_ladder(asked.settings):
             treatment = Treatment(asked.settings, watch, strikes, remedies, self.places, asked.extras, self.loop)

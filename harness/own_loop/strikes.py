@@ -32,7 +32,7 @@ OF_ALL_RANKS = (Site.BATCH, Site.LEARNING_RATE, Site.LOSS_SCALE)  # elsewhere a 
 Tensors = Callable[[], Mapping[str, Tensor]]
 
 
-class Fault:
+class ScheduledFault:
     """One fault, and its agenda once it is armed."""
 
     def __init__(self, chosen: Chosen):
@@ -56,7 +56,7 @@ class Fault:
             self.agenda.visit(0, dataclasses.replace(visit, tensors=parts))
 
 
-class Strikes:
+class LoopStrikes:
     """Faults by what they ask for. `given` are facts that the user has.
 
     Raises ConfigError for what can be refused before the first step, and later for what is known only then.
@@ -76,7 +76,7 @@ class Strikes:
         self._places, self._given, self._seed, self._remedies = places, dict(given), seed, remedies
         self._ranks, self._as_written = ranks, as_written
         self._first_elsewhere: int | None = None  # the first change in another process
-        self.faults = [Fault(one) for one in chosen]
+        self.faults = [ScheduledFault(one) for one in chosen]
         self.facts: Facts | None = None
         self._known = {"has_loss_scale", *(name for name in GIVEN if name in given)}
         self._has_batch = False
@@ -88,7 +88,7 @@ class Strikes:
                 self._check_early(one)
         problems.check()
 
-    def _check_early(self, one: Fault) -> None:
+    def _check_early(self, one: ScheduledFault) -> None:
         """Refuse names that match nothing, and facts that nobody will know."""
         asked = one.fault.asks()
         self._check_samples(one.fault)
@@ -113,7 +113,7 @@ class Strikes:
         is_frozen = not fnmatch.filter(trained, pattern) and fnmatch.filter(owned, pattern)
         return owned if is_frozen else trained
 
-    def _check_format(self, one: Fault) -> None:
+    def _check_format(self, one: ScheduledFault) -> None:
         """Refuse what numbers of the model's own format do not have."""
         facts = Facts(1, one.tensors, formats=self._places.formats)
         one.fault = one.fault.in_own_format(facts)
@@ -190,7 +190,7 @@ class Strikes:
             self._known.add("slots")  # there may be none
             self._arm(step + 1)
 
-    def learn_from(self, other: Strikes) -> None:
+    def learn_from(self, other: LoopStrikes) -> None:
         """What another leg of the same run has come to know; faults are armed."""
         self.facts, self._known, self._has_batch = other.facts, set(other._known), other._has_batch
         self._arm(0)
@@ -223,7 +223,7 @@ class Strikes:
                     self._arm_one(one, step)
         problems.check()
 
-    def _arm_one(self, one: Fault, step: int) -> None:
+    def _arm_one(self, one: ScheduledFault, step: int) -> None:
         assert self.facts is not None
         fault, facts = one.fault, self.facts
         late = next((TOO_EARLY[name] for name in fault.asks() if name in TOO_EARLY and fault.start < step), None)
@@ -256,7 +256,7 @@ class Strikes:
 
     # --- strikes -------------------------------------------------------------------------------------------------
 
-    def due(self, site: Site, step: int) -> Iterator[Fault]:
+    def due(self, site: Site, step: int) -> Iterator[ScheduledFault]:
         """The faults that are called here and now, and may strike in this process."""
         for one in self.faults:
             is_here = self._ranks.rank == getattr(one.fault, "rank", 0) or site in OF_ALL_RANKS
@@ -278,7 +278,7 @@ class Strikes:
             if shown := tensors():
                 one.visit(Visit(site, step, shown, self._ranks.rank if site == Site.GRADIENT else 0))
 
-    def at_taps(self, step: int) -> Iterator[tuple[Site, Fault, str]]:
+    def at_taps(self, step: int) -> Iterator[tuple[Site, ScheduledFault, str]]:
         """The activations that are to be struck at this step, or at their gradients."""
         for site in AT_TAPS:
             for one in self.due(site, step):
@@ -302,7 +302,7 @@ class Strikes:
                 batch = put(values)
         return batch
 
-    def _see(self, asking: Sequence[Fault], batch: Any) -> None:
+    def _see(self, asking: Sequence[ScheduledFault], batch: Any) -> None:
         """The first batch tells how large batches are."""
         rows = as_rows(batch)[0]
         self._tell(0, batch=len(rows))

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from harness.own_loop.hooks import Hook
 from harness.own_loop.places import Places, first_tensor
-from harness.own_loop.strikes import Fault, Strikes
+from harness.own_loop.strikes import LoopStrikes, ScheduledFault
 from harness.training.sites import Site, Visit
 from injectors.facts import formats_of, shapes_of
 
 
-class Taps:
+class ModuleTaps:
     """Hooks on modules for one step, at those alone that are to be struck.
 
     An activation is the first floating-point tensor that a module gives, complex numbers as pairs. Of a module that is
@@ -32,7 +32,7 @@ class Taps:
         self._formats: dict[str, str] = {}
         self._is_looking = False
 
-    def begin(self, strikes: Strikes, step: int) -> None:
+    def begin(self, strikes: LoopStrikes, step: int) -> None:
         """A step begins."""
         self._hooks.close()
         if strikes.wants_taps:
@@ -48,7 +48,7 @@ class Taps:
             # First, so that whatever else is hooked there sees what the model goes on with.
             self._hooks.callback(modules[name].register_forward_hook(Hook(strike), prepend=True).remove)
 
-    def end(self, strikes: Strikes, step: int) -> None:
+    def end(self, strikes: LoopStrikes, step: int) -> None:
         """The step is over."""
         self._hooks.close()
         if self._is_looking:
@@ -71,7 +71,15 @@ class Taps:
             self._formats |= formats_of({name: x.detach()})
 
     def _strike(
-        self, site: Site, fault: Fault, step: int, name: str, done: list[bool], module: nn.Module, _: Any, output: Any
+        self,
+        site: Site,
+        fault: ScheduledFault,
+        step: int,
+        name: str,
+        done: list[bool],
+        module: nn.Module,
+        _: Any,
+        output: Any,
     ) -> None:
         x = first_tensor(output)
         if done or x is None:

@@ -73,7 +73,8 @@ def as_rows(batch: Any) -> tuple[Tensor, Put]:
         def replaced(old: Tensor) -> Tensor:
             if not old.dim() or len(old) != rows:
                 return old
-            return next(cut).contiguous().view(old.dtype).reshape(old.shape)
+            values: Tensor = next(cut).contiguous().view(old.dtype).reshape(old.shape)
+            return values
 
         return changed(batch, replaced)
 

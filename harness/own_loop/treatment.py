@@ -19,15 +19,15 @@ from harness.model.formats import to_measure
 from harness.own_loop.loop_state import LoopState
 from harness.own_loop.measures import Watch, stacked
 from harness.own_loop.places import Places
-from harness.own_loop.snapshots import Keeper, Snapshot, Undo
-from harness.own_loop.strikes import Strikes
+from harness.own_loop.snapshots import Keeper, Snapshot, StepUndo
+from harness.own_loop.strikes import LoopStrikes
 from harness.recovery.base import GROWN, Alarm
 from harness.training.ladders import Book, treat
 from harness.training.remedies import Remedies
 
 
 @dataclass
-class Kept:
+class SavedSnapshot:
     """A snapshot, and what the detectors remembered."""
 
     snapshot: Snapshot
@@ -45,7 +45,7 @@ class Ring:
     def __init__(self, keeper: Keeper, places: Places, watch: Watch, every: int, kept: int):
         self._keeper, self._places, self._watch = keeper, places, watch
         self._every, self._most = every, kept
-        self._kept: dict[int, Kept] = {}
+        self._kept: dict[int, SavedSnapshot] = {}
         self._shared: set[int] = set()  # steps of snapshots that others have as well
         self._awaited: int | None = None
         self._spare: Snapshot | None = None
@@ -67,7 +67,7 @@ class Ring:
         if is_due and len(regular) >= self._most:
             self._forget(min(regular))
         snapshot = self._keeper.take(step, self._spare, with_gradients)
-        self._kept[step] = Kept(snapshot, self._watch.memory())
+        self._kept[step] = SavedSnapshot(snapshot, self._watch.memory())
         self._spare = None
         return snapshot
 
@@ -136,14 +136,14 @@ class Treatment:
         self,
         trial: Trial,
         watch: Watch,
-        strikes: Strikes,
+        strikes: LoopStrikes,
         remedies: Remedies,
         places: Places,
         extras: Sequence[Any],
         loop: LoopState,
     ):
         self.trial, self.watch, self.strikes, self.remedies, self.places = trial, watch, strikes, remedies, places
-        self.book, self.undo = Book(), Undo(places, extras, loop)
+        self.book, self.undo = Book(), StepUndo(places, extras, loop)
         snapshot = trial.section("playbook.snapshot")
         keeper = Keeper(places, extras, loop, snapshot.on == "host")
         self.ring = Ring(keeper, places, watch, snapshot.every, snapshot.kept) if goes_back(trial) else None
@@ -198,9 +198,9 @@ class Treatment:
             return answer
         return {GO_AND_ASK: ASK, GO: FREEZE}.get(answer, answer)
 
-    def settle(self, alarm: Alarm) -> OwnPatient:
+    def settle(self, alarm: Alarm) -> LoopRow:
         """Let the ladder answer; the patient says where the run goes on."""
-        patient = OwnPatient(self, alarm)
+        patient = LoopRow(self, alarm)
         treat(patient, self.book, self.watch.names)
         if not patient.is_frozen:
             is_back = patient.goes_on <= alarm.step
@@ -212,13 +212,13 @@ class Treatment:
         """Whether there is a strike that the oracle has not answered."""
         return self.has_oracle and not self.book.is_undone and self.strikes.first_change is not None
 
-    def ask_oracle(self, step: int) -> OwnPatient:
+    def ask_oracle(self, step: int) -> LoopRow:
         """Let the oracle answer, after the step in which the fault struck."""
         self.book.is_undone = True
         return self.settle(Alarm(step, {"oracle": nan}, nan, nan, True))
 
 
-class OwnPatient:
+class LoopRow:
     """A run of the user's own loop at an alarm, as actions see it (`harness.recovery.base.Row`)."""
 
     def __init__(self, treatment: Treatment, alarm: Alarm):
@@ -238,7 +238,7 @@ class OwnPatient:
 
     @property
     def is_spared(self) -> bool:
-        return self._remedy.is_spared
+        return bool(self._remedy.is_spared)
 
     def go_back(self, latest: int) -> int | None:
         step = self.newest(latest)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.own_loop.inputs import Call, checksum
 from harness.own_loop.places import Places
-from harness.own_loop.strikes import Strikes
+from harness.own_loop.strikes import LoopStrikes
 
 
 class Witness:
@@ -60,14 +60,14 @@ class Witnessed(Protocol):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ReplayCheck:
     """A leg that has to be equal to an earlier one, bit for bit, up to the first change that `strikes` make.
 
     Where it is not, that is an error in the loop at once with `raises`; else the leg ends, and its plan is told.
     """
 
     leg: Witnessed
-    strikes: Strikes
+    strikes: LoopStrikes
     raises: bool
 
     def calls(self, step: int, position: int) -> tuple[list[Call] | None, bool]:

@@ -181,7 +181,8 @@ def _joined(norms: Sequence[Tensor]) -> Tensor:
     if len(norms) == 1:
         return norms[0]
     if on_cpu(norms[0]):
-        return torch.linalg.vector_norm(torch.stack(list(norms), 1), dim=1)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms), 1), dim=1)
+        return norm
     return sums.root_of_squares(norms)
 
 
@@ -212,7 +213,8 @@ def score_taps(depth: int) -> list[str]:
 def rms(x: Tensor) -> Tensor:
     """Root mean square of each row, [r], float64."""
     flat = x.reshape(x.shape[0], -1)
-    return sums.norm(flat).double() / flat.shape[1] ** 0.5
+    rms: Tensor = sums.norm(flat).double() / flat.shape[1] ** 0.5
+    return rms
 
 
 def largest(x: Tensor) -> Tensor:

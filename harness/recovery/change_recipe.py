@@ -58,7 +58,8 @@ class ChangeRecipe(Action):
 
 def changes_of(options: Options) -> dict[str, Any]:
     """What is changed, by key."""
-    return from_yaml(options.set)
+    changes: dict[str, Any] = from_yaml(options.set)
+    return changes
 
 
 def amended(trial: Trial, changes: Mapping[str, Any]) -> Trial:

@@ -80,7 +80,8 @@ class ReExecute(Action):
 
     @classmethod
     def back(cls, trial: Trial) -> int:
-        return trial.section("playbook.re_execute").back
+        back: int = trial.section("playbook.re_execute").back
+        return back
 
     def do(self, row: Row, options: Any) -> Detail | None:
         alarm = row.alarm
@@ -147,7 +148,7 @@ class ReExecute(Action):
 
     def _begin(self, row: Row, one: Try, memory: Mapping[str, Any]) -> int | None:
         """The step from which it is run again; None: there is no snapshot, or none that was not tried."""
-        step = memory["seen"]["step"]
+        step: int = memory["seen"]["step"]
         to = row.newest(step - one.before)
         stands = row.alarm.step == step and not row.alarm.is_taken
         if one.kind == OTHER_DATA and one.before == 0 and stands and to != step:  # detectors go back with a snapshot

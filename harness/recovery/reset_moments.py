@@ -30,7 +30,7 @@ class ResetMoments(Action):
 
     @classmethod
     def needs_snapshots(cls, trial: Trial) -> bool:
-        return trial.section("playbook.reset_moments").which == "off"
+        return bool(trial.section("playbook.reset_moments").which == "off")
 
     def do(self, row: Row, options: Any) -> Detail:
         if options.which == "all":

@@ -30,7 +30,8 @@ class RollBack(Action):
 
     @classmethod
     def back(cls, trial: Trial) -> int:
-        return trial.section("playbook.roll_back").back
+        back: int = trial.section("playbook.roll_back").back
+        return back
 
     def do(self, row: Row, options: Any) -> Detail | None:
         latest = row.alarm.step - options.back

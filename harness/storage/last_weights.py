@@ -32,7 +32,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class WeightsRecord:
     """What stands beside a trial's tensors."""
 
     trial: Mapping[str, Any]
@@ -75,7 +75,7 @@ def read_weights(out: Path, trial: str) -> tuple[Mapping[str, Any], dict[str, Te
     file = place / f"{trial}{TENSORS}"
     try:
         path = (place / f"{trial}{REST}").path
-        about = sealed_record(read_bytes(path), About, path, since=("id",))
+        about = sealed_record(read_bytes(path), WeightsRecord, path, since=("id",))
         if about.id not in ("", trial):
             raise ConfigError(f"{path}: is that of trial {about.id:.40}; allowed: as a sweep has written it")
         with os.fdopen(file.descriptor(os.O_RDONLY), "rb") as handle:

@@ -47,15 +47,18 @@ class PackInfo:
 
     @property
     def complete(self) -> bool:
-        return self.attributes["complete"]
+        complete: bool = self.attributes["complete"]
+        return complete
 
     @property
     def steps(self) -> int:
-        return self.arrays["loss"]["shape"][1]
+        steps: int = self.arrays["loss"]["shape"][1]
+        return steps
 
     @property
     def layers(self) -> int:
-        return self.arrays["activation_rms"]["shape"][2]
+        layers: int = self.arrays["activation_rms"]["shape"][2]
+        return layers
 
     @property
     def ranks(self) -> int:
@@ -223,7 +226,8 @@ def check_metadata(pack: PackInfo) -> None:
 
 def ranks_of(attributes: Mapping[str, Any]) -> int:
     """The data-parallel ranks of the trials in a pack, which have one structure."""
-    return attributes["trials"][0]["train"].get("ranks", 1)
+    ranks: int = attributes["trials"][0]["train"].get("ranks", 1)
+    return ranks
 
 
 def chunk_shape(shape: tuple[int, ...], dims: tuple[str, ...], block: int) -> tuple[int, ...]:
@@ -237,7 +241,9 @@ def is_once(array: Mapping[str, Any]) -> bool:
 
 
 def chunk_of(array: Mapping[str, Any]) -> list[int]:
-    return array["chunk_grid"]["configuration"]["chunk_shape"]
+    """The shape of one chunk, from the metadata of a Zarr array."""
+    shape: list[int] = array["chunk_grid"]["configuration"]["chunk_shape"]
+    return shape
 
 
 def checksums_in(attributes: Mapping[str, Any], signal: str, number: int) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ MOST_BYTES, MOST_PLAN = 2**12, 2**26
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlannedIds:
     """plan.json: the ids of the trials that the last command asked for."""
 
     trials: tuple[str, ...]
@@ -92,6 +92,6 @@ def read_progress(folder: Path) -> tuple[dict[str, PackProgress], dict[str, Unre
     return progress, damaged
 
 
-def read_asked(out: Path) -> Asked:
+def read_asked(out: Path) -> PlannedIds:
     """What the last command that trained into `out` asked for. Raises Unreadable; Missing in an older store."""
-    return read_sealed_record(out / PLAN, Asked, MOST_PLAN)
+    return read_sealed_record(out / PLAN, PlannedIds, MOST_PLAN)

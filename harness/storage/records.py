@@ -104,7 +104,8 @@ def read_record(path: Path, kind: type[Record], most_bytes: int = MOST_BYTES) ->
 def record_of(values: Any, kind: type[Record], path: Path) -> Record:
     """Parsed JSON from the file `path` as a `kind`. Raises Unreadable."""
     try:
-        return _record(values, kind, "")
+        record: Record = _record(values, kind, "")
+        return record
     except ValueError as error:
         raise Unreadable(path, str(error)) from None
 

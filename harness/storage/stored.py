@@ -187,7 +187,7 @@ def packed(values: np.ndarray) -> bytes:
 def _checksum(content: bytes) -> bytes:
     import google_crc32c  # packs are trained without it, and stored with it
 
-    return google_crc32c.value(content).to_bytes(CRC_BYTES, "little")
+    return int(google_crc32c.value(content)).to_bytes(CRC_BYTES, "little")
 
 
 def read_chunk(pack: PackInfo, signal: str, number: int) -> np.ndarray:

@@ -41,22 +41,22 @@ class Allocations(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.alive, self.peaks, self._phase = 0, {REST: 0}, REST
         self._type, self._is_meta = device.type, device.type == "meta"
-        self._known: dict[int, tuple[weakref.ref, int]] = {}  # by address
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # by address
         self._entered = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as entering:
             if self._is_meta:
                 entering.enter_context(_fused_attention())
-            super().__enter__()
+            super().__enter__()  # type: ignore[no-untyped-call]
             self._entered = entering.pop_all()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._entered.close()
 
     @contextmanager
@@ -70,7 +70,7 @@ class Allocations(TorchDispatchMode):
             self._phase = before
 
     def __torch_dispatch__(
-        self, operation: OpOverload, types: Any, arguments: tuple = (), named: dict[str, Any] | None = None
+        self, operation: OpOverload, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
     ) -> Any:
         named = named or {}
         for x in _tensors(arguments, *named.values()):
@@ -96,7 +96,7 @@ class Allocations(TorchDispatchMode):
     def _rise(self, more: int) -> None:
         self.peaks[self._phase] = max(self.peaks[self._phase], self.alive + more)
 
-    def _gone(self, key: int, _: weakref.ref) -> None:
+    def _gone(self, key: int, _: weakref.ref[Any]) -> None:
         self.alive -= self._known.pop(key)[1]
 
 
@@ -125,7 +125,7 @@ class _Like(NamedTuple):
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
 
 
-def _on_meta(operation: OpOverload, arguments: tuple, named: dict[str, Any]) -> Any:
+def _on_meta(operation: OpOverload, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """What the operation gives; a value of the host where it reads one."""
     read = _tensors(arguments, *named.values())
     if not any(x.is_meta for x in read):
@@ -154,7 +154,7 @@ def _on_meta(operation: OpOverload, arguments: tuple, named: dict[str, Any]) -> 
     return operation(*arguments, **named) if operation._schema.returns else None
 
 
-_KNOWN: dict[tuple, tuple[_Like | None, ...]] = {}
+_KNOWN: dict[tuple[Any, ...], tuple[_Like | None, ...]] = {}
 """What a kind of call gives, by operation and arguments; nothing where it shares memory with them."""
 
 
@@ -200,7 +200,10 @@ def _fused_attention() -> Iterator[None]:
 
     def attention(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Tensor:
         has_kernel = q.is_meta and q.dtype != torch.float64
-        return _Attention.apply(q, k, v) if has_kernel else usual(q, k, v, **named)
+        if has_kernel:
+            mixed: Tensor = _Attention.apply(q, k, v)  # type: ignore[no-untyped-call]
+            return mixed
+        return usual(q, k, v, **named)
 
     F.scaled_dot_product_attention = attention  # type: ignore[assignment]
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, Seen
-from harness.guards.playbook import Playbook
+from harness.guards.playbook import PlaybookGuard
 from harness.training.batches_ahead import odd_batches
 from harness.training.clock import Tick
 from harness.training.masking import Masking
@@ -38,7 +38,7 @@ class Answers:
         self._snapshots: Snapshots | None = None
         guards = pack.guards if detects else []
         goes_back = [guard for guard in guards if guard.every is not None]
-        playbooks = [guard for guard in guards if isinstance(guard, Playbook)]
+        playbooks = [guard for guard in guards if isinstance(guard, PlaybookGuard)]
         self._holds = bool(goes_back or playbooks)
         rows = torch.ones_like(pack.active)
         # Whether nothing was wrong with a row's last step.

@@ -65,4 +65,4 @@ def limits_of(usual: ArrayLike) -> np.ndarray:
     middle = np.median(others, axis=0)
     spread = MAD_TO_STD * np.median(np.abs(others - middle), axis=0)
     tail = np.quantile(others, HIGH, axis=0) - middle
-    return middle + np.max([ODD_BATCH * spread, [RARER, MORE_REPEATED], BEYOND * tail], axis=0)
+    return np.asarray(middle + np.max([ODD_BATCH * spread, [RARER, MORE_REPEATED], BEYOND * tail], axis=0))

@@ -38,7 +38,7 @@ class Blame:
     evidence: str = UNKNOWN
 
 
-def blame(difference: Place | None, spared: bool, state: State, trial: Trial) -> Blame:
+def blame(difference: Place | None, spared: bool, state: RowState, trial: Trial) -> Blame:
     """Of a row that froze: where a rerun without the fault of the step parts from it, and whether that is `spared`."""
     transient = Blame() if difference is None else _at(difference, REEXECUTION)
     if spared and difference is not None:
@@ -51,7 +51,7 @@ def _at(place: Place, evidence: str) -> Blame:
 
 
 @dataclass(frozen=True)
-class State:
+class RowState:
     """Of one row, before the step that was not finite: weights and what the optimizer keeps, by name."""
 
     weights: Tensors

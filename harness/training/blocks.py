@@ -20,10 +20,11 @@ PER_STEP = tuple(name for name, signal in SIGNALS.items() if "layer" not in sign
 
 @dataclass(frozen=True)
 class Found:
-    """What a step has come to, all on the device: `values` [R, signals + signals of layers x layers], float64, NaN in
-    rows that were not active before it and for what is known later; `read` [R, n] of each reading that was due;
-    `froze` [R]: rows that are not active any more. `loss` [R] as it was judged; `trained` [R]: rows that took the step,
-    or would have.
+    """What a step has come to, all on the device.
+
+    `values` [R, signals + signals of layers x layers], float64, NaN in rows that were not active before it and for what
+    is known later; `read` [R, n] of each reading that was due; `froze` [R]: rows that are not active any more. `loss`
+    [R] as it was judged; `trained` [R]: rows that took the step, or would have.
     """
 
     loss: Tensor

@@ -40,14 +40,14 @@ class ReplicasDiffer(RuntimeError):
     """Processes that should have the same state have not: memory or arithmetic of one of them was corrupted."""
 
 
-class Group:
+class RankGroup:
     """The processes of one pack, one a rank, and what they tell one another. Raises RankLost where one has ended.
 
-    They meet at `store`. Tensors on GPUs go through NCCL if each rank has a GPU to itself, and by way of the CPU and
-    gloo otherwise, as all else does.
+    They meet at `store`, a `torch.distributed.Store`. Tensors on GPUs go through NCCL if each rank has a GPU to itself,
+    and by way of the CPU and gloo otherwise, as all else does.
     """
 
-    def __init__(self, rank: int, count: int, store: dist.Store, device: torch.device):
+    def __init__(self, rank: int, count: int, store: Any, device: torch.device):
         self.rank, self.count, self.device = rank, count, device
         if device.type == "cuda":
             self.device = torch.device("cuda", rank % torch.cuda.device_count())  # ranks take turns on the GPUs
@@ -114,7 +114,7 @@ def _asking() -> Iterator[None]:
 class ProcessCommunicator(Communicator):
     """The rank of this process among those of its group, for the loop."""
 
-    def __init__(self, order: str, format: str, group: Group):
+    def __init__(self, order: str, format: str, group: RankGroup):
         super().__init__(group.count, order, format)
         self.group, self.processes = group, group.count
 

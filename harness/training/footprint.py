@@ -91,7 +91,7 @@ class Footprint:
         return low
 
 
-_FOUND: dict[tuple, Footprint] = {}
+_FOUND: dict[tuple[Any, ...], Footprint] = {}
 
 
 def footprint(trial: Trial, beside: float = 0) -> Footprint:
@@ -107,7 +107,7 @@ def footprint(trial: Trial, beside: float = 0) -> Footprint:
     return replace(found, held=replace(found.held, row=found.held.row + rates), peaks=peaks, beside=beside)
 
 
-def _kind(trial: Trial) -> tuple:
+def _kind(trial: Trial) -> tuple[Any, ...]:
     """What decides how much memory a trial takes: its structure, and which per-trial parts are on."""
     parts = [clipper.is_on(trial) for clipper in CLIPPERS] + [guard.is_on(trial) for guard in GUARDS]
     return trial.structure, *parts, trial.train.z_loss > 0, trial.train.loss_scaling, goes_back(trial), waits(trial)

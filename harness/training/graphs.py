@@ -1,5 +1,7 @@
-"""Steps and pieces of validation that are recorded once and replayed: of a small model either is hundreds of kernels of
-some microseconds on a GPU, which one launch of a CUDA graph starts faster than the host could one by one.
+"""Steps and pieces of validation that are recorded once and replayed.
+
+For a small model either is hundreds of kernels of some microseconds on a GPU. One launch of a CUDA graph starts them
+faster than the host could one by one.
 
 What changes from step to step is fed (harness/training/passes.py) or is state on the device, and from piece to piece
 only which windows are read. What the host has to do in a step is done as ever: a step that is struck, steps of rows
@@ -96,8 +98,9 @@ class _Known:
 
 
 class Graphs:
-    """The steps of a pack, and the pieces of its validation, replayed where they can be. `make` makes recordings;
-    `not_recorded` is told where that has failed.
+    """The steps of a pack, and the pieces of its validation, replayed where they can be.
+
+    `make` makes recordings; `not_recorded` receives what failed.
 
     The host has to be there where something is struck, at the first step, where rows stand at different steps, while
     batches grow, where a remedy changes gradients, where somebody reads a tap on the host or a reading waits for the
@@ -116,8 +119,10 @@ class Graphs:
         self.steps, self.pieces = 0, 0  # that were replayed
 
     def train(self, passes: Passes, tick: Tick, fed: Fed) -> Found:
-        """As `Passes.train`. What it returns holds until anything is replayed; `loss` and `trained`, which are looked
-        at after a validation, until the next call.
+        """As `Passes.train`.
+
+        What it returns holds until anything is replayed; `loss` and `trained`, which are looked at after a validation,
+        until the next call.
         """
 
         def step(*given: Any) -> Found:
@@ -131,8 +136,9 @@ class Graphs:
         return replace(found, loss=found.loss.clone())
 
     def window_losses(self, starts_N: Tensor, rows: slice) -> Tensor:
-        """As `Pack.window_losses`, in validation, where nothing is attached to taps. What it returns holds until
-        anything is replayed.
+        """As `Pack.window_losses`, in validation, where nothing is attached to taps.
+
+        What it returns holds until anything is replayed.
         """
         losses_of = partial(self._pack.window_losses, rows=rows)
         found = self._replayed(("piece of validation", rows.start, len(starts_N)), losses_of, [starts_N])
@@ -153,8 +159,9 @@ class Graphs:
         return "step", read, fed.batch.shape, fed.weights is None
 
     def _replayed(self, kind: Any, function: Callable[..., T], given: Sequence[Tensor | None]) -> T | None:
-        """What the function finds with these, by its recording; None: it has to be called. Those of a `kind` do the
-        same, whatever they are given.
+        """What the function finds with these, by its recording; None: it has to be called.
+
+        Those of a `kind` do the same, whatever they are given.
         """
         if self._bound != self._pack.bound:
             self._known.clear()

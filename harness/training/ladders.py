@@ -47,7 +47,7 @@ class Book:
         closed = [None if one["closed"] is None or one["closed"] >= steps else one["closed"] for one in log]
         return [one | {"closed": step} for one, step in zip(log, closed, strict=True)]
 
-    def wait(self, patient: Patient, step: int, memory: Mapping[str, Any], takes: bool) -> None:
+    def wait(self, patient: RowHandle, step: int, memory: Mapping[str, Any], takes: bool) -> None:
         """The patient's action is asked again at that step; `takes` it if no rung comes after."""
         asks = {"place": patient.place, "action": patient.action, "step": step, "memory": dict(memory)}
         self.waits = asks | {"takes": takes}
@@ -65,7 +65,7 @@ class Book:
         return self.waits is not None and self.waits["takes"] and _is_last(ladder, self.waits["place"], names)
 
 
-class Patient(Row, Protocol):
+class RowHandle(Row, Protocol):
     """A run at an alarm, with what the climber notes of it."""
 
     place: int  # of the rung
@@ -75,7 +75,7 @@ class Patient(Row, Protocol):
     is_calm: bool  # the alarm was found to be right, and the step was taken: what comes of it is as sound as it was
 
 
-def treat(patient: Patient, book: Book, names: Sequence[str]) -> None:
+def treat(patient: RowHandle, book: Book, names: Sequence[str]) -> None:
     """Do what the ladder of a run says about its alarm, where the detectors `names` watch."""
     alarm, ladder = patient.alarm, rungs(patient.trial.playbook.ladder)
     waited, book.waits = book.waits, None
@@ -138,7 +138,7 @@ def is_broken(alarm: Alarm) -> bool:
     return not alarm.is_taken and not (isfinite(alarm.loss) and isfinite(alarm.grad_norm))
 
 
-def _climbed(patient: Patient, book: Book, rung: Rung) -> bool:
+def _climbed(patient: RowHandle, book: Book, rung: Rung) -> bool:
     """Whether the actions of a rung were done: its first one may find that it cannot be."""
     for place, patient.action in enumerate(rung.actions):
         detail = ACTIONS[patient.action]().do(patient, _options(patient.trial, patient.action))
@@ -150,7 +150,7 @@ def _climbed(patient: Patient, book: Book, rung: Rung) -> bool:
     return True
 
 
-def _log(patient: Patient, book: Book, detail: Mapping[str, Any]) -> None:
+def _log(patient: RowHandle, book: Book, detail: Mapping[str, Any]) -> None:
     alarm, incident = patient.alarm, book.log[-1]
     incident["last"] = max(incident["last"], alarm.step)
     if len(incident["acts"]) < KEPT_EVENTS:

@@ -1,5 +1,6 @@
-"""The training loop of a pack, on one screen; a step of it, with every site at which a fault can strike, is in
-harness/training/passes.py.
+"""The training loop of a pack, on one screen.
+
+A step of it, with every site at which a fault can strike, is in harness/training/passes.py.
 """
 
 from __future__ import annotations
@@ -116,8 +117,9 @@ def train(
 
 
 def _look(pack: Pack, recorder: Recorder, answers: Answers, state: Replica, leave: Leave | None) -> bool:
-    """Write what is full, look why rows froze, and drop the rows of frozen and masked trials when they are many, but
-    keep the smallest pack that rounds alike. Whether any is left to train.
+    """Write full blocks, look why rows froze, and drop rows that need no more training; returns whether any is left.
+
+    Rows of frozen and masked trials go when they are many, but the smallest pack that rounds alike is kept.
     """
     pack.ranks.verify(state)
     recorder.flush()

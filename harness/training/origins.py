@@ -46,7 +46,7 @@ class Origins(TorchDispatchMode):
     """
 
     def __init__(self, written: Callable[[Tensor], None]):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._written, self._quiet, self._closed = written, False, False
         self._known: dict[int, Origin | None] = {}  # address of memory -> origin; None: of what no operation has made
 

@@ -32,7 +32,7 @@ from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
 from harness.training.acts import Acts
 from harness.training.clock import Clock, Tick
-from harness.training.distributed import Group, ProcessCommunicator
+from harness.training.distributed import ProcessCommunicator, RankGroup
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
 from harness.training.remedies import Remedies
@@ -106,7 +106,7 @@ class Pack:
         self.bound = 0  # how often the parts were told of their rows
         self._bind()
 
-    def spread_over(self, group: Group) -> None:
+    def spread_over(self, group: RankGroup) -> None:
         """Take one rank from now on, as the other processes of the group take the others."""
         self.ranks = ProcessCommunicator(self.ranks.order, self.ranks.format, group)
 

@@ -19,8 +19,10 @@ def smallest_pack(device: torch.device) -> int:
 
 
 def rows_at_once(model: Model, sequences: int, device: torch.device) -> int:
-    """Rows that pass through the model together: enough that the fixed cost of an operation is shared, few enough that
-    activations stay in the cache. `sequences` are those of each trial that pass at once.
+    """Rows that pass through the model together.
+
+    They are enough that the fixed cost of an operation is shared, few enough that activations stay in the cache.
+    `sequences` are those of each trial that pass at once.
 
     From tests/benchmarks/pack_size.py, see docs/benchmarks.md.
     """

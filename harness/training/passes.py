@@ -24,9 +24,11 @@ from harness.training.strikes import Strikes, one
 
 @dataclass(frozen=True)
 class Fed:
-    """What a step is given beside the state of the pack: the rate in force, that of the schedule, and tokens so far
-    [R]; the batch as it trains and the weight of each of its sequences (None: all count alike); how many of them were
-    dropped [R], which rows train in this pass [R], and of which of them anything of the batch is left [R].
+    """What a step is given beside the state of the pack.
+
+    The rate in force, that of the schedule, and tokens so far [R]; the batch as it trains and the weight of each of its
+    sequences (None: all count alike); how many of them were dropped [R], which rows train in this pass [R], and of
+    which of them anything of the batch is left [R].
     """
 
     rate: Tensor

@@ -14,10 +14,10 @@ from typing import Any
 
 from harness.config import Trial
 from harness.model.formats import FORMAT_OF
-from harness.training.blame import Blame, State, blame
+from harness.training.blame import Blame, RowState, blame
 from harness.training.origins import INVALID, OVERFLOW, Origin
 from harness.training.pack import Pack
-from harness.training.rerun import UPDATE, Place, Readings, Rerun
+from harness.training.rerun import UPDATE, Place, Rerun, RerunResult
 from harness.training.signals import Recorder
 from harness.training.sites import Agenda, Site
 
@@ -100,7 +100,7 @@ class Provenances:
         pack, trial = self._pack, self._pack.planned[self._pack.rows[row]]
         rerun = Rerun(pack, self._agenda, row, step)
         readings, slots = rerun.run(), pack.optimizer.slots
-        state = State(
+        state = RowState(
             pack.tensors(pack.weights, row),
             {name: pack.slot(name, row) for name in slots},
             float(rerun.copies.loss_scale.scale[0]),
@@ -110,7 +110,7 @@ class Provenances:
         return _described(readings, step, state, blame(readings.difference, readings.spared, state, trial), trial)
 
 
-def _described(readings: Readings, step: int, state: State, blamed: Blame, trial: Trial) -> Provenance:
+def _described(readings: RerunResult, step: int, state: RowState, blamed: Blame, trial: Trial) -> Provenance:
     place, origin = readings.first, readings.origin
     assert place is not None
     cause = STRIKE if origin is None else origin.cause

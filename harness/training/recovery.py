@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.config.ladder import ORACLE, rungs
 from harness.guards import ASK
-from harness.guards.playbook import UNANSWERED, Playbook, calls, has_oracle
+from harness.guards.playbook import UNANSWERED, PlaybookGuard, calls, has_oracle
 from harness.recovery.base import Alarm
 from harness.training import ladders
 from harness.training.ladders import Book
@@ -55,7 +55,7 @@ class Door(Protocol):
 class Recovery:
     """Of a pack of which some trial has a ladder; `settle` answers what `guard` asks."""
 
-    def __init__(self, door: Door, guard: Playbook):
+    def __init__(self, door: Door, guard: PlaybookGuard):
         self._door, self._pack, self.guard = door, door.pack, guard
         self.books: dict[int, Book] = {}
         self._oracles = [number for number, trial in enumerate(self._pack.planned) if has_oracle(trial)]
@@ -105,7 +105,7 @@ class Recovery:
             return False
         if ladders.is_broken(alarm):
             self._door.provenances.explain(row, step)
-        patient = Patient(self._door, self, row, alarm)
+        patient = PackRow(self._door, self, row, alarm)
         ladders.treat(patient, self.books.setdefault(patient.number, Book()), self.guard.names)
         patient.finish()
         self._expect(row)
@@ -129,7 +129,7 @@ class Recovery:
         for number, row, step in list(self._news()):
             nan = float("nan")
             alarm = Alarm(step, {ORACLE: nan}, nan, nan, True)
-            patient = Patient(self._door, self, row, alarm)
+            patient = PackRow(self._door, self, row, alarm)
             self.books.setdefault(number, Book()).is_undone = True
             ladders.treat(patient, self.books.setdefault(patient.number, Book()), self.guard.names)
             patient.finish()
@@ -150,7 +150,7 @@ class Recovery:
         self.guard.is_new = True
 
 
-class Patient:
+class PackRow:
     """One trial's row at an alarm, as actions see it (`harness.recovery.base.Row`)."""
 
     def __init__(self, door: Door, recovery: Recovery, row: int, alarm: Alarm):
@@ -172,7 +172,7 @@ class Patient:
 
     @property
     def is_spared(self) -> bool:
-        return self._remedy.is_spared
+        return bool(self._remedy.is_spared)
 
     def go_back(self, latest: int) -> int | None:
         step = self._door.go_back(self.row, self.alarm.step, latest)

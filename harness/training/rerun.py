@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass
-class Readings:
+class RerunResult:
     """What the step came to: the first value that is not finite, and the first at which the copies differ.
 
     `origin` is the operation that made the first; None: no operation did, so that it was changed where it stood. Where
@@ -158,7 +158,7 @@ class Rerun:
     agenda: Agenda
     row: int
     step: int
-    readings: Readings = field(default_factory=Readings)
+    readings: RerunResult = field(default_factory=RerunResult)
 
     def __post_init__(self) -> None:
         source, trial = self.pack, self.pack.rows[self.row]
@@ -174,7 +174,7 @@ class Rerun:
         if copies.loss_scale.is_dynamic:
             copies.loss_scale.scale.div_(BACKOFF)  # which the step that overflowed has halved
 
-    def run(self) -> Readings:
+    def run(self) -> RerunResult:
         """Run the step up to where it was judged."""
         trial, origins = self.pack.rows[self.row], Origins(self._written)
         self._origins = origins

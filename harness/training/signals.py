@@ -66,8 +66,9 @@ class Recorder:
             self._readings.begin(batch_RxBxx)
 
     def kind(self, tick: Tick) -> tuple[Any, ...] | None:
-        """What of these steps is measured: the same for steps that can be replayed as one another; None: the host has
-        to be there.
+        """What of these steps is measured.
+
+        It is the same for steps that can be replayed as one another, and None where the host has to be there.
         """
         if 0 in tick.groups or (self._readings and self._readings.waits(tick)):
             return None

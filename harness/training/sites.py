@@ -179,3 +179,6 @@ class Agenda:
     def is_of_data(self, trial: int) -> bool:
         """Whether a trial's fault is in the batches that it reads."""
         return bool(self._calls.get(trial)) and all(site == Site.BATCH for site, _ in self._calls[trial])
+
+
+__all__ = ["AT_TAPS", "Agenda", "Event", "Injector", "Site", "Visit"]

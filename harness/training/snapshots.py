@@ -114,7 +114,9 @@ class Snapshots:
         Such are finite, and yet no update leaves them.
         """
         steps = enumerate(self._steps.used[row].tolist())
-        slots = sorted(((step, slot) for slot, step in steps if NONE < step <= latest), reverse=True)
+        slots: list[tuple[int, int]] = sorted(
+            ((step, slot) for slot, step in steps if NONE < step <= latest), reverse=True
+        )
         largest = dict(self._kept)["weights"][row].abs().amax(-1).tolist()
         for (step, now), (_, before) in pairwise(slots):
             if largest[now] <= GROWN * largest[before]:

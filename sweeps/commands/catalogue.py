@@ -41,7 +41,7 @@ _PACKAGE = re.compile(r"#\s*@\w")
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """An option and what is said of it; `file` is where, None for a kind of fault that is a class of `injectors`."""
 
     group: str
@@ -57,7 +57,7 @@ class Entry:
         return tuple(_REFERENCE.findall(self.text))
 
 
-def entries(group: str, folder: Path | None = None) -> list[Entry]:
+def entries(group: str, folder: Path | None = None) -> list[CatalogueEntry]:
     """Every option of `recipe`, `mitigation` or `fault`, by name: ours, installed packages', and a user's `folder`'s.
 
     Raises ConfigError for what a file should not say of itself.
@@ -69,13 +69,15 @@ def entries(group: str, folder: Path | None = None) -> list[Entry]:
     return listed
 
 
-def _entry(place: Path, group: str, name: str) -> Entry:
+def _entry(place: Path, group: str, name: str) -> CatalogueEntry:
     """Of a file: what it says under `about`, or else the comment at its head."""
     file = place / group / f"{name}.yaml"
     if not _ABOUT.search(text_of(file)):
-        return Entry(group, name, said_in(file), file)
+        return CatalogueEntry(group, name, said_in(file), file)
     content = read(place, group, name)
-    return Entry(group, name, printable(content.about.said) or said_in(file), file, content.about, content.fields)
+    return CatalogueEntry(
+        group, name, printable(content.about.said) or said_in(file), file, content.about, content.fields
+    )
 
 
 def said_in(file: Path) -> str:
@@ -91,11 +93,11 @@ def said_in(file: Path) -> str:
     return printable(" ".join(filter(None, comment))) or f"(no comment at the head of {file})"
 
 
-def _entry_of_class(group: str, name: str) -> Entry:
+def _entry_of_class(group: str, name: str) -> CatalogueEntry:
     """Of what is no file: a kind of fault, or a detector with its constants."""
     options = sections().get(f"{group}.{name}")
     fields = {group: {name: vars(options())}} if options else {}
-    return Entry(group, name, _said_of_class(group, name), None, About(section="detectors"), fields)
+    return CatalogueEntry(group, name, _said_of_class(group, name), None, About(section="detectors"), fields)
 
 
 def _said_of_class(group: str, name: str) -> str:

@@ -88,7 +88,8 @@ def _of_sweep(earlier: Sequence[str], word: str) -> list[str]:
     from hydra.core.plugins import Plugins
     from hydra.plugins.completion_plugin import CompletionPlugin
 
-    from sweeps.compose.arguments import CONFIG_NAME, config_loader, folder_of
+    from sweeps.compose.arguments import folder_of
+    from sweeps.compose.hydra_calls import CONFIG_NAME, config_loader
 
     key, equals, values = word.partition("=")
     begun = max(values.rfind(","), values.rfind("+")) + 1

@@ -53,8 +53,8 @@ from sweeps.commands.coordinate_trials import (
     SEEDS,
     STEPS,
     WIDTHS,
-    Asked,
     Case,
+    CoordinateAxes,
     check_memory,
     own_case,
     told,
@@ -229,7 +229,7 @@ def _rate(text: str) -> float:
         rate = 0.0
     if not rate:  # nothing would move
         raise argparse.ArgumentTypeError(f"{shown(text)}: allowed: a number above 0 that float32 holds")
-    return rate
+    return float(rate)
 
 
 def _picture(text: str) -> Path:
@@ -351,7 +351,7 @@ def _chosen(options: argparse.Namespace, keys: Sequence[str]) -> tuple[list[Case
             problems.reasons[f"{given}: {flag} says the same; allowed: one of them"] = None
         words += [f"{key}={value}"] if value is not None else []
     problems.check()
-    asked = Asked.of(with_homes(words), named(options.config_dir))
+    asked = CoordinateAxes.of(with_homes(words), named(options.config_dir))
     cases = asked.cases()
     for case in cases:
         check_memory(case.largest, len(case.trials[max(case.trials)]))

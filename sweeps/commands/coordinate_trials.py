@@ -17,8 +17,8 @@ from harness.basics.printing import label
 from harness.config import ConfigError, Data, Model, Optim, Problems, Schedule, Train, Trial, shown
 from harness.optim.optimizers import OPTIMIZERS
 from sweeps.commands.coordinate_keys import check_key
-from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
+from sweeps.compose.hydra_calls import config_loader
 from sweeps.compose.overrides import Axis, axis_of
 from sweeps.compose.places import NONE, PLAIN, check_folder
 from sweeps.planning.planner import check_weights
@@ -87,10 +87,12 @@ def check_memory(largest: Trial, seeds: int) -> None:
 
 
 def _own(parametrization: str, size: Mapping[str, int], steps: int, rate: float | None, optimizer: str) -> Trial:
-    """`size` is the width or the depth. The head starts at zero but for the standard parametrisation, as microsoft/mup
-    has it in its own check: random logits shrink as 1/sqrt(m) beside what training adds. Over the depth the last matrix
-    of each branch starts at zero: what random branches add falls with depth in CompleteP, and takes gradients along. A
-    step that is relative to the weights needs weights, and does not follow the size of gradients.
+    """`size` is the width or the depth.
+
+    The head starts at zero but for the standard parametrisation, as microsoft/mup has it in its own check: random
+    logits shrink as 1/sqrt(m) beside what training adds. Over the depth the last matrix of each branch starts at zero:
+    what random branches add falls with depth in CompleteP, and takes gradients along. A step that is relative to the
+    weights needs weights, and does not follow the size of gradients.
     """
     is_relative = OPTIMIZERS[optimizer].rule.startswith("relative")
     model = Model(
@@ -115,7 +117,7 @@ def _own(parametrization: str, size: Mapping[str, int], steps: int, rate: float 
 
 
 @dataclass(frozen=True)
-class Asked:
+class CoordinateAxes:
     """The axes of a command line, by key; `against` the width or the depth."""
 
     axes: Mapping[str, Axis]
@@ -123,7 +125,7 @@ class Asked:
     composer: Composer
 
     @classmethod
-    def of(cls, words: Sequence[str], folder: Path | None) -> Asked:
+    def of(cls, words: Sequence[str], folder: Path | None) -> CoordinateAxes:
         """Checks every word. Raises ConfigError with all that is wrong with them."""
         check_folder(folder)
         loader, problems = config_loader(folder), Problems()

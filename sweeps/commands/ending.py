@@ -13,8 +13,10 @@ MOST_REASONS = 20
 
 
 def ended(act: Callable[[], int | None]) -> int | None:
-    """The exit status of `act`: its own, 2 for wrong input or output that cannot be written, 1 where the results folder
-    is lost, 130 after Ctrl-C, 141 where the reader of the output has gone.
+    """The exit status of `act`.
+
+    It is its own, 2 for wrong input or output that cannot be written, 1 where the results folder is lost, 130 after
+    Ctrl-C, 141 where the reader of the output has gone.
     """
     warn_in_one_line()
     try:

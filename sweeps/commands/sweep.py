@@ -32,7 +32,7 @@ from sweeps.compose.hydra_calls import CONFIG_NAME, FOLDER, Call, config_loader,
 from sweeps.compose.mitigations import in_parts
 from sweeps.compose.overrides import with_homes
 from sweeps.compose.places import check_folder
-from sweeps.compose.settings import Run, run_from
+from sweeps.compose.settings import RunSettings, run_from
 
 
 @hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=CONFIG_NAME)
@@ -76,7 +76,7 @@ def explained(arguments: Sequence[str]) -> Iterator[None]:
         raise ConfigError(f"{where}: {reason}; allowed: {allowed}") from error
 
 
-def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, Run]:
+def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, RunSettings]:
     """What Hydra does with --multirun, once the command line is checked.
 
     Returns the exit status and what was run; `console` is told of it. Raises ConfigError.

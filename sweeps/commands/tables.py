@@ -15,7 +15,7 @@ from harness.basics.errors import PROGRAM
 from harness.config import Problems, shown
 from harness.config.ladder import canonical, rungs
 from harness.detectors.table import DETECTORS
-from sweeps.commands.catalogue import Entry, entries
+from sweeps.commands.catalogue import CatalogueEntry, entries
 from sweeps.commands.ending import ended
 from sweeps.compose.folders import leaves
 from sweeps.compose.hydra_calls import FOLDER
@@ -46,14 +46,14 @@ def with_tables(page: str) -> str:
     return _PART.sub(made, page)
 
 
-def _is_ours(entry: Entry) -> bool:
+def _is_ours(entry: CatalogueEntry) -> bool:
     """Whether it is none of an installed package's, and no kind of fault, which has no row of its own."""
     if entry.file is None:
         return entry.group == "detect" and DETECTORS[entry.name].__module__.startswith("harness.")
     return entry.file.is_relative_to(FOLDER)
 
 
-def _table(group: str, listed: Sequence[Entry]) -> list[str]:
+def _table(group: str, listed: Sequence[CatalogueEntry]) -> list[str]:
     sets = "its constants" if group == "detect" else "what it sets"
     lines = [f"| {group} | what it is | {sets} |", "|---|---|---|"]
     for entry in listed:
@@ -63,7 +63,7 @@ def _table(group: str, listed: Sequence[Entry]) -> list[str]:
     return lines
 
 
-def _fields(entry: Entry) -> Iterator[tuple[str, Any]]:
+def _fields(entry: CatalogueEntry) -> Iterator[tuple[str, Any]]:
     """What a file sets, by key; a ladder as a rung after the other."""
     for path, value in leaves(entry.fields, ""):
         if path[:2] != ("playbook", "ladder"):
@@ -73,7 +73,7 @@ def _fields(entry: Entry) -> Iterator[tuple[str, Any]]:
         yield rung.detector, f"{rung.action}{often} ({rung.cool_down})"
 
 
-def _examples(listed: Sequence[Entry]) -> list[str]:
+def _examples(listed: Sequence[CatalogueEntry]) -> list[str]:
     """A command for each fault."""
     faults = [entry for entry in listed if entry.group == "fault"]
     lines = [f"{PROGRAM} sweep fault={entry.name} {entry.about.example}".rstrip() for entry in faults]

@@ -13,7 +13,8 @@ STRIKES = ("inf", "nan")  # an element of a gradient that a mitigation may survi
 
 
 def _text(help: str) -> str:
-    return anything(STRUCTURAL, "", help)
+    text: str = anything(STRUCTURAL, "", help)
+    return text
 
 
 @dataclass(frozen=True)

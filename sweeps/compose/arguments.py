@@ -51,6 +51,7 @@ SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
 def is_hydras(text: str) -> bool:
+    """Whether an override sets one of Hydra's own keys."""
     return text.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 

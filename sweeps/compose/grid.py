@@ -83,10 +83,12 @@ class Composer:
     _mitigations: Mitigations = field(init=False)
     _presets: dict[str, dict[str, Any]] = field(default_factory=dict)
     _faults: dict[tuple[str, ...], Fault] = field(default_factory=dict)
-    _parts: dict[tuple, Any] = field(default_factory=dict)
-    _refused: dict[tuple, Sequence[str]] = field(default_factory=dict)
-    _but_for_seed: dict[tuple, Trial] = field(default_factory=dict)  # a trial of these overrides, beside its seed
-    _acting: dict[tuple, list] = field(default_factory=dict)
+    _parts: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _refused: dict[tuple[Any, ...], Sequence[str]] = field(default_factory=dict)
+    _but_for_seed: dict[tuple[Any, ...], Trial] = field(
+        default_factory=dict
+    )  # a trial of these overrides, beside its seed
+    _acting: dict[tuple[Any, ...], list[Any]] = field(default_factory=dict)
     _reached: set[str] = field(default_factory=set)
     _overruled: dict[str, str] = field(default_factory=dict)
     _idle: dict[str, bool] = field(default_factory=dict)
@@ -165,7 +167,8 @@ class Composer:
         for content in reversed(files):
             is_before = content.defaults[:1] == ["_self_"]  # what it builds on has the last word
             fields = {**content.fields, **fields} if is_before else {**fields, **content.fields}
-        return schema()["fault"] | fields
+        found: dict[str, Any] = schema()["fault"] | fields
+        return found
 
     def trial(self, overrides: Sequence[str]) -> Trial:
         """The trial that a list of overrides describes. Raises ConfigError with everything that is wrong with it."""
@@ -262,7 +265,7 @@ class Composer:
             parts[part] = self._parts[part, fields]
         return Trial.of(parts, fault=fault, recipe=recipe, mitigation=mitigation, seed=values["seed"])
 
-    def _acting_in(self, values: Mapping[str, Any]) -> list[tuple[str, Callable[[Mapping[str, Any]], tuple]]]:
+    def _acting_in(self, values: Mapping[str, Any]) -> list[tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]]:
         """The sections that act, each with what reads its fields from flat keys."""
         chosen = {key: values[key] for key in CHOOSING}
         known = tuple(chosen.values())
@@ -339,7 +342,9 @@ class Composer:
         return list(trials.values())
 
     def notices(self, trials: Sequence[Trial], idle: str = "warn") -> list[str]:
-        """A line for each mitigation that changed nothing in any trial made so far, for each part idle in `trials`, and
+        """Notes on what changed nothing, one line each.
+
+        A line for each mitigation that changed nothing in any trial made so far, for each part idle in `trials`, and
         for each length of a run to which values of the study were fitted.
 
         Raises ConfigError with all of the first two where `idle` is "refuse".

@@ -14,9 +14,8 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 
 from harness.config import Problems, checked, shown
-from sweeps.compose.arguments import config_loader
 from sweeps.compose.folders import chain
-from sweeps.compose.hydra_calls import own_folder
+from sweeps.compose.hydra_calls import config_loader, own_folder
 from sweeps.compose.overrides import assignment, combination, trial_fields, unknown_key
 from sweeps.compose.places import options, parts_of, unknown_option
 from sweeps.compose.yaml_files import told_of

@@ -77,6 +77,7 @@ def known_keys() -> tuple[str, ...]:
 
 
 def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> ConfigError:
+    """The error for a key that does not exist, with the nearest keys that do."""
     known = list(known)
     close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}? " if close else ""

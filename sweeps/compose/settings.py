@@ -162,7 +162,7 @@ LAUNCHERS = {"local": LocalOptions, "slurm": SlurmOptions}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Settings):
+class RunSettings(Settings):
     """All settings of one run, checked. Each is declared above, once; all that knows of it follows from there."""
 
     out: Path  # type: ignore[assignment]  # the folder itself
@@ -179,7 +179,7 @@ class Run(Settings):
         return None if self.pack.size == "auto" else int(self.pack.size)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], out: Path, study: str = "grid") -> Run:
+    def of(cls, values: Mapping[str, Any], out: Path, study: str = "grid") -> RunSettings:
         """Of checked values by key; a key that is not given has its default."""
         given: dict[str, dict[str, Any]] = {part: {} for part in ("", *PARTS)}
         for key, value in values.items():
@@ -189,7 +189,7 @@ class Run(Settings):
         return cls(**given[""] | parts | {"out": out, "study": study})
 
 
-PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(Run) if is_dataclass(part.default)}
+PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(RunSettings) if is_dataclass(part.default)}
 
 
 def schema() -> dict[str, Any]:
@@ -235,10 +235,10 @@ def _folder(value: Any) -> str:
         if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             reason = f"no folder can have this name ({getattr(error, 'strerror', error)})"
             raise ConfigError(f"out={shown(name)}: {reason}; allowed: another one") from None
-    return name
+    return str(name)
 
 
-def run_from(study: str, values: Mapping[str, Any]) -> Run:
+def run_from(study: str, values: Mapping[str, Any]) -> RunSettings:
     """Check the run's keys. Raises ConfigError."""
     problems, checked_values = Problems(), {}
     for key in keys():
@@ -249,4 +249,4 @@ def run_from(study: str, values: Mapping[str, Any]) -> Run:
     if checked_values["memory"] is not None and not checked_values["plan"]:
         reason = "is for a plan for another machine; allowed: plan=true, or hydra.launcher.memory for jobs of Slurm"
         raise ConfigError(f"memory={checked_values['memory']}: {reason}")
-    return Run.of(checked_values, Path(checked_values["out"] or f"results/{study}").absolute(), study)
+    return RunSettings.of(checked_values, Path(checked_values["out"] or f"results/{study}").absolute(), study)

@@ -83,6 +83,7 @@ def _loaded(file: Path, text: str) -> Any:
 
 
 def not_yaml(file: Any, error: yaml.MarkedYAMLError) -> ConfigError:
+    """The error for a file that is not YAML, with the line at fault."""
     mark = error.problem_mark or error.context_mark
     line = "it" if mark is None else f"line {mark.line + 1}"
     return ConfigError(f"{file}: {line} is not YAML ({error.problem}); allowed: YAML")

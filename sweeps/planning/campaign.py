@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def envelope(campaigns: Sequence[Campaign], last_bit: Value, twins: int) -> Iter
 
     It changes at the earliest step of the recipe's campaigns, so they have at least as long to drift apart.
     """
-    starts: dict[tuple, dict[Trial, int]] = {}
+    starts: dict[tuple[Any, ...], dict[Trial, int]] = {}
     for campaign in campaigns:
         golden = campaign.trial.golden
         recipe = (golden.structure, golden.optim, golden.schedule, golden.train, golden.mitigation)

@@ -95,7 +95,7 @@ def _varying_fields(trials: Sequence[Trial]) -> dict[str, dict[Any, None]]:
 
 def _table(packs: Sequence[PackPlan], device: str) -> list[str]:
     """A row for each size of model, batch and length of training."""
-    sizes: dict[tuple, list[PackPlan]] = {}
+    sizes: dict[tuple[Any, ...], list[PackPlan]] = {}
     for pack in packs:
         trial = pack.trials[0]
         key = (trial.model.width, trial.model.depth, trial.model.context, trial.train.batch, trial.steps)
@@ -112,7 +112,7 @@ def _table(packs: Sequence[PackPlan], device: str) -> list[str]:
     return [line.rstrip() for line in lines] if packs else []
 
 
-def _row(key: tuple, packs: Sequence[PackPlan], device: str) -> tuple[str, ...]:
+def _row(key: tuple[Any, ...], packs: Sequence[PackPlan], device: str) -> tuple[str, ...]:
     width, depth, context, batch, steps = key
     mitigations = list(dict.fromkeys(label(trial.mitigation) for pack in packs for trial in pack.trials))
     named = ", ".join(mitigations)

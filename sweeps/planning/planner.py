@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -72,7 +73,7 @@ def make_plan(
 
 def _in_company(packs: list[tuple[int, PackPlan]], trials: Iterable[Trial]) -> list[tuple[int, PackPlan]]:
     """The packs; a lone trial with another one that is stored elsewhere, because a pack of one has other bits."""
-    golden: dict[tuple, list[Trial]] = {}
+    golden: dict[tuple[Any, ...], list[Trial]] = {}
     for trial in trials:
         if trial.fault == NO_FAULT:
             golden.setdefault(trial.structure, []).append(trial)
@@ -88,7 +89,7 @@ def _packs(
     trials: Iterable[Trial], size: int | None, device: str, workers: int, memory: float
 ) -> list[tuple[int, PackPlan]]:
     """Packs for these trials, each with its number among those of its structure."""
-    families: dict[tuple, dict[str, list[Trial]]] = {}
+    families: dict[tuple[Any, ...], dict[str, list[Trial]]] = {}
     for trial in trials:
         families.setdefault(trial.structure, {}).setdefault(trial.golden.id, []).append(trial)
     packs: list[tuple[int, PackPlan]] = []

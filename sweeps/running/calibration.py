@@ -72,7 +72,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SpeedFile:
     """What the file holds."""
 
     measured: tuple[Measured, ...] = ()
@@ -201,7 +201,7 @@ def free_bytes(device: torch.device) -> float:
 def _read(folder: Path) -> dict[tuple[str, str, str], dict[int, float]]:
     """Speeds by device, torch and structure. Raises Unreadable."""
     try:
-        kept = read_record(folder / FILE, Kept, MOST_BYTES)
+        kept = read_record(folder / FILE, SpeedFile, MOST_BYTES)
     except Missing:
         return {}
     return {entry.key: {int(rows): speed for rows, speed in entry.speeds.items()} for entry in kept.measured}
@@ -212,5 +212,5 @@ def _write(folder: Path, new: Measured) -> None:
     others = [
         Measured(*key, {str(rows): speed for rows, speed in speeds.items()}) for key, speeds in _read(folder).items()
     ]
-    kept = Kept((*(entry for entry in others if entry.key != new.key), new))
+    kept = SpeedFile((*(entry for entry in others if entry.key != new.key), new))
     (ResultsPath.at(folder) / FILE).write(json.dumps(dataclasses.asdict(kept)).encode())

@@ -35,6 +35,7 @@ class Claim:
 
 
 def lock_of(folder: ResultsPath, pack: str) -> ResultsPath:
+    """The lock file of a pack in a results folder."""
     return folder / LOCKS / f"{pack}{LOCK}"
 
 

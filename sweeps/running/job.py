@@ -43,7 +43,7 @@ from harness.storage.progress_files import ERRORS, PLAN, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, is_complete, read_pack
-from harness.training.distributed import Group, Unsaved
+from harness.training.distributed import RankGroup, Unsaved
 from harness.training.graphs import recordings
 from harness.training.loop import train
 from harness.training.pack import Pack
@@ -51,7 +51,7 @@ from harness.training.readings import stored_signals
 from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
-from sweeps.compose.settings import Run
+from sweeps.compose.settings import RunSettings
 from sweeps.planning.packs import PACK_ID, PackPlan
 from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
 from sweeps.running.claims import LOCKS, all_claims, claimed, claims_on, lock_of
@@ -67,7 +67,7 @@ class Job:
     """A pack, and the run that it belongs to. Travels to worker processes and to Slurm."""
 
     pack: PackPlan
-    run: Run
+    run: RunSettings
     folder_id: str = ""  # of the results folder for which it was planned; of any, if there is none
 
     @property
@@ -328,7 +328,7 @@ def _all_ranks(job: Job, pack: Pack, block: int, is_resumed: bool) -> Iterator[N
         yield
 
 
-def _follow(group: Group, job: Job, block: int, is_resumed: bool, at_once: int) -> None:
+def _follow(group: RankGroup, job: Job, block: int, is_resumed: bool, at_once: int) -> None:
     """What another rank's process does: the same training, of which it keeps nothing."""
     pack, agenda, _ = _prepared(job, group.device, at_once)
     pack.spread_over(group)

@@ -28,7 +28,7 @@ from harness.storage.stored import STORE, complete_trials, read_packs
 from harness.storage.zarr_files import METADATA
 from injectors import InjectableFault
 from injectors.value import Value
-from sweeps.compose.settings import Run
+from sweeps.compose.settings import RunSettings
 from sweeps.planning.campaign import campaign_of, check_samples, envelope, widest_interval
 from sweeps.planning.limits import check_block, check_disk, check_processes
 from sweeps.planning.packs import PackPlan, Plan
@@ -50,7 +50,7 @@ def _terminate(number: int, frame: object) -> NoReturn:
 def run_grid(
     trials: Sequence[Trial],
     last_bit: Fault,
-    run: Run,
+    run: RunSettings,
     executor: Executor,
     console: Console,
     notices: Sequence[str] = (),
@@ -108,7 +108,7 @@ def _check_heads(trials: Sequence[Trial]) -> None:
 
 def run_sweep(
     trials: Sequence[Trial],
-    run: Run,
+    run: RunSettings,
     executor: Executor,
     console: Console,
     notes: Sequence[str] = (),
@@ -167,7 +167,7 @@ def _say(lines: Iterable[str], console: Console) -> None:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _checked(trials: Sequence[Trial], run: Run) -> tuple[str, int, list[str]]:
+def _checked(trials: Sequence[Trial], run: RunSettings) -> tuple[str, int, list[str]]:
     """The device, how many processes train one pack, and lines on files that are left out of the data.
 
     Raises ConfigError with all that speaks against the run.
@@ -227,7 +227,7 @@ def _followed(
 
 def _planned(
     trials: Sequence[Trial],
-    run: Run,
+    run: RunSettings,
     executor: Executor,
     device: str,
     processes: int,
@@ -255,7 +255,7 @@ def _planned(
     return plan, executor, lacking
 
 
-def _memory(run: Run, executor: Executor, device: str, processes: int) -> float:
+def _memory(run: RunSettings, executor: Executor, device: str, processes: int) -> float:
     """Bytes that each process of a pack may take; infinite where that is not known."""
     if run.memory is not None and (size := bytes_of(run.memory)):
         return SHARE_OF_MEMORY * size
@@ -273,7 +273,7 @@ def _corpora(trials: Sequence[Trial]) -> set[tuple[Data, int]]:
     return set(longest.items())
 
 
-def check_corpora(trials: Sequence[Trial], run: Run, has_results: bool) -> None:
+def check_corpora(trials: Sequence[Trial], run: RunSettings, has_results: bool) -> None:
     """Refuse to mix results from different texts or stored weights: the store's must be those that this run reads."""
     stored: dict[Data, str] = {}
     starts: dict[str, str] = {}

@@ -132,7 +132,9 @@ class LocalExecutor:
             # An exception in the midst of `wait` would leave locks taken for which the pool then waits forever.
             with first_signal_asks(asked, kept=2) as came:
                 with signals_wait():
-                    pending: dict[Future, Job] = {pool.schedule(_train_in_worker, args=(job,)): job for job in jobs}
+                    pending: dict[Future[Any], Job] = {
+                        pool.schedule(_train_in_worker, args=(job,)): job for job in jobs
+                    }
                 while pending and len(came) < 2:
                     done, _ = wait(pending, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                     yield None
@@ -140,14 +142,14 @@ class LocalExecutor:
                         if (result := _result(future, pending.pop(future))) is not None:
                             yield result
         finally:
-            pool.stop()
+            pool.stop()  # type: ignore[no-untyped-call]
             # Before `join` removes the pool's locks, without which a worker that is just starting would print a trace.
             for worker in multiprocessing.active_children():
                 worker.terminate()
             pool.join()
 
 
-def _result(future: Future, job: Job) -> Ended | None:
+def _result(future: Future[Ended | None], job: Job) -> Ended | None:
     """What became of a job in a worker; None if it was stopped. Raises FolderLost."""
     try:
         return future.result()

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.training.distributed import Group, RankLost
+from harness.training.distributed import RankGroup, RankLost
 
 LOST = 75  # the exit status of a rank that has lost another one: that one's end is the reason
 POLL_SECONDS = 0.05
@@ -53,7 +53,7 @@ class Started:
     """Another rank's process, and where its standard error goes."""
 
     rank: int
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     errors: Path
 
     @property
@@ -75,7 +75,7 @@ def share_of_threads(processes: int) -> Iterator[None]:
 @contextlib.contextmanager
 def ranks(
     count: int, device: torch.device, target: Callable[..., None], arguments: Sequence[Any] = ()
-) -> Iterator[Group]:
+) -> Iterator[RankGroup]:
     """Be rank 0 of `count` for the length of the block. In each other rank's process runs `target(group, *arguments)`.
 
     They have as many threads each as this process has. Raises RankFailed if one of them fails, with its trace.
@@ -88,10 +88,10 @@ def ranks(
             (Path(folder) / "work").write_bytes(work)
             for rank in range(1, count):
                 others.append(_start(rank, Path(folder)))
-            store = dist.FileStore(str(place), count)
+            store = dist.FileStore(str(place), count)  # type: ignore[attr-defined]
             _wait_until_ready(others, store)
             try:
-                group = Group(0, count, store, device)
+                group = RankGroup(0, count, store, device)
                 with contextlib.closing(group), _watched(others, group):
                     yield group
                     _wait_until_over(others)
@@ -112,7 +112,7 @@ def _start(rank: int, folder: Path) -> Started:
     return Started(rank, process, errors)
 
 
-def _wait_until_ready(others: Sequence[Started], store: dist.Store) -> None:
+def _wait_until_ready(others: Sequence[Started], store: Any) -> None:
     """Until all have come to the store: from then on the end of one is noticed by those that talk to it."""
     while not all(store.check([f"ready {other.rank}"]) for other in others):
         if any(other.status is not None for other in others):
@@ -131,7 +131,7 @@ def _wait_until_over(others: Sequence[Started]) -> None:
 
 
 @contextlib.contextmanager
-def _watched(others: Sequence[Started], group: Group) -> Iterator[None]:
+def _watched(others: Sequence[Started], group: RankGroup) -> Iterator[None]:
     """A GPU waits without end for a rank that has ended; not so under this watch."""
     is_over = threading.Event()
 
@@ -184,9 +184,9 @@ def _main() -> None:
         rank, work = int(sys.argv[1]), Path(sys.argv[2]).read_bytes()
         count, device, place, threads, target, arguments = pickle.loads(work)
         torch.set_num_threads(threads)
-        store = dist.FileStore(place, count)
+        store = dist.FileStore(place, count)  # type: ignore[attr-defined]
         store.set(f"ready {rank}", "")
-        target(Group(rank, count, store, device), *arguments)
+        target(RankGroup(rank, count, store, device), *arguments)
         status = 0
     except BaseException as error:
         traceback.print_exc()

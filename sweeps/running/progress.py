@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from harness.basics.printing import count, duration
 from harness.objectives.outcome import DIVERGENT, NON_FINITE
 from harness.storage.progress_files import PROGRESS, PackProgress, read_progress
-from sweeps.compose.settings import Run
+from sweeps.compose.settings import RunSettings
 from sweeps.planning.packs import PackPlan, Plan
 from sweeps.running.job import Elsewhere, Ended, Failed, Finished
 
@@ -123,7 +123,9 @@ class Display:
         return steps, f"{text}, {rate:,.0f} trial-steps/s", f"about {duration(left)} left"
 
 
-def summarize(plan: Plan, run: Run, results: Sequence[Ended], console: Console, is_idle: bool, name: str = "") -> None:
+def summarize(
+    plan: Plan, run: RunSettings, results: Sequence[Ended], console: Console, is_idle: bool, name: str = ""
+) -> None:
     """What came of it; each failed pack with the place of its trace.
 
     `is_idle`: there was nothing to train or to wait for. `name` is that of one round of many: the folder is left out.

@@ -91,6 +91,7 @@ class Goal(ABC):
 
 
 def is_seed(key: str) -> bool:
+    """Whether the key is a seed."""
     return key.rpartition(".")[2] == "seed"
 
 
@@ -107,7 +108,7 @@ def told(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 
 def rows_of(trials: Sequence[Trial], sweep: xr.Dataset) -> np.ndarray:
     """Where the trials stand in `sweep`."""
-    return pd.Index(sweep["trial"].values).get_indexer([trial.id for trial in trials])
+    return np.asarray(pd.Index(sweep["trial"].values).get_indexer([trial.id for trial in trials]))
 
 
 def named(params: Mapping[str, Any]) -> str:

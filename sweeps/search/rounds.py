@@ -24,7 +24,7 @@ from harness.storage.stored import complete_trials
 from harness.training.pack_sizes import rows_at_once
 from sweeps.compose.grid import Composer
 from sweeps.compose.overrides import Axis
-from sweeps.compose.settings import Run
+from sweeps.compose.settings import RunSettings
 from sweeps.planning.campaign import campaign_of
 from sweeps.running.claims import are_claimed
 from sweeps.running.launch import run_sweep
@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 60.0  # with a process that trains what is wanted here, befor
 
 
 @dataclass(frozen=True)
-class Point:
+class SearchPoint:
     """What was asked for, of which study, and the trials that it takes."""
 
     study: optuna.Study
@@ -49,7 +49,7 @@ class Point:
     trials: Sequence[Trial]
 
 
-def run_search(axes: Sequence[Axis], composer: Composer, run: Run, executor: Executor, console: Console) -> int:
+def run_search(axes: Sequence[Axis], composer: Composer, run: RunSettings, executor: Executor, console: Console) -> int:
     """Search until nothing is left to ask. Returns the exit status, as `run_sweep` does.
 
     Raises ConfigError before anything is written if something about the search is wrong.
@@ -80,7 +80,7 @@ class Search:
     goal: Goal
     composer: Composer
     corners: Sequence[Trial]
-    run: Run
+    run: RunSettings
     executor: Executor
     console: Console
     studies: Studies = field(init=False)
@@ -152,10 +152,10 @@ class Search:
         each = len(self.goal.space.repeats) * len(self.goal.space.cells)
         return max(1, rows // each)
 
-    def _ask(self, number: int, study: optuna.Study) -> list[Point]:
+    def _ask(self, number: int, study: optuna.Study) -> list[SearchPoint]:
         """The next points of a cell; what cannot be composed is told as failed."""
         self.studies.take_over(study)
-        points: list[Point] = []
+        points: list[SearchPoint] = []
         for asked in self.goal.ask(self.studies, study, self._batch()):
             try:
                 jobs = self.goal.space.jobs(self.goal.space.cells[number], asked.params)
@@ -164,7 +164,7 @@ class Search:
                 asked.set_user_attr(REASON, str(error))
                 study.tell(asked, state=TrialState.FAIL)
                 continue
-            points.append(Point(study, asked, list(trials.values())))
+            points.append(SearchPoint(study, asked, list(trials.values())))
         return points
 
     def _train(self, trials: Sequence[Trial], name: str) -> int | None:
@@ -188,7 +188,7 @@ class Search:
             while time.monotonic() < end and wanted - complete_trials(self.run.out) and are_claimed(folder, wanted):
                 time.sleep(POLL_SECONDS)
 
-    def _tell(self, points: Iterable[Point]) -> None:
+    def _tell(self, points: Iterable[SearchPoint]) -> None:
         """Judge the points whose trials are complete. Others stay open, for the next command."""
         sweep, events = open_with_events(self.run.out)
         complete = set(sweep["trial"].values[sweep["complete"].values])

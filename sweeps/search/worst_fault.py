@@ -10,9 +10,10 @@ import optuna
 import pandas as pd
 import xarray as xr
 
-from analysis.measures.outcomes import DIVERGENT, NON_FINITE, outcomes_and_notes
+from analysis.measures.outcomes import outcomes_and_notes
 from harness.config import NO_FAULT, ConfigError, Trial
 from harness.config.names import WORST_FAULT
+from harness.objectives.outcome import DIVERGENT, NON_FINITE
 from injectors.value import Value
 from injectors.value_strike import MOST_EVENTS
 from sweeps.compose.overrides import fault_fields

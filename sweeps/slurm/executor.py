@@ -1,5 +1,6 @@
-"""Packs as Slurm arrays through submitit: what is submitted, and how it is followed. `sweeps/slurm/on_node.py` is what
-runs.
+"""Packs as Slurm arrays through submitit: what is submitted, and how it is followed.
+
+`sweeps/slurm/on_node.py` is what runs.
 
 Each job writes into the shared store, so the store is the only thing that says whether a pack is done: nothing that
 was pickled for a job is ever read back here. `<out>/slurm/<token>/` has an array's script, what its jobs are to run,
@@ -59,7 +60,7 @@ class SlurmExecutor:
 
     @property
     def workers(self) -> int:
-        return self.options["parallel"]
+        return int(self.options["parallel"])
 
     def memory(self, device: str) -> float:
         """Of a job's `hydra.launcher.memory`; what a node's GPU has is not known here."""

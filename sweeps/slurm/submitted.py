@@ -168,8 +168,9 @@ def submitted(out: Path) -> Submitted:
 
 
 def running_jobs(out: Path) -> tuple[dict[Job, str], list[str]]:
-    """The packs in Slurm's queue, which this sweep has not to train, with the numbers of their jobs; and what is
-    damaged but in nobody's way, in words.
+    """The packs in Slurm's queue, which this sweep need not train, with the numbers of their jobs.
+
+    The second value says in words which records are damaged but in nobody's way.
 
     Raises ConfigError if Slurm is needed and does not answer, or if it has jobs of which nobody knows what they train.
     """
@@ -207,7 +208,7 @@ def _settle(folder: ResultsPath, users: set[int], slurm: Submitted) -> None:
 def _job(record: Packed, file: ResultsPath) -> Job:
     """Of a record. Raises Unreadable."""
     from injectors import fault_types  # loads torch, which `status` of a folder without jobs does not need
-    from sweeps.compose.settings import Run, check_key
+    from sweeps.compose.settings import RunSettings, check_key
     from sweeps.running.job import Job
 
     try:
@@ -216,7 +217,7 @@ def _job(record: Packed, file: ResultsPath) -> Job:
         pack = PackPlan(trials, frozenset(record.witnesses))
         if not pack.recorded or not pack.witnesses <= {trial.id for trial in trials}:
             raise ValueError("no trials of its own, or witnesses that are none of them")
-        return Job(pack, Run.of(settings, file.root), file.id)
+        return Job(pack, RunSettings.of(settings, file.root), file.id)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise Unreadable(file.path, f"holds no pack ({type(error).__name__}: {str(error)!r:.100})") from None
 

@@ -23,12 +23,12 @@ from tests.analysis import synthetic
 
 
 @pytest.fixture(scope="module")
-def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.Campaign, list[str]]:
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.CampaignReport, list[str]]:
     """A folder, what the command has made of it, and the lines that it printed, none of them a warning."""
     out, made = tmp_path_factory.mktemp("campaign"), []
     synthetic.write_campaign(out, faults=20)
 
-    def write_and_keep(folder: Path) -> campaign.Campaign:
+    def write_and_keep(folder: Path) -> campaign.CampaignReport:
         made.append(campaign.write_campaign(folder))
         return made[0]
 
@@ -42,7 +42,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.
 
 
 @pytest.fixture(scope="module")
-def written(commanded) -> tuple[Path, campaign.Campaign]:
+def written(commanded) -> tuple[Path, campaign.CampaignReport]:
     return commanded[:2]
 
 

@@ -16,7 +16,7 @@ from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import GRADIENT, UNKNOWN, WEIGHT, cause_of
 from analysis.measures.evidence import evidence_of
 from analysis.measures.incidents import AFTER, APART, BEFORE, LEFT, WATCHING, Incident, of_one, runs, worst
-from analysis.measures.oddities import Run
+from analysis.measures.oddities import TrialSignals
 from analysis.reading.incident_log import Act, Logged, log_of, logs_of, number
 from analysis.reading.open_sweep import open_sweep
 from analysis.reports.follow_ups import followed
@@ -31,7 +31,9 @@ STEPS, BEGIN = 900, 200
 LAYERS = 2
 
 
-def run_of(loss: np.ndarray, golden: np.ndarray | None = None, outcome: str = "trained", **changes: np.ndarray) -> Run:
+def run_of(
+    loss: np.ndarray, golden: np.ndarray | None = None, outcome: str = "trained", **changes: np.ndarray
+) -> TrialSignals:
     """A run in which all but the loss is steady."""
     steps = len(loss)
     noise = 1 + 0.01 * np.random.default_rng(5).standard_normal(steps)
@@ -39,7 +41,7 @@ def run_of(loss: np.ndarray, golden: np.ndarray | None = None, outcome: str = "t
     signals |= {"update_rms": 1e-3 * noise, "learning_rate": np.full(steps, 1e-2), "loss_scale": np.ones(steps)}
     signals |= {"tokens": 256.0 * (1 + np.arange(steps)), "step_seconds": np.full(steps, 0.5)}
     signals |= {name: np.ones((steps, LAYERS)) for name in ("activation_rms", "attention_logit_max")}
-    return Run("a", signals | {"loss": loss} | changes, np.ones(steps, bool), {}, outcome, None, golden)
+    return TrialSignals("a", signals | {"loss": loss} | changes, np.ones(steps, bool), {}, outcome, None, golden)
 
 
 def calm(seed: int = 0) -> np.ndarray:
@@ -53,7 +55,7 @@ def spiked(height: float, left: float) -> np.ndarray:
     return loss
 
 
-def only(run: Run, log: list[Logged] | None = None, cost: float = 0.0) -> Incident:
+def only(run: TrialSignals, log: list[Logged] | None = None, cost: float = 0.0) -> Incident:
     (incident,) = of_one(run, log, cost, is_asked=True)
     return incident
 

@@ -11,7 +11,7 @@ import torch
 
 from harness.config import Trial
 from harness.model.determinism import make_deterministic
-from harness.training.distributed import Group
+from harness.training.distributed import RankGroup
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import make_plan, pack_bytes
 from sweeps.running.processes import ranks
@@ -115,12 +115,12 @@ def check_14(bench: Bench) -> None:
     bench.tell("weights", max(relative(real.weights[number], simulated.weights[number]) for number in real.weights))
 
 
-def _spread(group: Group, trials: list[Trial]) -> Trained:
+def _spread(group: RankGroup, trials: list[Trial]) -> Trained:
     pack = pack_of(trials, group.device)
     pack.spread_over(group)
     return train_pack(pack)
 
 
-def _rank(group: Group, trials: Any) -> None:
+def _rank(group: RankGroup, trials: Any) -> None:
     make_deterministic(group.device)
     _spread(group, trials)

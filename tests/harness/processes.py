@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config import Trial
-from harness.training.distributed import Group, ReplicasDiffer
+from harness.training.distributed import RankGroup, ReplicasDiffer
 from harness.training.sites import Site
 from tests.harness import engine
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 class Processes:
     """A group whose other ranks wait for what they are to do."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: RankGroup):
         self.group = group
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -50,20 +50,20 @@ class Processes:
 
 
 @contextmanager
-def first_of(group: Group, count: int, folder: Path) -> Iterator[Group]:
+def first_of(group: RankGroup, count: int, folder: Path) -> Iterator[RankGroup]:
     """This rank's place among the first; afterwards all have the `group` again."""
     group.close()
-    with closing(Group(group.rank, count, dist.FileStore(str(folder / "first"), count), CPU)) as first:
+    with closing(RankGroup(group.rank, count, dist.FileStore(str(folder / "first"), count), CPU)) as first:
         yield first
     rejoin(group, folder)
 
 
-def rejoin(group: Group, folder: Path) -> None:
+def rejoin(group: RankGroup, folder: Path) -> None:
     """What torch knows of a group is the same for every object of it in a process, so this brings `group` back."""
-    Group(group.rank, group.count, dist.FileStore(str(folder / "all"), group.count), CPU)
+    RankGroup(group.rank, group.count, dist.FileStore(str(folder / "all"), group.count), CPU)
 
 
-def serve_first(group: Group, count: int, folder: Path) -> None:
+def serve_first(group: RankGroup, count: int, folder: Path) -> None:
     """What another rank does for `Processes.first`, whether it is among them or not."""
     if group.rank < count:
         with first_of(group, count, folder) as first:
@@ -73,13 +73,13 @@ def serve_first(group: Group, count: int, folder: Path) -> None:
         rejoin(group, folder)
 
 
-def serve(group: Group) -> None:
+def serve(group: RankGroup) -> None:
     """What another rank does: what rank 0 says."""
     while (told := group.gather_objects(None)[0]) is not None:
         told.func(group, *told.args, **told.keywords)
 
 
-def trained(group: Group, trials: Sequence[Trial], **options: Any) -> engine.Run:
+def trained(group: RankGroup, trials: Sequence[Trial], **options: Any) -> engine.Run:
     """A pack whose ranks are the processes of the group."""
     return engine.run(trials, prepare=lambda pack: pack.spread_over(group), **options)
 
@@ -101,13 +101,13 @@ class Corrupted:
         return []
 
 
-def message_of_differing(group: Group, trials: Sequence[Trial], rank: int) -> str:
+def message_of_differing(group: RankGroup, trials: Sequence[Trial], rank: int) -> str:
     with pytest.raises(ReplicasDiffer) as caught:
         trained(group, trials, injectors={0: Corrupted(group.rank == rank)}, block=4)
     return str(caught.value)
 
 
-def message_of_records(group: Group, trials: Sequence[Trial]) -> str:
+def message_of_records(group: RankGroup, trials: Sequence[Trial]) -> str:
     """A fault that is armed in one process alone."""
     injectors = {} if group.rank else {1: None}
     with pytest.raises(ReplicasDiffer) as caught:

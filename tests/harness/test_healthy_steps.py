@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.basics import devices
 from harness.detectors.table import DETECTORS
 from harness.guards.detection import Detection
-from harness.guards.finite import Finite
-from harness.guards.playbook import Playbook
+from harness.guards.finite import FreezeNonFinite
+from harness.guards.playbook import PlaybookGuard
 from harness.training import snapshots
 from harness.training.loop import train
 from harness.training.sites import Agenda
@@ -43,7 +43,7 @@ class NoLook(TorchDispatchMode):
 def test_judging_and_keeping_a_step_look_at_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "CPUS", ())
     looked: list[str] = []
-    for cls in (Detection, Finite, Playbook):
+    for cls in (Detection, FreezeNonFinite, PlaybookGuard):
         _watch(monkeypatch, cls, "judge", looked)
     _watch(monkeypatch, snapshots.Snapshots, "take", looked)
     watching = "+".join(name for name in DETECTORS if name not in ("expert_share", "gain_peers"))
@@ -70,12 +70,12 @@ def test_the_host_waits_for_no_healthy_step(monkeypatch: pytest.MonkeyPatch) -> 
     pack = pack_of([golden, replace(golden, seed=2)])
     calls: list[tuple[str, int]] = []
     for name in ("alarm", "expect"):
-        plain = getattr(Playbook, name)
+        plain = getattr(PlaybookGuard, name)
 
-        def noted(guard: Playbook, row: int, *arguments: Any, name: str = name, plain: Any = plain) -> Any:
+        def noted(guard: PlaybookGuard, row: int, *arguments: Any, name: str = name, plain: Any = plain) -> Any:
             calls.append((name, row))
             return plain(guard, row, *arguments)
 
-        monkeypatch.setattr(Playbook, name, noted)
+        monkeypatch.setattr(PlaybookGuard, name, noted)
     train(pack, Agenda([injector_of(golden)] * 2), 4, lambda first, arrays: None)
     assert calls == [("expect", 0), ("expect", 1)]

@@ -14,7 +14,7 @@ from harness.training.contradictions import check_trial
 from harness.training.sites import Event, Site, Visit
 from injectors.facts import Facts
 from injectors.value import Value
-from injectors.value_strike import Target
+from injectors.value_strike import StrikeTarget
 from tests.harness import engine
 
 TYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2, "fp16": np.float16}
@@ -35,7 +35,7 @@ def struck(
     if elements is None:
         strike = fault.arm(facts)
     else:
-        target = Target("x", np.array(elements), np.full(len(elements), mask, dtype=np.int64))
+        target = StrikeTarget("x", np.array(elements), np.full(len(elements), mask, dtype=np.int64))
         strike = fault.strike_at((target,), facts)
     tensor = torch.from_numpy(whole.copy())
     events = strike.strike(Visit(Site.MOMENT_2, 0, {"x": tensor}, 0))

@@ -7,10 +7,10 @@ import signal
 
 import torch
 
-from harness.training.distributed import Group
+from harness.training.distributed import RankGroup
 
 
-def fails(group: Group, rank: int) -> None:
+def fails(group: RankGroup, rank: int) -> None:
     """In one rank, after the others have begun to wait for it."""
     group.gather(torch.zeros(1))
     if group.rank == rank:
@@ -18,11 +18,11 @@ def fails(group: Group, rank: int) -> None:
     group.gather(torch.zeros(1))
 
 
-def dies_at_once(group: Group) -> None:
+def dies_at_once(group: RankGroup) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def exchange(group: Group) -> None:
+def exchange(group: RankGroup) -> None:
     """What two tell each other, in every type that is told."""
     for dtype in (torch.float32, torch.float64, torch.int64, torch.bool):
         own = torch.full((2, 3), group.rank).to(dtype)

@@ -14,7 +14,7 @@ import yaml
 
 from harness.detectors.table import DETECTORS
 from injectors import fault_types
-from sweeps.commands.catalogue import HEADINGS, Entry, entries, said_in
+from sweeps.commands.catalogue import HEADINGS, CatalogueEntry, entries, said_in
 from sweeps.compose.hydra_calls import FOLDER
 from tests.sweeps import command
 
@@ -172,7 +172,7 @@ OURS = [entry for group in HEADINGS for entry in entries(group) if entry.name no
 
 
 @pytest.mark.parametrize("entry", OURS, ids=[f"{entry.group}={entry.name}" for entry in OURS])
-def test_one_description_and_a_source(entry: Entry) -> None:
+def test_one_description_and_a_source(entry: CatalogueEntry) -> None:
     assert not entry.text.startswith("(no "), "about.text says what it is"
     assert entry.text.endswith(".") and sentences(entry.text) == 1, f"one sentence: {entry.text}"
     source = entry.references or (entry.group == "detect" and DETECTORS[entry.name].source)
@@ -193,4 +193,4 @@ def test_one_description_and_a_source(entry: Entry) -> None:
     ],
 )
 def test_references(text: str, references: tuple[str, ...]) -> None:
-    assert Entry("mitigation", "some", text, None).references == references
+    assert CatalogueEntry("mitigation", "some", text, None).references == references

@@ -13,7 +13,7 @@ import pytest
 from harness.config import ConfigError
 from sweeps.commands.console import run
 from sweeps.commands.coordinate_check import finite_runs, slopes
-from sweeps.commands.coordinate_trials import Asked, own_case
+from sweeps.commands.coordinate_trials import CoordinateAxes, own_case
 from tests.sweeps.command import write_yaml
 
 FEW = ("--widths=32,64", "--seeds=1", "--steps=2")
@@ -32,7 +32,7 @@ def printed(capsys: pytest.CaptureFixture[str], empty: Path):
 
 
 def cases(*words: str) -> dict:
-    return {case.name: case for case in Asked.of(words, None).cases()}
+    return {case.name: case for case in CoordinateAxes.of(words, None).cases()}
 
 
 # --- what is trained ------------------------------------------------------------------------------------------------

@@ -18,14 +18,14 @@ import xarray as xr
 
 import analysis
 from analysis.__main__ import main
-from analysis.again.batches import Reading, reading_of, readings_of, setups_of
+from analysis.again.batches import BatchReader, reading_of, readings_of, setups_of
 from analysis.again.crossing import DATA, OWN, STATE, crossed
 from analysis.again.sweep_folder import SweepFolder
 from analysis.measures.causes import CAUSES, UNKNOWN, cause_of
 from analysis.measures.confusion import confusion, diagnosed, true_cause
 from analysis.measures.evidence import evidence_of, offending, provenance_of
 from analysis.measures.incidents import of_one, runs, worst
-from analysis.measures.oddities import Run
+from analysis.measures.oddities import TrialSignals
 from analysis.reports import postmortem
 from analysis.reports.follow_ups import SUGGESTED
 from analysis.reports.postmortem import write_postmortem
@@ -71,7 +71,7 @@ def sweep(out: Path) -> xr.Dataset:
 
 
 @pytest.fixture(scope="module")
-def told(out: Path, sweep: xr.Dataset) -> dict[str, Run]:
+def told(out: Path, sweep: xr.Dataset) -> dict[str, TrialSignals]:
     return {run.trial: run for run in runs(sweep, setups_of(out))}
 
 
@@ -120,7 +120,7 @@ def test_text_of_a_file_is_not_opened_unasked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", [name for name in (*BATCH_FAULTS[:2], *OTHERS) if name != "update_bit"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_causes_are_told(out: Path, sweep: xr.Dataset, told: dict[str, Run], fault: str, seed: int) -> None:
+def test_causes_are_told(out: Path, sweep: xr.Dataset, told: dict[str, TrialSignals], fault: str, seed: int) -> None:
     trial = trial_of(sweep, fault, seed)
     incident = worst(of_one(told[trial], None, is_asked=True))
     assert incident is not None
@@ -139,7 +139,7 @@ def test_what_is_told_comes_from_the_evidence_alone(out: Path, sweep: xr.Dataset
         trial = trial_of(sweep, fault)
         (seeing,), (run,) = runs(sweep, setups, [trial]), runs(blind, setups, [trial])
         reading = readings(trial)
-        nameless = Reading(reading.trial.golden, reading.corpus)
+        nameless = BatchReader(reading.trial.golden, reading.corpus)
         pairs = [
             (worst(of_one(each, None, is_asked=True)), each, source)
             for each, source in ((seeing, reading), (run, nameless))
@@ -151,7 +151,7 @@ def test_what_is_told_comes_from_the_evidence_alone(out: Path, sweep: xr.Dataset
     assert compared >= 4
 
 
-def test_golden_runs_pass_every_check(sweep: xr.Dataset, told: dict[str, Run]) -> None:
+def test_golden_runs_pass_every_check(sweep: xr.Dataset, told: dict[str, TrialSignals]) -> None:
     golden = sweep["trial"].values[(sweep["fault"] == "none").values]
     assert len(golden) == 4
     for trial in golden:
@@ -160,7 +160,7 @@ def test_golden_runs_pass_every_check(sweep: xr.Dataset, told: dict[str, Run]) -
         assert np.abs(told[trial].moment_check[1:]).min() > 0, "the check was not made"
 
 
-def test_checks_are_sharp(told: dict[str, Run], sweep: xr.Dataset) -> None:
+def test_checks_are_sharp(told: dict[str, TrialSignals], sweep: xr.Dataset) -> None:
     """A second moment that shrinks faster than it can forget, and weights that grow by more than their update."""
     run = told[trial_of(sweep, "none")]
     for name, change in (("second_moment_norm", 0.7), ("param_norm", 1.2)):
@@ -177,7 +177,7 @@ def test_every_fault_has_a_cause_or_is_a_wrapper() -> None:
     assert true_cause("x", "mine", "") is None
 
 
-def test_no_rule_without_evidence(told: dict[str, Run], sweep: xr.Dataset) -> None:
+def test_no_rule_without_evidence(told: dict[str, TrialSignals], sweep: xr.Dataset) -> None:
     """Of an ordinary step nothing is told but that nothing is known."""
     run = told[trial_of(sweep, "rare_tokens")]
     incident = worst(of_one(run, None, is_asked=True))
@@ -198,7 +198,7 @@ def test_batches_are_scored_as_screening_scores_them(out: Path, sweep: xr.Datase
     assert np.isnan([reading.rarity(tokens[:0]), reading.repetition(tokens[:0])]).all()
 
 
-def test_the_batches_to_blame_are_those_of_the_onset(told: dict[str, Run], sweep: xr.Dataset) -> None:
+def test_the_batches_to_blame_are_those_of_the_onset(told: dict[str, TrialSignals], sweep: xr.Dataset) -> None:
     run = told[trial_of(sweep, "rare_tokens")]
     incident = worst(of_one(run, None, is_asked=True))
     assert incident is not None
@@ -399,7 +399,7 @@ def test_a_damaged_configuration_is_one_line(out: Path, tmp_path: Path) -> None:
         reading_of(out, json.dumps("x"))
 
 
-def test_provenance_is_used_where_the_dataset_has_it(sweep: xr.Dataset, told: dict[str, Run]) -> None:
+def test_provenance_is_used_where_the_dataset_has_it(sweep: xr.Dataset, told: dict[str, TrialSignals]) -> None:
     trial = trial_of(sweep, "nan_gradient")
     count = sweep.sizes["trial"]
     fields = {"cause": "overflow", "format": "fp16", "operation": "exp", "tensor": "logits", "blamed": ""}

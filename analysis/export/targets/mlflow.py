@@ -20,7 +20,7 @@ from typing import Any
 
 from analysis.export.names import text
 from analysis.export.registry import needed
-from analysis.export.runs import Run, Series, Source
+from analysis.export.runs import MeasuredCurve, Source, TrackedRun
 from analysis.export.tracking import Tracker
 from harness.config import ConfigError
 
@@ -93,7 +93,7 @@ class MLflow(Tracker):
         for run in [*self._found(f"tags.trial = '{trial}'")]:
             self._client.delete_run(run.info.run_id)
 
-    def put(self, run: Run, curves: Sequence[Series], handle: str | None) -> str:
+    def put(self, run: TrackedRun, curves: Sequence[MeasuredCurve], handle: str | None) -> str:
         """See `Tracker`."""
         created = int(run.created * 1000)
         if handle is None:
@@ -107,7 +107,7 @@ class MLflow(Tracker):
             self._end(handle, run, created)
         return handle
 
-    def _end(self, handle: str, run: Run, created: int) -> None:
+    def _end(self, handle: str, run: TrackedRun, created: int) -> None:
         metrics = [self._metric(name, value, created, run.steps) for name, value in run.finals.items()]
         times = Counter((event.kind, event.step) for event in run.events)
         metrics += [self._metric(f"events/{kind}", n, created, step) for (kind, step), n in times.items()]
@@ -121,7 +121,7 @@ class MLflow(Tracker):
             self._client.log_text(handle, "\n".join(lines) + "\n", "events.jsonl")
         self._client.set_terminated(handle, "FINISHED")
 
-    def _put_points(self, handle: str, created: int, curves: Sequence[Series]) -> None:
+    def _put_points(self, handle: str, created: int, curves: Sequence[MeasuredCurve]) -> None:
         if self._tables is None:
             points = [
                 self._metric(series.name, value, created, step)
@@ -149,7 +149,7 @@ class MLflow(Tracker):
     def _new_pages_run(self) -> str:
         handle = self._client.create_run(self._experiment, tags={"kind": "report"}, run_name=PAGES_RUN).info.run_id
         self._client.set_terminated(handle, "FINISHED")
-        return handle
+        return str(handle)
 
     def close(self) -> None:
         """The database is nobody's any more."""

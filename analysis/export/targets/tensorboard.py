@@ -14,7 +14,7 @@ import numpy as np
 from analysis.export.names import text
 from analysis.export.pages import SEAL
 from analysis.export.registry import needed
-from analysis.export.runs import Run, Series, Source
+from analysis.export.runs import MeasuredCurve, Source, TrackedRun
 from analysis.export.tracking import Tracker, write_whole
 from analysis.reports.words import markdown_text
 
@@ -54,7 +54,7 @@ class TensorBoard(Tracker):
         elif folder.exists():
             shutil.rmtree(folder)
 
-    def put(self, run: Run, curves: Sequence[Series], handle: str | None) -> str:
+    def put(self, run: TrackedRun, curves: Sequence[MeasuredCurve], handle: str | None) -> str:
         """A file more: one that is there may be read at this moment."""
         folder = self._folder / run.trial
         folder.mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ class TensorBoard(Tracker):
         write_whole(folder / PARTS.format(first), b"".join(map(_record, events)))
         return run.trial
 
-    def _points(self, run: Run, curves: Sequence[Series]) -> Iterator[Any]:
+    def _points(self, run: TrackedRun, curves: Sequence[MeasuredCurve]) -> Iterator[Any]:
         """One event a step, with all that was measured then."""
         value = self._summary.Value
         steps = np.unique(np.concatenate([series.steps for series in curves])) if curves else np.empty(0, int)
@@ -75,7 +75,7 @@ class TensorBoard(Tracker):
         for step, measured in values.items():
             yield self._event(wall_time=run.created, step=step, summary=self._summary(value=measured))
 
-    def _ending(self, run: Run) -> Iterator[Any]:
+    def _ending(self, run: TrackedRun) -> Iterator[Any]:
         """Last values, events and tags as text, and parameters where the table of hyperparameters looks for them."""
         value, at = self._summary.Value, {"wall_time": run.created}
         finals = [value(tag=f"final/{name}", simple_value=number) for name, number in run.finals.items()]
@@ -86,7 +86,7 @@ class TensorBoard(Tracker):
             yield self._text(run, f"events/{event.kind}", event.step, markdown_text(f"{event.title} {event.json}"))
         yield from self._sessions(run)
 
-    def _sessions(self, run: Run) -> Iterator[Any]:
+    def _sessions(self, run: TrackedRun) -> Iterator[Any]:
         """For the table of hyperparameters."""
         about, session = self._about_session, self._session
         start = session.SessionStartInfo(group_name=run.trial, start_time_secs=run.created)
@@ -104,7 +104,7 @@ class TensorBoard(Tracker):
             value = self._summary.Value(tag=tag, metadata=metadata, tensor=about.NULL_TENSOR)
             yield self._event(wall_time=run.created, summary=self._summary(value=[value]))
 
-    def _text(self, run: Run, tag: str, step: int, words: str) -> Any:
+    def _text(self, run: TrackedRun, tag: str, step: int, words: str) -> Any:
         metadata = self._metadata(plugin_data=self._metadata.PluginData(plugin_name="text"))
         value = self._summary.Value(tag=tag, metadata=metadata)
         value.tensor.dtype = 7  # strings
@@ -124,7 +124,7 @@ class TensorBoard(Tracker):
 
 def _record(event: Any) -> bytes:
     """A TFRecord. With its checksums in Python, as the library has them, a sweep would take minutes."""
-    content = event.SerializeToString()
+    content: bytes = event.SerializeToString()
     length = struct.pack("<Q", len(content))
     return length + _masked(length) + content + _masked(content)
 

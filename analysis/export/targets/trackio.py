@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.export.names import text
 from analysis.export.registry import needed
-from analysis.export.runs import Run, Series, Source
+from analysis.export.runs import MeasuredCurve, Source, TrackedRun
 from analysis.export.tracking import Tracker, write_whole
 from harness.config import ConfigError
 
@@ -34,8 +34,9 @@ class Trackio(Tracker):
         os.environ["HF_HUB_OFFLINE"] = "1"
         with needed("trackio", "trackio"), _without(REMOTE):
             from trackio import sqlite_storage
-        if Path(sqlite_storage.TRACKIO_DIR) != place:
-            used = f"trackio writes to {sqlite_storage.TRACKIO_DIR} in this process"
+        used_place = Path(vars(sqlite_storage)["TRACKIO_DIR"])
+        if used_place != place:
+            used = f"trackio writes to {used_place} in this process"
             raise ConfigError(f"--into {place}: {used}; allowed: that folder, or another process")
         self.errors = (sqlite3.Error,)
         self._storage, self._project, self._folder = sqlite_storage.SQLiteStorage, source.name, place
@@ -50,7 +51,7 @@ class Trackio(Tracker):
         with _without(REMOTE):
             self._storage.delete_run(self._project, trial, run_id=trial)
 
-    def put(self, run: Run, curves: Sequence[Series], handle: str | None) -> str:
+    def put(self, run: TrackedRun, curves: Sequence[MeasuredCurve], handle: str | None) -> str:
         """A row a step. Of a finished trial the configuration is written again, with tags and last values."""
         points: dict[int, dict[str, Any]] = {}
         for series in curves:

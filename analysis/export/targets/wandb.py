@@ -13,7 +13,7 @@ from typing import Any
 
 from analysis.export.names import text
 from analysis.export.registry import needed
-from analysis.export.runs import Run, Series, Source
+from analysis.export.runs import MeasuredCurve, Source, TrackedRun
 from analysis.export.tracking import Tracker, write_whole
 from harness.basics.printing import label
 
@@ -50,7 +50,7 @@ class WandB(Tracker):
         for folder in self._folders(trial):
             shutil.rmtree(folder)
 
-    def put(self, run: Run, curves: Sequence[Series], handle: str | None) -> str:
+    def put(self, run: TrackedRun, curves: Sequence[MeasuredCurve], handle: str | None) -> str:
         """See `Tracker`."""
         tags = [label(text(f"{name}={value}")) for name, value in run.tags.items() if name not in ("trial", "pack")]
         began = self._wandb.init(
@@ -78,7 +78,7 @@ class WandB(Tracker):
         began.finish()
         return run.trial
 
-    def _settings(self, run: Run) -> Any:
+    def _settings(self, run: TrackedRun) -> Any:
         """Nothing of this machine or its user is put into the file."""
         return self._wandb.Settings(
             mode="offline",

@@ -32,7 +32,8 @@ class Clipper:
     def limit_of(cls, trial: Trial) -> float | None:
         """The value of `part` in the trial's configuration."""
         section, _, name = cls.part.partition(".")
-        return getattr(trial.section(section), name)
+        strength: float | None = getattr(trial.section(section), name)
+        return strength
 
     @classmethod
     def is_on(cls, trial: Trial) -> bool:

@@ -21,7 +21,7 @@ class ByValue(Clipper):
     repairs_infinity = True
 
     def clip(self, gradients_RxP: Tensor, norm_R: Tensor, active_R: Tensor) -> Tensor:
-        acted = active_R & (torch.linalg.vector_norm(gradients_RxP, torch.inf, dim=1) > self.limit)
+        acted: Tensor = active_R & (torch.linalg.vector_norm(gradients_RxP, torch.inf, dim=1) > self.limit)
         if on_cpu(gradients_RxP):  # a kernel with one bound for all is several times faster there
             bounds = self.limit.tolist()
             for row in active_R.nonzero().flatten().tolist():

@@ -75,4 +75,5 @@ class Adafactor(Optimizer):
         by_row = (rows / sums.mean(rows)[:, None]).sqrt_().reciprocal_()
         by_column = columns.sqrt().reciprocal_()
         whole = piece.gradients.unflatten(1, piece.shape)
-        return (whole * by_row[:, :, None]).mul_(by_column[:, None, :]).flatten(1)
+        scaled: Tensor = (whole * by_row[:, :, None]).mul_(by_column[:, None, :]).flatten(1)
+        return scaled

@@ -334,7 +334,8 @@ def norm(x: Tensor) -> Tensor:
 
 def rms(x: Tensor) -> Tensor:
     """Root mean square of each row, [r, 1]."""
-    return norm(x) / x.shape[1] ** 0.5
+    rms: Tensor = norm(x) / x.shape[1] ** 0.5
+    return rms
 
 
 def each(function: Callable[..., Tensor], *columns: Tensor) -> Tensor:
