@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.browsing import chromium  # noqa: F401  a fixture for every folder
+from tests.slow import slow_functions
+
+TESTS = Path(__file__).parent
 
 # What tests share is asserted in as in a test: with the values of both sides.
 for shared in (
@@ -32,6 +37,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What twelve thousand tests are made of stays until the end: no collection of garbage goes through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """One thread: packs this small do not repay two. A test may set more."""
@@ -41,12 +57,19 @@ def pytest_runtest_setup() -> None:
 
 
 LONG = ("test_kernels.py", "harness/test_conformance.py", "own_loop/test_commands.py", "own_loop/test_replay.py")
+LONG += ("test_gpu_dry.py", "test_readme.py", "sweeps/test_postmortem.py", "own_loop/test_examples.py")
 """The longest files: the last to begin would be waited for by all other processes."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of Slurm and the longest files come first, and files of sweeps, which often wait for processes, among
-    those that compute."""
+    """Marks slow tests. Those of Slurm and the longest files come first, and files of sweeps, which often wait for
+    processes, among those that compute."""
+    slow = slow_functions()
+    for item in items:
+        function = item.name.partition("[")[0]
+        if function in slow.get(item.path.relative_to(TESTS).as_posix(), ()):
+            item.add_marker(pytest.mark.slow)
     folders: dict[str, list[Path]] = {"slurm": [], "sweeps": [], "others": []}
     for file in dict.fromkeys(item.path for item in items):
         folders.get(file.parent.name, folders["others"]).append(file)
