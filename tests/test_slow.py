@@ -30,6 +30,9 @@ def test_a_slow_function_is_slow_in_each_case_or_in_all(tmp_path: Path) -> None:
     many = "".join(f'<testcase classname="tests.test_two" name="test_c[{n}]" time="0.5"/>' for n in range(200))
     (tmp_path / "junit.xml").write_text(JUNIT.format(above=MEAN + 0.1, below=MEAN - 0.1, many=many))
     assert measured(tmp_path / "junit.xml") == {"harness/test_one.py": ["test_a"], "test_two.py": ["test_c"]}
+    (tmp_path / "rest.xml").write_text(JUNIT.format(above=MEAN - 0.1, below=MEAN + 0.1, many=""))
+    both = measured(tmp_path / "junit.xml", tmp_path / "rest.xml")
+    assert both == {"harness/test_one.py": ["test_a", "test_b"], "test_two.py": ["test_c"]}
 
 
 def test_the_mark_is_on_those_alone(request: pytest.FixtureRequest) -> None:
