@@ -34,6 +34,9 @@ class ObjectiveConfig:
     )
 
 
+Objective = ObjectiveConfig  # as jobs have it that an earlier version has put into the queue
+
+
 @dataclass(frozen=True)
 class Detect:
     """What watches the run; each detector's constants are in a section of their own, `detect.NAME`."""

@@ -189,6 +189,9 @@ class RunSettings(Settings):
         return cls(**given[""] | parts | {"out": out, "study": study})
 
 
+Run = RunSettings  # as jobs have it that an earlier version has put into the queue
+
+
 PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(RunSettings) if is_dataclass(part.default)}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import shutil
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -123,3 +125,10 @@ def test_results_lie_in_a_folder_of_the_study(tmp_path: Path, monkeypatch: pytes
     assert command.call(*command.tiny("seed=0,1")).status == 0
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["grid"]
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
+
+
+@pytest.mark.parametrize(("place", "name"), [("sweeps.compose.settings", "Run"), ("harness.config.trial", "Objective")])
+def test_jobs_of_an_earlier_version_can_be_read(place: str, name: str) -> None:
+    """Those that wait in Slurm's queue are pickles, which name classes as they were called."""
+    found = pickle.loads(f"c{place}\n{name}\n.".encode())
+    assert is_dataclass(found) and found.__name__.startswith(name)
