@@ -1,4 +1,4 @@
-"""The targets by name: each is a subclass of `ExportTarget` in a file of `analysis/export/targets`, and finds itself.
+"""The targets by name: each is a subclass of `Target` in a file of `analysis/export/targets`, and finds itself.
 
 An installed package may bring one along (harness/basics/plugins.py).
 """
@@ -17,7 +17,7 @@ from harness.basics import plugins
 from harness.config import ConfigError
 
 
-class ExportTarget(ABC):
+class Target(ABC):
     """Where a sweep is exported to. Its library is imported in `write`, and nowhere before."""
 
     about: ClassVar[str]  # in a few words
@@ -32,9 +32,9 @@ class ExportTarget(ABC):
 
 
 @cache
-def targets() -> dict[str, type[ExportTarget]]:
+def targets() -> dict[str, type[Target]]:
     """By name."""
-    return plugins.subclasses("exports", ExportTarget)  # type: ignore[type-abstract]
+    return plugins.subclasses("exports", Target)  # type: ignore[type-abstract]
 
 
 @contextlib.contextmanager

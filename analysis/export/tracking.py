@@ -26,7 +26,7 @@ import filelock
 
 from analysis.export.names import text
 from analysis.export.pages import digest, postmortem, sweep_pages
-from analysis.export.registry import ExportTarget
+from analysis.export.registry import Target
 from analysis.export.runs import MeasuredCurve, Source, TrackedRun, checksum
 from harness.basics.printing import count
 from harness.config import ConfigError
@@ -57,7 +57,7 @@ class Marks:
     pages: dict[str, str] = field(default_factory=dict)
 
 
-class Tracker(ExportTarget):
+class Tracker(Target):
     """A target that has runs, to which curves are added."""
 
     finished_only: ClassVar[bool] = False  # whether a run cannot be gone on with
@@ -95,7 +95,7 @@ class Tracker(ExportTarget):
     # --- what is done ----------------------------------------------------------------------------------------------
 
     def write(self, source: Source, place: Path) -> list[str]:
-        """See `ExportTarget`."""
+        """See `Target`."""
         file = place / f"exported-{source.id}.json"
         with _held(file.with_suffix(".lock"), place):
             state = _read(file)

@@ -34,7 +34,7 @@ class ObjectiveConfig:
     )
 
 
-Objective = ObjectiveConfig  # as jobs have it that an earlier version has put into the queue
+Objective = ObjectiveConfig  # the old name, in jobs that an earlier version has submitted to Slurm
 
 
 @dataclass(frozen=True)

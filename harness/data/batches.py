@@ -112,9 +112,8 @@ class Batches:
             self._starts[number] = _shift(hashes, 1) % len(self._train)
 
 
-_KNOWN: list[
-    tuple[weakref.ref[Any], tuple[Any, ...], weakref.ref[Any]]
-] = []  # tokens, how they were cut, and the windows
+# Tokens, how they were cut, and the windows.
+_KNOWN: list[tuple[weakref.ref[Any], tuple[Any, ...], weakref.ref[Any]]] = []
 
 
 def _windows(tokens: Tokens, vocabulary: int, context: int, device: torch.device) -> Tensor:

@@ -130,9 +130,8 @@ def _layer_norm(x_RxxxD: Tensor, leaf: Leaf, epsilon: float) -> WithBackward[Ten
     def backward(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, normed: Tensor, gain: Tensor) -> Tensor:
         _sum_into(dy * normed, leaf.gradient)
         gradients = [True, False, False]
-        dx: Tensor = torch.ops.aten.native_layer_norm_backward(dy * gain, x, shape, mean, rstd, None, None, gradients)[
-            0
-        ]
+        dx: Tensor
+        dx, *_ = torch.ops.aten.native_layer_norm_backward(dy * gain, x, shape, mean, rstd, None, None, gradients)
         return dx
 
     x = x_RxxxD.to(leaf.weight.dtype)

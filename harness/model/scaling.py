@@ -179,8 +179,8 @@ def deepnorm_beta(model: Model) -> float:
     arXiv 2210.02414, section 2.1).
     """
     if model.placement == "deepnorm":
-        std: float = (8 * model.depth) ** -0.25
-        return std
+        beta: float = (8 * model.depth) ** -0.25
+        return beta
     return (2 * model.depth) ** -0.5 if model.placement == "deepnorm_glm" else 1.0
 
 

@@ -189,7 +189,7 @@ class RunSettings(Settings):
         return cls(**given[""] | parts | {"out": out, "study": study})
 
 
-Run = RunSettings  # as jobs have it that an earlier version has put into the queue
+Run = RunSettings  # the old name, in jobs that an earlier version has submitted to Slurm
 
 
 PARTS: dict[str, type] = {part.name: type(part.default) for part in fields(RunSettings) if is_dataclass(part.default)}

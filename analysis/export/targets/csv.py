@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.export import tables
-from analysis.export.registry import ExportTarget
+from analysis.export.registry import Target
 from analysis.export.runs import Source
 from analysis.export.tracking import replaced
 
 
-class Csv(ExportTarget):
+class Csv(Target):
     """See above."""
 
     about = "CSV files"

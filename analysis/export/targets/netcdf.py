@@ -8,21 +8,21 @@ import numpy as np
 import xarray as xr
 
 from analysis.export.names import key
-from analysis.export.registry import ExportTarget, needed
+from analysis.export.registry import Target, needed
 from analysis.export.runs import Source
 from analysis.export.tracking import replaced
 from analysis.reading.levels import texts
 from harness.basics.printing import printable
 
 
-class NetCdf(ExportTarget):
+class NetCdf(Target):
     """See above."""
 
     about = "one netCDF file, the dataset of open_sweep"
     extra = "netcdf"
 
     def write(self, source: Source, place: Path) -> list[str]:
-        """See `ExportTarget`."""
+        """See `Target`."""
         with needed("netcdf", "netcdf"):
             import h5netcdf  # noqa: F401
             import h5py  # noqa: F401

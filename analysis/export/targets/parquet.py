@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.export import tables
-from analysis.export.registry import ExportTarget, needed
+from analysis.export.registry import Target, needed
 from analysis.export.runs import Source
 from analysis.export.tracking import replaced
 
 ROWS = 500_000  # of a row group, about
 
 
-class Parquet(ExportTarget):
+class Parquet(Target):
     """See above."""
 
     about = "Parquet files"
     extra = "parquet"
 
     def write(self, source: Source, place: Path) -> list[str]:
-        """See `ExportTarget`."""
+        """See `Target`."""
         with needed("parquet", "parquet"):
             import pyarrow as pa
             import pyarrow.parquet as pq
