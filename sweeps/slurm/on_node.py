@@ -44,6 +44,8 @@ class OnNode:
                 failed.append(f"pack {job.pack.id} is being trained by another process")
             elif isinstance(result, Failed):
                 failed.append(result.message)
+        # Python puts back what a signal does by default before it ends, and the job would be called failed.
+        signal.signal(warning, signal.SIG_IGN)
         if failed:
             raise RuntimeError("\n".join(failed))  # so that Slurm calls the job failed, too
 

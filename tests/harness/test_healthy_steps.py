@@ -50,7 +50,7 @@ def test_judging_and_keeping_a_step_look_at_nothing_on_the_device(monkeypatch: p
     golden = trained(rung("roll_back"), detect=watching, steps=8)
     pack = pack_of([golden, replace(golden, seed=2)])
     train(pack, Agenda([None] * 2), 4, lambda first, arrays: None)
-    assert looked.count("Detection.judge") == looked.count("Playbook.judge") == looked.count("Snapshots.take") == 8
+    assert looked.count("Detection.judge") == looked.count("PlaybookGuard.judge") == looked.count("Snapshots.take") == 8
 
 
 def _watch(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, looked: list[str]) -> None:

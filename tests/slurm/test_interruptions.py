@@ -8,12 +8,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.conftest import LAUNCH, ONE_JOB, SMALL, arrays, assert_equal_stores, eventually, slurm, started, sweep
+from tests.sweeps.command import REPOSITORY
 from tests.sweeps.forks import Forked
 
 pytestmark = pytest.mark.slurm
@@ -70,21 +72,45 @@ def states(job: str) -> list[str]:
 
 
 def test_the_time_limit(tmp_path: Path, whole: Path) -> None:
-    """A job that needs more than its minute is warned by Slurm itself, and goes back into the queue by itself.
+    """A job whose time is nearly over is warned by Slurm itself, and goes back into the queue by itself.
 
-    Slurm looks at limits every 30 s, and warns at the last look that is early enough: with warning=15 after 15 to 45 s.
+    Slurm looks at limits every 30 s, and warns at the last look that is early enough. The limit is near while the job
+    stands still alone: how long a job takes to start and to end is no matter here.
     """
-    minute = ["hydra.launcher.time=1" if text.startswith("hydra.launcher.time") else text for text in LINE]
-    process = started(tmp_path, *minute, "hydra.launcher.warning=15")
+    process = started(tmp_path, *LINE, "hydra.launcher.warning=15")
     with begun(process, tmp_path) as array:
         task = f"{array}_0"
+        limit_to(task, minutes=int(on_queue(task, "%M").rpartition(":")[0]) + 2)
         eventually(lambda: all(is_warned(pid) for pid in training(task)))
+        limit_to(task, minutes=60)
     ends_well(process)
     assert_equal_stores(tmp_path, whole)
-    eventually(lambda: states(task)[-1] == "COMPLETED")
-    assert set(states(task)) == {"REQUEUED", "COMPLETED"}
+    eventually(lambda: on_queue(task, "%T") == "COMPLETED")
+    eventually(lambda: "REQUEUED" in states(task))
     (log,) = tmp_path.glob(f"slurm/*/{task}_*log.out")
-    assert log.read_text().count("Calling checkpoint method") == states(task).count("REQUEUED")
+    assert log.read_text().count("Calling checkpoint method") == states(task).count("REQUEUED") == 1
+
+
+def test_a_warning_after_the_last_pack_is_no_failure() -> None:
+    """It may come while Python ends, when no handler of Python's is left: here from the C library's exit."""
+    lines = [
+        "import ctypes, signal, sys",
+        "from sweeps.slurm.on_node import OnNode",
+        "OnNode()([])",
+        "library = ctypes.CDLL(None)",
+        "library.on_exit(library['raise'], None)  # is given the exit status",
+        "sys.exit(signal.SIGUSR2)",
+    ]
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=REPOSITORY).returncode == signal.SIGUSR2
+
+
+def limit_to(task: str, minutes: int) -> None:
+    slurm("scontrol", "update", f"jobid={task}", f"timelimit={minutes}")
+
+
+def on_queue(task: str, column: str) -> str:
+    """What squeue says of a job, one that has ended too."""
+    return slurm("squeue", "--noheader", "--states=all", f"--jobs={task}", f"--format={column}").strip()
 
 
 def is_warned(pid: int) -> bool:
