@@ -4,7 +4,8 @@ They see sites, the facts of a run (`Facts`) and the arithmetic that they imitat
 `Armed` lets them strike in a training loop of one's own.
 """
 
-from injectors.facts import Facts, facts_of, formats_of, shapes_of
-from injectors.fault import Armed, InjectableFault, fault_types
+from harness.faults.facts import Facts, facts_of, formats_of, shapes_of
+from harness.faults.fault import InjectableFault, fault_types
+from injectors.fault import Armed
 
 __all__ = ["Armed", "Facts", "InjectableFault", "fault_types", "facts_of", "formats_of", "shapes_of"]

@@ -15,8 +15,8 @@ from functools import cached_property
 from itertools import accumulate, islice
 
 from harness.config import ConfigError
+from harness.faults.facts import layer_of
 from injectors.draws import shuffled, stream
-from injectors.facts import layer_of
 
 WEIGHTS = ("size", "tensor")
 STRATIFICATIONS = ("none", "tensor", "layer", "bit", "step")

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, number
+from harness.faults.facts import Facts
+from harness.faults.fault import InjectableFault
 from harness.training.sites import Event, Site, Visit
 from injectors.draws import stream
-from injectors.facts import Facts
-from injectors.fault import InjectableFault, Strike, digest, random_tokens, too_late, whole_event
+from injectors.fault import Strike, digest, random_tokens, too_late, whole_event
 
 
 @dataclass(frozen=True)

@@ -1,99 +1,40 @@
-"""What an injector's file provides: a frozen dataclass of the fault's fields that can be armed for one trial."""
+"""What files of faults share: the base of injectors that strike at one site, and what they say of a strike."""
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from harness.basics import plugins
-from harness.config import ConfigError, Fault
+from harness.config import ConfigError
+from harness.faults.facts import Facts
+from harness.faults.fault import InjectableFault, matching
 from harness.model.formats import real_view
 from harness.optim.optimizers import OPTIMIZERS
-from harness.training.sites import Event, Injector, Site, Visit
+from harness.training.sites import Event, Site, Visit
 from injectors.draws import stream
-from injectors.facts import Facts, Shapes, layer_of
 
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class InjectableFault(Fault):
-    """Base of every fault. A subclass sets `kind`, adds its fields, and says how it is checked and armed.
-
-    What it `settles` are fields that follow from others of it: a study's values of those are for other faults.
-    """
-
-    settles: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        if self.name == "none":
-            object.__setattr__(self, "name", self.kind)
-
-    def resolved(self) -> InjectableFault:
-        """The fault with everything in it that it refers to. Raises ConfigError."""
-        return self
-
-    def of_sweep(self) -> InjectableFault:
-        """The fault as trials of our GPT have it, whose ids and records name every field."""
-        return self
-
-    def in_own_format(self, facts: Facts) -> InjectableFault:
-        """The fault with the number format of what it strikes, where it names none and all of that has the same."""
-        return self
-
-    def asks(self) -> tuple[str, ...]:
-        """The facts, by name, beyond steps and tensors without which it cannot strike."""
-        return ()
-
-    def check(self, facts: Facts) -> None:
-        """Refuse what can be refused before anything is trained. Raises ConfigError."""
-        if reasons := list(self.refused(facts)):
-            raise ConfigError(*reasons)
-
-    def refused(self, facts: Facts) -> Iterator[str]:
-        """What it cannot be in such a run, each a line with key, value, and what is allowed, or a ConfigError."""
-        yield from ()
-
-    def wrong_format(self, facts: Facts) -> Iterator[str]:
-        """What the number formats of the tensors that it strikes do not have, each a line."""
-        yield from ()
-
-    def check_corpus(self, fingerprint: str) -> None:
-        """Refuse a corpus on which this fault means nothing. Raises ConfigError."""
-
-    def arm(self, facts: Facts) -> Injector:
-        """The injector that strikes at the steps that `strike_steps` gives."""
-        raise NotImplementedError
-
-    def armed(
-        self,
-        strike: Callable[..., S],
-        site: Site,
-        facts: Facts,
-        look_at: Site | None = None,
-        before: int = 0,
-        /,
-        **more: Any,
-    ) -> S:
-        """The injector that strikes at the steps of the fault, and looks `before` each of them at another site."""
-        steps = self.strike_steps(facts)
-        looks = tuple((look_at, step - before) for step in steps) if look_at else ()
-        return strike(site, steps, self.duration is None, looks=looks, **more)
-
-    def strike_steps(self, facts: Facts) -> range:
-        """The steps at which it strikes, up to the end of the run."""
-        end = facts.steps if self.duration is None else min(facts.steps, self.start + self.duration)
-        return range(self.start, max(self.start, end), self.period)
+__all__ = [
+    "Armed",
+    "InjectableFault",
+    "Strike",
+    "digest",
+    "located",
+    "matching",
+    "optimizers_with",
+    "random_tokens",
+    "replaced",
+    "too_late",
+    "whole_event",
+    "wrong_rank",
+]
 
 
 class Armed:
@@ -134,19 +75,6 @@ class Armed:
         return parts
 
 
-@cache
-def fault_types() -> dict[str, type[Fault]]:
-    """Every kind of fault by name, of this folder and of installed packages, and `none`."""
-    plugins.modules("faults")
-    types: dict[str, type[Fault]] = {"none": Fault}
-    pending = InjectableFault.__subclasses__()
-    for cls in pending:
-        pending += cls.__subclasses__()
-        if (kind := cls().kind) != "none":  # else: a base of others
-            types[kind] = cls
-    return types
-
-
 @dataclass
 class Strike:
     """Base of injectors that strike at one site.
@@ -160,6 +88,8 @@ class Strike:
     taps: tuple[str, ...] = ()
     looks: tuple[tuple[Site, int], ...] = ()
 
+    is_by_tensor: ClassVar[bool] = False
+    """Whether a visit may bring some tensors of the site, and later ones the others."""
     remembers: ClassVar[tuple[str, ...]] = ()
     """The attributes that a later step needs: tensors or None, and what JSON holds."""
 
@@ -188,21 +118,6 @@ class Strike:
     def strike(self, visit: Visit) -> list[Event]:
         """Change the tensors, and say what was done."""
         raise NotImplementedError
-
-
-def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, what: str = "tensor") -> list[str]:
-    """The names that match the glob, in `layer` alone if that is given. Raises ConfigError if there is none."""
-    names = fnmatch.filter(shapes, pattern)
-    if not names:
-        raise ConfigError(f"{key}={pattern}: matches no {what} of this model; allowed: a glob over {', '.join(shapes)}")
-    if layer is None:
-        return names
-    layers = {name: found[1] for name in names if (found := layer_of(name))}
-    inside = [name for name in names if layers.get(name) == layer]
-    if not inside:
-        allowed = f"0 to {max(layers.values())}" if layers else "null"
-        raise ConfigError(f"fault.layer={layer}: no {what} of it matches {key}={pattern}; allowed: {allowed}")
-    return inside
 
 
 def wrong_rank(rank: int, facts: Facts) -> Iterator[str]:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from harness.config import PER_TRIAL, anything, choice, number
+from harness.faults.facts import Facts
+from harness.faults.fault import InjectableFault, matching
 from harness.model.formats import FORMATS
 from harness.training.ranks import Communicator
 from harness.training.sites import Event, Site, Visit
-from injectors.facts import Facts
-from injectors.fault import InjectableFault, Strike, matching, optimizers_with, replaced, too_late, wrong_rank
+from injectors.fault import Strike, optimizers_with, replaced, too_late, wrong_rank
 
 Tensors = Mapping[str, Tensor]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.config import PER_TRIAL, anything, choice, number
+from harness.faults.facts import Facts
+from harness.faults.fault import InjectableFault
 from harness.model.formats import HELD_FORMATS
 from injectors.draws import distinct, stream
-from injectors.facts import Facts
-from injectors.fault import InjectableFault, located
+from injectors.fault import located
 from injectors.value import MOST_ELEMENTS, SITES, Value, asked_at
 from injectors.value_strike import StrikeTarget, ValueStrike, as_int64
 

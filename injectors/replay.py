@@ -22,10 +22,10 @@ from harness.config import (
     trial_from_dict,
 )
 from harness.config.names import OWN
+from harness.faults.facts import Facts, shape_of
+from harness.faults.fault import InjectableFault, fault_types
 from harness.storage.stored import read_packs
 from harness.training.sites import Event, Injector, Visit
-from injectors.facts import Facts, shape_of
-from injectors.fault import InjectableFault, fault_types
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
 MOST_BYTES = 2**24  # of a record; one has thousands

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.config import PER_TRIAL, number
+from harness.faults.facts import Facts
+from harness.faults.fault import InjectableFault
 from harness.training.sites import Event, Site, Visit
-from injectors.facts import Facts
-from injectors.fault import InjectableFault, Strike
+from injectors.fault import Strike
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,20 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from harness.config import PER_TRIAL, ConfigError, anything, choice, number, shown
+from harness.faults.facts import Facts, Shapes
+from harness.faults.fault import InjectableFault, matching
 from harness.model.formats import HELD_FORMATS, converted
 from harness.training.sites import AT_TAPS, Site
-from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population
+from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population, in_order
 from injectors.draws import distinct, stream
-from injectors.facts import Facts, Shapes
-from injectors.fault import InjectableFault, located, matching, optimizers_with, wrong_rank
+from injectors.fault import located, optimizers_with, wrong_rank
 from injectors.value_strike import CONSTANTS, OPERATIONS, Change, StrikeTarget, ValueStrike, as_int64
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
@@ -65,6 +67,7 @@ class Value(InjectableFault):
     format. Without it most of a second moment is zero in a format of 8 bits.
     """
 
+    can_be_drawn: ClassVar[bool] = True
     kind: str = "value"
     start: int = number(PER_TRIAL, 100, "step of the (first) strike", low=0)
     site: str = choice(PER_TRIAL, "weight", "where in the step", *SITES)
@@ -274,6 +277,17 @@ class Value(InjectableFault):
         bit, choices = self._bit_in(name), HELD_FORMATS[name].field(self.field)
         adjacent = self.bits if self.spread == "adjacent" else 1
         return tuple(choices[: len(choices) - adjacent + 1]) if bit is None else (bit,)
+
+    def drawn(self, samples: int, facts: Facts) -> Iterator[Value]:
+        count = samples if self.samples is None else self.samples
+        described = dataclasses.replace(self, samples=count).in_own_format(facts)
+        described.check(facts)
+        if (population := described.population(facts)).size < count:
+            why = f"the description allows {population.size} different faults"
+            raise ConfigError(f"samples={count}: {why}; allowed: 1 to {population.size}")
+        seed = described.campaign_seed(facts.seed if described.seed is None else described.seed)
+        order = in_order(population, seed, described.weight, described.stratify)
+        return (described.at(address, seed) for address in islice(order, count))
 
     def campaign_seed(self, seed: int) -> int:
         """Descriptions under one seed draw independently of each other, so that their shares can be pooled."""

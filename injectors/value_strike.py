@@ -113,6 +113,7 @@ class ValueStrike(Strike):
     rank: int = 0
     _weights: dict[str, Tensor] = field(default_factory=dict)  # of this step
     _told: int = 0
+    is_by_tensor = True
     remembers = ("_told",)
 
     def look(self, visit: Visit) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.basics.environment import environment_of
 from harness.config import ConfigError, shown
+from harness.faults.fault import InjectableFault
 from harness.own_loop.course import Course
 from harness.own_loop.handle import Handle
 from harness.own_loop.inputs import NotRepeated
@@ -25,8 +25,6 @@ from harness.own_loop.treatment import Treatment
 from harness.own_loop.witness import ReplayCheck
 from harness.storage.store import PackStore, check_store, open_store
 from harness.storage.stored import complete_trials
-from injectors.addresses import in_order
-from injectors.value import Value
 
 TOGETHER = 32  # faults of a pack
 Body = Callable[[Handle], None]
@@ -66,7 +64,7 @@ class CampaignPlan:
 
     def __init__(self, described: Sequence[Chosen], samples: int, out: Path, report: Callable[[int, int], None]):
         for one in described:
-            if not isinstance(one.fault, Value):
+            if not one.fault.can_be_drawn:
                 why = f"fault={one.fault.name}: there is nothing to draw"
                 raise ConfigError(f"{why}; allowed: faults of values, such as weight_bit")
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -74,7 +72,7 @@ class CampaignPlan:
         check_store(out, STUDY)
         self._described, self._samples, self._out, self._report = described, samples, out, report
         self._digests: dict[int, str] = {}  # of the golden run's state after each step
-        self._pending: dict[int, list[Value]] = {}  # faults by the step at which they begin
+        self._pending: dict[int, list[InjectableFault]] = {}  # faults by the step at which they begin
         self._walk: Leg | None = None
         self._first: Snapshot | None = None
         self._at: Snapshot | None = None  # where faults begin
@@ -139,18 +137,7 @@ class CampaignPlan:
         for one, chosen in zip(self._golden.strikes.faults, self._described, strict=True):
             what = facts.taps if "taps" in one.fault.asks() else facts.tensors
             fault = chosen.started(steps).fitted(what, "activation" if what is facts.taps else "tensor")
-            assert isinstance(fault, Value)
-            samples = self._samples if fault.samples is None else fault.samples
-            fault = replace(fault, samples=samples).in_own_format(facts)
-            fault.check(facts)
-            population = fault.population(facts)
-            if population.size < samples:
-                why = f"the description allows {population.size} different faults"
-                raise ConfigError(f"samples={samples}: {why}; allowed: 1 to {population.size}")
-            seed = fault.campaign_seed(facts.seed if fault.seed is None else fault.seed)
-            order = in_order(population, seed, fault.weight, fault.stratify)
-            for address in islice(order, samples):
-                drawn = fault.at(address, seed)
+            for drawn in fault.drawn(self._samples, facts):
                 if self._describing.trial([drawn], steps).id in there:
                     self.stored += 1
                 else:

@@ -17,13 +17,13 @@ from harness.basics.environment import environment_of
 from harness.config import NO_FAULT
 from harness.config.names import OWN
 from harness.detectors.loop_signals import BEGAN, JUDGED
+from harness.faults.fault import InjectableFault
 from harness.own_loop.course import Course
 from harness.own_loop.legs import Leg
 from harness.own_loop.presets import looks_at_rest
 from harness.readings.at_rest import AtRest
 from harness.storage.store import PackStore, Signal, check_store, open_store
 from harness.training.sites import Event
-from injectors.fault import InjectableFault
 
 STUDY = "attach"
 BLOCK = 50  # steps in a chunk

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from harness.config import ConfigError
+from harness.faults.facts import formats_of, shapes_of
 from harness.model.formats import FORMAT_OF, real_view
-from injectors.facts import formats_of, shapes_of
 
 COMPILED = "_orig_mod"  # what torch.compile puts between a module and its names
 SLOTS = {

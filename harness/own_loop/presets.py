@@ -16,16 +16,16 @@ from harness.config.formats import LAYOUTS
 from harness.config.limits import MOST_STEPS
 from harness.detectors.loop_signals import RATE, stored
 from harness.detectors.table import DETECTORS
+from harness.faults.fault import InjectableFault, fault_types, matching
 from harness.guards.playbook import actions_of, refused
 from harness.readings.at_rest import AtRest
 from harness.recovery.table import ACTIONS
-from injectors.fault import InjectableFault, fault_types, matching
-from injectors.value import Value
 
 DEFAULT_DETECTORS = "combined+finite"
 MEASURED = ("loss", "grad_norm", "param_norm", "update_rms", "second_moment_norm", "learning_rate", "loss_scale")
 """The signals of a run of the user's own loop, as a store names them."""
 OURS_ALONE = ("change_recipe", "shrink_embedding", "swap_data")  # actions on a recipe, a model and a text of ours
+OF_VALUES = "value"  # the kind of a file that names none
 MOST_BYTES = 2**20  # of a YAML file
 Given = str | Path | Mapping[str, Any] | InjectableFault
 WANTED = "a name, a mapping with `name`, a YAML file, a fault, or a list of those"
@@ -126,7 +126,7 @@ def _preset(name: str) -> dict[str, Any]:
         raise ConfigError(f"fault={shown(name)}: unknown; allowed: {', '.join(known)}, or a file that ends in .yaml")
     fields = {key: value for key, value in tree.items() if key not in ("about", "defaults")}
     kinds = [base for base in tree.get("defaults") or [] if isinstance(base, str) and base != "_self_"]
-    fields.setdefault("kind", kinds[0] if kinds else Value().kind)
+    fields.setdefault("kind", kinds[0] if kinds else OF_VALUES)
     fields.pop("name", None)
     return fields
 

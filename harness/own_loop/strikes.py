@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from harness.config import ConfigError, Problems, shown
+from harness.faults.facts import Facts, Shapes
+from harness.faults.fault import InjectableFault
 from harness.model.formats import real_view
 from harness.own_loop.places import Places
 from harness.own_loop.presets import Chosen
@@ -19,9 +21,6 @@ from harness.own_loop.ranks import Ranks
 from harness.own_loop.tokens import as_rows, as_tokens
 from harness.training.remedies import Remedies
 from harness.training.sites import AT_TAPS, Agenda, Event, Site, Visit
-from injectors.facts import Facts, Shapes
-from injectors.fault import InjectableFault
-from injectors.value_strike import ValueStrike
 
 GIVEN = ("rate", "warmup", "peak", "tokens", "token_counts")  # facts that only the user can know
 TOO_EARLY = {
@@ -250,7 +249,7 @@ class LoopStrikes:
     def _check_ranks(self, fault: InjectableFault, injector: Any) -> None:
         """Of several processes, each sees its own gradients alone, tensor by tensor."""
         is_at_gradient = any(site == Site.GRADIENT for site, _ in injector.calls)
-        if self._ranks.size > 1 and is_at_gradient and not isinstance(injector, ValueStrike):
+        if self._ranks.size > 1 and is_at_gradient and not getattr(injector, "is_by_tensor", False):
             why = f"has to see the gradients of a rank together, and {self._ranks.size} processes reduce them apart"
             raise ConfigError(f"fault.kind={fault.kind}: {why}; allowed: faults of values, or one process")
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.faults.facts import formats_of, shapes_of
 from harness.own_loop.hooks import Hook
 from harness.own_loop.places import Places, first_tensor
 from harness.own_loop.strikes import LoopStrikes, ScheduledFault
 from harness.training.sites import Site, Visit
-from injectors.facts import formats_of, shapes_of
 
 
 class ModuleTaps:

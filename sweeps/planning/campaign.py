@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from harness.config import ConfigError, Trial
+from harness.faults.facts import facts_of
 from injectors.addresses import Address, Population, half_width, in_order, sample, strata, stratum_of
-from injectors.facts import facts_of
 from injectors.value import MOST_FAULTS, Value
 
 

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from harness.config import LARGEST_SCALE, SMALLEST_SCALE, ConfigError
+from harness.faults.facts import facts_of
 from harness.model.state import State
 from harness.objectives.outcome import NON_FINITE
 from harness.optim.loss_scale import LossScale
 from harness.training.contradictions import check_trial
 from harness.training.sites import Site
-from injectors.facts import facts_of
 from injectors.value import Value
 from tests.harness import engine
 from tests.harness.changes import Change

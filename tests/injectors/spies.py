@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from harness.config import Fault, Trial
+from harness.faults.facts import Facts
+from harness.faults.fault import InjectableFault
 from harness.training.pack import Pack
 from harness.training.sites import AT_TAPS, Event, Injector, Site, Visit
-from injectors.facts import Facts
-from injectors.fault import InjectableFault
 from tests.harness import engine
 
 START, STEPS = 4, 8

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from harness.faults.facts import Facts
 from harness.training.contradictions import check_trial
 from harness.training.sites import Event, Site, Visit
-from injectors.facts import Facts
 from injectors.value import Value
 from injectors.value_strike import StrikeTarget
 from tests.harness import engine

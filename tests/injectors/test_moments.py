@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from harness.config import ConfigError
+from harness.faults.facts import facts_of
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.sites import Site
-from injectors.facts import facts_of
 from injectors.ranks import MissedUpdate
 from injectors.value import Value
 from tests.harness import engine

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from harness.config import ConfigError, Fault, checked, shown
+from harness.faults.facts import facts_of
 from harness.training.sites import Site
 from injectors import fault_types
 from injectors.batch import DuplicatedBatch, Repetition
-from injectors.facts import facts_of
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.realistic import RealisticSDC
 from injectors.schedule import WarmupSkipped

@@ -16,8 +16,8 @@ import pytest
 import xarray as xr
 
 from harness.config import ConfigError
+from harness.faults.facts import facts_of
 from harness.storage.stored import read_packs
-from injectors.facts import facts_of
 from injectors.replay import Replay, ReplayError, record_of
 from tests.harness import engine
 from tests.injectors.faults import fault as named

@@ -16,7 +16,7 @@ import torch
 from scipy.stats import binom, chi2, norm
 
 from harness.config import ConfigError
-from injectors.facts import facts_of
+from harness.faults.facts import facts_of
 from injectors.value import MODELS, Value
 from tests.injectors.spies import differing, strike, trial, words
 from tests.number_formats import BITS, MANTISSA, NUMPY

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harness import ConfigError, attach
+from harness.faults.facts import facts_of
 from harness.optim.schedules import rates_of
 from harness.own_loop.presets import chosen_faults
-from injectors.facts import facts_of
 from tests.harness import engine
 from tests.own_loop.loops import attached, plain
 from tests.plain_gpt import Rotary

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from harness.config import PER_TRIAL, anything, number
 from harness.training.sites import Site
-from injectors.fault import InjectableFault, Strike
+from harness.faults.fault import InjectableFault
+from injectors.fault import Strike
 
 
 @dataclass(frozen=True)
