@@ -6,7 +6,7 @@ For a model and a loop of one's own: `from harness import attach`; see docs/atta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.own_loop.attach import ConfigError, attach
+    from harness.user_loop.attach import ConfigError, attach
 
 __all__ = ["ConfigError", "attach"]
 
@@ -14,7 +14,7 @@ __all__ = ["ConfigError", "attach"]
 def __getattr__(name: str) -> Any:
     """Loads what is public when it is asked for: `import harness` takes no time."""
     if name in __all__:
-        from harness.own_loop import attach
+        from harness.user_loop import attach
 
         return getattr(attach, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,7 +40,7 @@ __all__ = [
 class Armed:
     """A fault that is checked and armed once, and then told of every site of every step that the loop comes by.
 
-    Raises ConfigError for a fault that the run of these facts cannot have. `examples/fault/own_loop.py` is such a loop.
+    Raises ConfigError for a fault that the run of these facts cannot have. Example: `examples/fault/user_loop.py`.
     """
 
     def __init__(self, fault: InjectableFault, facts: Facts):

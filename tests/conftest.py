@@ -56,8 +56,8 @@ def pytest_runtest_setup() -> None:
     torch.set_num_threads(1)
 
 
-LONG = ("test_kernels.py", "harness/test_conformance.py", "own_loop/test_commands.py", "own_loop/test_replay.py")
-LONG += ("test_gpu_dry.py", "test_readme.py", "sweeps/test_postmortem.py", "own_loop/test_examples.py")
+LONG = ("test_kernels.py", "harness/test_conformance.py", "user_loop/test_commands.py", "user_loop/test_replay.py")
+LONG += ("test_gpu_dry.py", "test_readme.py", "sweeps/test_postmortem.py", "user_loop/test_examples.py")
 """The longest files: the last to begin would be waited for by all other processes."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -26,7 +27,11 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "objectives",
         "training",
         "faults",
-        "own_loop",
+        "nonfinite",
+        "incidents",
+        "loop",
+        "memory",
+        "user_loop",
     ],
     "analysis": ["reading", "again", "measures", "figures", "pages", "reports", "export"],
     "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],
@@ -72,6 +77,8 @@ NARROW = {
 }
 ALONE = {"harness/basics/plugins.py"}  # imports by name: parts find themselves
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+LONGEST_PAGE, LONGEST_LINE_OF_A_PAGE = 130, 100
+PAGES = [ROOT / "docs" / "architecture.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
 SHARED_NAME = "Options"  # the settings of a part, which its module is asked for: harness/basics/plugins.py
 
 
@@ -159,3 +166,26 @@ def test_each_class_has_a_name_of_its_own() -> None:
 def test_only_one_file_is_a_hydra_application() -> None:
     users = [file for file in modules().values() if "@hydra.main" in file.read_text()]
     assert [file.relative_to(ROOT).as_posix() for file in users] == ["sweeps/commands/sweep.py"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_pages_name_files_that_exist_in_short_lines(page: Path) -> None:
+    text = page.read_text()
+    assert [line for line in text.splitlines() if len(line) > LONGEST_LINE_OF_A_PAGE] == []
+    tops = "harness|injectors|analysis|sweeps|hydra_plugins|examples|tests|docs"
+    named = re.findall(rf"`((?:{tops})/[^`\s]*)`", text)
+    for place in [braced for name in named for braced in _without_braces(name)]:
+        assert list(ROOT.glob(place.rstrip("/"))) or list(ROOT.glob(f"tests/{place}")), f"{page.name}: {place}"
+
+
+def _without_braces(name: str) -> list[str]:
+    """`a/{b,c}.py` is two files."""
+    found = re.fullmatch(r"(.*)\{(.*)\}(.*)", name)
+    return [f"{found[1]}{part}{found[3]}" for part in found[2].split(",")] if found else [name]
+
+
+def test_the_page_has_every_room() -> None:
+    text = PAGES[0].read_text()
+    rooms = [f"{package}/{folder}/" for package, folders in FOLDERS.items() for folder in folders]
+    assert [room for room in rooms if f"\n{room} " not in text] == []
+    assert text.count("\n") < LONGEST_PAGE

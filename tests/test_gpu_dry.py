@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from harness.basics import devices
-from harness.training.graphs import USUAL_BEFORE
+from harness.loop.graphs import USUAL_BEFORE
 from tests.gpu import bench, engine, speed, wheels
 from tests.gpu.bench import Bench, differing
 from tests.gpu.engine import pack_of, trial_of

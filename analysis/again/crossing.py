@@ -19,9 +19,9 @@ import torch
 from analysis.again.batches import CPU, BatchReader
 from harness.config import ConfigError, Trial
 from harness.detectors.windows import MAD_TO_STD
+from harness.loop.loop import train
 from harness.model.determinism import make_deterministic, settings_kept
 from harness.optim.clipping import global_norm
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from injectors import InjectableFault

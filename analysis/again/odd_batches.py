@@ -10,7 +10,7 @@ from scipy.special import bdtrc
 
 from analysis.again.batches import BatchReader
 from harness.config import ConfigError
-from harness.training.batches_ahead import limits_of
+from harness.incidents.batches_ahead import limits_of
 
 RARE, REPEATED, AGAIN = "rare", "repeated", "again"  # far rarer tokens, far more repeated pairs, or an earlier batch
 BY_CHANCE = 0.01  # of batches: where sequences meet more often by chance, the text is not looked through for it
@@ -24,7 +24,7 @@ MOST_TOKENS = 2**28  # of a run; beyond that its batches are not looked through,
 def odd_batches(reading: BatchReader, steps: int) -> dict[int, str]:
     """Step -> what is odd about its batch, of the first `steps`: `STRETCH`, `RARE`, `REPEATED` or `AGAIN`.
 
-    The limits are those by which a playbook tells a step of odd data (`harness.training.batches_ahead`). Nothing of a
+    The limits are those by which a playbook tells a step of odd data (`harness.incidents.batches_ahead`). Nothing of a
     run that has read more than `MOST_TOKENS`, or whose batches are no tokens.
     """
     scores, same, stretches = np.full((steps, 2), np.nan), {}, {}

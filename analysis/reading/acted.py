@@ -1,7 +1,7 @@
 """Whether the mitigation of a trial acted there: by the bits of its losses, and by how often each of its parts did.
 
-A part is named by the key that switches it on (`harness/training/acts.py`). Those of a mitigation are the ones that
-the trial has and its counterpart without the mitigation has not: the trial of the same seed, rate, fault and sizes.
+A part is named by the key that switches it on (`harness/training/activation_counts.py`). Those of a mitigation are the
+ones that the trial has and its counterpart without the mitigation has not: that of the same seed, rate, fault and size.
 """
 
 from __future__ import annotations

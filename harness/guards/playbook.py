@@ -20,7 +20,7 @@ UNANSWERED = 1_000_000 * ANSWERS + GO  # beyond every rung
 
 
 class PlaybookGuard(Guard):
-    """Holds a row at an alarm that the next rung of its ladder answers; `harness.training.recovery` does the rest.
+    """Holds a row at an alarm that the next rung of its ladder answers; `harness.incidents.recovery` does the rest.
 
     What it is to ask about is told by `expect`, row by row, so a healthy step waits for nothing.
     """

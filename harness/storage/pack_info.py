@@ -154,7 +154,7 @@ PROVENANCE: Checks = {
     "blamed_index": _is_index,
     "evidence": _is_text,
 }
-"""Of a trial's first non-finite value, as harness/training/provenance.py has it."""
+"""Of a trial's first non-finite value, as harness/nonfinite/provenance.py has it."""
 
 
 def _is_provenance(value: Any) -> bool:

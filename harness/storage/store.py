@@ -370,7 +370,7 @@ class PackStore:
         both steps are None where there is none. `faults` lists the fault's events, perhaps not all of them; `strikes`
         counts its strikes, and `changes` those of them that changed something. `dropped` lists the first sequences that
         were dropped from its batches, and `incidents` what its playbook has answered, both by default none. `acts`,
-        `idle`, `digest` and `provenance` are those of `harness.training.loop.Result`; by default nothing acts now and
+        `idle`, `digest` and `provenance` are those of `harness.loop.loop.Result`; by default nothing acts now and
         then, nothing is idle, and the rest is unknown.
         Raises ValueError for a wrong number of values, TypeError for another name, and KeyError for one that lacks.
         """

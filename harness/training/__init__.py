@@ -1,4 +1,4 @@
-"""The loop and the pack: rows, twins and forks, ranks, sites and strikes, signals, and how a run ended.
+"""A step of a pack: rows and slots, twins and forks, ranks, sites and strikes, signals and readings.
 
-Here the other folders meet; nothing of the harness stands above it.
+It knows nothing of alarms and of the loop over steps: `harness/incidents/` and `harness/loop/` build on it.
 """

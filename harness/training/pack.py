@@ -30,12 +30,12 @@ from harness.optim.loss_scale import LossScale
 from harness.optim.optimizers import OPTIMIZERS, Norms
 from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
-from harness.training.acts import Acts
+from harness.training.activation_counts import Acts
 from harness.training.clock import Clock, Tick
 from harness.training.distributed import ProcessCommunicator, RankGroup
+from harness.training.interventions import Interventions
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
-from harness.training.remedies import Remedies
 from harness.training.slots import Slots
 from harness.training.twins import Twins
 
@@ -93,7 +93,7 @@ class Pack:
         wanted = [cls for cls in CLIPPERS if any(cls.is_on(trial) for trial in trials)]
         self.clippers = [cls(self.layout, self.rows_state, len(here), device) for cls in wanted]
         parts = Parts(self.layout, self.rows_state, self.loss_scale, len(here), device)
-        self.alarms, self.remedies = parts.alarms, Remedies(device)
+        self.alarms, self.interventions = parts.alarms, Interventions(device)
         self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
         self.objective = OBJECTIVES[first.objective.name](trials, corpus, self.dtype, device)
         self.clock = Clock(len(self.rows), len(here), self.rows_state, self.curriculum, device)
@@ -113,7 +113,7 @@ class Pack:
     def _bind(self) -> None:
         """Let every part work on the rows that are there now."""
         self.bound += 1
-        trials = [self.remedies.acting(number, self.planned[number]) for number in self.slots.planned]
+        trials = [self.interventions.acting(number, self.planned[number]) for number in self.slots.planned]
         self.model.bind(trials, self.parts, self.weights, self.gradients)
         parts: list[Any] = [self.optimizer, self.loss_scale, *self.clippers, self.qk_clip, *self.guards]
         for part in filter(None, parts):
@@ -191,7 +191,7 @@ class Pack:
     def learning_rate(self, steps: Steps) -> Tensor:
         """The scheduled rate of each row, [R], less what a playbook has taken off; the caller's own copy."""
         rate = self._learning_rates[self._on_device(steps), self.slots.index]
-        factors = self.remedies.rates(self.slots.planned, steps)
+        factors = self.interventions.rates(self.slots.planned, steps)
         return rate if factors is None else (rate * factors).to(rate.dtype)
 
     def tokens(self, steps: Steps) -> Tensor:
@@ -203,12 +203,12 @@ class Pack:
 
     def batch(self, steps: Steps) -> Tensor:
         """What the data loader hands out to each row at these steps, [R, B, ...]."""
-        return self.objective.batch(self.remedies.positions(self.slots.planned, steps))
+        return self.objective.batch(self.interventions.positions(self.slots.planned, steps))
 
     def unscale(self) -> None:
         """Gradients are those of the loss itself; that of the embedding is smaller where a playbook has said so."""
         self.loss_scale.unscale(self.gradients)
-        for row, factor in self.remedies.embeddings(self.rows).items():
+        for row, factor in self.interventions.embeddings(self.rows).items():
             self.tensors(self.gradients, row)["embedding"].mul_(factor)
 
     def refresh(self) -> None:
@@ -358,7 +358,7 @@ class Pack:
                 if leader is not None and (row := self.row_of(leader)) is not None and row in rows:
                     new[planned], leaders[planned] = row, leader
                     self.acts.take(planned, leader, self.acts.state())
-                    self.remedies.take(planned, leader)
+                    self.interventions.take(planned, leader)
         if new:
             self.twins.forked.update(new)
             self._arrange([*self.rows, *new], [*range(len(self)), *new.values()])

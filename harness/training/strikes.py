@@ -42,14 +42,14 @@ class Strikes:
 
         These are the steps at which the rows stand, and of a batch the step for which it was planned.
         """
-        pack, remedies = self.pack, self.pack.remedies
+        pack, interventions = self.pack, self.pack.interventions
         due = [(planned, step, step) for step in tick.groups for planned in self.agenda.due(site, step)]
-        if remedies:
+        if interventions:
             if site == Site.BATCH:
-                due = [each for each in due if not remedies.batches(each[0])]
-                ahead = [(n, step, step + remedies.batches(n)) for n, step in self._read_ahead(tick)]
+                due = [each for each in due if not interventions.batches(each[0])]
+                ahead = [(n, step, step + interventions.batches(n)) for n, step in self._read_ahead(tick)]
                 due += [each for each in ahead if self.agenda.is_due(each[0], site, each[2])]
-            due = [each for each in due if remedies.strikes(each[0], self.agenda.is_of_data(each[0]))]
+            due = [each for each in due if interventions.strikes(each[0], self.agenda.is_of_data(each[0]))]
         here = ((planned, pack.row_of(planned), step, told) for planned, step, told in due)
         return [
             (planned, row, told) for planned, row, step, told in here if row is not None and row in tick.groups[step]
@@ -58,7 +58,7 @@ class Strikes:
     def _read_ahead(self, tick: Tick) -> list[tuple[int, int]]:
         """The trials with faults that read other batches than the planned ones, and where they stand."""
         rows = ((self.pack.rows[row], step) for step, rows in tick.groups.items() for row in rows)
-        return [(n, step) for n, step in rows if n in self.agenda.armed and self.pack.remedies.batches(n)]
+        return [(n, step) for n, step in rows if n in self.agenda.armed and self.pack.interventions.batches(n)]
 
     def at_gradient(self, tick: Tick, rank: int) -> None:
         """The same for a rank's gradients, right after its backward pass."""

@@ -40,8 +40,8 @@ from harness.config import ConfigError, Optim, Problems, Trial, checked
 from harness.config.fields import shown
 from harness.config.limits import DEEPEST, MOST_STEPS, WIDEST
 from harness.data.corpus import Corpus, load_corpus
+from harness.loop.loop import train
 from harness.optim.optimizers import OPTIMIZERS
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from sweeps.commands.coordinate_trials import (

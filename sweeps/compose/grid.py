@@ -25,8 +25,8 @@ from harness.model.branches.block import Options as Block
 from harness.objectives.table import OBJECTIVES
 from harness.optim.optimizers import OPTIMIZERS
 from harness.recovery.table import ACTIONS
-from harness.training.acts import idle_parts
-from harness.training.contradictions import check_trial
+from harness.training.activation_counts import idle_parts
+from harness.training.config_checks import check_trial
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose.folders import BESIDE, chain
 from sweeps.compose.hydra_calls import CONFIG_NAME, own_folder

@@ -15,13 +15,13 @@ from harness.basics.devices import on_cpu
 from harness.basics.memory import in_units
 from harness.config import NO_FAULT, Model, Problems, Trial
 from harness.guards.playbook import goes_back, waits
+from harness.memory.footprint import Footprint, footprint
 from harness.model.branches import Branches, branches_of
 from harness.model.layers import kept_by_norms
 from harness.model.outline import placement_norms
 from harness.model.placements import has_final_norm
 from harness.model.precision import FORMATS
 from harness.model.scaling import tensor_table
-from harness.training.footprint import Footprint, footprint
 from harness.training.pack_sizes import rows_at_once, tried
 from sweeps.planning.packs import PackPlan, Plan
 

@@ -28,12 +28,12 @@ from harness.basics.devices import on_cpu
 from harness.config import NO_FAULT, ConfigError, Trial
 from harness.data.corpus import Corpus
 from harness.data.tokenizer import CACHE_VARIABLE, cache_folder
+from harness.loop.graphs import recordings
+from harness.loop.loop import train
+from harness.memory.footprint import footprint
 from harness.storage.records import Missing, Unreadable, read_record
 from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.stored import read_pack
-from harness.training.footprint import footprint
-from harness.training.graphs import recordings
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.pack_sizes import largest_part, tried
 from harness.training.sites import Agenda

@@ -32,6 +32,9 @@ from harness.basics.environment import environment_of
 from harness.config import ConfigError, Data, Trial, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
 from harness.kernels.use import version
+from harness.loop.graphs import recordings
+from harness.loop.loop import train
+from harness.loop.resume import steps_done
 from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
 from harness.model.start import start_digests
@@ -44,11 +47,8 @@ from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
 from harness.storage.stored import STORE, is_complete, read_pack
 from harness.training.distributed import RankGroup, Unsaved
-from harness.training.graphs import recordings
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.readings import stored_signals
-from harness.training.resume import steps_done
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of, fault_types
 from sweeps.compose.settings import RunSettings

@@ -18,9 +18,9 @@ import torch
 
 from harness.config import Model, Train, Trial
 from harness.data.corpus import load_corpus
+from harness.loop.loop import train
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from sweeps.compose.settings import CheckpointSettings

@@ -18,10 +18,10 @@ import torch
 from harness.config import Model, Train, Trial, sections
 from harness.data.corpus import load_corpus
 from harness.detectors.table import DETECTORS
+from harness.loop.loop import train
 from harness.model.state import State
 from harness.readings.table import SHOWN
 from harness.storage.store import SIGNALS
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 

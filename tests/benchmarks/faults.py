@@ -24,7 +24,7 @@ import torch
 from harness.config import Model, Train, Trial
 from harness.data.corpus import load_corpus
 from harness.faults.facts import Facts
-from harness.training.loop import train
+from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once
 from harness.training.sites import Agenda, Site, Visit

@@ -21,7 +21,7 @@ from analysis.measures.paired import mean, paired
 from analysis.measures.statistics import bootstrap
 from harness.config import Trial
 from harness.data.corpus import load_corpus
-from harness.training.loop import train
+from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from sweeps.compose.arguments import config_loader

@@ -16,7 +16,7 @@ import torch
 
 from harness.config import Trial
 from harness.data.corpus import load_corpus
-from harness.training.loop import train
+from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from sweeps.compose.arguments import config_loader

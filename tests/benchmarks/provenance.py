@@ -17,9 +17,9 @@ import torch
 
 from harness.config import Model, Train, Trial
 from harness.data.corpus import load_corpus
-from harness.training.loop import train
+from harness.loop.loop import train
+from harness.nonfinite.provenance import Provenance, Provenances
 from harness.training.pack import Pack
-from harness.training.provenance import Provenance, Provenances
 from harness.training.sites import Agenda
 from injectors import facts_of
 from injectors.value import Value

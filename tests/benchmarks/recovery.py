@@ -19,10 +19,10 @@ import torch
 from harness.config import Model, Train, Trial, sections
 from harness.config.ladder import canonical
 from harness.data.corpus import load_corpus
-from harness.training.loop import train
+from harness.incidents.snapshots import Snapshots
+from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
-from harness.training.snapshots import Snapshots
 
 LADDER = canonical([{"detector": "any", "action": "roll_back", "limit": 3}])
 

@@ -20,8 +20,8 @@ import torch
 from harness.config import Model, Train, Trial, sections
 from harness.data.corpus import load_corpus
 from harness.detectors.table import DETECTORS
+from harness.loop.loop import train
 from harness.readings.table import READINGS
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.readings import cadences, refused
 from harness.training.sites import Agenda

@@ -64,7 +64,7 @@ STEPS, STRUCK, VOCABULARY, CONTEXT, BATCH = 30, 15, 64, 16, 4
 PRECISIONS = ("fp32", "bf16 autocast", "fp16 scaled")
 
 
-def own_loop(bench: Bench, precision: str) -> OwnLoop:
+def user_loop(bench: Bench, precision: str) -> OwnLoop:
     """AdamW, fused on the device, warm-up, clipping, batches from pinned memory; in fp16 with loss scaling."""
     torch.manual_seed(0)
     device, kind = bench.device, {"bf16 autocast": torch.bfloat16, "fp16 scaled": torch.float16}.get(precision)
@@ -98,13 +98,13 @@ def own_loop(bench: Bench, precision: str) -> OwnLoop:
 
 
 def _bare(bench: Bench, precision: str) -> OwnLoop:
-    loop = own_loop(bench, precision)
+    loop = user_loop(bench, precision)
     loop.losses = [loop.body(tokens) for tokens in loop.batches()]
     return loop
 
 
 def _attached(bench: Bench, precision: str, **options: Any) -> tuple[OwnLoop, Any]:
-    loop = own_loop(bench, precision)
+    loop = user_loop(bench, precision)
     with attach(loop.model, loop.optimizer, extra=loop.extra, steps=STEPS, **options) as run:
         for tokens in run.steps(list(loop.batches())):
             loss = loop.body(tokens)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from harness.config import CORE, Data, Trial, sections
 from harness.data.corpus import Corpus, load_corpus
+from harness.loop.graphs import Recording, recordings
+from harness.loop.loop import Result, train
 from harness.training.blocks import Found
-from harness.training.graphs import Recording, recordings
-from harness.training.loop import Result, train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda, Injector
 from injectors import InjectableFault, facts_of

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from harness.config import CORE, Data, Trial, sections
 from harness.data.corpus import Corpus, load_corpus
+from harness.loop.loop import Result, train
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
-from harness.training.loop import Result, train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda, Injector
 from sweeps.running.job import injector_of as arm

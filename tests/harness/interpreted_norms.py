@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from harness.kernels import norms, use
+from harness.memory.footprint import LEARN, META, count, rehearsal
 from harness.model.layers import NORMS, Leaf, norm_beside
-from harness.training.footprint import LEARN, META, count, rehearsal
 from harness.training.pack import Pack
 from tests.harness import engine
 from tests.harness.engine import bits

@@ -1,4 +1,4 @@
-"""What `harness.training.graphs` asks of a CUDA graph, on a CPU: operations are noted one by one, and done again.
+"""What `harness.loop.graphs` asks of a CUDA graph, on a CPU: operations are noted one by one, and done again.
 
 As there, what was recorded reads and writes the tensors of then and nothing else, and recording changes nothing. All of
 them share their memory: what one of them has made is gone when another one is replayed.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from harness.config import Trial, sections
-from harness.training.acts import idle_parts, parts_of
+from harness.training.activation_counts import idle_parts, parts_of
 from tests.harness import engine
 
 STEPS = 12

@@ -22,8 +22,8 @@ from harness.config import trial as trial_module
 from harness.faults.facts import facts_of
 from harness.model.branches import BRANCHES, Branch, branches_of
 from harness.model.outline import model_tensors
-from harness.training.acts import idle_parts, parts_of
-from harness.training.contradictions import check_trial
+from harness.training.activation_counts import idle_parts, parts_of
+from harness.training.config_checks import check_trial
 from sweeps.planning.planner import activation_elements, state_bytes, trial_step_seconds
 from tests.harness import engine
 from tests.harness.test_model_parts_memory import SHAPE, kept_by_a_token_of

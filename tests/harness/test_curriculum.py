@@ -13,7 +13,7 @@ from harness.config import ConfigError, trial_from_dict
 from harness.data.curriculum import cut, loaded
 from harness.objectives.loss import cross_entropy
 from harness.training import signals
-from harness.training.contradictions import check_trial
+from harness.training.config_checks import check_trial
 from harness.training.pack import Pack
 from harness.training.sites import Event, Site
 from injectors import fault_types

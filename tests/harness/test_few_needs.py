@@ -25,7 +25,7 @@ import torch
 from harness.config import Data, Model, Train, Trial, sections
 from harness.config.trial import Playbook
 from harness.data.corpus import load_corpus
-from harness.training.loop import train
+from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from injectors import facts_of

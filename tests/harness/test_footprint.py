@@ -16,10 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 from harness.basics import devices
 from harness.config import Trial, sections
 from harness.kernels import use
+from harness.memory import footprint as module
+from harness.memory.allocations import GRAIN, INSIDE, REST, Allocations
+from harness.memory.footprint import HELD, LEARN, META, VALIDATE, WORKSPACES, count, footprint, rehearsal
 from harness.model import attention
-from harness.training import footprint as module
-from harness.training.allocations import GRAIN, INSIDE, REST, Allocations
-from harness.training.footprint import HELD, LEARN, META, VALIDATE, WORKSPACES, count, footprint, rehearsal
 from sweeps.planning import planner
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import activation_bytes, pack_bytes, state_bytes, trials_that_fit

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from harness.basics import devices
 from harness.config import Trial
+from harness.loop.graphs import USUAL_BEFORE, WIDEST, Graphs, may_replay
 from harness.objectives.next_token import NextToken
 from harness.storage.results_folder import ResultsPath
 from harness.training import pack
-from harness.training.graphs import USUAL_BEFORE, WIDEST, Graphs, may_replay
 from harness.training.pack import Pack
 from harness.training.sites import Site
 from injectors.value import Value

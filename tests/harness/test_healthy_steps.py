@@ -15,8 +15,8 @@ from harness.detectors.table import DETECTORS
 from harness.guards.detection import Detection
 from harness.guards.finite import FreezeNonFinite
 from harness.guards.playbook import PlaybookGuard
-from harness.training import snapshots
-from harness.training.loop import train
+from harness.incidents import snapshots
+from harness.loop.loop import train
 from harness.training.sites import Agenda
 from tests.harness.engine import injector_of, pack_of, run, trial
 from tests.harness.ladders import OWN, rung, trained

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from harness.loop.loop import train
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
-from harness.training.loop import train
 from harness.training.sites import Agenda
 from injectors.value import Value
 from tests.harness import engine
@@ -71,7 +71,7 @@ def test_each_trial_leaves_what_it_has_in_a_pack_that_keeps_all_rows(monkeypatch
     trials = trials_of()
     found = handed(trials, forks)
     assert found.keys() == set(range(len(trials)))
-    monkeypatch.setattr("harness.training.loop.SHRINK_SHARE", 2.0)  # nothing goes
+    monkeypatch.setattr("harness.loop.loop.SHRINK_SHARE", 2.0)  # nothing goes
     whole = handed(trials, False)
     for number in range(len(trials)):
         assert engine.same_bits(found[number], whole[number]) == [], number

@@ -17,7 +17,7 @@ from harness.faults.facts import facts_of
 from harness.model.state import State
 from harness.objectives.outcome import NON_FINITE
 from harness.optim.loss_scale import LossScale
-from harness.training.contradictions import check_trial
+from harness.training.config_checks import check_trial
 from harness.training.sites import Site
 from injectors.value import Value
 from tests.harness import engine

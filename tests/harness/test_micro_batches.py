@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.training.contradictions import check_trial
+from harness.training.config_checks import check_trial
 from injectors.value import Value
 from sweeps.planning.planner import activation_bytes, state_bytes
 from tests.harness import engine

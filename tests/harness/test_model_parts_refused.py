@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.config import ConfigError, shown
-from harness.training.contradictions import check_trial
+from harness.training.config_checks import check_trial
 from tests.harness import engine
 from tests.harness.variants import VARIANTS, different, with_fields
 

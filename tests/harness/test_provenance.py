@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from harness.config.ladder import canonical
-from harness.training import provenance
-from harness.training.origins import Origin, Origins
+from harness.nonfinite import provenance
+from harness.nonfinite.trace import Origin, Origins
 from harness.training.pack import Pack
 from harness.training.sites import Site
 from injectors.value import Value

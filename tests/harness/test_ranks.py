@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.config import ConfigError
-from harness.training.contradictions import check_trial
+from harness.training.config_checks import check_trial
 from harness.training.ranks import Communicator
 from tests.harness import engine
 from tests.number_formats import NUMPY

@@ -12,8 +12,8 @@ import torch
 
 from harness.basics import devices
 from harness.config import Data
-from harness.training import batches_ahead, snapshots
-from harness.training.batches_ahead import odd_batches
+from harness.incidents import batches_ahead, snapshots
+from harness.incidents.batches_ahead import odd_batches
 from harness.training.sites import Agenda, Event, Site, Visit
 from injectors.batch import BatchFault, DuplicatedBatch, RandomTokens, RareTokens, Repetition
 from tests.harness.engine import injector_of, left, pack_of, run, same_bits, trial

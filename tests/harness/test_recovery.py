@@ -299,7 +299,7 @@ def test_a_trial_that_forks_inside_of_an_incident_goes_on_in_it() -> None:
 def test_the_embedding_alone_learns_less() -> None:
     golden = trained(rung("shrink_embedding+skip"))
     found = run([golden, struck(golden)])
-    assert found.pack.remedies.embeddings([0, 1]) == {1: 0.1}
+    assert found.pack.interventions.embeddings([0, 1]) == {1: 0.1}
     norms = found.signals["grad_norm"]
     assert (
         np.array_equal(norms[0, :START], norms[1, :START])

@@ -14,11 +14,11 @@ from torch import Tensor
 from harness.config.curriculum import curriculum
 from harness.guards import FREEZE, GO, ROLL_BACK, SKIP, Guard, Parts, Seen
 from harness.guards.base import GuardSignal, answers
+from harness.loop.loop import train
 from harness.model.state import State
 from harness.readings.table import READINGS
 from harness.training import pack as packs
 from harness.training.clock import Clock
-from harness.training.loop import train
 from harness.training.sites import Agenda
 from injectors.value import Value
 from tests.harness.engine import Run, assert_resumes, injector_of, pack_of, run, same_bits, trial

@@ -20,7 +20,7 @@ from harness.model.scaling import (
     tensor_table,
 )
 from harness.optim.optimizers import OPTIMIZERS
-from harness.training.contradictions import check_trial
+from harness.training.config_checks import check_trial
 from tests.harness import engine
 
 BASE_WIDTH, BASE_DEPTH, HEAD_DIM, VOCABULARY = 32, 4, 8, 61

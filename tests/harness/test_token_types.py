@@ -217,7 +217,7 @@ def test_ids_that_no_vocabulary_has(tmp_path: Path) -> None:
 
 def test_the_key_is_for_token_files_alone() -> None:
     from harness.config import Trial
-    from harness.training.contradictions import check_trial
+    from harness.training.config_checks import check_trial
 
     with pytest.raises(ConfigError, match="data.token_type=uint32: data.source=zipf has no token files; allowed: auto"):
         check_trial(Trial(data=Data(source="zipf", token_type="uint32")))

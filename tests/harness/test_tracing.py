@@ -12,9 +12,9 @@ import torch
 
 from harness.config import Trial
 from harness.kernels import use
+from harness.loop.loop import train
 from harness.readings.table import READINGS
 from harness.recovery.table import ACTIONS
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from tests.harness import engine, ladders

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from harness.config import Trial
-from harness.training.answers import Answers
+from harness.incidents.guard_runner import GuardRunner
+from harness.loop.passes import Passes
 from harness.training.clock import Tick
 from harness.training.pack import Pack
-from harness.training.passes import Passes
 from harness.training.signals import Recorder
 from harness.training.sites import Agenda
 from harness.training.strikes import Strikes
@@ -108,7 +108,7 @@ def steps_of(
     prepare(pack)
     agenda = Agenda([None] * len(trials))
     recorder = Recorder(pack, BLOCK, lambda first, signals: None, True)
-    answers = Answers(pack, agenda, recorder, True, True)
+    answers = GuardRunner(pack, agenda, recorder, True, True)
     passes = Passes(pack, recorder, answers, Strikes(pack, agenda), True, True)
     traced = []
     for step in range(max(steps) + 1):
@@ -144,8 +144,10 @@ class _Nothing:
         pass
 
 
-def _step(tick: Tick, pack: Pack, recorder: Recorder, answers: Answers, passes: Passes, traces: Sequence[Any]) -> None:
-    """As `harness.training.loop.train` takes it."""
+def _step(
+    tick: Tick, pack: Pack, recorder: Recorder, answers: GuardRunner, passes: Passes, traces: Sequence[Any]
+) -> None:
+    """As `harness.loop.loop.train` takes it."""
     with traces[0]:
         answers.begin(tick)
         fed = passes.feed(tick)

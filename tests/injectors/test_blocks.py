@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.faults.facts import Facts
-from harness.training.contradictions import check_trial
+from harness.training.config_checks import check_trial
 from harness.training.sites import Event, Site, Visit
 from injectors.value import Value
 from injectors.value_strike import StrikeTarget

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from harness.config import NO_FAULT
+from harness.loop.loop import train
 from harness.objectives.outcome import NON_FINITE
-from harness.training.loop import train
 from harness.training.sites import Agenda
 from injectors.replay import Replay, record_of
 from injectors.value import SITES

@@ -17,9 +17,9 @@ import torch
 from harness.basics import devices
 from harness.config import Model, Train, Trial
 from harness.data.corpus import Corpus
+from harness.memory.footprint import footprint
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
-from harness.training.footprint import footprint
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once, tried
 from sweeps.planning.packs import PackPlan

@@ -22,8 +22,8 @@ from harness.storage.records import Unreadable
 from harness.storage.results_folder import ResultsPath
 from harness.storage.stored import DamagedStore
 from sweeps.running.claims import all_claims
-from tests.own_loop.test_conformance import trained
 from tests.sweeps import command
+from tests.user_loop.test_conformance import trained
 
 SEED = 7
 IDLE = (".lock",)  # hold nothing

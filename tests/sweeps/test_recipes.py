@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.config import ConfigError, Data, Model, Optim, Schedule, Train, Trial
+from harness.loop.loop import train
 from harness.model.branches.feedforward import feedforward_size
 from harness.model.gpt2 import check_gpt2, gpt2_of, gpt2_tensors
-from harness.training.loop import train
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 from sweeps.commands.catalogue import entries

@@ -120,7 +120,7 @@ def test_where_something_is_lost_it_begins_anew(job: Job, steps_trained: list[in
 
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_given_up(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     kill(job, 7)
-    before, restore = job.checkpoints.latest, "harness.training.loop.restore"
+    before, restore = job.checkpoints.latest, "harness.loop.loop.restore"
     with monkeypatch.context() as patch:
         patch.setattr(restore, lambda *parts: 1 / 0)
         assert isinstance(train_pack_safely(job), Failed)

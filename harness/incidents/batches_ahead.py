@@ -1,0 +1,68 @@
+"""A look at the batches that a row is about to read, without training on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
+from harness.data.screening import Scores
+from harness.detectors.windows import MAD_TO_STD
+from harness.training.pack import Pack
+from harness.training.sites import Agenda, Site, Visit
+
+BEFORE, LEAST = 100, 5  # batches that tell what is usual; with fewer nothing is odd
+HIGH, BEYOND = 0.9, 4.0  # a quantile, and times its distance from the median: small batches have long tails
+
+
+def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> int:
+    """How many batches from that of `step` on are unlike those before, by their tokens alone.
+
+    0: it is an ordinary one, or there are more than `most`, or what is read is no text. The host waits for the device.
+    """
+    trial = pack.rows[row]
+    planned = step + pack.interventions.batches(trial)
+    first = max(0, planned - BEFORE)
+    if not most or planned - first < LEAST:
+        return 0
+    scores = Scores(pack.corpus.counts, pack.planned[trial].model.context, pack.device)
+    injector = agenda.armed[trial] if agenda.is_of_data(trial) else None
+    memory = deepcopy(dict(injector.memory)) if injector else {}
+    usual: list[tuple[float, float]] = []
+    try:
+        for position in range(first, planned + most + 1):
+            batch = pack.objective.batch(position)[row].clone()
+            if batch.is_floating_point() or batch.dim() != 2:
+                break
+            strikes = pack.interventions.strikes(trial, is_of_data=True) and agenda.is_due(trial, Site.BATCH, position)
+            if injector and strikes:
+                injector.visit(Visit(Site.BATCH, position, {"batch": batch}, is_look=True))
+            values = float(scores.rarity(batch).mean()), float(scores.repetition(batch).mean())
+            if position < planned:
+                usual.append(values)
+            elif not is_odd(values, usual):
+                return position - planned
+    finally:
+        if injector:
+            injector.recall(memory)
+    return 0
+
+
+def is_odd(values: tuple[float, float], usual: Sequence[tuple[float, float]]) -> bool:
+    """Whether a batch is far rarer, or repeats itself more, than others: mean surprise and share of repeated pairs."""
+    return bool((np.asarray(values) > limits_of(usual)).any())
+
+
+def limits_of(usual: ArrayLike) -> np.ndarray:
+    """Beyond which a batch is odd: its mean surprise, nat/token, and its share of repeated pairs, [2].
+
+    `usual` are those of other batches, [batches, 2].
+    """
+    others = np.asarray(usual)
+    middle = np.median(others, axis=0)
+    spread = MAD_TO_STD * np.median(np.abs(others - middle), axis=0)
+    tail = np.quantile(others, HIGH, axis=0) - middle
+    return np.asarray(middle + np.max([ODD_BATCH * spread, [RARER, MORE_REPEATED], BEYOND * tail], axis=0))

@@ -1,0 +1,1 @@
+"""The loop over the steps of a pack: passes, their replay as graphs, and how a run begins and goes on."""

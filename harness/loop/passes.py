@@ -1,0 +1,103 @@
+"""A step in three acts: what goes into it is fed, it is done, and what it came to is kept.
+
+Only the middle one is done by the device alone: it reads nothing of the host that changes from step to step, so it can
+be recorded once and replayed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from harness.incidents.guard_runner import GuardRunner
+from harness.optim.clipping import global_norm
+from harness.training.blocks import Found
+from harness.training.clock import Tick
+from harness.training.pack import Pack
+from harness.training.signals import Recorder
+from harness.training.sites import Site
+from harness.training.strikes import Strikes, one
+
+
+@dataclass(frozen=True)
+class Fed:
+    """What a step is given beside the state of the pack.
+
+    The rate in force, that of the schedule, and tokens so far [R]; the batch as it trains and the weight of each of its
+    sequences (None: all count alike); how many of them were dropped [R], which rows train in this pass [R], and of
+    which of them anything of the batch is left [R].
+    """
+
+    rate: Tensor
+    scheduled: Tensor
+    tokens: Tensor
+    batch: Tensor
+    weights: Tensor | None
+    dropped: Tensor
+    here: Tensor
+    trains: Tensor
+
+
+class Passes:
+    """The steps of a pack. `telemetry` and `detection` as `harness.loop.loop.train` has them."""
+
+    def __init__(
+        self, pack: Pack, recorder: Recorder, answers: GuardRunner, strike: Strikes, telemetry: bool, detection: bool
+    ):
+        self.pack, self.recorder, self.answers, self.strike = pack, recorder, answers, strike
+        self._telemetry = telemetry
+        self._nan = torch.full((), torch.nan, dtype=pack.dtype, device=pack.device)
+        self._has_norm = bool(pack.clippers) or telemetry or detection or pack.loss_scale.is_dynamic
+
+    def feed(self, tick: Tick) -> Fed:
+        """Rate and batch of a step, struck where they are to be."""
+        pack, strike = self.pack, self.strike
+        rate = pack.learning_rate(tick.steps)
+        scheduled = rate.clone()
+        strike(Site.LEARNING_RATE, tick, one("learning_rate", rate))
+        batch = pack.batch(tick.steps)
+        strike(Site.BATCH, tick, one("batch", batch))
+        here = pack.here(tick)
+        batch, weights = pack.what_trains(batch, tick.steps, tick.size, here)
+        pack.model.stand_at(tick.steps)
+        objective = pack.objective
+        return Fed(rate, scheduled, pack.tokens(tick.steps), batch, weights, objective.dropped, here, objective.trains)
+
+    def train(self, tick: Tick, fed: Fed) -> Found:
+        """The step itself: every site between the batch and the update is in it."""
+        pack, recorder, strike, here = self.pack, self.recorder, self.strike, fed.here
+        recorder.begun(tick)
+        strike(Site.WEIGHT, tick, partial(pack.tensors, pack.weights))
+        strike(Site.LOSS_SCALE, tick, pack.loss_scale.shown)
+
+        pack.know_weights(here)
+        recorder.begin(tick, fed.batch)
+        scale, losses = pack.loss_scale.scale.clone(), []
+        for rank, part in pack.ranks.parts(fed.batch):
+            of_part = None if fed.weights is None else pack.ranks.part(fed.weights, rank)
+            losses.append(pack.learn(part, of_part, strike.at_taps(tick, rank), rank))
+            strike.at_gradient(tick, rank)
+            pack.ranks.add(pack.gradients)
+        pack.ranks.finish(pack.gradients)
+        pack.unscale()
+        loss = pack.ranks.mean(losses).where(fed.trains, self._nan).detach()
+        strike(Site.REDUCED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
+
+        norm = global_norm(pack.gradients) if self._has_norm else None
+        stepping = self.answers.judge(loss, norm, here, fed.trains)
+        if norm is not None:
+            pack.clip(norm, stepping)
+        strike(Site.CLIPPED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
+        strike(Site.MOMENT_1, tick, partial(pack.slot, "moment_1"))
+        strike(Site.MOMENT_2, tick, partial(pack.slot, "moment_2"))
+        strike(Site.BEFORE_UPDATE, tick, pack.state)
+        recorder.updates()
+        norms = pack.step(fed.rate, stepping, measure=self._telemetry)
+        strike(Site.UPDATE, tick, pack.state)
+
+        values = {"loss": loss, "learning_rate": fed.rate, "loss_scale": scale}
+        values |= {"scheduled_rate": fed.scheduled, "tokens": fed.tokens, "dropped": fed.dropped}
+        return recorder.found(values if norm is None else values | {"grad_norm": norm}, norms, here)

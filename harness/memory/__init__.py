@@ -1,0 +1,1 @@
+"""How much memory a pack takes: counted before it is trained, and measured."""

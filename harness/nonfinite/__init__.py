@@ -1,0 +1,1 @@
+"""Non-finite values: which operation made the first one, and which tensor it came from; told from values alone."""

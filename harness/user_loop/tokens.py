@@ -1,0 +1,81 @@
+"""A batch of the user's loader as faults of the data see it: token ids, or rows of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.config import ConfigError
+from harness.user_loop.batches import changed
+from harness.user_loop.named_tensors import tensors_in
+
+IGNORED = -100  # a label that no loss counts, as torch has it
+Put = Callable[[Tensor], Any]
+WANTED = (
+    "ids [B, T]; inputs and targets that are the same text moved by one; or a mapping with input_ids, and labels that "
+    "are these"
+)
+
+
+def as_tokens(batch: Any) -> tuple[Tensor, Put]:
+    """The token ids of a batch, [B, T], a copy, and what makes a batch of others of that shape.
+
+    With inputs and targets [B, T] that are one text moved by one, the whole text, [B, T + 1]. Raises ConfigError for a
+    batch in which no tokens are known.
+    """
+    if _is_ids(batch):
+        return batch.clone(), lambda tokens: tokens
+    if isinstance(batch, Mapping) and _is_ids(batch.get("input_ids")):
+        return batch["input_ids"].clone(), lambda tokens: _with_ids(batch, tokens)
+    if isinstance(batch, tuple | list) and len(batch) == 2 and all(map(_is_ids, batch)):
+        inputs, targets = batch
+        if inputs.shape == targets.shape and torch.equal(inputs[:, 1:], targets[:, :-1]):
+            whole = torch.cat([inputs, targets[:, -1:]], 1)
+            parts: Any = type(batch)
+            return whole, lambda tokens: parts([tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()])
+    raise ConfigError(f"fault: strikes token ids, and none are known in a batch of this kind; allowed: {WANTED}")
+
+
+def _is_ids(values: Any) -> bool:
+    return isinstance(values, Tensor) and values.dim() == 2 and values.dtype in (torch.int64, torch.int32)
+
+
+def _with_ids(batch: Mapping[str, Any], tokens: Tensor) -> Any:
+    """The same batch with other tokens, and the labels that go with them."""
+    made: Any = changed(batch, lambda values: values)
+    labels, ids = batch.get("labels"), batch["input_ids"]
+    if isinstance(labels, Tensor):
+        counts = labels != IGNORED
+        if labels.shape != ids.shape or not torch.equal(labels[counts], ids[counts]):
+            raise ConfigError(f"fault: the labels of a batch are not its input_ids; allowed: {WANTED}")
+        made["labels"] = torch.where(counts, tokens.to(labels.dtype), labels)
+    made["input_ids"] = tokens
+    return made
+
+
+def as_rows(batch: Any) -> tuple[Tensor, Put]:
+    """The samples of a batch as rows of bytes, [B, n], a copy, and what makes a batch of others.
+
+    Every tensor with as many rows as the first is in it. Raises ConfigError where there is none.
+    """
+    rows = next((len(x) for x in tensors_in(batch) if x.dim()), 0)
+    parts = [x for x in tensors_in(batch) if x.dim() and len(x) == rows]
+    if not rows:
+        raise ConfigError("fault: strikes batches, and there is no tensor in one; allowed: batches with tensors")
+    flat = [x.contiguous().reshape(rows, -1).view(torch.uint8) for x in parts]
+
+    def put(values: Tensor) -> Any:
+        cut = iter(values.split([x.shape[1] for x in flat], 1))
+
+        def replaced(old: Tensor) -> Tensor:
+            if not old.dim() or len(old) != rows:
+                return old
+            values: Tensor = next(cut).contiguous().view(old.dtype).reshape(old.shape)
+            return values
+
+        return changed(batch, replaced)
+
+    return torch.cat(flat, 1), put
