@@ -25,7 +25,7 @@ from harness.training.sites import AT_TAPS, Site
 from injectors.addresses import STRATIFICATIONS, WEIGHTS, Address, Population, in_order
 from injectors.draws import distinct, stream
 from injectors.fault import located, optimizers_with, wrong_rank
-from injectors.value_strike import CONSTANTS, OPERATIONS, Change, StrikeTarget, ValueStrike, as_int64
+from injectors.value_strike import CONSTANTS, OPERATIONS, StrikeTarget, ValueChange, ValueStrike, as_int64
 
 SCALARS = {Site.LEARNING_RATE: "learning_rate", Site.LOSS_SCALE: "loss_scale"}
 SITES = tuple(site for site in Site if site not in (Site.BATCH, Site.BEFORE_UPDATE))
@@ -343,7 +343,7 @@ class Value(InjectableFault):
         site = Site(self.site)
         look_at = Site.BEFORE_UPDATE if site == Site.UPDATE else None
         taps = tuple(target.tensor for target in targets) if site in AT_TAPS else ()
-        more = {"taps": taps, "change": Change(self.model, self.value, self.block, facts.seed), "targets": targets}
+        more = {"taps": taps, "change": ValueChange(self.model, self.value, self.block, facts.seed), "targets": targets}
         more |= {"formats": {target.tensor: self._format_at(target.tensor, facts) for target in targets}}
         more |= {"held": self._said(facts, targets), "rank": self.rank}
         return self.armed(ValueStrike, site, facts, look_at, **more)

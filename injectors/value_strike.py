@@ -39,7 +39,7 @@ class StrikeTarget:
 
 
 @dataclass(frozen=True)
-class Change:
+class ValueChange:
     """What becomes of a value: by which model and number, and in blocks of which size it is held, if it is.
 
     `seed` is that of noise.
@@ -106,7 +106,7 @@ class ValueStrike(Strike):
     that tensors are held; of one that is left out they need not say it.
     """
 
-    change: Change
+    change: ValueChange
     targets: tuple[StrikeTarget, ...]
     formats: Mapping[str, str]
     held: Mapping[str, str] = field(default_factory=dict)

@@ -19,16 +19,15 @@ TESTS = Path(__file__).parent
 
 # What tests share is asserted in as in a test: with the values of both sides.
 for shared in (
-    "harness.engine",
     "sweeps.command",
     "analysis.synthetic",
     "analysis.judging",
     "analysis.mitigated",
     "analysis.exporting",
     "analysis.tracked",
-    "injectors.faults",
 ):
     pytest.register_assert_rewrite(f"tests.{shared}")
+pytest.register_assert_rewrite("harness.testing")
 
 # Tests run side by side: threads that spin while they wait take the cores from one another. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

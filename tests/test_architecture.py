@@ -32,6 +32,7 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "loop",
         "memory",
         "user_loop",
+        "testing",
     ],
     "analysis": ["reading", "again", "measures", "figures", "pages", "reports", "export"],
     "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],

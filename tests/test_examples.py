@@ -23,12 +23,15 @@ SMALL = (
 )
 
 
+INSTALLED = ("guard", "detector", "objective", "branch", "fault")
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The path of a process for which the examples are installed."""
     site = tmp_path_factory.mktemp("site")
     places = [site]
-    for name in ("guard", "detector", "objective"):
+    for name in INSTALLED:
         project = tomllib.loads((ROOT / "examples" / name / "pyproject.toml").read_text())["project"]
         about = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
         about.mkdir()
@@ -121,3 +124,13 @@ def test_an_objective_has_a_loss_of_its_own(installed: list[Path], tmp_path: Pat
     assert (np.abs(half["loss"].values - same["loss"].values) > 1e-3).mean() > 0.8
     refused = sweep(installed, tmp_path / "no", "objective.name=completions")
     assert refused.status == 2 and "allowed: next_token, completion" in refused.err
+
+
+def test_each_keeps_the_promises_of_its_kind(installed: list[Path]) -> None:
+    """By the tests that stand beside it, which call `harness.testing`."""
+    beside = [str(file) for name in INSTALLED for file in (ROOT / "examples" / name).glob("test_*.py")]
+    assert len(beside) == len(INSTALLED)
+    path = os.pathsep.join(map(str, [*installed, ROOT]))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, *beside]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0 and f"{len(INSTALLED)} passed" in done.stdout, done.stdout + done.stderr

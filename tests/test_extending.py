@@ -153,6 +153,11 @@ def test_its_clipper_is_that_of_the_paper(copy: Path, site: Path) -> None:
     run(sys.executable, "-c", CHECK_AGC, cwd=copy, PYTHONPATH=str(site))
 
 
+def test_its_parts_keep_the_promises_of_every_setting(copy: Path, site: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
+    run(*command, ROOT / "examples/plugin/test_plugin.py", cwd=copy, PYTHONPATH=f"{site}{os.pathsep}{copy}")
+
+
 def test_the_package_alone_brings_its_options(tmp_path: Path) -> None:
     """Without it they are refused, as here."""
     (line,) = refused(tmp_path, "mitigation=agc", "plan=true")

@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from harness.basics import plugins
-from harness.config import ConfigError, Fault
-from harness.faults.facts import Facts, Shapes, layer_of
+from harness.config import ConfigError, Fault, Trial
+from harness.data.corpus import Corpus
+from harness.faults.facts import Facts, Shapes, facts_of, layer_of
 from harness.training.sites import Injector, Site
 
 S = TypeVar("S")
@@ -109,6 +110,13 @@ def fault_types() -> dict[str, type[Fault]]:
         if (kind := cls().kind) != "none":  # else: a base of others
             types[kind] = cls
     return types
+
+
+def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
+    """The trial's fault, armed."""
+    if not isinstance(trial.fault, InjectableFault):
+        return None
+    return trial.fault.arm(facts_of(trial, corpus.train, corpus.counts))
 
 
 def matching(key: str, pattern: str, shapes: Shapes, layer: int | None = None, what: str = "tensor") -> list[str]:

@@ -29,8 +29,9 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.basics.environment import environment_of
-from harness.config import ConfigError, Data, Trial, trial_from_dict
+from harness.config import ConfigError, Data, trial_from_dict
 from harness.data.corpus import Corpus, load_corpus
+from harness.faults.fault import InjectableFault, injector_of
 from harness.kernels.use import version
 from harness.loop.graphs import recordings
 from harness.loop.loop import train
@@ -49,8 +50,8 @@ from harness.storage.stored import STORE, is_complete, read_pack
 from harness.training.distributed import RankGroup, Unsaved
 from harness.training.pack import Pack
 from harness.training.readings import stored_signals
-from harness.training.sites import Agenda, Injector
-from injectors import InjectableFault, facts_of, fault_types
+from harness.training.sites import Agenda
+from injectors import fault_types
 from sweeps.compose.settings import RunSettings
 from sweeps.planning.packs import PACK_ID, PackPlan
 from sweeps.running.calibration import AT_ONCE, fastest_rows, kept_rows
@@ -138,13 +139,6 @@ class Elsewhere:
 Ended = Finished | Failed | Elsewhere  # what became of a pack
 
 corpus_of = lru_cache(maxsize=4)(load_corpus)  # read once a process
-
-
-def injector_of(trial: Trial, corpus: Corpus) -> Injector | None:
-    """The trial's fault, armed."""
-    if not isinstance(trial.fault, InjectableFault):
-        return None
-    return trial.fault.arm(facts_of(trial, corpus.train, corpus.counts))
 
 
 def train_pack(job: Job, checkpoints: Checkpoints | None = None) -> Finished | Elsewhere:

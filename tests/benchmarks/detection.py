@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
 
 import torch
 
@@ -20,8 +19,7 @@ from harness.data.corpus import load_corpus
 from harness.detectors.table import DETECTORS
 from harness.loop.loop import train
 from harness.model.state import State
-from harness.readings.table import SHOWN
-from harness.storage.store import SIGNALS
+from harness.testing.detectors import along_of
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 
@@ -36,11 +34,6 @@ def seconds(width: int, depth: int, size: int, steps: int, detect: str) -> float
     started = time.process_time()
     train(pack, Agenda([None] * size), 50, lambda first, signals: None)
     return (time.process_time() - started) / steps / size
-
-
-def along_of(signal: str) -> Sequence[str]:
-    """The axes of a signal beside trial and step; one that no store has, has none."""
-    return SHOWN[signal].along if signal in SHOWN else SIGNALS[signal].dims[2:] if signal in SIGNALS else ()
 
 
 def judged(name: str, depth: int, size: int, steps: int = 400) -> float:

@@ -24,12 +24,12 @@ import torch
 from harness.config import Model, Train, Trial
 from harness.data.corpus import load_corpus
 from harness.faults.facts import Facts
+from harness.faults.fault import injector_of
 from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once
 from harness.training.sites import Agenda, Site, Visit
 from injectors.value import SITES, Value
-from sweeps.running.job import injector_of
 
 SHAPES = ((32, 2, 60), (64, 4, 24))  # width, depth, steps
 

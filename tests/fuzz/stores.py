@@ -250,10 +250,10 @@ def template() -> Path:
 def _unfinished(out: Path) -> None:
     """A pack that was killed after its checkpoint at step 9, and one that was submitted to Slurm."""
     from harness.storage.results_folder import ResultsPath
+    from harness.testing.engine import Dying, Killed
     from sweeps.planning.planner import make_plan
     from sweeps.running.job import train_pack
     from sweeps.slurm.submitted import write_down_all
-    from tests.harness.engine import Dying, Killed
     from tests.jobs import job_of
     from tests.sweeps import command
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from harness.config import CORE, Data, Trial, sections
 from harness.data.corpus import Corpus, load_corpus
+from harness.faults.fault import injector_of as arm
 from harness.loop.graphs import Recording, recordings
 from harness.loop.loop import Result, train
 from harness.training.blocks import Found
 from harness.training.pack import Pack
 from harness.training.sites import Agenda, Injector
-from injectors import InjectableFault, facts_of
 from tests.gpu.bench import Bench
 
 TIMES = ("tokens_per_second", "step_seconds")
@@ -65,10 +65,7 @@ def pack_of(trials: Sequence[Trial], device: torch.device, begins: Sequence[int 
 
 def injector_of(trial: Trial) -> Injector | None:
     """The trial's fault, armed as a sweep arms it."""
-    if not isinstance(trial.fault, InjectableFault):
-        return None
-    corpus = corpus_of(trial)
-    return trial.fault.arm(facts_of(trial, corpus.train, corpus.counts))
+    return arm(trial, corpus_of(trial))
 
 
 @dataclass(frozen=True)

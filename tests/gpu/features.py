@@ -16,9 +16,9 @@ FEW, MANY = 3, 20
 def check_18(bench: Bench) -> None:
     """Three trials by themselves, and the same three among twenty, with each optimizer, clipper, norm, signal, ..."""
     try:
-        from tests.harness.engine import different
+        from harness.testing.engine import different
+        from harness.testing.settings import roughen
         from tests.harness.features import FEATURES
-        from tests.harness.variants import roughen
     except ImportError as error:
         raise NotMeasured(f"needs {error.name}") from None
     total, shape = 0, {} if bench.is_dry else SHAPE

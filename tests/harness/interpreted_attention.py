@@ -20,8 +20,8 @@ from harness.kernels import use
 from harness.model.attention import UNLIMITED, attend
 from harness.model.precision import Precision
 from harness.model.taps import Taps
+from harness.testing import engine
 from injectors.value import Value
-from tests.harness import engine
 from tests.harness.interpreting import alone, interpreted  # noqa: F401
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.kernels import heads as kernels
 from harness.model import attention
 from harness.model.attention import rotate, rotate_both, split_and_rotate, split_heads
-from tests.harness import engine
+from harness.testing import engine
 from tests.harness.interpreted_kernels import HAS_FMA, numbers, on_a_cpu
 from tests.harness.interpreting import alone, interpreted  # noqa: F401
 

@@ -17,7 +17,7 @@ from harness.basics import devices
 from harness.kernels import operators, use
 from harness.model.parameters import Layout
 from harness.optim.clipping import global_norm, scale_tensors, scale_trials, tensor_norms
-from tests.harness import engine
+from harness.testing import engine
 from tests.harness.interpreting import alone, interpreted  # noqa: F401
 from tests.harness.optimizing import LONG, STACKED, TENSORS, Rig, bits, different, differing
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from harness.kernels import norms, use
 from harness.memory.footprint import LEARN, META, count, rehearsal
 from harness.model.layers import NORMS, Leaf, norm_beside
+from harness.testing import engine
+from harness.testing.engine import bits
 from harness.training.pack import Pack
-from tests.harness import engine
-from tests.harness.engine import bits
 from tests.harness.interpreted_kernels import numbers
 from tests.harness.interpreting import alone, interpreted  # noqa: F401
 from tests.harness.test_norms import EPSILON, THEIRS, compare, normal

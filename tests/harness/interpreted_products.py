@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.kernels.products import multiply
-from tests.harness.engine import bits
+from harness.testing.engine import bits
 from tests.harness.interpreting import interpreted  # noqa: F401
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (16, 16, 16), (64, 65, 33), (130, 20, 64), (17, 130, 100)]

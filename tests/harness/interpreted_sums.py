@@ -15,8 +15,8 @@ import torch
 from harness.kernels import operators, use
 from harness.model import sums
 from harness.objectives.loss import cross_entropy
-from tests.harness import engine
-from tests.harness.engine import bits
+from harness.testing import engine
+from harness.testing.engine import bits
 from tests.harness.interpreting import interpreted  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's own maximum

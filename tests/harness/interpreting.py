@@ -16,7 +16,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from harness.basics import devices
 from harness.kernels import use
-from tests.harness import engine
+from harness.testing import engine
 
 CAST = InterpreterBuilder.cast_impl
 

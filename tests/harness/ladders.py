@@ -9,8 +9,8 @@ from typing import Any
 from harness.config import Trial
 from harness.config.ladder import canonical
 from harness.recovery.table import ACTIONS
+from harness.testing.engine import Run, trial
 from injectors.value import Value
-from tests.harness.engine import Run, trial
 
 STEPS, START = 24, 9
 OWN: dict[str, Any] = {"steps": STEPS, "lr": 1e-2, "depth": 1}

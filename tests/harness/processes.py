@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 
 from harness.config import Trial
+from harness.testing import engine
 from harness.training.distributed import RankGroup, ReplicasDiffer
 from harness.training.sites import Site
-from tests.harness import engine
 
 CPU = torch.device("cpu")
 

@@ -13,10 +13,10 @@ import torch
 
 from harness.basics import devices
 from harness.storage.results_folder import ResultsPath
-from tests.harness import engine
+from harness.testing import engine
+from harness.testing.settings import BLOCK, GOLDEN, IDLE, RUINS, SMALL, STRIKES, SavedOnce, roughen
 from tests.harness.features import FEATURES
-from tests.harness.test_conformance import BLOCK, FAULTS, GOLDEN, IDLE, RUINS, SMALL, SavedOnce, family, trials_of
-from tests.harness.variants import roughen
+from tests.harness.test_conformance import promises
 
 HALF = ("bf16", "fp16", "fp8")  # which a CPU emulates, and an accelerator has
 EXACT = [name for name, fields in FEATURES.items() if fields.get("precision") not in HALF]
@@ -49,10 +49,10 @@ def test_its_values_are_those_of_a_cpu(feature: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("accelerator")
 def test_forks_equal_full_runs_and_go_on_from_checkpoints(feature: str, tmp_path: Path) -> None:
     """A trial that is its twin again is so since the same step, though the host asks once a block."""
-    trials, checkpoints = family(feature), SavedOnce(ResultsPath.at(tmp_path))
+    trials, checkpoints = promises(feature).family, SavedOnce(ResultsPath.at(tmp_path))
     whole = engine.run(trials, block=BLOCK, prepare=roughen)
     forked = engine.assert_fork_equals_full_run(trials, whole, prepare=roughen, block=BLOCK, checkpoints=checkpoints)
-    assert forked.pack.twins.begins[GOLDEN:] == [fault.start for fault in FAULTS]
+    assert forked.pack.twins.begins[GOLDEN:] == [fault["start"] for fault in STRIKES]
     assert forked.result.masked_step == [4 if number == IDLE else None for number in range(len(trials))]
     engine.assert_same_end(engine.resumed(trials, tmp_path, [], BLOCK, forks=True), forked, 3)
 
@@ -60,7 +60,7 @@ def test_forks_equal_full_runs_and_go_on_from_checkpoints(feature: str, tmp_path
 @pytest.mark.parametrize("feature", [*EXACT[::8], "plain", "detectors"])
 @pytest.mark.usefixtures("accelerator")
 def test_ruined_trials_change_no_bit_of_the_others(feature: str) -> None:
-    golden = trials_of(feature)
+    golden = promises(feature).trials()
     beside = [each for pair in zip(golden, reversed(golden), strict=True) for each in pair]
     plain = engine.run(golden, prepare=roughen)
     ruined = engine.run(beside, {2 * number + 1: ruin for number, ruin in enumerate(RUINS)}, roughen)

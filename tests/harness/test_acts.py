@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from harness.config import Trial, sections
+from harness.testing import engine
 from harness.training.activation_counts import idle_parts, parts_of
-from tests.harness import engine
 
 STEPS = 12
 

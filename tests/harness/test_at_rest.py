@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from harness.model.formats import raw_words
 from harness.readings.at_rest import COLUMNS, AtRest, checksums
+from harness.testing import engine
+from harness.testing.engine import left, run, same_bits
 from injectors.value import Value
-from tests.harness import engine
-from tests.harness.engine import left, run, same_bits
 from tests.harness.features import FEATURES
 from tests.harness.ladders import rung, struck, trained, verdicts
 

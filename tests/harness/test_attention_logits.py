@@ -15,9 +15,9 @@ from harness.model.formats import round_to
 from harness.model.precision import Precision, precision_of
 from harness.model.taps import Taps
 from harness.objectives.outcome import NON_FINITE
+from harness.testing import engine
 from harness.training.config_checks import check_trial
 from injectors.value import Value
-from tests.harness import engine
 from tests.harness.features import LOGITS
 
 SCALE, CPU = 0.3, torch.device("cpu")

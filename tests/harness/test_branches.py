@@ -22,12 +22,13 @@ from harness.config import trial as trial_module
 from harness.faults.facts import facts_of
 from harness.model.branches import BRANCHES, Branch, branches_of
 from harness.model.outline import model_tensors
+from harness.testing import engine
+from harness.testing.settings import roughen
 from harness.training.activation_counts import idle_parts, parts_of
 from harness.training.config_checks import check_trial
 from sweeps.planning.planner import activation_elements, state_bytes, trial_step_seconds
-from tests.harness import engine
 from tests.harness.test_model_parts_memory import SHAPE, kept_by_a_token_of
-from tests.harness.variants import roughen, with_fields
+from tests.harness.variants import with_fields
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "branch"

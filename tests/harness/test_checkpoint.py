@@ -14,8 +14,8 @@ from harness.config import NO_FAULT
 from harness.storage.checkpoint import KEPT, VERSION, Checkpoints, Stopped, about
 from harness.storage.results_folder import ResultsPath
 from harness.storage.sealed import write_sealed
+from harness.testing import engine
 from injectors.value import Value
-from tests.harness import engine
 
 STEPS = 12
 TENSORS = {"weights": torch.arange(6.0).reshape(2, 3), "active": torch.tensor([True, False])}

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from harness.testing import engine
 from injectors.batch import RandomTokens
 from injectors.value import Value
 from sweeps.planning.planner import activation_elements
-from tests.harness import engine
 
 # What one block hands to the next, and what is only added to it: nothing that is computed again depends on them.
 KEPT = ("embedding", "blocks.0.feedforward.down", "blocks.0.residual", "head.input", "logits")

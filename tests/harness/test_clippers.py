@@ -25,7 +25,7 @@ from harness.optim.clippers.value import ByValue
 from harness.optim.clippers.zclip import Options as ZClipOptions
 from harness.optim.clippers.zclip import ZClip
 from harness.optim.clipping import global_norm
-from tests.harness import engine
+from harness.testing import engine
 from tests.plain_gpt import plain_of, tensors
 
 STEPS = 50

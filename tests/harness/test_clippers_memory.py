@@ -14,9 +14,9 @@ from harness.objectives.outcome import NON_FINITE
 from harness.optim.clipping import global_norm
 from harness.optim.optimizers.adamw import AdamW
 from harness.optim.optimizers.spam import Options as SPAMOptions
+from harness.testing import engine
+from harness.testing.changes import Change
 from harness.training.sites import Site
-from tests.harness import engine
-from tests.harness.changes import Change
 from tests.harness.features import CLIPS
 from tests.harness.test_clippers import ADAGCS, ZCLIPS, AdaGC, ZClip, a_clipper, stream, trials_of
 

@@ -18,7 +18,7 @@ from harness.optim.clipping import (
     scale_trials,
     tensor_norms,
 )
-from tests.harness import engine
+from harness.testing import engine
 
 ONE_TENSOR = SimpleNamespace(padding=torch.tensor([], dtype=torch.int64))
 

@@ -12,8 +12,8 @@ import pytest
 
 from harness.model import parameters
 from harness.optim.optimizers import OPTIMIZERS
+from harness.testing import engine
 from sweeps.commands.coordinate_check import ACTIVATIONS, PARAMETRIZATIONS, main, measure, slopes
-from tests.harness import engine
 
 STEPS = 3
 FLAT = 0.15

@@ -12,6 +12,7 @@ from analysis import open_sweep
 from harness.config import ConfigError, trial_from_dict
 from harness.data.curriculum import cut, loaded
 from harness.objectives.loss import cross_entropy
+from harness.testing import engine
 from harness.training import signals
 from harness.training.config_checks import check_trial
 from harness.training.pack import Pack
@@ -19,7 +20,6 @@ from harness.training.sites import Event, Site
 from injectors import fault_types
 from injectors.batch import RandomTokens
 from injectors.value import Value
-from tests.harness import engine
 from tests.harness.features import GROWTHS
 from tests.sweeps.command import call, tiny
 

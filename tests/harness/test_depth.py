@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.data.corpus import Corpus
-from tests.harness import engine
+from harness.testing import engine
 from tests.harness.texts import raw
 
 SEEDS = range(3)

@@ -14,7 +14,7 @@ import torch
 from harness.basics import devices
 from harness.model.determinism import make_deterministic, settings_kept
 from harness.model.products import product
-from tests.harness import engine
+from harness.testing import engine
 
 CUDA, CUDNN, ONEDNN = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
 MATMUL = CUDA.matmul

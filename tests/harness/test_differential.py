@@ -14,7 +14,7 @@ from harness.model.precision import Precision
 from harness.model.taps import Taps
 from harness.objectives.loss import cross_entropy
 from harness.optim.schedules import learning_rates, rates_of
-from tests.harness import engine
+from harness.testing import engine
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
 
 STEPS = 20

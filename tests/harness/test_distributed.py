@@ -17,12 +17,13 @@ import torch
 from harness.config import Trial
 from harness.objectives.outcome import NON_FINITE
 from harness.readings.table import READINGS
+from harness.testing import engine
+from harness.testing.faults import SHAPE, START
 from harness.training.sites import Site
 from injectors.value import Value
 from sweeps.running.processes import ranks
-from tests.harness import engine
 from tests.harness.processes import CPU, Processes, message_of_differing, message_of_records, serve, trained
-from tests.injectors.faults import SHAPE, START, cases, fault
+from tests.injectors.faults import cases, fault
 
 CASES = cases()
 

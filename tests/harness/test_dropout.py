@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.model.dropout import dropped, random_words, stream
-from tests.harness import engine
+from harness.testing import engine
 from tests.harness.test_micro_batches import gradients
 from tests.harness.variants import with_fields
 

@@ -20,10 +20,10 @@ from harness.memory import footprint as module
 from harness.memory.allocations import GRAIN, INSIDE, REST, Allocations
 from harness.memory.footprint import HELD, LEARN, META, VALIDATE, WORKSPACES, count, footprint, rehearsal
 from harness.model import attention
+from harness.testing import engine
 from sweeps.planning import planner
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import activation_bytes, pack_bytes, state_bytes, trials_that_fit
-from tests.harness import engine
 from tests.harness.features import FEATURES, Fields
 
 CPU = torch.device("cpu")

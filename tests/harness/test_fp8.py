@@ -12,8 +12,8 @@ import torch
 from harness.config import ConfigError, Train
 from harness.model.formats import round_scaled, round_to
 from harness.model.precision import FORMATS, Precision, pick_device, precision_of
+from harness.testing import engine
 from tests import number_formats as oracle
-from tests.harness import engine
 from tests.harness.test_precision import CUDA, learned, passed
 
 EMULATED, REAL = Precision(torch.float32, "bf16", fp8=True), Precision(torch.bfloat16, fp8=True)

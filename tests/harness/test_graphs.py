@@ -22,12 +22,13 @@ from harness.config import Trial
 from harness.loop.graphs import USUAL_BEFORE, WIDEST, Graphs, may_replay
 from harness.objectives.next_token import NextToken
 from harness.storage.results_folder import ResultsPath
+from harness.testing import engine
+from harness.testing.changes import Change, fill_first
 from harness.training import pack
 from harness.training.pack import Pack
 from harness.training.sites import Site
 from injectors.value import Value
-from tests.harness import engine, ladders
-from tests.harness.changes import Change, fill_first
+from tests.harness import ladders
 from tests.harness.features import FEATURES
 from tests.harness.recording import Emulated
 from tests.harness.test_accelerator import EXACT

@@ -17,8 +17,8 @@ from harness.guards.finite import FreezeNonFinite
 from harness.guards.playbook import PlaybookGuard
 from harness.incidents import snapshots
 from harness.loop.loop import train
+from harness.testing.engine import injector_of, pack_of, run, trial
 from harness.training.sites import Agenda
-from tests.harness.engine import injector_of, pack_of, run, trial
 from tests.harness.ladders import OWN, rung, trained
 
 

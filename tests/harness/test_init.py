@@ -10,9 +10,9 @@ import torch
 
 from harness.config import Model
 from harness.model.scaling import INITS, deepnorm_beta, tensor_table
+from harness.testing import engine
 from sweeps.compose.arguments import config_loader, expand
 from sweeps.compose.grid import Composer
-from tests.harness import engine
 
 WIDTH, DEPTH, VOCABULARY = 64, 8, 64
 STANDARD = {

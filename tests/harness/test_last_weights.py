@@ -11,10 +11,10 @@ from torch import Tensor
 from harness.loop.loop import train
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
+from harness.testing import engine
+from harness.testing.engine import Dying, Killed
 from harness.training.sites import Agenda
 from injectors.value import Value
-from tests.harness import engine
-from tests.harness.engine import Dying, Killed
 
 STEPS = 14
 

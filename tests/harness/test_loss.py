@@ -15,8 +15,8 @@ from harness.model.layers import soft_cap
 from harness.objectives import loss as module
 from harness.objectives.loss import cross_entropy
 from harness.objectives.outcome import NON_FINITE
+from harness.testing import engine
 from injectors.value import Value
-from tests.harness import engine
 from tests.harness.features import LOSSES
 
 Z = [0.0, 1e-4, 0.3]

@@ -17,11 +17,11 @@ from harness.faults.facts import facts_of
 from harness.model.state import State
 from harness.objectives.outcome import NON_FINITE
 from harness.optim.loss_scale import LossScale
+from harness.testing import engine
+from harness.testing.changes import Change
 from harness.training.config_checks import check_trial
 from harness.training.sites import Site
 from injectors.value import Value
-from tests.harness import engine
-from tests.harness.changes import Change
 from tests.plain_gpt import plain_of, tensors
 
 DYNAMIC = {"loss_scaling": "dynamic"}

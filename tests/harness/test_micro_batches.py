@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from harness.config import ConfigError
+from harness.testing import engine
 from harness.training.config_checks import check_trial
 from injectors.value import Value
 from sweeps.planning.planner import activation_bytes, state_bytes
-from tests.harness import engine
 
 STEPS = 6
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from harness.model.scaling import UNCUT_INITS
-from tests.harness import engine
-from tests.harness.variants import VARIANTS, roughen, with_fields
+from harness.testing import engine
+from harness.testing.settings import roughen
+from tests.harness.variants import VARIANTS, with_fields
 from tests.plain_parts import PlainModel, leading_vectors, loss_of
 
 STEPS = 3

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness import engine
+from harness.testing import engine
 from tests.harness.variants import VARIANTS, different, with_fields
 
 

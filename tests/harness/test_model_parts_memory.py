@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness.testing import engine
 from sweeps.planning.planner import activation_elements
-from tests.harness import engine
 from tests.harness.variants import VARIANTS, with_fields
 
 SHAPE = {"width": 64, "head_dim": 16, "depth": 3, "context": 32, "vocabulary": 100}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from harness.config import ConfigError, shown
+from harness.testing import engine
 from harness.training.config_checks import check_trial
-from tests.harness import engine
 from tests.harness.variants import VARIANTS, different, with_fields
 
 Fields = dict[str, Any]

@@ -8,7 +8,7 @@ from mup import MuAdamW, MuReadout, MuSGD, set_base_shapes
 from torch import nn
 
 from harness.config import Trial
-from tests.harness import engine
+from harness.testing import engine
 from tests.plain_gpt import PlainGPT, copy_weights, tensors, train_plain
 
 STEPS, BASE_WIDTH = 20, 8

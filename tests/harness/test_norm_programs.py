@@ -12,7 +12,8 @@ from torch import Tensor
 
 from harness.kernels import norms
 from harness.model.layers import NORMS, Leaf, norm_beside
-from tests.harness import engine, test_kernels
+from harness.testing import engine
+from tests.harness import test_kernels
 from tests.harness.test_kernels import META, built, compiled
 from tests.harness.tracing import steps_of
 

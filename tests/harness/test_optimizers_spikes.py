@@ -11,9 +11,9 @@ import torch
 
 from harness.config import sections
 from harness.optim.optimizers import OPTIMIZERS
+from harness.testing import engine
+from harness.testing.changes import Change
 from harness.training.sites import Site
-from tests.harness import engine
-from tests.harness.changes import Change
 from tests.harness.optimizing import TENSORS, Rig, trial
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)

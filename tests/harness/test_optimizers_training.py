@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.optim.optimizers import OPTIMIZERS
-from tests.harness import engine
+from harness.testing import engine
 from tests.harness.features import OPTIONS
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)

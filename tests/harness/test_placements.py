@@ -13,8 +13,8 @@ import sweeps
 from harness.config import Model
 from harness.model.placements import PLACEMENTS, has_final_norm, placement_of
 from harness.model.scaling import tensor_table
+from harness.testing import engine
 from injectors.value import Value
-from tests.harness import engine
 from tests.harness.variants import with_fields
 
 

@@ -16,7 +16,7 @@ from harness.model.layers import Leaf, linear
 from harness.model.precision import Precision, pick_device, precision_of
 from harness.model.taps import Taps
 from harness.objectives.outcome import NON_FINITE
-from tests.harness import engine
+from harness.testing import engine
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 HELD = ("*.query", "*.key", "*.value", "*.scores", "*.projection", "*.up", "*.down", "logits")

@@ -17,10 +17,10 @@ from harness.config import Trial
 from harness.model.parameters import ALIGNMENT, Layout
 from harness.model.scaling import tensor_table
 from harness.objectives.outcome import NON_FINITE
+from harness.testing import engine
+from harness.testing.changes import Change, fill_first
 from harness.training.sites import Site
 from injectors.value import Value
-from tests.harness import engine
-from tests.harness.changes import Change, fill_first
 
 
 @cache

@@ -15,10 +15,10 @@ from torch import Tensor
 from harness.config.ladder import canonical
 from harness.nonfinite import provenance
 from harness.nonfinite.trace import Origin, Origins
+from harness.testing import engine
 from harness.training.pack import Pack
 from harness.training.sites import Site
 from injectors.value import Value
-from tests.harness import engine
 
 START = 3
 WEIGHTS = "blocks.1.attention.value"  # of two heads of eight rows

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from harness.testing import engine
+from harness.testing.changes import Change
 from harness.training.sites import Site
-from tests.harness import engine
-from tests.harness.changes import Change
 from tests.plain_gpt import plain_of, tensors
 
 SHAPE = {"width": 32, "head_dim": 8, "context": 16, "batch": 4, "warmup": 0}

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from harness.config import ConfigError
+from harness.testing import engine
 from harness.training.config_checks import check_trial
 from harness.training.ranks import Communicator
-from tests.harness import engine
 from tests.number_formats import NUMPY
 
 RANKS = [1, 2, 4, 8]

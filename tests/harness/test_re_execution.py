@@ -14,9 +14,9 @@ from harness.basics import devices
 from harness.config import Data
 from harness.incidents import batches_ahead, snapshots
 from harness.incidents.batches_ahead import odd_batches
+from harness.testing.engine import injector_of, left, pack_of, run, same_bits, trial
 from harness.training.sites import Agenda, Event, Site, Visit
 from injectors.batch import BatchFault, DuplicatedBatch, RandomTokens, RareTokens, Repetition
-from tests.harness.engine import injector_of, left, pack_of, run, same_bits, trial
 from tests.harness.ladders import OWN, START, STEPS, nan, rung, struck, trained, verdicts
 
 

@@ -15,8 +15,8 @@ from harness.model.parameters import Layout
 from harness.readings.base import Groups
 from harness.readings.table import READ_BY, READINGS, SHOWN
 from harness.storage.store import SIGNALS
+from harness.testing import engine
 from harness.training.readings import cadences, reading_signals, refused
-from tests.harness import engine
 
 ALL = dict.fromkeys(READINGS, 1)
 STEPS, BETA1, BETA2, EPS = 3, 0.9, 0.95, 1e-3

@@ -13,11 +13,7 @@ import torch
 
 from harness.basics import devices
 from harness.recovery.table import ACTIONS
-from harness.training import signals
-from harness.training.clock import Clock
-from harness.training.signals import Recorder
-from harness.training.sites import Event, Site
-from tests.harness.engine import (
+from harness.testing.engine import (
     assert_fork_equals_full_run,
     assert_resumes,
     assert_same_trials,
@@ -26,6 +22,10 @@ from tests.harness.engine import (
     run,
     same_bits,
 )
+from harness.training import signals
+from harness.training.clock import Clock
+from harness.training.signals import Recorder
+from harness.training.sites import Event, Site
 from tests.harness.ladders import SNAPSHOT, START, STEPS, nan, rung, struck, trained, verdicts
 
 LADDERS = {name: [rung("undo", "oracle")] if name == "undo" else [rung(name)] for name in ACTIONS if name != "carry_on"}

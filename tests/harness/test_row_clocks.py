@@ -17,11 +17,11 @@ from harness.guards.base import GuardSignal, answers
 from harness.loop.loop import train
 from harness.model.state import State
 from harness.readings.table import READINGS
+from harness.testing.engine import Run, assert_resumes, injector_of, pack_of, run, same_bits, trial
 from harness.training import pack as packs
 from harness.training.clock import Clock
 from harness.training.sites import Agenda
 from injectors.value import Value
-from tests.harness.engine import Run, assert_resumes, injector_of, pack_of, run, same_bits, trial
 
 STEPS, START, EVERY = 24, 9, 4
 OWN = {"steps": STEPS, "lr": 1e-2, "depth": 1}

@@ -20,8 +20,8 @@ from harness.model.scaling import (
     tensor_table,
 )
 from harness.optim.optimizers import OPTIMIZERS
+from harness.testing import engine
 from harness.training.config_checks import check_trial
-from tests.harness import engine
 
 BASE_WIDTH, BASE_DEPTH, HEAD_DIM, VOCABULARY = 32, 4, 8, 61
 RULES = ("adam", "sgd", "relative", "relative_sgd")

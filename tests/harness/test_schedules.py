@@ -15,8 +15,8 @@ from torch.optim import lr_scheduler
 
 from harness.config import ConfigError, Schedule, checked
 from harness.optim.schedules import SHAPES, learning_rates, rates_of, warmup_steps
+from harness.testing import engine
 from injectors.schedule import ScheduleOffset
-from tests.harness import engine
 
 PEAK = 2.0
 

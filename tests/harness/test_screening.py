@@ -17,10 +17,10 @@ from harness.data.screening import CRITERIA, Scores
 from harness.objectives.loss import cross_entropy
 from harness.objectives.outcome import NON_FINITE, TRAINED, judge
 from harness.storage.stored import read_packs
+from harness.testing import engine
+from harness.testing.changes import Change, fill_first
 from harness.training.sites import Site
 from injectors.batch import RandomTokens, RareTokens, Repetition
-from tests.harness import engine
-from tests.harness.changes import Change, fill_first
 from tests.harness.features import THRESHOLDS
 from tests.sweeps.command import call, tiny
 

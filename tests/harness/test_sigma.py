@@ -9,8 +9,9 @@ import torch
 from harness.model.layers import Leaf
 from harness.model.sigma import reparametrised
 from harness.model.tensors import Kind
-from tests.harness import engine
-from tests.harness.variants import roughen, with_fields
+from harness.testing import engine
+from harness.testing.settings import roughen
+from tests.harness.variants import with_fields
 
 
 def trials_of(count=3, **fields):

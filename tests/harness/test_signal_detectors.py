@@ -10,9 +10,10 @@ from harness.detectors.base import AFTER_THE_STEP
 from harness.detectors.replay import replay
 from harness.detectors.table import DETECTORS
 from harness.readings.table import READ_BY
+from harness.testing import engine
+from harness.testing.detectors import along_of
 from injectors.value import Value
-from tests.harness import engine
-from tests.harness.test_detectors import along_of, made, options_of
+from tests.harness.test_detectors import options_of, promises
 
 ROWS, STEPS, LAYERS, RANKS, STRUCK = 4, 300, 2, 4, 200
 OF_READINGS = [name for name, cls in DETECTORS.items() if set(cls.watches) & set(READ_BY)]
@@ -128,7 +129,7 @@ def test_between_two_readings_a_detector_is_silent_and_learns_nothing(name: str)
 
 
 def test_a_reading_that_is_not_a_number_at_all_is_no_alarm_of_its_own() -> None:
-    detector = made(DETECTORS["moment_bound"], "moment_bound")
+    detector = promises("moment_bound").made()
     nan = torch.full((8,), torch.nan)
     is_alarm, score = detector.judge(
         {"loss": torch.ones(8), "moment_1_size": nan, "moment_2_size": nan}, torch.ones(8, dtype=torch.bool)

@@ -12,8 +12,8 @@ from analysis import open_sweep
 from harness.config import ConfigError, Trial
 from harness.model.start import check_start
 from harness.objectives.outcome import TRAINED, judge
+from harness.testing import engine
 from injectors.value import Value
-from tests.harness import engine
 from tests.sweeps import command
 
 TINY = command.tiny("train.steps=4", "out=out")

@@ -9,7 +9,7 @@ import torch
 from harness.config import Model
 from harness.model.outline import tap_shapes
 from harness.model.taps import Taps
-from tests.harness import engine
+from harness.testing import engine
 from tests.harness.variants import VARIANTS, with_fields
 
 SHAPES = {

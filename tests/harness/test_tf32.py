@@ -15,7 +15,7 @@ from harness.model.layers import Leaf, linear
 from harness.model.precision import Precision, pick_device, precision_of
 from harness.model.products import differentiable_product, product
 from harness.model.taps import Taps
-from tests.harness import engine
+from harness.testing import engine
 
 TF32 = Precision(torch.float32, tf32=True)
 MATMUL = torch.backends.cuda.matmul

@@ -15,9 +15,10 @@ from harness.kernels import use
 from harness.loop.loop import train
 from harness.readings.table import READINGS
 from harness.recovery.table import ACTIONS
+from harness.testing import engine
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
-from tests.harness import engine, ladders
+from tests.harness import ladders
 from tests.harness.features import FEATURES
 from tests.harness.tracing import META, FromHost, Operation, Trace, Traced, pieces_of, steps_of
 from tests.sweeps import test_mitigations

@@ -12,13 +12,13 @@ import torch
 
 from harness.config import NO_FAULT
 from harness.objectives.outcome import NON_FINITE
+from harness.testing import engine
 from harness.training.pack_sizes import smallest_pack
 from harness.training.sites import Site
 from harness.training.twins import Twins
 from injectors.batch import RandomTokens
 from injectors.ranks import StaleGradient
 from injectors.value import Value
-from tests.harness import engine
 
 STEPS = 8
 IDLE = {"model": "round"}  # to fp32: it writes what was there

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from harness.data.batches import Batches
+from harness.testing import engine
 from harness.training.pack import Pack
 from injectors.value import Value
-from tests.harness import engine
 
 STEPS = 6
 FIELDS = {"steps": STEPS, "validate_every": 2, "validate_tokens": 2000, "validate_between": 300}

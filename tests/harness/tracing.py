@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_flatten
 from harness.config import Trial
 from harness.incidents.guard_runner import GuardRunner
 from harness.loop.passes import Passes
+from harness.testing import engine
 from harness.training.clock import Tick
 from harness.training.pack import Pack
 from harness.training.signals import Recorder
 from harness.training.sites import Agenda
 from harness.training.strikes import Strikes
-from tests.harness import engine
 
 META = torch.device("meta")
 BLOCK = 1000  # steps, so that the host does not look at any that is traced

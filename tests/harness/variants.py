@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from harness.config import Trial
-from harness.training.pack import Pack
-from tests.harness import engine
+from harness.testing import engine
 
 # Fields of `model`; a tuple holds a value for each trial, in turn.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -98,17 +92,3 @@ def with_fields(trials: list[Trial], fields: dict[str, Any]) -> list[Trial]:
 def different(variant: str, count: int, **fields: Any) -> list[Trial]:
     """Trials of a variant that differ in every per-trial field."""
     return with_fields(engine.different(count, **fields), VARIANTS[variant])
-
-
-def roughen(pack: Pack) -> None:
-    """Add noise to every tensor, so that none is at a special value; it depends on seed and tensor alone."""
-    for r, number in enumerate(pack.rows):
-        for name, weight in pack.tensors(pack.weights, r).items():
-            weight += noise(pack.planned[number].seeds["init"], name, weight.shape).to(weight)
-
-
-@cache
-def noise(seed: int, name: str, shape: torch.Size) -> Tensor:
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    return 0.2 * torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -16,9 +16,9 @@ from torch import Tensor
 from harness.config import Fault, Trial
 from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault
+from harness.testing import engine
 from harness.training.pack import Pack
 from harness.training.sites import AT_TAPS, Event, Injector, Site, Visit
-from tests.harness import engine
 
 START, STEPS = 4, 8
 TOKENS = np.arange(1000) % 10

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from harness.faults.facts import Facts
+from harness.testing import engine
 from harness.training.config_checks import check_trial
 from harness.training.sites import Event, Site, Visit
 from injectors.value import Value
 from injectors.value_strike import StrikeTarget
-from tests.harness import engine
 
 TYPES = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2, "fp16": np.float16}
 MOST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "fp16": 65504.0}

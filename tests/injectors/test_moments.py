@@ -10,10 +10,10 @@ import torch
 from harness.config import ConfigError
 from harness.faults.facts import facts_of
 from harness.optim.optimizers import OPTIMIZERS
+from harness.testing import engine
 from harness.training.sites import Site
 from injectors.ranks import MissedUpdate
 from injectors.value import Value
-from tests.harness import engine
 from tests.injectors.faults import composer
 from tests.injectors.spies import START, trial
 

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
+from harness.testing import engine
 from harness.training.sites import Site
 from injectors.value import Value
-from tests.harness import engine
 from tests.injectors.spies import START, differing, trial, watch
 
 LARGE = {

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from harness.objectives.outcome import NON_FINITE
+from harness.testing import engine
 from harness.training.sites import Site, Visit
 from injectors import Armed, Facts
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.value import Value
-from tests.harness import engine
 from tests.injectors.faults import composer
 from tests.injectors.spies import START, STEPS, differing, facts, row, trial, watch
 from tests.number_formats import NUMPY

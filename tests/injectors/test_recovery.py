@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.testing import engine
 from injectors.batch import RareTokens
-from tests.harness import engine
 
 START, DURATION, SEEDS = 70, 3, range(4)
 SHAPE = {

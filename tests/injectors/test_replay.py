@@ -18,10 +18,10 @@ import xarray as xr
 from harness.config import ConfigError
 from harness.faults.facts import facts_of
 from harness.storage.stored import read_packs
+from harness.testing import engine
+from harness.testing.faults import train_told
 from injectors.replay import Replay, ReplayError, record_of
-from tests.harness import engine
 from tests.injectors.faults import fault as named
-from tests.injectors.faults import train_told
 from tests.injectors.spies import trial
 from tests.sweeps import command
 

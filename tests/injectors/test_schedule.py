@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from harness.optim.schedules import rates_of
+from harness.testing import engine
 from harness.training.sites import Site
 from injectors.schedule import ScheduleOffset, WarmupSkipped
-from tests.harness import engine
 from tests.injectors.faults import composer
 from tests.injectors.spies import START, STEPS, trial
 

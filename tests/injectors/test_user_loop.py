@@ -14,10 +14,10 @@ import torch
 
 from analysis.reading.open_sweep import open_sweep
 from harness.config import ConfigError
+from harness.testing import engine
 from harness.training.sites import AT_TAPS, Site
 from injectors import Armed, Facts, facts_of, fault_types
 from injectors.value import SITES, Value
-from tests.harness import engine
 from tests.injectors.spies import STEPS, TOKENS, differing, trial, words
 
 ROOT = Path(__file__).parent.parent.parent

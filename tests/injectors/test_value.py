@@ -18,9 +18,9 @@ import torch
 from harness.config import Model
 from harness.config.limits import KEPT_EVENTS
 from harness.model.outline import tap_shapes
+from harness.testing import engine
 from harness.training.sites import Site
 from injectors.value import Value
-from tests.harness import engine
 from tests.injectors.spies import START, STEPS, differing, row, trial, watch, watch_each, words
 from tests.plain_gpt import PlainGPT, copy_weights, tensors
 

@@ -20,6 +20,8 @@ from harness.data.corpus import Corpus
 from harness.memory.footprint import footprint
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
+from harness.testing import engine
+from harness.testing.engine import Dying, Killed
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once, tried
 from sweeps.planning.packs import PackPlan
@@ -27,8 +29,6 @@ from sweeps.planning.planner import make_plan
 from sweeps.running import calibration
 from sweeps.running.calibration import FILE, TIMED, WARM, fastest_rows
 from sweeps.running.job import train_pack
-from tests.harness import engine
-from tests.harness.engine import Dying, Killed
 from tests.jobs import job_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

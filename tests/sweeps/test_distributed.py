@@ -14,12 +14,12 @@ from analysis import fault_events
 from harness.storage.checkpoint import Checkpoints, Stopped
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
+from harness.testing.engine import Dying, Killed
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import make_plan
 from sweeps.running.job import Finished, Job, train_pack
 from sweeps.running.local import LocalExecutor
 from sweeps.running.processes import RankFailed, RankKilled, ranks, share_of_threads
-from tests.harness.engine import Dying, Killed
 from tests.jobs import job_of
 from tests.sweeps import command, kills
 from tests.sweeps.forks import Forked

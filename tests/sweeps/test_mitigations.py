@@ -23,14 +23,14 @@ from harness.config import Trial, shown
 from harness.objectives.outcome import NON_FINITE, TRAINED
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
+from harness.testing import engine
+from harness.testing.changes import Change
 from harness.training.sites import Site
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.folders import read
 from sweeps.compose.grid import Composer
 from sweeps.compose.hydra_calls import FOLDER
 from sweeps.compose.places import stems
-from tests.harness import engine
-from tests.harness.changes import Change
 
 ABOUT = {name: read(FOLDER, "mitigation", name).about for name in stems(FOLDER / "mitigation")}
 MITIGATIONS = list(ABOUT)

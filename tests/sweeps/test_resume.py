@@ -18,12 +18,12 @@ import torch
 from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.store import open_store
 from harness.storage.stored import read_packs
+from harness.testing.engine import Dying, Killed
 from harness.training.pack import Pack
 from sweeps.planning.packs import PackPlan
 from sweeps.planning.planner import make_plan
 from sweeps.running.claims import lock_of
 from sweeps.running.job import Elsewhere, Failed, Finished, Job, begun_packs, finished, train_pack, train_pack_safely
-from tests.harness.engine import Dying, Killed
 from tests.jobs import job_of
 from tests.sweeps import command, kills
 from tests.sweeps.forks import Forked

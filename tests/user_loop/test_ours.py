@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from harness import ConfigError, attach
 from harness.faults.facts import facts_of
 from harness.optim.schedules import rates_of
+from harness.testing import engine
 from harness.user_loop.presets import chosen_faults
-from tests.harness import engine
 from tests.plain_gpt import Rotary
 from tests.user_loop.loops import attached, plain
 

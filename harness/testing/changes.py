@@ -37,4 +37,5 @@ class Change:
 
 
 def fill_first(name: str, value: float) -> Callable[[Mapping[str, Tensor]], object]:
+    """A change of the first element of a tensor to this value."""
     return lambda tensors: tensors[name].view(-1)[:1].fill_(value)

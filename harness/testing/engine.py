@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
-from harness.config import CORE, Data, Trial, sections
+from harness.config import CORE, ConfigError, Data, Trial, field_types, sections, shown
 from harness.data.corpus import Corpus, load_corpus
+from harness.faults.fault import injector_of as arm
 from harness.loop.loop import Result, train
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
 from harness.training.pack import Pack
 from harness.training.sites import Agenda, Injector
-from sweeps.running.job import injector_of as arm
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -62,7 +61,13 @@ def trial(**fields: Any) -> Trial:
         elif is_dataclass(value):
             brought[name] = value
         else:
-            (part,) = [part for part, cls in CORE.items() if name in cls.__dataclass_fields__]
+            part = next((part for part, cls in CORE.items() if name in field_types(cls)), None)
+            if part is None:
+                known = ", ".join(sorted(name for cls in CORE.values() for name in field_types(cls)))
+                sectioned = ", ".join(sorted(set(sections()) - set(CORE)))
+                raise ConfigError(
+                    f"{name}={shown(value)}: no field of a trial; allowed: {known}, or a mapping for {sectioned}"
+                )
             parts[part][name] = value
     return Trial.of({name: cls(**parts[name]) for name, cls in CORE.items()} | brought, **identity)
 
@@ -94,6 +99,7 @@ def in_turn(fields: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def corpus_of(a_trial: Trial) -> Corpus:
+    """The text of a small trial, read once."""
     return _corpus(replace(a_trial.data, seed=None))
 
 
@@ -108,6 +114,7 @@ def injector_of(a_trial: Trial) -> Injector | None:
 
 
 def pack_of(trials: Sequence[Trial], begins: Sequence[int | None] | None = None, device: torch.device = CPU) -> Pack:
+    """The pack of these trials; `begins` are the steps at which those with a fault get a row of their own."""
     return Pack(trials, corpus_of(trials[0]), device, begins)
 
 
@@ -235,8 +242,11 @@ def resumed(
         return pack, train(pack, agenda, block, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
 
     for kill in kills:
-        with pytest.raises(Killed):
+        try:
             once(Dying(place, every=1, dies_at=kill))
+        except Killed:
+            continue
+        raise AssertionError(f"it ended before step {kill}")
     pack, result = once(None)
     names = blocks[max(blocks)]
     signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in names}
