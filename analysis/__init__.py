@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from analysis.measures.statistics import rates
     from analysis.measures.symptoms import symptoms
     from analysis.reading.levels import numbers
-    from analysis.reading.open_sweep import fault_events, open_sweep, part_acts
+    from analysis.reading.open_sweep import fault_events, open_sweep
+    from analysis.reading.part_acts import part_acts
     from analysis.reading.weights import load_weights, to_gpt2
     from analysis.reports.postmortem import write_postmortem
 
@@ -39,7 +40,8 @@ _HOMES = {
     "measures.statistics": ("rates",),
     "measures.symptoms": ("symptoms",),
     "reading.levels": ("numbers",),
-    "reading.open_sweep": ("fault_events", "open_sweep", "part_acts"),
+    "reading.open_sweep": ("fault_events", "open_sweep"),
+    "reading.part_acts": ("part_acts",),
     "reading.weights": ("load_weights", "to_gpt2"),
     "reports.postmortem": ("write_postmortem",),
 }

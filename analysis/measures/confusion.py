@@ -121,12 +121,19 @@ def diagnosed(
 def confusion(out: Path | str, data: Path | None = None) -> Confusion:
     """The inferred against the true cause of every fault with visible damage, of the results in `out`.
 
-    Columns of `trials`: trial, fault, site, `true`, `inferred`, `reason`, `type` (1 to 3), `deviation_max` (nat/token),
-    and `is_sure`: the incident has a sign that healthy runs hardly ever have. The others are found because they are
-    asked for by name: the oddest step, which need not be the fault's.
-    `types` has the shares of recoverable, lingering and divergent among them, with 95% Wilson intervals. `data` is
-    where the text lies, if it is not built in. Raises ConfigError for a folder without such
-    trials, or without a fault of which the true cause is defined, and as `analysis.again.batches.reading_of` does.
+    Args:
+        out: A results folder.
+        data: Where the text lies, if it is not built in.
+
+    Returns:
+        `trials` with the columns trial, fault, site, `true`, `inferred`, `reason`, `type` (1 to 3), `deviation_max`
+        (nat/token), and `is_sure`: the incident has a sign that healthy runs hardly ever have. The others are found
+        because they are asked for by name: the oddest step, which need not be the fault's. `types` has the shares of
+        recoverable, lingering and divergent among them, with 95% Wilson intervals.
+
+    Raises:
+        ConfigError: The folder has no such trials, or no fault of which the true cause is defined; or as
+            `analysis.again.batches.reading_of`.
     """
     folder = SweepFolder.open(out)
     judged, _ = outcomes_and_notes(folder.sweep)

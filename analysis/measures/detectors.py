@@ -36,9 +36,17 @@ def options_of(name: str, given: Mapping[str, Any]) -> Any:
 def alarms(sweep: xr.Dataset, name: str, **constants: Any) -> xr.Dataset:
     """`alarm`, bool, and `score` [trial, step] of a detector, as it says them while the runs train, bit for bit.
 
-    `sweep` is from `analysis.reading.open_sweep`; `constants` are fields of its `Options`. Steps that a trial has not
-    taken have neither, nor have trials of fewer ranks than it needs. Raises ConfigError for a name, a field or a value
-    that there is not, and for a sweep without a signal that the detector watches.
+    Args:
+        sweep: As `analysis.open_sweep` gives it.
+        name: Of a detector, such as `combined`.
+        **constants: Fields of its `Options` that are not the defaults.
+
+    Returns:
+        A dataset of the two. Steps that a trial has not taken have neither (False, NaN), nor have trials of fewer ranks
+        than it needs.
+
+    Raises:
+        ConfigError: There is no such name, field or value, or the sweep lacks a signal that the detector watches.
     """
     options = options_of(name, constants)
     wanted = stored(DETECTORS[name].watches)

@@ -134,14 +134,22 @@ class Incident:
 
 
 def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> pd.DataFrame:
-    """One row an incident of each trial of the results in a folder, or of a sweep as `analysis.open_sweep` gives it.
+    """One row an incident of each trial.
 
-    Columns: `trial`, its `first` and `last` step, `symptoms`, `signs` (what else says so), `detectors` (those that mark
-    incidents, and those that watched) with their first alarm and largest score, the `action` taken, `outcome`
-    (recoverable, lingering, divergent), `is_logged` (by a playbook; else it was found afterwards), `loss_before`,
-    `loss_peak` and `loss_after` (nat/token), `grad_norm_peak` (before clipping; peaks are infinite where a value is not
-    finite), and the cost in `steps`, `tokens`, `seconds` of the trial and `money`, of which an hour costs
-    `cost_per_hour`. A log of playbooks is read from a folder alone. Raises ConfigError as `open_sweep` does.
+    Args:
+        results: A results folder, or a sweep as `analysis.open_sweep` gives it. A log of playbooks is read from a
+        folder alone.
+        cost_per_hour: What an hour of training costs, in any currency.
+
+    Returns:
+        Columns: `trial`, its `first` and `last` step, `symptoms`, `signs` (what else says so), `detectors` (those that
+        mark incidents, and those that watched) with their first alarm and largest score, the `action` taken, `outcome`
+        (recoverable, lingering, divergent), `is_logged` (by a playbook; else it was found afterwards), `loss_before`,
+        `loss_peak` and `loss_after` (nat/token), `grad_norm_peak` (before clipping; peaks are infinite where a value is
+        not finite), and the cost in `steps`, `tokens`, `seconds` of the trial and `money`.
+
+    Raises:
+        ConfigError: As `open_sweep`.
     """
     if isinstance(results, xr.Dataset):
         found = all_incidents(results, cost_per_hour=cost_per_hour)

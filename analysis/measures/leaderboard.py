@@ -98,13 +98,20 @@ def by_group(incidents: KnownFaults, seen: pd.DataFrame, by: str) -> pd.DataFram
 def scored(sweep: xr.Dataset, names: Sequence[str], constants: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """How well each detector does, a row each: what it misses, and what it takes for an alarm that is none.
 
-    - `incidents`: faults that changed something, finished together with their golden twins; `recall`: the share of them
-      that is seen, with its 95% Wilson interval.
-    - `latency`: median of the steps from the fault's begin to that alarm, and `latency_95` their 95th percentile.
-    - `clean_steps`, and `false_alarms` per 1,000 of them, with the interval: of all golden runs that trained to the
-      end. Steps follow each other, so the interval is too narrow where alarms come in bursts.
+    Args:
+        sweep: As `analysis.open_sweep` gives it.
+        names: Of detectors.
+        constants: Fields of their `Options` that are not the defaults, by name of the detector.
 
-    Raises ConfigError as `alarms` does.
+    Returns:
+        Columns: `incidents` (faults that changed something, finished together with their golden twins); `recall`, the
+        share of them that is seen, with its 95% Wilson interval; `latency`, the median of the steps from the fault's
+        begin to that alarm, and `latency_95`, their 95th percentile; `clean_steps`, and `false_alarms` per 1,000 of
+        them, with the interval, of all golden runs that trained to the end. Steps follow each other, so that interval
+        is too narrow where alarms come in bursts.
+
+    Raises:
+        ConfigError: As `alarms`.
     """
     incidents = KnownFaults.of(sweep)
     is_taken, rows = taken(sweep.isel(trial=incidents.clean)), []

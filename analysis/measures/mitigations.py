@@ -132,6 +132,12 @@ def compare(sweep: xr.Dataset) -> Comparison:
     infinite are percentile bootstraps over seeds, too narrow for few (`analysis.measures.statistics.bootstrap`). What
     the sweep has not measured has no columns: with one rate the stable rate and the sensitivity, without faults
     theirs. Changes are NaN where the baseline has no trials.
+
+    Args:
+        sweep: As `analysis.open_sweep` gives it.
+
+    Returns:
+        The table, the columns that name a row, and the metrics; without anything to compare, the reason.
     """
     table, axes = _table(sweep)
     clean = table[(table["fault"] == NO_FAULT.name) & table["complete"] & (table["lr"] > 0)]

@@ -96,6 +96,12 @@ def outcomes(sweep: xr.Dataset) -> xr.Dataset:
 
     Reads `loss` and `grad_norm` of the faulty trials and their twins, a block of trials at a time, once, and the losses
     of last_bit trials twice. All other variables stay lazy.
+
+    Args:
+        sweep: As `analysis.open_sweep` gives it.
+
+    Returns:
+        The same, with these coordinates.
     """
     judged, notes = outcomes_and_notes(sweep)
     for note in notes:

@@ -17,8 +17,12 @@ ABOUT = ("trial", "fault", "nonfinite_step", "struck_site", "struck_tensor")
 def provenance(sweep: xr.Dataset) -> pd.DataFrame:
     """One row a trial that was not finite: what the sweep says of its fault, and all fields of its provenance.
 
-    `sweep` is from `analysis.reading.open_sweep`; the fields are those of `analysis.reading.provenances`, numbers as
-    integers or NA. Of a run of an older version every field is NA or "".
+    Args:
+        sweep: As `analysis.open_sweep` gives it.
+
+    Returns:
+        The fields of `analysis.reading.provenances`, numbers as integers or NA. Of a run of an older version every
+        field is NA or "".
     """
     lost = sweep.isel(trial=np.flatnonzero(np.isfinite(sweep["nonfinite_step"].values)))
     table = pd.DataFrame({name: values_of(lost, name, "") for name in ABOUT})
@@ -35,8 +39,12 @@ def named(sweep: xr.Dataset) -> pd.DataFrame:
     whose fault changed something in one tensor alone. A moment, gradient or update of a tensor is that tensor; an
     activation, and its gradient, is its tap.
 
-    Columns: `site`, `trials`, `named` (of them), `blamed` (of them, in which any tensor is), `share` = named / trials,
-    and its 95% Wilson interval, `low` and `high`; NaN where there are no trials.
+    Args:
+        sweep: As `analysis.open_sweep` gives it.
+
+    Returns:
+        Columns: `site`, `trials`, `named` (of them), `blamed` (of them, in which any tensor is), `share` = named /
+        trials, and its 95% Wilson interval, `low` and `high`; NaN where there are no trials.
     """
     lost = np.isfinite(sweep["nonfinite_step"].values)
     golden = dict(zip(sweep["trial"].values, lost, strict=True))

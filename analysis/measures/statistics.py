@@ -44,16 +44,21 @@ def studied(sweep: xr.Dataset) -> xr.Dataset:
 def rates(sweep: xr.Dataset, by: Sequence[str] = ()) -> pd.DataFrame:
     """How often faults had each outcome, with 95% Wilson intervals: one row a group and outcome.
 
-    `by` names coordinates along `trial` that make the groups, such as `struck_site`, `struck_tensor` and `struck_bit`;
-    none: one group of all. Missing values make a group of their own. Trials with the fault `last_bit`, which are the
-    yardstick, do not count. `sweep` is from `analysis.reading.open_sweep`, with or without
-    `analysis.measures.outcomes`.
+    Trials with the fault `last_bit`, which are the yardstick, do not count.
 
-    Columns: those of `by`, then `outcome` (masked, recovered, lingering, divergent, non-finite, all five in each
-    group), `count`, `trials` (those that have one of the five), `idle` (whose fault changed nothing), `left_out`
-    (unfinished, or without a golden run to judge them by), `share` = count / trials, `low` and `high`; the last three
-    are NaN where no trial is judged.
-    Raises KeyError if a name of `by` is no coordinate of the sweep.
+    Args:
+        sweep: As `analysis.open_sweep` gives it, with or without `analysis.outcomes`.
+        by: Coordinates along `trial` that make the groups, such as `struck_site`, `struck_tensor` and `struck_bit`;
+        none: one group of all. Missing values make a group of their own.
+
+    Returns:
+        Columns: those of `by`, then `outcome` (masked, recovered, lingering, divergent, non-finite, all five in each
+        group), `count`, `trials` (those that have one of the five), `idle` (whose fault changed nothing), `left_out`
+        (unfinished, or without a golden run to judge them by), `share` = count / trials, `low` and `high`; the last
+        three are NaN where no trial is judged.
+
+    Raises:
+        KeyError: A name of `by` is no coordinate of the sweep.
     """
     faulty = studied(sweep if "fault_outcome" in sweep.coords else outcomes(sweep))
     table = pd.DataFrame({name: faulty[name].values for name in by}, index=range(faulty.sizes["trial"]))

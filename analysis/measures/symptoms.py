@@ -59,7 +59,15 @@ class Symptom:
 
 
 def symptoms(sweep: xr.Dataset, rules: Rules = Rules()) -> pd.DataFrame:
-    """A row a symptom: `trial`, and the fields of `Symptom`. `sweep` is from `analysis.reading.open_sweep`."""
+    """A row a symptom.
+
+    Args:
+        sweep: As `analysis.open_sweep` gives it.
+        rules: The limits of each symptom.
+
+    Returns:
+        Columns: `trial`, and the fields of `Symptom`.
+    """
     rows = []
     losses, norms = (sweep[name].transpose("trial", "step").values for name in ("loss", "grad_norm"))
     for trial, loss, norm, is_taken in zip(sweep["trial"].values, losses, norms, taken(sweep), strict=True):

@@ -67,7 +67,14 @@ def is_set(values: np.ndarray) -> bool:
 
 
 def numbers(values: Any) -> np.ndarray:
-    """The values [n] of a numeric field as float64: NaN for null, and where a trial does not have the field."""
+    """The values of a numeric field as float64.
+
+    Args:
+        values: [n], as a coordinate of `open_sweep` has them.
+
+    Returns:
+        [n]: NaN for null, and where a trial does not have the field.
+    """
     values = np.array([*values], dtype=object) if isinstance(values, Sequence) else np.asarray(values)
     if values.dtype.kind != "O":
         as_floats: np.ndarray = values.astype(float)

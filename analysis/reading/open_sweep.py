@@ -75,7 +75,14 @@ def open_sweep(out: Path | str) -> xr.Dataset:
     complete one, else from the newest. The coordinates `provenance_step`, `provenance_site`, ..., `provenance_blamed`
     [trial] say where its first non-finite value came from (`analysis/reading/provenances.py`).
 
-    Raises harness.config.trial.ConfigError, a ValueError, if `out` holds no store or one of another format.
+    Args:
+        out: A results folder.
+
+    Returns:
+        The dataset, whose values are read when they are needed.
+
+    Raises:
+        ConfigError: `out` holds no store, or one of another format. It is a ValueError.
     """
     return open_with_packs(out)[0]
 
@@ -83,11 +90,17 @@ def open_sweep(out: Path | str) -> xr.Dataset:
 def fault_events(out: Path | str) -> pd.DataFrame:
     """What each fault of the sweep in `out` did, one row an event: the trial's id, its pack, and the event's fields.
 
-    Columns are at least site, tensor, index, bit, mask, format, step, rank, before, after and changed; `before` and
-    `after` are floats where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty
-    trial without a row never fired; of one that struck often the store keeps the first events alone, and the
-    coordinate `strikes` of `open_sweep` the number of all. Only finished packs have events. Raises as `open_sweep`
-    does.
+    Args:
+        out: A results folder.
+
+    Returns:
+        Columns are at least site, tensor, index, bit, mask, format, step, rank, before, after and changed; `before` and
+        `after` are floats where the event has numbers, and its own words, such as a batch's digest, elsewhere. A faulty
+        trial without a row never fired; of one that struck often the store keeps the first events alone, and the
+        coordinate `strikes` of `open_sweep` the number of all. Only finished packs have events.
+
+    Raises:
+        ConfigError: As `open_sweep`.
     """
     return events_of(list(read_packs(Path(out))))
 
@@ -121,7 +134,7 @@ def _uncollected() -> Iterator[None]:
 def dataset_of(attributes: dict[str, Any], packs: Sequence[PackInfo]) -> xr.Dataset:
     """`open_sweep` of these packs of a store with these attributes."""
     packs = sorted(packs, key=lambda pack: (pack.attributes["created"], pack.id))
-    trials = _kept_trials(packs)
+    trials = kept_trials(packs)
     coordinates = _coordinates(trials)
     variables = stored_variables(packs, [(trial.number, trial.row) for trial in trials])
     sizes = {dim: size for variable in variables.values() for dim, size in variable.sizes.items()}
@@ -144,7 +157,7 @@ def _with_finals(sweep: xr.Dataset) -> xr.Dataset:
 def events_of(packs: Sequence[PackInfo]) -> pd.DataFrame:
     """`fault_events` of these packs."""
     rows = []
-    for trial in _kept_trials(packs):
+    for trial in kept_trials(packs):
         for event in trial.of("faults", []):
             numbers = {name: _number(event[name]) for name in ("before", "after") if name in event}
             rows.append({"trial": trial.of("ids"), "pack": trial.pack.id, **event, **numbers})
@@ -191,7 +204,7 @@ class Stored:
         return Acting(self.of("acts"), self.of("idle"), self.of("digest"))
 
 
-def _kept_trials(packs: Sequence[PackInfo]) -> list[Stored]:
+def kept_trials(packs: Sequence[PackInfo]) -> list[Stored]:
     """Every trial once, in the order of `packs` and their rows."""
     best: dict[str, tuple[tuple[bool, str, str], Stored]] = {}
     for number, pack in enumerate(packs):
@@ -247,21 +260,6 @@ def _coordinates(trials: Sequence[Stored]) -> dict[str, xr.Variable]:
         "acted": xr.Variable("trial", acted, {"long_name": "whether the mitigation acted", "units": "1"}),
         "idle_parts": xr.Variable("trial", idle, {"long_name": "parts of the mitigation that did not act"}),
     }
-
-
-def part_acts(out: Path | str) -> pd.DataFrame:
-    """How often each part of the recipes in `out` acted, one row a finished trial and part that acts now and then.
-
-    Columns: `trial` (its id), `part` (the key that switches it on, such as `optim.clip`), `steps` (at how many steps it
-    changed something) and `idle` (why it could not act, "" if it could). A part that could not act and is not counted
-    has NaN steps. Raises as `open_sweep` does.
-    """
-    rows = []
-    for trial in _kept_trials(list(read_packs(Path(out)))):
-        if (known := trial.acting) is not None:
-            for part in dict.fromkeys([*known.acts, *known.idle]):
-                rows.append((trial.of("ids"), part, known.acts.get(part, np.nan), known.idle.get(part, "")))
-    return pd.DataFrame(rows, columns=["trial", "part", "steps", "idle"])
 
 
 def _common(events: Sequence[Mapping[str, Any]], field: str, none: Any, several: Any) -> Any:

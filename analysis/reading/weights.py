@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 
 def load_weights(out: Path | str, trial: Any) -> dict[str, Tensor]:
-    """The last weights of a trial of the sweep in `out`, by name: `blocks.0.attention.query` [out, in], ...
+    """The last weights of a trial of the sweep in `out`.
 
-    `trial` is its id, as the coordinate `trial` of `open_sweep` has it. They are float32, and float64 with
-    train.precision=fp64. A trial that became non-finite has the weights with which it stood still.
+    Args:
+        out: A results folder of a sweep with `keep=weights`.
+        trial: Its id, as the coordinate `trial` of `open_sweep` has it.
 
-    Raises harness.config.trial.ConfigError, a ValueError, if `out` has none of that trial, or damaged ones.
+    Returns:
+        By name, `blocks.0.attention.query` [out, in] and so on; float32, and float64 with train.precision=fp64. A trial
+        that became non-finite has the weights with which it stood still.
+
+    Raises:
+        ConfigError: `out` has none of that trial, or damaged ones. It is a ValueError.
     """
     return read_weights(Path(out), str(getattr(trial, "values", trial)))[1]
 
@@ -31,9 +37,17 @@ def to_gpt2(out: Path | str, trial: Any) -> GPT2LMHeadModel:
 
     Use it for generation, or save it with `save_pretrained` for other tools of evaluation.
 
-    Raises harness.config.trial.ConfigError, a ValueError, as `load_weights` does, and for a structure that is no GPT-2
-    (rotary positions, a gate, QK-norm ...), by key; ImportError where `transformers` is not installed
-    (`pip install stability-harness[transformers]`).
+    Args:
+        out: A results folder of a sweep with `keep=weights`.
+        trial: Its id, as the coordinate `trial` of `open_sweep` has it.
+
+    Returns:
+        A `GPT2LMHeadModel` in evaluation mode.
+
+    Raises:
+        ConfigError: As `load_weights`, and for a structure that is no GPT-2 (rotary positions, a gate, QK-norm ...), by
+            key.
+        ImportError: `transformers` is not installed (`pip install stability-harness[transformers]`).
     """
     name = str(getattr(trial, "values", trial))
     config, tensors = read_weights(Path(out), name)

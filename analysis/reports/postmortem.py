@@ -25,6 +25,7 @@ from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.twins import numbers_of, values_of
 from analysis.reports.follow_ups import SUGGESTED, followed
 from analysis.reports.report import DOTS_PER_INCH, Picture, rendered
+from analysis.reports.words import nat, rounded, signed
 from harness.basics.printing import count, label
 from harness.config import NO_FAULT, ConfigError
 from harness.config.names import OWN
@@ -62,9 +63,20 @@ def write_postmortem(
 ) -> Postmortem:
     """Write `out`/postmortems/TRIAL.html, TRIAL.md and its pictures, on the worst incident of a trial.
 
-    An hour of training costs `cost_per_hour`; `data` is where the text lies if it is not built in. Without it, and
-    where the batches cannot be made again, the page says so. Raises ConfigError for a folder without results and a
-    trial that it does not have, and OSError if it cannot be written to.
+    Args:
+        out: A results folder.
+        trial: An id.
+        cost_per_hour: What an hour of training costs.
+        currency: Of that, as it is to be shown.
+        data: Where the text lies, if it is not built in. Without it, and where the batches cannot be made again, the
+        page says so.
+
+    Returns:
+        The files, and what they say.
+
+    Raises:
+        ConfigError: The folder has no results, or no such trial.
+        OSError: It cannot be written to.
     """
     return _write(SweepFolder.open(out), trial, cost_per_hour, currency, data)
 
@@ -172,14 +184,14 @@ def _symptoms(run: TrialSignals, diagnosis: Diagnosis, found: Sequence[Incident]
     levels, _ = usual(run["grad_norm"])
     after = f"after {AFTER} steps" if incident.after_step - incident.first >= AFTER - 1 else "at the end of the run"
     rows = [
-        ["loss before, mean of up to 50 steps", _nat(incident.loss_before)],
-        [f"loss at its peak, step {incident.peak_step}", _nat(incident.loss_peak)],
-        [f"loss {after}, mean of up to 50 steps before step {incident.after_step}", _nat(incident.loss_after)],
-        ["gradient norm before clipping, usual", _number(float(levels[begin]))],
-        ["gradient norm before clipping, peak", _number(incident.grad_norm_peak)],
+        ["loss before, mean of up to 50 steps", nat(incident.loss_before)],
+        [f"loss at its peak, step {incident.peak_step}", nat(incident.loss_peak)],
+        [f"loss {after}, mean of up to 50 steps before step {incident.after_step}", nat(incident.loss_after)],
+        ["gradient norm before clipping, usual", rounded(float(levels[begin]))],
+        ["gradient norm before clipping, peak", rounded(incident.grad_norm_peak)],
     ]
     told = [
-        [one.symptom, one.begin, one.end, _number(one.usual), _number(np.nan_to_num(one.peak, nan=np.inf))]
+        [one.symptom, one.begin, one.end, rounded(one.usual), rounded(np.nan_to_num(one.peak, nan=np.inf))]
         for one in incident.symptoms
         if one.symptom != "plateau"
     ]
@@ -208,7 +220,7 @@ def _evidence(
     ]
     if arrays := ", ".join(name.replace("_", " ") for name in evidence.changed):
         lines.append(f"Changed between the step's beginning and its update, where nothing writes to them: {arrays}.")
-    heard = [[one.detector, one.step, one.step - evidence.begin, _number(one.score)] for one in incident.alarms]
+    heard = [[one.detector, one.step, one.step - evidence.begin, rounded(one.score)] for one in incident.alarms]
     heading = ["detector", "first alarm", "steps after the onset", "largest score"]
     tables = [{"heading": heading, "rows": heard}] if heard else []
     lines += [] if heard else ["No detector had an alarm."]
@@ -244,7 +256,7 @@ def _checks(diagnosis: Diagnosis) -> list[str]:
         "second moment over its bound (negative: below the lower one)": e.moment_check,
         "largest activation of a layer over its usual": e.activation_ratio,
     }
-    return ["; ".join(f"{words}: {_number(value)}" for words, value in said.items()) + "."]
+    return ["; ".join(f"{words}: {rounded(value)}" for words, value in said.items()) + "."]
 
 
 def _texts(reading: BatchReader, steps: Sequence[int], batches: Sequence[np.ndarray]) -> list[tuple[str, str]]:
@@ -260,10 +272,10 @@ def _texts(reading: BatchReader, steps: Sequence[int], batches: Sequence[np.ndar
 def _classification(run: TrialSignals, diagnosis: Diagnosis) -> Section:
     incident, finding = diagnosis.incident, diagnosis.finding
     against = "what it was before" if run.golden is None else "the undisturbed run on the same batches"
-    left = f"{_signed(incident.left)} nat against {against}"
+    left = f"{signed(incident.left)} nat against {against}"
     types = {
         1: f"the loss came back: {left}",
-        2: f"the loss came back in part: {left}, of {_signed(incident.loss_peak - incident.loss_before)} at the peak",
+        2: f"the loss came back in part: {left}, of {signed(incident.loss_peak - incident.loss_before)} at the peak",
         3: "the run ended in what is not finite, or without the loss having come down by half",
     }
     lines = [
@@ -284,8 +296,8 @@ def _recovery(run: TrialSignals, incident: Incident) -> Section:
             act.action,
             "" if act.to is None else act.to,
             ", ".join(act.detectors),
-            _number(act.loss),
-            _number(act.grad_norm),
+            rounded(act.loss),
+            rounded(act.grad_norm),
             ", ".join(f"{name}: {_shown(value)}" for name, value in act.detail.items()),
         ]
         for act in incident.acts
@@ -304,11 +316,11 @@ def _result(sweep: xr.Dataset, trial: str, run: TrialSignals, incident: Incident
     golden = str(here["golden"].values)
     lines = [f"The run ended as: {run.outcome}, after {count(run.steps, 'step')}."]
     final = np.inf if run.outcome == NON_FINITE else float(here["final_loss"])
-    lines.append(f"Final loss: {_nat(final)} nat/token.")
+    lines.append(f"Final loss: {nat(final)} nat/token.")
     if golden != trial and golden in sweep["trial"].values:
         twin = float(sweep["final_loss"].sel(trial=golden))
         lines.append(
-            f"The same run undisturbed ({golden}) ended at {_nat(twin)}: a difference of {_signed(final - twin)} nat."
+            f"The same run undisturbed ({golden}) ended at {nat(twin)}: a difference of {signed(final - twin)} nat."
         )
     return Section("Outcome", lines)
 
@@ -319,7 +331,7 @@ def _cost(run: TrialSignals, incident: Incident, currency: str, per_hour: float)
     rows = [
         ["steps trained in vain or skipped", f"{incident.steps} ({share:.0%} of those trained)"],
         ["tokens", f"{incident.tokens:,.0f}"],
-        ["seconds of this trial", _number(incident.seconds)],
+        ["seconds of this trial", rounded(incident.seconds)],
         ["money", money],
     ]
     return Section("Cost", tables=[{"heading": ["what", "how much"], "rows": rows}])
@@ -330,7 +342,7 @@ def _follow_ups(known: SweepFolder, diagnosis: Diagnosis) -> Section:
     tables = []
     if len(table):
         rows = [
-            [_number(cell) if isinstance(cell, float) else cell for cell in row] for row in table.to_numpy().tolist()
+            [rounded(cell) if isinstance(cell, float) else cell for cell in row] for row in table.to_numpy().tolist()
         ]
         tables = [{"heading": list(table.columns), "rows": rows}]
     else:
@@ -376,25 +388,3 @@ def _picture(folder: ResultsPath, trial: str, kind: str, drawing: Drawing) -> Pi
     file = folder / f"{trial}_{kind}.png"
     file.write(drawn.getvalue())
     return Picture(kind, None, drawing.caption, Path(file.name), base64.b64encode(drawn.getvalue()).decode())
-
-
-def _nat(value: float) -> str:
-    return _words(value) or (f"{value:.3f}" if abs(value) < 1e4 else f"{value:.3g}")
-
-
-def _signed(value: float) -> str:
-    return _words(value) or f"{value:+.3f}"
-
-
-def _number(value: float | str | None) -> str:
-    """Of a logged number as well, which is text if it is not finite."""
-    if isinstance(value, str):
-        return "not finite"
-    return _words(value) or f"{value:.4g}"
-
-
-def _words(value: float | None) -> str:
-    """For what is no number; "" for one."""
-    if value is None or np.isnan(value):
-        return "not known"
-    return "not finite" if np.isinf(value) else ""

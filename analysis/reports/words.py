@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 from markupsafe import Markup, escape
 
 from harness.basics.printing import printable
@@ -30,3 +31,30 @@ def html_lines(text: str) -> Markup:
 
 def _lines(text: str) -> str:
     return "\n".join(printable(line.expandtabs(4)) for line in text.split("\n"))
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+def nat(value: float) -> str:
+    """A loss, in nat."""
+    return _no_number(value) or (f"{value:.3f}" if abs(value) < 1e4 else f"{value:.3g}")
+
+
+def signed(value: float) -> str:
+    """A difference of two losses, in nat."""
+    return _no_number(value) or f"{value:+.3f}"
+
+
+def rounded(value: float | str | None) -> str:
+    """Any number; also a logged one, which is text if it is not finite."""
+    if isinstance(value, str):
+        return "not finite"
+    return _no_number(value) or f"{value:.4g}"
+
+
+def _no_number(value: float | None) -> str:
+    """What is said of what is no number; "" for one."""
+    if value is None or np.isnan(value):
+        return "not known"
+    return "not finite" if np.isinf(value) else ""

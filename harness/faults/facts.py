@@ -91,13 +91,27 @@ class Facts:
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor as `Facts.tensors` has it: of complex numbers [..., 2]. Integers are left out."""
+    """The shape of each tensor, as `Facts.tensors` has it.
+
+    Args:
+        tensors: By name, such as `dict(model.named_parameters())`.
+
+    Returns:
+        By name; of complex numbers [..., 2]. Integers are left out.
+    """
     real = {name: real_view(x) for name, x in tensors.items()}
     return {name: tuple(x.shape) for name, x in real.items() if x.dtype in FORMAT_OF}
 
 
 def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The number format of each tensor, as `Facts.formats` has it. Integers are left out."""
+    """The number format of each tensor, as `Facts.formats` has it.
+
+    Args:
+        tensors: By name.
+
+    Returns:
+        By name: `fp32`, `bf16`, ... Integers are left out.
+    """
     real = {name: real_view(x) for name, x in tensors.items()}
     return {name: FORMAT_OF[x.dtype] for name, x in real.items() if x.dtype in FORMAT_OF}
 
@@ -109,7 +123,16 @@ def layer_of(name: str) -> tuple[str, int] | None:
 
 
 def facts_of(trial: Trial, tokens: np.ndarray = NO_TOKENS, token_counts: np.ndarray = NO_TOKENS) -> Facts:
-    """The facts of a trial; before its text is read, all but that."""
+    """The facts of a trial of ours.
+
+    Args:
+        trial: Its configuration.
+        tokens: The training text [N], int64.
+        token_counts: How often each token of the vocabulary occurs in it. Without text the rest is known all the same.
+
+    Returns:
+        What its fault may know.
+    """
     model, train = trial.model, trial.train
     vocabulary = len(token_counts) or trial.data.vocabulary
     plain = model if model.seed is None else dataclasses.replace(model, seed=None)

@@ -48,22 +48,31 @@ class Attach:
                     loss = my_step(model, batch)  # forward, backward, clipping, optimizer.step(), scheduler
                     run.observe(loss)
 
-        Without a `with` block: `run = attach(...)`, and `run.close()` at the end. `optimizer` may be a list; each
-        optimizer may have a backward pass of its own, and need not step in every pass. `extra` is what else a step
-        changes: objects with state_dict, random generators. `fault` is a name, a mapping with `name` and fields, a YAML
-        file, or a list of those; `detect` names of detectors, a mapping with their constants, or None; `recover` a
-        playbook by name, file or mapping, or None. `steps` is how many steps of the optimizer the run has; by default
-        the length of its loaders. With `twin` the golden twin is trained after the run; with None (the default) what
-        `run.twin()` needs is kept where there is a fault. `facts` are what some faults ask for and no loop shows:
-        rate(step), warmup, peak, tokens, token_counts. With `out` the run is written into a results folder, as a sweep
-        is; with keep="alarms" only once there is an alarm. `on_alarm` is called with each step of the run that is an
-        alarm (`harness.recovery.base.Alarm`).
+        Without a `with` block: `run = attach(...)`, and `run.close()` at the end. For alarms alone a loop needs `run =
+        attach(model, optimizer, on_alarm=print)` and, in each step, `run.observe(loss)`. After the block, or an
+        exception in it, every hook and wrapper is gone.
 
-        To be told of alarms alone, a loop needs `run = attach(model, optimizer, on_alarm=print)` and, in each step,
-        `run.observe(loss)`.
+        Args:
+            model: The user's own, also compiled or in DistributedDataParallel.
+            optimizer: One of torch's form, or a list; each may have a backward pass of its own, and need not step in
+            every pass.
+            extra: What else a step changes: objects with state_dict, random generators.
+            fault: A name, a mapping with `name` and fields, a YAML file, a fault, or a list of those; None: none.
+            detect: Names of detectors joined by +, a mapping with their constants, `default`, or None.
+            recover: A playbook by name, file or mapping, or None.
+            out: A results folder, into which the run is written as a sweep is.
+            steps: How many steps of the optimizer the run has; by default the length of its loaders.
+            twin: Whether the golden twin is trained after the run; None: if `run.twin()` asks for it.
+            seed: From which follows what a fault draws.
+            facts: What some faults ask for and no loop shows: rate(step), warmup, peak, tokens, token_counts.
+            on_alarm: Called with each step of the run that is an alarm (`harness.recovery.base.Alarm`).
+            keep: With `alarms` the run is written only once there is one; with `all` always.
 
-        After the block, or an exception in it, every hook and wrapper is gone. Raises ConfigError, a ValueError, for
-        what cannot be, at once where it can be known.
+        Returns:
+            The run: `run.steps(loader)`, `run.observe(loss)`, `run.twin()`, `run.outcome`, ...
+
+        Raises:
+            ConfigError: What cannot be, at once where it can be known. It is a ValueError.
         """
         asked = _asked(model, optimizer, extra, fault, detect, recover, steps, seed, facts, on_alarm, twin, out)
         if keep not in KEEP:
@@ -89,14 +98,31 @@ class Attach:
     ) -> CampaignCounts:
         """Train `samples` different faults of the user's run, each from the step at which it begins.
 
-        `body(run)` is the loop: `for batch in run.steps(loader): ...; run.observe(loss)`. It is called once; its loop
-        goes through the golden run, the same once more to see that it repeats itself, then on from the start of each
-        fault to the end, or until the run is its golden twin again, bit for bit, or not finite. What `fault` leaves
-        open, such as tensor, element, bit and step (up to `until`), is drawn with the seed. `out` becomes an ordinary
-        results folder with all of them, to which the same call again adds only what is missing; of a list of faults
-        each may have `samples` of its own. `report(done, total)` follows each fault. The other arguments are those of
-        `attach`. The model is left as it was. Raises ConfigError as `attach`, and for a loop that does not repeat
-        itself.
+        The body's loop goes through the golden run, the same once more to see that it repeats itself, then on from the
+        start of each fault to the end, or until the run is its golden twin again, bit for bit, or not finite. The model
+        is left as it was. The other arguments are those of `attach`.
+
+        Args:
+            body: Called once, with the run: `for batch in run.steps(loader): ...; run.observe(loss)`.
+            model: As in `attach`.
+            optimizer: As in `attach`.
+            extra: As in `attach`.
+            fault: One, or a list. What it leaves open, such as tensor, element, bit and step (up to `until`), is drawn
+            with the seed.
+            samples: How many faults; of a list each may have `samples` of its own.
+            out: An ordinary results folder with all of them, to which the same call again adds only what is missing.
+            detect: As in `attach`.
+            recover: As in `attach`.
+            steps: As in `attach`.
+            seed: From which follows what is drawn.
+            facts: As in `attach`.
+            report: Called with (done, total) after each fault.
+
+        Returns:
+            How many faults were trained, and in how many steps.
+
+        Raises:
+            ConfigError: As `attach`, and for a loop that does not repeat itself.
         """
         asked = _asked(model, optimizer, extra, fault, detect, recover, steps, seed, facts, None, None, out)
         described, asked = asked.chosen, replace(asked, chosen=())

@@ -53,13 +53,23 @@ def run(
 ) -> xr.Dataset:
     """Train what the command `sweep` would with the same words, and open the results.
 
-    `overrides` are `KEY=VALUE[,VALUE...]` as on the command line, without a shell's quotes. `study` and `out` are the
-    keys of these names, for a path that needs no quotes either, and `config_dir` is --config-dir. Trials that `out` has
-    already are not trained again. Without `progress` nothing is printed. A second call in another thread waits.
+    Trials that `out` has already are not trained again. A second call in another thread waits.
 
-    Raises ConfigError for wrong input, before anything is written; SweepFailed once the rest is trained, if packs have
-    failed; FolderLost if `out` was moved or removed meanwhile; KeyboardInterrupt after Ctrl-C, from which the same call
-    goes on.
+    Args:
+        overrides: `KEY=VALUE[,VALUE...]` as on the command line, without a shell's quotes.
+        study: The key of this name.
+        out: The key of this name, for a path that needs no quotes either.
+        config_dir: A folder of the user's own studies, mitigations and faults, as --config-dir.
+        progress: Whether anything is printed.
+
+    Returns:
+        The sweep, as `analysis.open_sweep` gives it.
+
+    Raises:
+        ConfigError: Wrong input, before anything is written.
+        SweepFailed: Packs have failed, once the rest is trained.
+        FolderLost: `out` was moved or removed meanwhile.
+        KeyboardInterrupt: After Ctrl-C, from which the same call goes on.
     """
     arguments = _arguments(overrides, study, out, config_dir)
     console = Terminal(quiet=not progress)
