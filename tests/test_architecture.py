@@ -34,7 +34,7 @@ FOLDERS = {  # each may import from those above it in its own package, and from 
         "user_loop",
         "testing",
     ],
-    "analysis": ["reading", "again", "measures", "figures", "pages", "reports", "export"],
+    "analysis": ["reading", "again", "measures", "figures", "pages", "reports", "export", "commands"],
     "sweeps": ["compose", "planning", "running", "slurm", "search", "commands"],
     "injectors": [],
     "hydra_plugins": [],

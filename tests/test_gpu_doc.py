@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from harness.training.pack_sizes import rows_at_once
-from sweeps.commands.console import COMMANDS
+from sweeps.commands.console import commands as known_commands
 from tests.documented import commands, words_of
 from tests.gpu.__main__ import STUDY, parsed
 from tests.gpu.marks import CHECKS, GROUPS
@@ -21,7 +21,7 @@ LINES = [
 
 
 def test_its_commands_are_there(tmp_path: Path) -> None:
-    assert {line.split()[1] for line in commands(TEXT)} == {"sweep", "figure"} <= {*COMMANDS}
+    assert {line.split()[1] for line in commands(TEXT)} == {"sweep", "figure"} <= {*known_commands()}
     assert all(f"study={STUDY}" in words_of(line, tmp_path) for line in commands(TEXT, "sweep"))
     assert (ROOT / "sweeps" / "conf" / "study" / f"{STUDY}.yaml").exists()
     ours = [words[3:] for words in LINES if words[:3] == ["python", "-m", "tests.gpu"]]

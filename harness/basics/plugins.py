@@ -16,9 +16,11 @@ all parts.
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -42,6 +44,7 @@ KINDS = {
     "faults": "injectors",
     "figures": "analysis.figures",
     "exports": "analysis.export.targets",
+    "commands": "analysis.commands",
 }
 """The kinds of parts, and the folder of each."""
 CONF = Path(__file__).parents[2] / "sweeps" / "conf"  # our own YAML files, which are read as data
@@ -62,6 +65,31 @@ def modules(kind: str) -> dict[str, ModuleType]:
             raise ConfigError(f"{given}: the name is that of {where} already; allowed: another name")
         parts[entry.name] = entry.load()
     return parts
+
+
+def module(kind: str, name: str) -> ModuleType:
+    """One module of a kind, for what needs no other: of the project's folder, or of an installed package."""
+    if importlib.util.find_spec(f"{KINDS[kind]}.{name}"):
+        return importlib.import_module(f"{KINDS[kind]}.{name}")
+    loaded: ModuleType = next(entry for _, entry in _given(kind) if entry.name == name).load()
+    return loaded
+
+
+def texts(kind: str, name: str) -> dict[str, str]:
+    """A constant text of each module of a kind, by the name of the module. Those of our own folder are not imported."""
+    folder = importlib.util.find_spec(KINDS[kind])
+    found: dict[str, str] = {}
+    for place in (folder and folder.submodule_search_locations) or ():
+        for file in sorted(Path(place).glob("[!_]*.py")):
+            found.update((file.stem, value) for target, value in _constants(file) if target == name)
+    return found | {entry.name: getattr(entry.load(), name) for _, entry in _given(kind)}
+
+
+def _constants(file: Path) -> Iterator[tuple[str, str]]:
+    """`NAME = "text"` of a module, read as data."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from ((target.id, node.value.value) for target in node.targets if isinstance(target, ast.Name))
 
 
 def _given(kind: str) -> list[tuple[str, EntryPoint]]:

@@ -73,7 +73,7 @@ def _candidates(earlier: Sequence[str], word: str, commands: Collection[str]) ->
         known = [text for text in rest if not text.startswith("--") or text.startswith("--config-dir")]
         return [text for text in _of_sweep(known, word) if is_taken(text)]
     if name == "figure" and not rest:
-        from analysis.__main__ import figure_names
+        from analysis.commands.figure import figure_names
 
         return [f"{figure} " for figure in figure_names()]
     if name == "completion" and not rest:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
+from harness.basics import plugins
 from harness.basics.errors import PROGRAM, Parser
 from harness.basics.version import version_line
 from harness.config import ConfigError
@@ -39,22 +40,22 @@ def _run(name: str = "", *rest: str) -> int | None:
         print(_help())
     elif name == "--version":
         print(version_line())
-    elif name in COMMANDS:
-        return COMMANDS[name].run(list(rest))
+    elif name in commands():
+        return commands()[name].run(list(rest))
     else:
         said = f"{name}: no such command" if name else "no command given"
-        raise ConfigError(f"{PROGRAM}: {said}; allowed: {', '.join(COMMANDS)}, --help, --version")
+        raise ConfigError(f"{PROGRAM}: {said}; allowed: {', '.join(commands())}, --help, --version")
     return None
 
 
 def _help() -> str:
     lines = [f"usage: {PROGRAM} COMMAND ...", "", "Faults, mitigations and training stability of small GPTs.", ""]
-    lines += [f"  {name:<18}{command.help}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:<18}{command.help}" for name, command in commands().items()]
     return "\n".join([*lines, "", f"{PROGRAM} COMMAND --help says more; --version names the version."])
 
 
 def _parser(name: str) -> Parser:
-    return Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
+    return Parser(prog=f"{PROGRAM} {name}", description=OWN[name].help)
 
 
 def _sweep(arguments: list[str]) -> int | None:
@@ -110,30 +111,22 @@ def _completion(arguments: list[str]) -> None:
     if options.line is None:
         print(completion.SCRIPTS[options.shell], end="")
     else:
-        print(*completion.completed(options.line, COMMANDS, options.breaks), sep="\n")
+        print(*completion.completed(options.line, commands(), options.breaks), sep="\n")
 
 
-COMMANDS = {
+OWN = {
     "sweep": Command("train a grid, a study or a search: KEY=VALUE[,VALUE...]", _sweep),
     "status": Command("what is done, runs, waits, has failed or was lost", partial(_on_folder, "status")),
     "cancel": Command("take a sweep's jobs out of Slurm's queue", partial(_on_folder, "cancel")),
     "list": Command("every mitigation and fault with one line and its paper", _list),
-    "watch": Command("serve a page on this machine that follows a sweep", partial(_analysis, "watch")),
     "verify": Command("whether every file of a store is there as it was written", partial(_on_folder, "verify")),
-    "report": Command("write figures and a page of a sweep, and say what was found", partial(_analysis, "report")),
-    "campaign": Command("say what the faults of a sweep did, with figures and a page", partial(_analysis, "campaign")),
-    "playbooks": Command("say what each playbook saves of the same incidents", partial(_analysis, "playbooks")),
-    "detectors": Command("say how well detectors do on stored runs", partial(_analysis, "detectors")),
-    "leaderboard": Command("put detectors on the same incidents", partial(_analysis, "leaderboard")),
-    "lead": Command("say what leads loss spikes, and warns of divergence", partial(_analysis, "lead")),
-    "provenance": Command("say where first non-finite values came from", partial(_analysis, "provenance")),
-    "incidents": Command("every incident of a sweep: symptoms, alarms, outcome, cost", partial(_analysis, "incidents")),
-    "postmortem": Command("write the post-mortem of a trial's incident", partial(_analysis, "postmortem")),
-    "trial": Command("write a trial's page: curves, strikes, incidents, config", partial(_analysis, "trial")),
-    "causes": Command("how often the inferred cause of incidents is the true one", partial(_analysis, "causes")),
-    "cross": Command("feed the batches of an incident to another trial", partial(_analysis, "cross")),
-    "figure": Command("write one figure of a sweep to a file", partial(_analysis, "figure")),
-    "export": Command("hand runs, curves and reports to a tracker, or write tables", partial(_analysis, "export")),
     "coordinate-check": Command("whether every size changes equally in its first steps", _coordinate_check),
     "completion": Command("a script that completes these commands in bash, zsh or fish", _completion),
 }
+
+
+@cache
+def commands() -> dict[str, Command]:
+    """Every command by name: those that train and look after sweeps, then those on results (`analysis/commands/`)."""
+    texts = plugins.texts("commands", "HELP")
+    return OWN | {name: Command(text, partial(_analysis, name)) for name, text in texts.items() if name not in OWN}

@@ -34,7 +34,7 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, campaign.
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), contextlib.ExitStack() as streams:
         warnings.simplefilter("error")
-        patch.setattr("analysis.__main__.write_campaign", write_and_keep)
+        patch.setattr("analysis.commands.campaign.write_campaign", write_and_keep)
         printed = streams.enter_context(contextlib.redirect_stdout(io.StringIO()))
         said = streams.enter_context(contextlib.redirect_stderr(io.StringIO()))
         assert (main(["campaign", str(out)]), said.getvalue()) == (0, "")

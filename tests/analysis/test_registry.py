@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from analysis.__main__ import figure_names
+from analysis.commands.figure import figure_names
 from analysis.figures.registry import Needs, figures
 
 NAMES = {

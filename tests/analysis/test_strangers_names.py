@@ -16,7 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from analysis.__main__ import figure_names, main
+from analysis.__main__ import main
+from analysis.commands.figure import figure_names
 from analysis.figures.drawing import Drawing
 from analysis.figures.labels import labelled
 from analysis.figures.registry import Needs, Results, figures

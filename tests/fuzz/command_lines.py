@@ -14,12 +14,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from analysis.__main__ import figure_names
+from analysis.commands.figure import figure_names
 from harness.config import field_types
 from harness.config.limits import LARGEST_SEED
 from harness.optim.optimizers import OPTIMIZERS
 from injectors import fault_types
-from sweeps.commands.console import COMMANDS
+from sweeps.commands import console
 from sweeps.compose import settings
 from sweeps.compose.overrides import known_keys
 from tests.fuzz import commands, values
@@ -31,7 +31,7 @@ HYDRA = [
     *("hydra.launcher.workers", "hydra.launcher.time", "hydra.launcher.partition", "hydra.launcher.extra.nice"),
     *("hydra.launcher.setup", "hydra.launcher._target_", "hydra.nothing"),
 ]
-ENDING = [name for name in COMMANDS if name != "watch"]  # by themselves
+ENDING = [name for name in console.commands() if name != "watch"]  # by themselves
 FLAGS = [
     *("-m", "--multirun", "--help", "-h", "--hydra-help", "--list", "--version", "--cfg", "--cfg=job", "--cfg=hydra"),
     *("--cfg=all", "-c", "--info", "--info=searchpath", "--info=config", "--info=defaults-tree", "--info=plugins"),

@@ -20,7 +20,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from analysis.__main__ import figure_names
+from analysis.commands.figure import figure_names
 from harness.storage.json_seal import SEAL, UNSEALED, sealed
 from harness.storage.stored import STORE
 from tests.fuzz import commands

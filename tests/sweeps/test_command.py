@@ -13,7 +13,7 @@ import pytest
 
 from harness.basics.version import commit, version
 from sweeps.commands import completion
-from sweeps.commands.console import COMMANDS, run
+from sweeps.commands.console import commands, run
 from tests.sweeps import command
 
 BIN = Path(sys.executable).parent
@@ -37,11 +37,11 @@ def status_of(*words: str) -> int:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in COMMANDS)
+    assert all(any(line.startswith(f"  {name} ") for line in lines) for name in commands())
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", commands())
 def test_each_command_has_help_of_the_same_style(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_of(name, "--help") == 0
     printed = capsys.readouterr()
@@ -148,11 +148,11 @@ def test_version_is_our_own(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_is_completed(line: str, found: list[str]) -> None:
-    assert completion.completed(f"stability-harness {line}", COMMANDS) == found
+    assert completion.completed(f"stability-harness {line}", commands()) == found
 
 
 def test_bash_is_given_what_stands_behind_the_last_break() -> None:
-    assert completion.completed("stability-harness sweep mitigation=none,qk_fc", COMMANDS, " \n=:") == [
+    assert completion.completed("stability-harness sweep mitigation=none,qk_fc", commands(), " \n=:") == [
         "none,qk_fc_norm"
     ]
 
@@ -160,7 +160,7 @@ def test_bash_is_given_what_stands_behind_the_last_break() -> None:
 def test_a_users_own_files_are_completed(empty: Path) -> None:
     command.write_yaml(empty / "mine", "mitigation/own.yaml", "optim: {beta2: 0.9}")
     line = "stability-harness sweep --config-dir=mine mitigation=ow"
-    assert completion.completed(line, COMMANDS) == ["mitigation=own"]
+    assert completion.completed(line, commands()) == ["mitigation=own"]
 
 
 def test_in_a_real_bash(empty: Path) -> None:

@@ -1,10 +1,9 @@
-"""The command `export`."""
+"""`export OUT --to TARGET`: what others read."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from analysis.export.registry import targets
 from analysis.export.runs import Source
@@ -14,9 +13,11 @@ from harness.config import ConfigError
 DEFAULT = Path("export")  # in the current folder: trackers put several sweeps beside each other
 
 
-def add_export(commands: argparse._SubParsersAction[Any]) -> None:
-    """Add its parser."""
-    parser = commands.add_parser("export", help="hand runs, curves, events and reports to a tracker, or write tables")
+HELP = "hand runs, curves and reports to a tracker, or write tables"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
     parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep, finished or not")
     names = "; ".join(f"{name}: {target.about}" for name, target in targets().items())
     parser.add_argument("--to", metavar="TARGET", choices=targets(), required=True, help=names)
@@ -27,8 +28,8 @@ def add_export(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--incidents", action="store_true", help="also those that `incidents OUT` finds afterwards")
 
 
-def export(options: argparse.Namespace) -> None:
-    """Raises ConfigError for what is wrong with the words, the folder or the place."""
+def run(options: argparse.Namespace) -> None:
+    """Hand it over, and print where it is."""
     place = Path(options.into or DEFAULT / options.to)
     _check_place(place, options.out)
     target = targets()[options.to]()

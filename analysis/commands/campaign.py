@@ -1,0 +1,26 @@
+"""`campaign OUT`: what the faults of a sweep did."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from analysis.reports.campaign import write_campaign
+from harness.basics.printing import say
+
+HELP = "say what the faults of a sweep did, with figures and a page"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write OUT/campaign.html, and print its table."""
+    written = write_campaign(options.out)
+    say(*written.table.to_string(index=False).split("\n"))
+    say("Shares in percent with 95% Wilson intervals.")
+    say(*(f"Note: {note}" for note in written.notes))
+    say(*(f"{picture.name}: {picture.path or picture.caption}" for picture in written.pictures))
+    say(f"Trials: {written.trials}", f"Page: {written.html}")

@@ -1,0 +1,43 @@
+"""`provenance OUT [TRIAL]`: first non-finite values."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.measures.provenance import named, provenance
+from analysis.reading.open_sweep import open_sweep
+from harness.basics.printing import say
+from harness.config import ConfigError
+
+HELP = "say where first non-finite values came from"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("out", metavar="OUT", type=Path, help="results folder of a sweep")
+    parser.add_argument("trial", metavar="TRIAL", nargs="?", help="the id of one trial, or how it begins")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the record of a trial, or a table of all."""
+    sweep = open_sweep(options.out)
+    table = provenance(sweep)
+    if options.trial is not None:
+        found = table[table["trial"].str.startswith(options.trial)]
+        if len(found) != 1:
+            why = f"begins the ids of {len(found)} trials" if len(found) else "no trial that was not finite"
+            allowed = ", ".join(table["trial"]) or "none, because all were finite"
+            raise ConfigError(f"TRIAL={options.trial}: {why} in out={options.out}; allowed: {allowed}")
+        say(*(f"{name:<16}{value}" for name, value in found.iloc[0].items() if not pd.isna(value) and value != ""))
+        return
+    if table.empty:
+        say("Every trial was finite.")
+        return
+    shown = ["trial", "fault", "step", "direction", "site", "tensor", "head", "index", "value", "cause", "format"]
+    words = table[[*shown, "blamed", "blamed_index", "evidence"]].astype(object)
+    say(*words.where(words.notna(), "").to_string(index=False).split("\n"))
+    say("How often the blamed tensor is the struck one, in shares with 95% Wilson intervals:")
+    say(*named(sweep).to_string(index=False, float_format="{:.3g}".format, na_rep="-").split("\n"))
