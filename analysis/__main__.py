@@ -18,11 +18,12 @@ from harness.storage.results_folder import FolderLost
 def main(arguments: Sequence[str] | None = None, program: str = "python -m analysis") -> int:
     """Exit status 0; or, with one line on it, 2 if something is wrong, 1 if the folder was lost meanwhile."""
     parser = Parser(prog=program, description="Figures and reports from stored results.")
-    words, texts = sys.argv[1:] if arguments is None else list(arguments), plugins.texts("commands", "HELP")
     of_commands = parser.add_subparsers(dest="command", required=True)
-    parsers = {name: of_commands.add_parser(name, help=text) for name, text in texts.items()}
+    words = sys.argv[1:] if arguments is None else list(arguments)
     command: Any = None
     try:
+        texts = plugins.texts("commands", "HELP")
+        parsers = {name: of_commands.add_parser(name, help=text) for name, text in texts.items()}
         if words and words[0] in texts:
             command = plugins.module("commands", words[0])  # loads what it needs and no more
             command.add_arguments(parsers[words[0]])

@@ -20,7 +20,7 @@ import ast
 import importlib
 import importlib.util
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -61,8 +61,7 @@ def modules(kind: str) -> dict[str, ModuleType]:
     parts = {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}
     for given, entry in _given(kind):
         if entry.name in parts:
-            where = parts[entry.name].__name__
-            raise ConfigError(f"{given}: the name is that of {where} already; allowed: another name")
+            raise _taken(given, parts[entry.name].__name__)
         parts[entry.name] = entry.load()
     return parts
 
@@ -75,14 +74,25 @@ def module(kind: str, name: str) -> ModuleType:
     return loaded
 
 
-def texts(kind: str, name: str) -> dict[str, str]:
-    """A constant text of each module of a kind, by the name of the module. Those of our own folder are not imported."""
+def texts(kind: str, name: str, reserved: Collection[str] = ()) -> dict[str, str]:
+    """A constant text of each module of a kind, by the name of the module. Those of our own folder are not imported.
+
+    Raises ConfigError for two of one name, and for one that is `reserved`.
+    """
     folder = importlib.util.find_spec(KINDS[kind])
     found: dict[str, str] = {}
     for place in (folder and folder.submodule_search_locations) or ():
         for file in sorted(Path(place).glob("[!_]*.py")):
             found.update((file.stem, value) for target, value in _constants(file) if target == name)
-    return found | {entry.name: getattr(entry.load(), name) for _, entry in _given(kind)}
+    for given, entry in _given(kind):
+        if entry.name in found or entry.name in reserved:
+            raise _taken(given, f"{KINDS[kind]}.{entry.name}" if entry.name in found else entry.name)
+        found[entry.name] = getattr(entry.load(), name)
+    return found
+
+
+def _taken(given: str, where: str) -> ConfigError:
+    return ConfigError(f"{given}: the name is that of {where} already; allowed: another name")
 
 
 def _constants(file: Path) -> Iterator[tuple[str, str]]:

@@ -128,5 +128,5 @@ OWN = {
 @cache
 def commands() -> dict[str, Command]:
     """Every command by name: those that train and look after sweeps, then those on results (`analysis/commands/`)."""
-    texts = plugins.texts("commands", "HELP")
-    return OWN | {name: Command(text, partial(_analysis, name)) for name, text in texts.items() if name not in OWN}
+    texts = plugins.texts("commands", "HELP", reserved=OWN)
+    return OWN | {name: Command(text, partial(_analysis, name)) for name, text in texts.items()}

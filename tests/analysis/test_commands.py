@@ -32,10 +32,16 @@ def run(options):
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def named(request: pytest.FixtureRequest) -> str:
+    """The name of the entry point."""
+    return getattr(request, "param", "count")
+
+
+@pytest.fixture
+def installed(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package with a command, as if it were installed."""
     (tmp_path / "counting_command.py").write_text(THEIRS)
-    entry = importlib.metadata.EntryPoint("count", "counting_command", "stability_harness.commands")
+    entry = importlib.metadata.EntryPoint(named, "counting_command", "stability_harness.commands")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
     monkeypatch.delitem(sys.modules, "counting_command", raising=False)
@@ -63,6 +69,15 @@ def test_one_of_an_installed_package(installed: None, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as ended:
         main(["count", "--help"])
     assert ended.value.code == 0 and "usage: python -m analysis count [-h] OUT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("named", "whose"), [("status", "status"), ("lead", "analysis.commands.lead")], indirect=["named"]
+)
+def test_one_that_takes_a_name_of_ours(installed: None, whose: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert console.run(["--help"]) == 2
+    said = capsys.readouterr().err
+    assert f"counting_command: the name is that of {whose} already; allowed: another name" in said
 
 
 def test_a_command_loads_no_other() -> None:
