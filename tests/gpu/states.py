@@ -193,7 +193,7 @@ def _until_killed(bench: Bench, folder: Path, half: int) -> None:
 
 
 def check_15(bench: Bench) -> None:
-    """Overflow as docs/architecture.md has it, then bf16 and its emulation on the same device."""
+    """Overflow as docs/internals/model.md has it, then bf16 and its emulation on the same device."""
     steps = 40
     fields = small(bench, precision="fp16", steps=steps, lr=1e-3)
     largest = {"loss_scale": 2.0**30}  # overflows in the first gradients
