@@ -26,7 +26,7 @@ from analysis.measures.confusion import confusion, diagnosed, true_cause
 from analysis.measures.evidence import evidence_of, offending, provenance_of
 from analysis.measures.incidents import of_one, runs, worst
 from analysis.measures.oddities import TrialSignals
-from analysis.reports import postmortem
+from analysis.reports import postmortem, words
 from analysis.reports.follow_ups import SUGGESTED
 from analysis.reports.postmortem import write_postmortem
 from harness.basics.printing import printable
@@ -246,14 +246,14 @@ def test_faults_without_a_cause_are_left_out_and_counted(
 
 
 def test_what_is_unknown_is_not_told_as_not_finite() -> None:
-    assert [postmortem._number(value) for value in (None, np.nan, np.inf, "nan", 2.0)] == [
+    assert [words.rounded(value) for value in (None, np.nan, np.inf, "nan", 2.0)] == [
         "not known",
         "not known",
         "not finite",
         "not finite",
         "2",
     ]
-    assert (postmortem._nat(np.nan), postmortem._signed(-np.inf)) == ("not known", "not finite")
+    assert (words.nat(np.nan), words.signed(-np.inf)) == ("not known", "not finite")
 
 
 def test_a_page_tells_of_the_pack_that_the_trial_was_taken_from(
