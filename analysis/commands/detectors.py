@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from analysis.measures.chosen import CHOSEN, chosen_detectors
+from analysis.commands._settings import CHOSEN, chosen_detectors
 from analysis.measures.detectors import measured
 from analysis.measures.leaderboard import scored
 from analysis.reading.open_sweep import open_sweep

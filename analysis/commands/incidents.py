@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from analysis.measures.cost import COST, cost_of
+from analysis.commands._settings import COST, cost_of
 from analysis.measures.incidents import incidents
 from harness.basics.printing import count, say
 

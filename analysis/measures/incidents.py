@@ -138,7 +138,7 @@ def incidents(results: Path | str | xr.Dataset, cost_per_hour: float = 0.0) -> p
 
     Args:
         results: A results folder, or a sweep as `analysis.open_sweep` gives it. A log of playbooks is read from a
-        folder alone.
+            folder alone.
         cost_per_hour: What an hour of training costs, in any currency.
 
     Returns:

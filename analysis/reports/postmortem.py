@@ -69,7 +69,7 @@ def write_postmortem(
         cost_per_hour: What an hour of training costs.
         currency: Of that, as it is to be shown.
         data: Where the text lies, if it is not built in. Without it, and where the batches cannot be made again, the
-        page says so.
+            page says so.
 
     Returns:
         The files, and what they say.

@@ -8,4 +8,4 @@ def test_the_clipper_keeps_the_promises_of_settings() -> None:
 
 
 def test_the_optimizer_keeps_the_promises_of_settings() -> None:
-    check_setting(name="signsgd")
+    check_setting(absorbs_scale=True, name="signsgd")

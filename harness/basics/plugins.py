@@ -87,8 +87,18 @@ def texts(kind: str, name: str, reserved: Collection[str] = ()) -> dict[str, str
     for given, entry in _given(kind):
         if entry.name in found or entry.name in reserved:
             raise _taken(given, f"{KINDS[kind]}.{entry.name}" if entry.name in found else entry.name)
-        found[entry.name] = getattr(entry.load(), name)
+        found[entry.name] = _text_of(given, entry, name)
     return found
+
+
+def _text_of(given: str, entry: EntryPoint, name: str) -> str:
+    try:
+        text = getattr(entry.load(), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{given}: cannot be loaded ({error}); allowed: a module with {name}") from None
+    if not isinstance(text, str):
+        raise ConfigError(f"{given}: its {name} is no text; allowed: a module with {name}, a text")
+    return text
 
 
 def _taken(given: str, where: str) -> ConfigError:

@@ -37,6 +37,7 @@ class Detector:
     reach: ClassVar[Mapping[str, Any]] = {}  # options with which 3 to 8 is an alarm, where its own are wider
     blind: ClassVar[str] = ""  # why it sees no such jump whatever its options
     keeps: ClassVar[str] = ""  # why a row that begins anew keeps what it has remembered
+    of_zero: ClassVar[str] = ""  # why any value above 0 is an alarm, a steady one too
     falling: ClassVar[str] = ""  # why a loss that falls as every loss does is an alarm
 
     def __init__(self, name: str, options: Sequence[Any], like: Values, state: State):

@@ -18,6 +18,7 @@ class Checksum(Detector):
     watches = ("loss", "weights_changed", "moment_1_changed", "moment_2_changed")
     source = "ours; sums as in Huang and Abraham 1984, doi 10.1109/TC.1984.1676475"
     blind = "memory that keeps what it was given has no jump"
+    of_zero = "it counts what has changed, of which there is none"
 
     def score(self, values: Values) -> tuple[Tensor, Tensor]:
         changed = torch.stack([values[name] for name in self.watches if name != "loss"]).amax(0)

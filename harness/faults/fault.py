@@ -87,7 +87,7 @@ class InjectableFault(Fault):
         return strike(site, steps, self.duration is None, looks=looks, **more)
 
     def drawn(self, samples: int, facts: Facts) -> Iterator[InjectableFault]:
-        """The first faults of the seed's order of all that its description allows; its own `samples` come first.
+        """The first faults, in the seed's order, of all that its description allows: its own `samples`, or so many.
 
         Raises ConfigError for a description that allows fewer.
         """

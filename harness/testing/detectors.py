@@ -15,6 +15,7 @@ from harness.detectors.replay import replay
 from harness.model.state import State
 from harness.readings.table import SHOWN
 from harness.storage.store import SIGNALS
+from harness.testing.promises import Promises
 
 ROWS, STEPS, LAYERS, RANKS, STRUCK = 8, 700, 2, 3, 400
 JUMP = 6  # steps that it lasts: some rules ask for several
@@ -25,7 +26,7 @@ BROKEN = (np.nan, np.inf, -np.inf)
 def check_detector(detector: type[Detector], **options: Any) -> None:
     """Hold a detector to every promise of this page, on signals that are made here; some seconds.
 
-    What a rule cannot do its class says, and is not asked for it: `blind`, `falling`, `keeps`, `reach`.
+    What a rule cannot do its class says, and is not asked for it: `blind`, `falling`, `keeps`, `of_zero`, `reach`.
 
     Args:
         detector: The class of a plug-in's file.
@@ -34,45 +35,27 @@ def check_detector(detector: type[Detector], **options: Any) -> None:
     Raises:
         AssertionError: It breaks a promise; the text names it.
     """
-    promises = DetectorPromises(detector, options)
-    for promise in DetectorPromises.names():
-        promises.check(promise)
+    DetectorPromises(detector, options).check_all()
 
 
-class DetectorPromises:
+class DetectorPromises(Promises):
     """The promises, each a method."""
 
-    def __init__(self, detector: type[Detector], options: Mapping[str, Any] | None = None, has_level: bool = True):
-        """`has_level`: it compares a signal with what is usual of it, so that any steady value is no alarm."""
-        self.detector, self._options, self._has_level = detector, dict(options or {}), has_level
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The promises by name."""
-        return [name for name in vars(cls) if name.startswith("it_")]
-
-    def check(self, promise: str) -> None:
-        """Hold it to one promise.
-
-        Raises:
-            AssertionError: It does not keep it.
-        """
-        try:
-            getattr(self, promise)()
-        except AssertionError as error:
-            error.add_note(f"{self.detector.__name__}: {promise.replace('_', ' ')}")
-            raise
+    def __init__(self, detector: type[Detector], options: Mapping[str, Any] | None = None):
+        super().__init__(detector.__name__)
+        self.detector, self._options = detector, dict(options or {})
 
     # --- the promises -------------------------------------------------------------------------------------------
 
     def it_is_silent_where_nothing_changes(self) -> None:
         """Signals that stand still are no alarm."""
-        assert not self._has_level or not self.fed(np.full((ROWS, STEPS), 3.1))[0].any()
+        steady = 0.0 if self.detector.of_zero else 3.1
+        assert not self.fed(np.full((ROWS, STEPS), steady))[0].any()
 
     def it_takes_no_falling_loss_for_an_alarm(self) -> None:
         """Unless the rule is such, as `falling` says."""
         alarms, _ = self.fed(falling())
-        assert not self._has_level or alarms.any() == bool(self.detector.falling)
+        assert self.detector.of_zero or alarms.any() == bool(self.detector.falling)
 
     def it_sees_a_jump(self) -> None:
         """On a plateau, in a loss that falls, and among heavy tails."""

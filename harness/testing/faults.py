@@ -19,8 +19,9 @@ from torch import Tensor
 from harness.config import NO_FAULT, Fault, Trial
 from harness.loop.loop import train
 from harness.testing import engine
+from harness.testing.promises import Promises
 from harness.training.pack import Pack
-from harness.training.sites import Agenda, Event, Injector, Visit
+from harness.training.sites import Agenda, Event, Injector, Site, Visit
 
 START, STEPS = 4, 8
 SHAPE = {"ranks": 2, "warmup": 6, "qk_norm": True, "clip": 1.0, "loss_scaling": "static", "loss_scale": 1024.0}
@@ -43,11 +44,10 @@ def check_fault(fault: Fault, **fields: Any) -> None:
         ConfigError: The trials cannot have the fault; `fields` may give it what it needs.
     """
     promises = FaultPromises([fault.name], lambda case: dataclasses.replace(fault, start=START), fields)
-    for promise in FaultPromises.names():
-        promises.check(promise, fault.name)
+    promises.check_all(fault.name)
 
 
-class FaultPromises:
+class FaultPromises(Promises):
     """The promises, each a method that takes a case: the name of a fault.
 
     All faults are trials of one pack, which is trained once for each promise, when the first of them is asked for.
@@ -55,26 +55,10 @@ class FaultPromises:
 
     def __init__(self, cases: Sequence[str], fault_of: Callable[[str], Fault], fields: Mapping[str, Any] | None = None):
         """`fault_of` gives the fault of a case, which starts at step START; `fields` are those of its trial."""
+        super().__init__()
         self._cases, self._fault_of, self._fields = list(cases), fault_of, {**SHAPE, "batch": 4, **(fields or {})}
         self._number = {case: number for number, case in enumerate(self._cases)}
         self._kept: dict[Any, Any] = {}
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The promises by name."""
-        return [name for name in vars(cls) if name.startswith("it_")]
-
-    def check(self, promise: str, case: str) -> None:
-        """Hold one fault to one promise.
-
-        Raises:
-            AssertionError: It does not keep it.
-        """
-        try:
-            getattr(self, promise)(case)
-        except AssertionError as error:
-            error.add_note(f"{case}: {promise.replace('_', ' ')}")
-            raise
 
     # --- control equals nothing ---------------------------------------------------------------------------------
 
@@ -150,7 +134,8 @@ class FaultPromises:
         own = range(3 * self._number[case], 3 * self._number[case] + 3)
         begins = [[each.pack.twins.begins[number] for number in own] for each in (forked, full)]
         assert begins[0] != begins[1], "some rows came later"
-        looks_back = any(begin is not None and begin < start for begin, start in zip(begins[0], STARTS, strict=True))
+        is_early = any(begin is not None and begin < start for begin, start in zip(begins[0], STARTS, strict=True))
+        reads_back = is_early and full.result.events[own[0]][0].site == Site.BATCH
         for number in (*own, 3 * len(self._cases)):
             assert engine.same_bits(signals(forked, number), signals(full, number)) == []
             same = forked.weights[-1].get(number), full.weights[-1].get(number)
@@ -158,7 +143,7 @@ class FaultPromises:
                 assert torch.equal(engine.bits(same[0]), engine.bits(same[1]))
             for name in ("outcome", "nonfinite_step", "events", "strikes", "changes"):
                 assert getattr(forked.result, name)[number] == getattr(full.result, name)[number], name
-            if not looks_back:  # else its row is its own from the first look on
+            if not reads_back:  # one that looks at an earlier batch has a row of its own from then on
                 assert forked.result.masked_step[number] == full.result.masked_step[number]
 
     # --- what did nothing says so -------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
 from harness.testing import engine
 from harness.testing.changes import Change, fill_first
+from harness.testing.promises import Promises
 from harness.training.pack import Pack
 from harness.training.sites import Site
 
@@ -42,7 +43,7 @@ STRIKES: list[dict[str, Any]] = [  # of the golden trials 0, 1, ..
     # To fp32: it does nothing, and the trial is its twin again.
     {"kind": "value", "start": 4, "tensor": "embedding", "model": "round"},
 ]
-IDLE = GOLDEN + 3
+SCALED, IDLE = GOLDEN + 1, GOLDEN + 3
 RUINS = [
     Change(Site.WEIGHT, range(4, 5), fill_first("blocks.0.feedforward.up", math.nan)),
     Change(Site.WEIGHT, range(3, 4), lambda tensors: [x.fill_(3e38) for x in tensors.values()]),
@@ -52,11 +53,12 @@ RUINS = [
 ]
 
 
-def check_setting(bears_ruin: bool = False, **fields: Any) -> None:
+def check_setting(bears_ruin: bool = False, absorbs_scale: bool = False, **fields: Any) -> None:
     """Hold a setting of trials to every promise of this page, in packs of small trials on the CPU; some seconds.
 
     Args:
         bears_ruin: Whether it is made to bear gradients and weights that are not finite, as a guard is that goes back.
+        absorbs_scale: Whether a gradient that is scaled leaves the same step, as of an optimizer that sees signs alone.
         **fields: Of the trial, by short names as `engine.trial` takes them: `name="my_optimizer"`, `clip=0.5`, and
             sections by theirs: `agc={"ratio": 0.1}`. A tuple holds a value for each trial, in turn.
 
@@ -64,34 +66,16 @@ def check_setting(bears_ruin: bool = False, **fields: Any) -> None:
         AssertionError: It breaks a promise; the text names it.
         ConfigError: There are no such trials.
     """
-    promises = SettingPromises(fields, spared=len(RUINS) if bears_ruin else 0)
-    for promise in SettingPromises.names():
-        promises.check(promise)
+    SettingPromises(fields, spared=len(RUINS) if bears_ruin else 0, absorbs_scale=absorbs_scale).check_all()
 
 
-class SettingPromises:
+class SettingPromises(Promises):
     """The promises, each a method. The trials are trained once in each way; nothing here has a tolerance."""
 
-    def __init__(self, fields: Mapping[str, Any], spared: int = 0):
+    def __init__(self, fields: Mapping[str, Any], spared: int = 0, absorbs_scale: bool = False):
         """`spared`: so many of the last ruins ruin nothing, because the setting is made to bear them."""
-        self._fields, self._spared = dict(fields), spared
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The promises by name."""
-        return [name for name in vars(cls) if name.startswith("it_")]
-
-    def check(self, promise: str) -> None:
-        """Hold it to one promise.
-
-        Raises:
-            AssertionError: It does not keep it.
-        """
-        try:
-            getattr(self, promise)()
-        except AssertionError as error:
-            error.add_note(f"{self._fields}: {promise.replace('_', ' ')}")
-            raise
+        super().__init__(str(dict(fields)))
+        self._fields, self._spared, self._absorbs_scale = dict(fields), spared, absorbs_scale
 
     def it_acts(self) -> None:
         """Each part of the recipe that can be idle is not, in one trial at least; else the rest would say little."""
@@ -126,8 +110,11 @@ class SettingPromises:
             )
             assert forked.pack.twins.begins[GOLDEN:] == [fault["start"] for fault in STRIKES]
             assert all(forked.result.changes[GOLDEN:-1])
-            # What was scaled may have the signs that it had; a bit of a weight is never lost.
-            assert forked.result.masked_step[IDLE] == 4 and forked.result.masked_step[: GOLDEN + 1] == [None] * 6
+            masked = [4 if number == IDLE else None for number in range(len(trials))]
+            found = forked.result.masked_step
+            if self._absorbs_scale:
+                masked[SCALED] = found[SCALED]
+            assert found == masked
             for row, number in enumerate(forked.pack.rows):
                 if number in whole.pack.rows:
                     states = [

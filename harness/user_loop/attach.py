@@ -48,14 +48,14 @@ class Attach:
                     loss = my_step(model, batch)  # forward, backward, clipping, optimizer.step(), scheduler
                     run.observe(loss)
 
-        Without a `with` block: `run = attach(...)`, and `run.close()` at the end. For alarms alone a loop needs `run =
-        attach(model, optimizer, on_alarm=print)` and, in each step, `run.observe(loss)`. After the block, or an
+        Without a `with` block: `run = attach(...)`, and `run.close()` at the end. For alarms alone a loop needs
+        `run = attach(model, optimizer, on_alarm=print)` and, in each step, `run.observe(loss)`. After the block, or an
         exception in it, every hook and wrapper is gone.
 
         Args:
             model: The user's own, also compiled or in DistributedDataParallel.
             optimizer: One of torch's form, or a list; each may have a backward pass of its own, and need not step in
-            every pass.
+                every pass.
             extra: What else a step changes: objects with state_dict, random generators.
             fault: A name, a mapping with `name` and fields, a YAML file, a fault, or a list of those; None: none.
             detect: Names of detectors joined by +, a mapping with their constants, `default`, or None.
@@ -108,7 +108,7 @@ class Attach:
             optimizer: As in `attach`.
             extra: As in `attach`.
             fault: One, or a list. What it leaves open, such as tensor, element, bit and step (up to `until`), is drawn
-            with the seed.
+                with the seed.
             samples: How many faults; of a list each may have `samples` of its own.
             out: An ordinary results folder with all of them, to which the same call again adds only what is missing.
             detect: As in `attach`.

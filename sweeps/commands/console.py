@@ -40,8 +40,8 @@ def _run(name: str = "", *rest: str) -> int | None:
         print(_help())
     elif name == "--version":
         print(version_line())
-    elif name in commands():
-        return commands()[name].run(list(rest))
+    elif command := OWN.get(name) or commands().get(name):  # what others bring is no matter to a sweep
+        return command.run(list(rest))
     else:
         said = f"{name}: no such command" if name else "no command given"
         raise ConfigError(f"{PROGRAM}: {said}; allowed: {', '.join(commands())}, --help, --version")

@@ -80,6 +80,28 @@ def test_one_that_takes_a_name_of_ours(installed: None, whose: str, capsys: pyte
     assert f"counting_command: the name is that of {whose} already; allowed: another name" in said
 
 
+BROKEN = {
+    "no_such_module": "cannot be loaded (No module named 'no_such_module'); allowed: a module with HELP",
+    "pathlib": "cannot be loaded (module 'pathlib' has no attribute 'HELP'); allowed: a module with HELP",
+}
+
+
+@pytest.mark.parametrize("module", BROKEN)
+def test_a_broken_package_is_one_line_and_hinders_no_sweep(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = importlib.metadata.EntryPoint("count", module, "stability_harness.commands")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry] if group == entry.group else [])
+    console.commands.cache_clear()
+    try:
+        assert console.run(["--help"]) == main(["incidents", "nowhere"]) == 2
+        assert capsys.readouterr().err.count(f"count = {module}: {BROKEN[module]}") == 2
+        assert console.run(["status", "nowhere"]) == 2
+        assert "out=nowhere: holds no results" in capsys.readouterr().err
+    finally:
+        console.commands.cache_clear()
+
+
 def test_a_command_loads_no_other() -> None:
     """One that prints a table draws nothing."""
     lines = "import sys, analysis.__main__ as m; m.main(['incidents', 'nowhere']); print(*sys.modules, sep='\\n')"

@@ -27,11 +27,9 @@ from harness.testing.detectors import (
 )
 from tests.benchmarks import detection
 
-LEVELS = [name for name in DETECTORS if name != "checksum"]  # which watches for what is above 0, with no usual level
-
 
 def promises(name: str) -> DetectorPromises:
-    return DetectorPromises(DETECTORS[name], has_level=name in LEVELS)
+    return DetectorPromises(DETECTORS[name])
 
 
 def options_of(name: str, **given: Any) -> Any:
