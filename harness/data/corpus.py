@@ -88,7 +88,7 @@ def load_corpus(data: Data, context: int, cache: Path | None = None) -> Corpus:
     """The corpus that `data` describes, long enough for windows of `context` + 1 tokens.
 
     Equal data give equal tokens, whatever the order in which a file system lists them and wherever they lie. `cache`
-    is the folder for byte-pair encodings (default: `harness.data.tokenizer.cache_folder()`).
+    is the folder for byte-pair encodings (default: `harness.basics.cache_folder.cache_folder()`).
     Raises ConfigError, in one line, for data that cannot serve.
     """
     if data.source == "tokens":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from harness.basics.cache_folder import CACHE_VARIABLE, cache_folder
 from harness.basics.errors import ConfigError
 from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.sealed import Damaged, read_sealed, write_sealed
@@ -36,7 +36,6 @@ TRAINING_BYTES = 16_000_000
 """Byte-pair encodings are trained on this many bytes of the training text at most."""
 PIECE = 1_000_000
 """Characters encoded as one string; longer documents are cut, after a newline where there is one."""
-CACHE_VARIABLE = "STABILITY_HARNESS_CACHE"
 FORMAT = 2
 
 
@@ -47,16 +46,6 @@ class Encoded:
     train: Tokens
     validation: Tokens
     tokenizer: str
-
-
-def cache_folder() -> Path:
-    """$STABILITY_HARNESS_CACHE, or this user's cache folder on this system."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    import platformdirs
-
-    return platformdirs.user_cache_path("stability-harness")
 
 
 def encode_bytes(documents: Sequence[bytes]) -> Tokens:

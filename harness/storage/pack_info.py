@@ -163,6 +163,7 @@ def _is_provenance(value: Any) -> bool:
 
 
 NOT_RECORDED = "not_recorded"  # in a pack's environment: what of it a GPU could not replay, and so did slowly
+KERNELS_CHANGED = "kernels_changed"  # there, too: from where on a CPU's matrix products were others
 
 ABOUT: Checks = {
     "corpus": _is_facts,

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.basics.printing import count
 from harness.config import ConfigError
-from harness.storage.pack_info import NOT_RECORDED
+from harness.storage.pack_info import KERNELS_CHANGED, NOT_RECORDED
 from harness.storage.progress_files import ERRORS, PROGRESS, read_asked, read_progress
 from harness.storage.records import Missing, Unreadable, read_bytes
 from harness.storage.results_folder import ResultsPath
@@ -39,6 +39,7 @@ class Status:
     stopped: dict[str, str] = field(default_factory=dict)  # pack -> how far its checkpoint is
     lost: dict[str, str] = field(default_factory=dict)  # pack -> how far it was when its process vanished
     slow: dict[str, str] = field(default_factory=dict)  # pack -> why its steps were not replayed on a GPU
+    mixed: dict[str, str] = field(default_factory=dict)  # pack -> where the kernels of its CPU were others
     damaged: list[Unreadable] = field(default_factory=list)  # files that say nothing
 
 
@@ -50,8 +51,8 @@ def status_of(out: Path) -> Status:
     read_root(out)
     packs, status = list(read_packs(out)), Status()
     status.complete = {trial for pack in packs if pack.complete for trial in pack.attributes["ids"]}
-    notes = ((pack.id, pack.attributes["environment"].get(NOT_RECORDED)) for pack in packs)
-    status.slow = {pack: str(text) for pack, text in notes if text}
+    status.slow = _notes(packs, NOT_RECORDED)
+    status.mixed = _notes(packs, KERNELS_CHANGED)
     status.asked = _asked(out, packs, status)
     slurm = submitted(out)
     status.damaged += slurm.damaged
@@ -87,6 +88,12 @@ def _asked(out: Path, packs: Sequence[PackInfo], status: Status) -> set[str]:
     return {trial for pack in packs for trial in pack.attributes["ids"]}
 
 
+def _notes(packs: Sequence[PackInfo], name: str) -> dict[str, str]:
+    """What packs say of their environment under a name."""
+    notes = ((pack.id, pack.attributes["environment"].get(name)) for pack in packs)
+    return {pack: str(text) for pack, text in notes if text}
+
+
 def _last_line(trace: Path) -> str:
     """Of the trace of a pack that crashed: the error."""
     try:
@@ -110,6 +117,9 @@ def print_status(out: Path, console: Console) -> int:
     if status.slow:
         console.print(f"slower than they could be: {count(len(status.slow), 'pack')}")
         _print_some([f"  {pack}  {text}" for pack, text in status.slow.items()], console)
+    if status.mixed:
+        console.print(f"trained with more than one kind of kernels: {count(len(status.mixed), 'pack')}")
+        _print_some([f"  {pack}  {text}" for pack, text in status.mixed.items()], console)
     _print_some([f"left out: {error}" for error in status.damaged], console)
     if status.failed or status.lost or (done < len(status.asked) and not status.running and not status.queued):
         console.print("the same command as before trains what is not done")

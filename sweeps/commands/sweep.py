@@ -83,7 +83,7 @@ def sweep(arguments: list[str], console: Terminal | None = None) -> tuple[int, R
     """
     arguments = with_homes(arguments)
     config, _ = check_command_line(arguments)
-    status = multirun(application, config, Call(folder_of(arguments), console))
+    status = multirun(application, config, Call(folder_of(arguments), console, options_of(arguments).verbose))
     return status, run_from(config.hydra.runtime.choices.study, OmegaConf.to_container(config))  # type: ignore[arg-type]
 
 

@@ -46,6 +46,7 @@ FLAGS: dict[str, dict[str, Any]] = {  # as in Hydra's manual, under "Hydra's com
     **dict.fromkeys(_WITH_VALUES, {}),
     "--cfg -c": {"choices": ("job", "hydra", "all")},
     "--info -i": {"nargs": "?", "const": "all", "choices": _ASKED},
+    "--verbose": {"action": "store_true"},  # our own
 }
 SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -143,7 +144,8 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; allowed: KEY=VALUE, --config-dir DIR, -m, --help, --list, --cfg, --info")
+        flags = "--config-dir DIR, -m, --verbose, --help, --list, --cfg, --info"
+        raise ConfigError(f"{message}; allowed: KEY=VALUE, {flags}")
 
 
 def question_of(options: argparse.Namespace) -> list[str]:

@@ -34,6 +34,7 @@ class Call:
 
     folder: Path | None = None  # the user's own, of --config-dir
     console: Any = None  # where a sweep tells of itself; None: standard output
+    is_verbose: bool = False
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)

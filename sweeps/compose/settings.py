@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.basics.cpu_kernels import AUTO, CHOICES
 from harness.basics.memory import bytes_of
 from harness.config import STRUCTURAL, ConfigError, Problems, anything, checked, choice, number
 from harness.config.fields import shown
@@ -76,6 +77,15 @@ class CheckpointSettings:
 
     every: int | None = _number(None, "steps between checkpoints; null: by time alone", low=1)
     minutes: float | None = _number(5.0, "minutes between checkpoints; null: by steps alone", above=0)
+
+
+@dataclass(frozen=True)
+class CpuSettings:
+    """`cpu.*`: what packs on a CPU run on."""
+
+    kernels: str = _choice(
+        AUTO, "matrix products on a CPU that is not Intel's: auto: AVX-512 where a check finds it faster", *CHOICES
+    )
 
 
 @dataclass(frozen=True)
@@ -170,6 +180,7 @@ class RunSettings(Settings):
     pack: PackSettings = PackSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    cpu: CpuSettings = CpuSettings()
     campaign: CampaignSettings = CampaignSettings()
     search: SearchSettings = SearchSettings()
 

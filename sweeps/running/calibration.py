@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
+from harness.basics.cache_folder import CACHE_VARIABLE, cache_folder
 from harness.basics.devices import on_cpu
 from harness.config import NO_FAULT, ConfigError, Trial
 from harness.data.corpus import Corpus
-from harness.data.tokenizer import CACHE_VARIABLE, cache_folder
 from harness.loop.graphs import recordings
 from harness.loop.loop import train
 from harness.memory.footprint import footprint

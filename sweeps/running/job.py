@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics.cpu_kernels import cpu_kernels, kernels_changed
 from harness.basics.devices import on_cpu
 from harness.basics.environment import environment_of
 from harness.config import ConfigError, Data, trial_from_dict
@@ -39,10 +40,10 @@ from harness.loop.resume import steps_done
 from harness.model.determinism import make_deterministic
 from harness.model.precision import pick_device
 from harness.model.start import start_digests
-from harness.storage.checkpoint import Checkpoints, Stopped, about
+from harness.storage.checkpoint import Checkpoints, Saved, Stopped, about
 from harness.storage.json_seal import sealed_json
 from harness.storage.last_weights import write_weights
-from harness.storage.pack_info import NOT_RECORDED
+from harness.storage.pack_info import KERNELS_CHANGED, NOT_RECORDED
 from harness.storage.progress_files import ERRORS, PLAN, PROGRESS, ProgressFile
 from harness.storage.results_folder import MARKER, FolderLost, ResultsPath
 from harness.storage.store import PackStore, Signal
@@ -225,24 +226,12 @@ def _train(job: Job, checkpoints: Checkpoints) -> Finished:
 
 def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, list[Any]]]:
     """Train from the newest checkpoint to the last step. Returns what is left to write of the recorded trials."""
-    trials, recorded = job.pack.trials, job.pack.recorded
-    first = trials[0]
+    trials, first = job.pack.trials, job.pack.trials[0]
     progress = ProgressFile(job.progress_file, first.steps, len(trials))
     progress.begin(0)
     device = pick_device(job.run.device, first.train.precision)
     pack, agenda, corpus = _prepared(job, device)
-    text = {**corpus.description, "fingerprint": corpus.fingerprint}
-    folder, store = job.folder, None
-    while (saved := checkpoints.newest()) and (
-        store := PackStore.resume(folder, job.pack.id, steps_done(saved))
-    ) is None:
-        checkpoints.drop(saved.step)
-    if store is None:
-        checkpoints.remove()
-        environment, block = _environment(pack, job), job.run.telemetry.block
-        store = PackStore.create(
-            folder, job.pack.id, recorded, first.steps, first.model.depth, text, environment, block, _signals(pack)
-        )
+    store, saved = _opened(job, pack, corpus, checkpoints)
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
 
     def write(first_step: int, signals: Mapping[str, np.ndarray]) -> None:
@@ -250,7 +239,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
 
     def leave(number: int, tensors: Mapping[str, Tensor]) -> None:
         if trials[number].id not in job.pack.witnesses:
-            write_weights(folder, trials[number], tensors)
+            write_weights(job.folder, trials[number], tensors)
 
     def not_recorded(said: str) -> None:
         warnings.warn(said, stacklevel=2)
@@ -286,10 +275,27 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
     return store, {name: [values[i] for i in kept] for name, values in vars(result).items() if name != "ends"}
 
 
+def _opened(job: Job, pack: Pack, corpus: Corpus, checkpoints: Checkpoints) -> tuple[PackStore, Saved | None]:
+    """The pack's store, a new one or with what was stored before the newest checkpoint; and that checkpoint."""
+    folder, first = job.folder, job.pack.trials[0]
+    while saved := checkpoints.newest():
+        if store := PackStore.resume(folder, job.pack.id, steps_done(saved)):
+            if changed := kernels_changed(store.attributes["environment"], steps_done(saved)):
+                warnings.warn(f"pack {job.pack.id}: {changed}", stacklevel=2)
+                store.note(KERNELS_CHANGED, changed)
+            return store, saved
+        checkpoints.drop(saved.step)
+    checkpoints.remove()
+    text = {**corpus.description, "fingerprint": corpus.fingerprint}
+    environment, block, signals = _environment(pack, job), job.run.telemetry.block, _signals(pack)
+    shape = first.steps, first.model.depth
+    return PackStore.create(folder, job.pack.id, job.pack.recorded, *shape, text, environment, block, signals), None
+
+
 def _environment(pack: Pack, job: Job) -> dict[str, Any]:
     """That of a pack; `starts`: the SHA-256 of the files of `model.start`."""
-    found, starts = environment_of(pack.device, job.processes), start_digests(job.pack.trials)
-    if starts:
+    found = environment_of(pack.device, job.processes)
+    if starts := start_digests(job.pack.trials):
         found["starts"] = starts
     return found if on_cpu(pack.device) else {**found, AT_ONCE: pack.at_once, "triton": version(pack.device)}
 
@@ -303,6 +309,8 @@ def _signals(pack: Pack) -> dict[str, Signal]:
 def _prepared(job: Job, device: torch.device, at_once: int | None = None) -> tuple[Pack, Agenda, Corpus]:
     """The pack as it is before its first step, and its faults. `at_once`: as in another of its processes."""
     make_deterministic(device)
+    if on_cpu(device):
+        cpu_kernels(job.run.cpu.kernels)
     trials = job.pack.trials
     corpus = corpus_of(without_order(trials[0].data), trials[0].model.context)
     agenda = Agenda([injector_of(trial, corpus) for trial in trials])

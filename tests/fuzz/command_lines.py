@@ -37,7 +37,7 @@ FLAGS = [
     *("--cfg=all", "-c", "--info", "--info=searchpath", "--info=config", "--info=defaults-tree", "--info=plugins"),
     *("--resolve", "--package=model", "-p", "--run", "-r", "--config-dir=mine", "--config-dir=victims"),
     *("--config-dir=pipe", "--config-dir=", "--config-dir", "--config-name=x", "--config-path=x", "--shell-completion"),
-    *("-sc", "--experimental-rerun=pipe", "--experimental-rerun=x", "--", "-", "--nothing"),
+    *("-sc", "--experimental-rerun=pipe", "--experimental-rerun=x", "--", "-", "--nothing", "--verbose"),
 ]
 WRAPS = ("{}", "'{}'", '"{}"', "[{}]", "{{a:{}}}", "choice({})", "glob({})", "sort({})", "shuffle({})", "int({})")
 PATHS = (
