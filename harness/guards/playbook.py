@@ -70,7 +70,7 @@ class PlaybookGuard(Guard):
 
         That is place * ANSWERS + answer of the rung that it calls, or UNANSWERED; of several detectors the rung that
         comes first is climbed. `awaited` is a step at which to ask without an alarm, too (-1: none), after it is taken
-        if it is no alarm or the rung `takes` it.
+        if it is no alarm or the rung `takes` it. `harness.incidents.escalation.Expectation` has the same for one run.
         """
         self._now[row] = torch.tensor(now, device=self.device)
         self._first[row] = torch.tensor(first, device=self.device)
@@ -81,18 +81,19 @@ class PlaybookGuard(Guard):
         silent = never, torch.full_like(seen.loss, torch.nan, dtype=torch.float64), never
         said = [self.parts.alarms.get(name, silent) for name in self.names]
         shown = {"step": seen.step, "values": torch.stack([seen.loss.double(), seen.norm.double()], 1)}
-        answer = torch.zeros_like(seen.step, dtype=torch.int8)
+        answer, raised = torch.zeros_like(seen.step, dtype=torch.int8), never
         if said:
             alarms, scores, late = (torch.stack(values, 1) for values in zip(*said, strict=True))
             shown |= {"alarms": alarms, "scores": scores, "late": (late & alarms).any(1)}
             called = torch.where((seen.step > self._over)[:, None], self._first, self._now)
             answer = torch.where(alarms, called, UNANSWERED).amin(1) % ANSWERS
-            is_quiet = seen.trains & ~alarms.any(1) & (seen.step != self._awaited)
+            raised = alarms.any(1)
+            is_quiet = seen.trains & ~raised & (seen.step != self._awaited)
             self._usual.used.copy_(torch.where(is_quiet[:, None], scores, self._usual.used))
         # A step that cannot be taken, or whose batch is dropped, is asked about anyway: ASK outvotes other guards.
         is_fine = seen.trains & seen.loss.isfinite() & seen.usable
         is_awaited = seen.here & (seen.step == self._awaited)
-        answer = torch.where(is_awaited & (self._takes | (answer == GO)), GO_AND_ASK, answer)
+        answer = torch.where(is_awaited, torch.where(self._takes | ~raised, GO_AND_ASK, ASK), answer)
         answer = answer * (seen.trains | is_awaited)
         is_waiting = seen.trains & (self._awaited >= 0) & (answer == GO)  # whatever it waits for cannot be reached so
         answer = torch.where((is_waiting | (answer == GO_AND_ASK)) & ~is_fine, ASK, answer)

@@ -8,19 +8,17 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from harness.config import Trial
-from harness.config.ladder import ORACLE, rungs
-from harness.guards import ASK
-from harness.guards.playbook import UNANSWERED, PlaybookGuard, calls, has_oracle
-from harness.incidents import escalation
-from harness.incidents.escalation import Book
+from harness.guards.playbook import PlaybookGuard, has_oracle
+from harness.incidents.book import Book
+from harness.incidents.escalation import expectation, is_broken, oracle_alarm, treat
+from harness.incidents.row import IncidentRow
 from harness.nonfinite.provenance import Provenances
 from harness.recovery.base import Alarm
 from harness.training.pack import Pack
 from harness.training.sites import Agenda
 
 
-class Door(Protocol):
+class HeldRows(Protocol):
     """What is done to rows of a pack in training: `harness.incidents.guard_runner` does it."""
 
     pack: Pack
@@ -55,8 +53,8 @@ class Door(Protocol):
 class Recovery:
     """Of a pack of which some trial has a ladder; `settle` answers what `guard` asks."""
 
-    def __init__(self, door: Door, guard: PlaybookGuard):
-        self._door, self._pack, self.guard = door, door.pack, guard
+    def __init__(self, held: HeldRows, guard: PlaybookGuard):
+        self._held, self._pack, self.guard = held, held.pack, guard
         self.books: dict[int, Book] = {}
         self._oracles = [number for number, trial in enumerate(self._pack.planned) if has_oracle(trial)]
 
@@ -88,28 +86,26 @@ class Recovery:
             self.books[trial] = replace(Book(**asdict(self.books[leader])), log=[])
 
     def _expect(self, row: int) -> None:
-        pack, guard = self._pack, self.guard
-        number, trial = pack.rows[row], pack.planned[pack.rows[row]]
-        book = self.books.get(number, Book())
-        if book.waits is not None:
-            told = [ASK if book.hears_before_awaited else UNANSWERED] * len(guard.names)
-            takes = book.takes_awaited(rungs(trial.playbook.ladder), guard.names)
-            guard.expect(row, told, told, book.over, book.waits["step"], takes)
-            return
-        guard.expect(row, calls(trial, guard.names, book.used), calls(trial, guard.names, {}), book.over)
+        number = self._pack.rows[row]
+        to = expectation(self._pack.planned[number], self.guard.names, self.books.get(number, Book()))
+        self.guard.expect(row, to.now, to.first, to.over, to.awaited, to.takes)
 
     def settle(self, row: int, step: int) -> bool:
         """Answer what was asked about a row that is held since this step; False: nothing was."""
         alarm = self.guard.alarm(row, step)
         if alarm is None:
             return False
-        if escalation.is_broken(alarm):
-            self._door.provenances.explain(row, step)
-        patient = PackRow(self._door, self, row, alarm)
-        escalation.treat(patient, self.books.setdefault(patient.number, Book()), self.guard.names)
-        patient.finish()
-        self._expect(row)
+        if is_broken(alarm):
+            self._held.provenances.explain(row, step)
+        self._treat(row, alarm)
         return True
+
+    def _treat(self, row: int, alarm: Alarm) -> None:
+        book = self.books.setdefault(self._pack.rows[row], Book())
+        handle = PackRow(self._held, row, alarm, book)
+        treat(handle, self.guard.names)
+        handle.finish()
+        self._expect(row)
 
     @property
     def has_news(self) -> bool:
@@ -119,7 +115,7 @@ class Recovery:
     def _news(self) -> Iterator[tuple[int, int, int]]:
         """(trial, row, step of the first strike)."""
         for number in self._oracles:
-            row, step = self._pack.place_of(number), self._door.agenda.first_change(number)
+            row, step = self._pack.place_of(number), self._held.agenda.first_change(number)
             has_spoken = number in self.books and self.books[number].is_undone
             if row is not None and step is not None and not has_spoken:
                 yield number, row, step
@@ -127,13 +123,8 @@ class Recovery:
     def undo(self) -> None:
         """Let the oracle answer the strikes of the last steps."""
         for number, row, step in list(self._news()):
-            nan = float("nan")
-            alarm = Alarm(step, {ORACLE: nan}, nan, nan, True)
-            patient = PackRow(self._door, self, row, alarm)
             self.books.setdefault(number, Book()).is_undone = True
-            escalation.treat(patient, self.books.setdefault(patient.number, Book()), self.guard.names)
-            patient.finish()
-            self._expect(row)
+            self._treat(row, oracle_alarm(step))
 
     def incidents(self) -> list[list[dict[str, Any]]]:
         """Of each planned trial, the first incidents in its own row."""
@@ -150,107 +141,59 @@ class Recovery:
         self.guard.is_new = True
 
 
-class PackRow:
-    """One trial's row at an alarm, as actions see it (`harness.recovery.base.Row`)."""
+class PackRow(IncidentRow):
+    """One trial's row in a pack."""
 
-    def __init__(self, door: Door, recovery: Recovery, row: int, alarm: Alarm):
-        self._door, self._recovery, self._pack, self.row = door, recovery, door.pack, row
-        self.number, self.alarm = self._pack.rows[row], alarm
-        self.trial: Trial = self._pack.planned[self.number]
-        self.used = self.place = 0
-        self.action = ""  # the one that acts
-        self.goes_on = alarm.step + 1
-        self.went_back = self.is_frozen = self.is_calm = self._is_amended = False
+    def __init__(self, held: HeldRows, index: int, alarm: Alarm, book: Book):
+        self._held, self._pack, self._index = held, held.pack, index
+        self._number, self._is_amended = self._pack.rows[index], False
+        super().__init__(self._pack.planned[self._number], alarm, book, self._pack.interventions.of(self._number))
 
-    @property
-    def _intervention(self) -> Any:
-        return self._pack.interventions.of(self.number)
+    def put_back(self, latest: int) -> int | None:
+        return self._held.go_back(self._index, self.alarm.step, latest)
 
-    @property
-    def reached(self) -> int | None:
-        return self._recovery.books[self.number].reached
-
-    @property
-    def is_spared(self) -> bool:
-        return bool(self._intervention.is_spared)
-
-    def go_back(self, latest: int) -> int | None:
-        step = self._door.go_back(self.row, self.alarm.step, latest)
-        if step is not None:
-            book = self._recovery.books[self.number]
-            book.reached = step if book.reached is None else min(book.reached, step)
-            self.goes_on = step
-            self.went_back = True
-        return step
+    def take_back(self) -> None:
+        self._held.agenda.roll_back(self._number, self.alarm.step + 1)
 
     def newest(self, latest: int) -> int | None:
-        return self._door.newest(self.row, latest)
-
-    def redo(self) -> None:
-        self._door.agenda.roll_back(self.number, self.alarm.step + 1)
-        self.goes_on = self.alarm.step
+        return self._held.newest(self._index, latest)
 
     def sound(self, latest: int) -> int | None:
-        return self._door.sound(self.row, latest)
+        return self._held.sound(self._index, latest)
 
     def odd_batches(self, step: int, most: int) -> int:
-        return self._door.odd_batches(self.row, step, most)
-
-    def read_on(self, batches: int) -> None:
-        self._intervention.read_on(self.goes_on, batches)
-
-    @property
-    def reads_since(self) -> int:
-        return max((step for step, _ in self._intervention.reads), default=0)
-
-    def scale_rate(self, factor: float, steps: int | None) -> None:
-        first = self.goes_on
-        self._intervention.rates.append((factor, first, None if steps is None else first + steps))
-
-    def scale_embedding(self, factor: float) -> None:
-        self._intervention.embedding *= factor
+        return self._held.odd_batches(self._index, step, most)
 
     def amend(self, changes: Mapping[str, Any]) -> None:
-        self._intervention.changes.update(changes)
+        super().amend(changes)
         self._is_amended = True
 
     def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return {name: dict(self._pack.slot(name, self.row)) for name in self._pack.optimizer.slots}
+        return {name: dict(self._pack.slot(name, self._index)) for name in self._pack.optimizer.slots}
 
     def earlier_moments(self) -> Mapping[str, Mapping[str, Tensor]] | None:
-        kept = self._door.earliest(self.row)
+        kept = self._held.earliest(self._index)
         if kept is None:
             return None
         return {name: dict(self._pack.tensors(kept[name][None], 0)) for name in self._pack.optimizer.slots}
 
     def forget_moments(self) -> None:
-        self._pack.optimizer.forget(self.row)
+        self._pack.optimizer.forget(self._index)
 
     def forget_signals(self) -> None:
-        self._pack.forget_signals(self.row)
-
-    def on_spare(self, is_on: bool) -> None:
-        self._intervention.is_spared = is_on
-
-    def disarm(self) -> None:
-        self._intervention.is_disarmed = True
+        self._pack.forget_signals(self._index)
 
     def fault_step(self) -> int | None:
-        return self._door.agenda.first_change(self.number)
-
-    def wait(self, step: int, memory: Mapping[str, Any], takes: bool) -> None:
-        self._recovery.books[self.number].wait(self, step, memory, takes)
+        return self._held.agenda.first_change(self._number)
 
     def finish(self) -> None:
         """Let the row go on where it is to."""
-        step = self.alarm.step
         if self.is_frozen:
-            self._door.freeze(self.row, step)
+            self._held.freeze(self._index, self.alarm.step)
             return
-        lost = step + 1 - self.goes_on if self.goes_on <= step else int(not self.alarm.is_taken)
-        self._recovery.books[self.number].lose(lost)
-        self._door.go_on(self.row, self.goes_on)
+        self.count_lost()
+        self._held.go_on(self._index, self.goes_on)
         if self.is_calm:
-            self._door.calm(self.row)
+            self._held.calm(self._index)
         if self._is_amended:
             self._pack.refresh()

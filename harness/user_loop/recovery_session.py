@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import isfinite, nan
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.config.ladder import rungs
-from harness.guards.base import ASK, FREEZE, GO, GO_AND_ASK
-from harness.guards.playbook import ANSWERS, UNANSWERED, calls, goes_back, has_oracle, waits
-from harness.incidents.escalation import Book, treat
+from harness.guards.playbook import goes_back, has_oracle, waits
+from harness.incidents.book import Book
+from harness.incidents.escalation import expectation, oracle_alarm, treat
+from harness.incidents.row import IncidentRow
 from harness.model.formats import to_measure
 from harness.recovery.base import GROWN, Alarm
 from harness.training.interventions import Interventions
@@ -188,30 +188,16 @@ class RecoverySession:
 
     def answer(self, step: int, alarms: Mapping[str, bool], loss: float, norm: float, is_judged: bool = True) -> int:
         """GO, GO_AND_ASK or ASK, as the guard of a pack has it; FREEZE for what no rung answers and cannot be taken."""
-        raised, names = [name for name, is_alarm in alarms.items() if is_alarm], self.watch.names
-        answer = GO
-        if raised:
-            if self.book.waits is not None:
-                takes = self.book.takes_awaited(rungs(self.trial.playbook.ladder), names)
-                before = ASK if self.book.hears_before_awaited or not (isfinite(loss) and isfinite(norm)) else GO
-                answer = before if step != self.awaited else GO_AND_ASK if takes else ASK
-            else:
-                told = calls(self.trial, names, self.book.used if step <= self.book.over else {})
-                answer = min((told[names.index(name)] for name in raised), default=UNANSWERED) % ANSWERS
-        if step == self.awaited and answer == GO:
-            answer = GO_AND_ASK
-        if isfinite(loss) and (isfinite(norm) or not is_judged):
-            return answer
-        return {GO_AND_ASK: ASK, GO: FREEZE}.get(answer, answer)
+        is_finite = isfinite(loss) and (isfinite(norm) or not is_judged)
+        to = expectation(self.trial, self.watch.names, self.book)
+        return to.answer(step, [alarms[name] for name in self.watch.names], is_finite)
 
     def settle(self, alarm: Alarm) -> LoopRow:
-        """Let the ladder answer; the patient says where the run goes on."""
-        patient = LoopRow(self, alarm)
-        treat(patient, self.book, self.watch.names)
-        if not patient.is_frozen:
-            is_back = patient.goes_on <= alarm.step
-            self.book.lose(alarm.step + 1 - patient.goes_on if is_back else int(not alarm.is_taken))
-        return patient
+        """Let the ladder answer; the row says where the run goes on."""
+        row = LoopRow(self, alarm)
+        treat(row, self.watch.names)
+        row.count_lost()
+        return row
 
     @property
     def has_news(self) -> bool:
@@ -221,66 +207,35 @@ class RecoverySession:
     def ask_oracle(self, step: int) -> LoopRow:
         """Let the oracle answer, after the step in which the fault struck."""
         self.book.is_undone = True
-        return self.settle(Alarm(step, {"oracle": nan}, nan, nan, True))
+        return self.settle(oracle_alarm(step))
 
 
-class LoopRow:
-    """A run of the user's own loop at an alarm, as actions see it (`harness.recovery.base.Row`)."""
+class LoopRow(IncidentRow):
+    """A run of the user's own loop."""
 
     def __init__(self, session: RecoverySession, alarm: Alarm):
-        self._session, self.trial, self.alarm = session, session.trial, alarm
-        self.used = self.place = 0
-        self.action = ""
-        self.goes_on = alarm.step + 1
-        self.went_back = self.is_frozen = self.is_calm = False
+        self._session = session
+        super().__init__(session.trial, alarm, session.book, session.interventions.of(0))
 
-    @property
-    def _intervention(self) -> Any:
-        return self._session.interventions.of(0)
-
-    @property
-    def reached(self) -> int | None:
-        return self._session.book.reached
-
-    @property
-    def is_spared(self) -> bool:
-        return bool(self._intervention.is_spared)
-
-    def go_back(self, latest: int) -> int | None:
+    def put_back(self, latest: int) -> int | None:
         step = self.newest(latest)
-        if step is None or self._session.ring is None:
-            return None
-        self._session.ring.put_back(step)
-        self._session.strikes.roll_back(self.alarm.step + 1)
-        book = self._session.book
-        book.reached = step if book.reached is None else min(book.reached, step)
-        self.goes_on, self.went_back = step, True
+        if step is not None and self._session.ring is not None:
+            self._session.ring.put_back(step)
+            self._session.strikes.roll_back(self.alarm.step + 1)
         return step
+
+    def take_back(self) -> None:
+        self._session.strikes.roll_back(self.alarm.step + 1)
+        self._session.undo.take_all_back()
 
     def newest(self, latest: int) -> int | None:
         return self._session.ring.newest(latest) if self._session.ring else None
-
-    def redo(self) -> None:
-        self._session.strikes.roll_back(self.alarm.step + 1)
-        self._session.undo.take_all_back()
-        self.goes_on = self.alarm.step
 
     def sound(self, latest: int) -> int | None:
         return self._session.ring.sound(latest) if self._session.ring else None
 
     def odd_batches(self, step: int, most: int) -> int:
         return 0  # what is usual in the user's batches is not known
-
-    def read_on(self, batches: int) -> None:
-        self._intervention.read_on(self.goes_on, batches)
-
-    @property
-    def reads_since(self) -> int:
-        return max((step for step, _ in self._intervention.reads), default=0)
-
-    def scale_rate(self, factor: float, steps: int | None) -> None:
-        first = self.goes_on
-        self._intervention.rates.append((factor, first, None if steps is None else first + steps))
 
     def scale_embedding(self, factor: float) -> None:
         raise NotImplementedError("no embedding is known; harness.user_loop.presets refuses this")
@@ -306,14 +261,5 @@ class LoopRow:
     def forget_signals(self) -> None:
         self._session.watch.restart()
 
-    def on_spare(self, is_on: bool) -> None:
-        self._intervention.is_spared = is_on
-
-    def disarm(self) -> None:
-        self._intervention.is_disarmed = True
-
     def fault_step(self) -> int | None:
         return self._session.strikes.first_change
-
-    def wait(self, step: int, memory: Mapping[str, Any], takes: bool) -> None:
-        self._session.book.wait(self, step, memory, takes)

@@ -10,7 +10,7 @@ import torch
 
 from harness.config import ConfigError
 from harness.guards.playbook import goes_back
-from harness.incidents.escalation import Book
+from harness.incidents.book import Book
 from harness.user_loop.replays import LoopReplay
 
 VERSION = 1

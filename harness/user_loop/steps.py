@@ -303,29 +303,29 @@ class Steps:
 
     def _answered(self, replay: LoopReplay, values: Mapping[str, float], is_taken: bool) -> None:
         """Do what the ladder says, and go on where it says."""
-        session, judged, step, patient = replay.session, self._judged, self.step, None
+        session, judged, step, row = replay.session, self._judged, self.step, None
         assert session is not None and judged is not None
         alarms, scores, is_late = judged
-        if self._answer == FREEZE:
-            self._stop(replay)
-            return
         raised = {name: scores[name] for name, is_alarm in alarms.items() if is_alarm}
         session.is_quiet = is_taken and (not raised or session.passes)
         if self._answer in (ASK, GO_AND_ASK):
             norm, usual = values.get("grad_norm", nan), replay.watch.usual
-            patient = session.settle(Alarm(step, raised, values["loss"], norm, is_taken, is_late, scores, usual))
+            row = session.settle(Alarm(step, raised, values["loss"], norm, is_taken, is_late, scores, usual))
         elif not raised and replay.watch.names and step != session.awaited:
             replay.watch.keep_usual(scores)
         if session.has_news:
-            patient = session.ask_oracle(step)
-        self.step = step + 1 if patient is None else patient.goes_on
+            row = session.ask_oracle(step)
+        if self._answer == FREEZE and (row is None or not row.went_back):
+            self._stop(replay)
+            return
+        self.step = step + 1 if row is None else row.goes_on
         if self.step <= step:
             self._is_again = True
-        if patient is not None and (patient.went_back or patient.is_calm):
+        if row is not None and (row.went_back or row.is_calm):
             session.is_quiet = True
-        if patient is not None and patient.went_back:
+        if row is not None and row.went_back:
             replay.forget(self.step)
-        if patient is not None and patient.is_frozen:
+        if row is not None and row.is_frozen:
             self._stop(replay)
 
     def _stop(self, replay: LoopReplay) -> None:
