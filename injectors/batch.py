@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.config import PER_TRIAL, number
 from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 from injectors.draws import stream
 from injectors.fault import Strike, digest, random_tokens, too_late, whole_event
 
@@ -151,13 +151,13 @@ class Poison(Strike):
     _seen: Tensor | None = None
     remembers = ("_seen",)
 
-    def look(self, visit: Visit) -> None:
-        self._seen = visit.tensors["batch"].clone()
+    def look(self, site_call: SiteCall) -> None:
+        self._seen = site_call.tensors["batch"].clone()
 
-    def strike(self, visit: Visit) -> list[Event]:
-        batch, before = visit.tensors["batch"], digest(visit.tensors["batch"])
+    def strike(self, site_call: SiteCall) -> list[Event]:
+        batch, before = site_call.tensors["batch"], digest(site_call.tensors["batch"])
         sequences = max(1, round(self.fault.share * batch.shape[0]))
         seen = batch if self._seen is None else self._seen
-        tokens = self.fault.poison(self.facts, visit.step, (sequences, batch.shape[1]), seen)
+        tokens = self.fault.poison(self.facts, site_call.step, (sequences, batch.shape[1]), seen)
         batch[:sequences] = torch.as_tensor(tokens, dtype=batch.dtype, device=batch.device)
-        return whole_event(visit, "batch", before, [batch])
+        return whole_event(site_call, "batch", before, [batch])

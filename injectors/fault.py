@@ -18,7 +18,7 @@ from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault, matching
 from harness.model.formats import real_view
 from harness.optim.optimizers import OPTIMIZERS
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 from injectors.draws import stream
 
 __all__ = [
@@ -65,7 +65,7 @@ class Armed:
             return []
         with torch.no_grad():
             real = {name: self._real(name, x) for name, x in dict(tensors).items()}
-            return self.injector.visit(Visit(place, step, real, rank))
+            return self.injector.visit(SiteCall(place, step, real, rank))
 
     def _real(self, name: str, x: Tensor) -> Tensor:
         parts = real_view(x)
@@ -106,16 +106,16 @@ class Strike:
         for name in self.remembers:
             setattr(self, name, memory[name])
 
-    def visit(self, visit: Visit) -> list[Event]:
-        if visit.site == self.site and visit.step in self.steps:
-            return self.strike(visit)
-        self.look(visit)
+    def visit(self, site_call: SiteCall) -> list[Event]:
+        if site_call.site == self.site and site_call.step in self.steps:
+            return self.strike(site_call)
+        self.look(site_call)
         return []
 
-    def look(self, visit: Visit) -> None:
+    def look(self, site_call: SiteCall) -> None:
         """See what a later strike needs."""
 
-    def strike(self, visit: Visit) -> list[Event]:
+    def strike(self, site_call: SiteCall) -> list[Event]:
         """Change the tensors, and say what was done."""
         raise NotImplementedError
 
@@ -152,18 +152,22 @@ def digest(*tensors: Tensor) -> str:
     return sha.hexdigest()
 
 
-def whole_event(visit: Visit, name: str, before: str, tensors: Iterable[Tensor]) -> list[Event]:
+def whole_event(site_call: SiteCall, name: str, before: str, tensors: Iterable[Tensor]) -> list[Event]:
     """The one event of a strike at whole tensors, whose `digest` was `before`."""
     after = digest(*tensors)
-    return [Event(visit.site, name, None, None, visit.step, before, after, None, None, before != after, visit.rank)]
+    return [
+        Event(
+            site_call.site, name, None, None, site_call.step, before, after, None, None, before != after, site_call.rank
+        )
+    ]
 
 
-def replaced(visit: Visit, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[Event]:
+def replaced(site_call: SiteCall, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> list[Event]:
     """Put `values` in place of `tensors`, which are all of a rank or a part of them: one event."""
     before = digest(*tensors.values())
     for name, tensor in tensors.items():
         tensor.copy_(values[name])
-    return whole_event(visit, "*", before, tensors.values())
+    return whole_event(site_call, "*", before, tensors.values())
 
 
 def random_tokens(count: int, choices: int, *key: Any) -> np.ndarray:

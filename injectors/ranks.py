@@ -17,7 +17,7 @@ from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault, matching
 from harness.model.formats import FORMATS
 from harness.training.ranks import Communicator
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 from injectors.fault import Strike, optimizers_with, replaced, too_late, wrong_rank
 
 Tensors = Mapping[str, Tensor]
@@ -68,19 +68,19 @@ class Stale(Strike):
             step, _, name = key.partition(" ")
             self._kept.setdefault(int(step), {})[name] = values
 
-    def visit(self, visit: Visit) -> list[Event]:
-        if visit.rank != self.rank:
+    def visit(self, site_call: SiteCall) -> list[Event]:
+        if site_call.rank != self.rank:
             return []
-        if (visit.site, visit.step) in self.looks:
+        if (site_call.site, site_call.step) in self.looks:
             # Where several optimizers step in turn, each visit has the gradients of one.
-            self._kept.setdefault(visit.step, {}).update(_copy(visit.tensors))
-        for step in [step for step in self._kept if self.steps.start <= step < visit.step - self.late]:
+            self._kept.setdefault(site_call.step, {}).update(_copy(site_call.tensors))
+        for step in [step for step in self._kept if self.steps.start <= step < site_call.step - self.late]:
             del self._kept[step]
-        old = self._kept.get(visit.step - self.late, {})
-        here = {name: tensor for name, tensor in visit.tensors.items() if name in old}
-        if visit.step not in self.steps or not here:
+        old = self._kept.get(site_call.step - self.late, {})
+        here = {name: tensor for name, tensor in site_call.tensors.items() if name in old}
+        if site_call.step not in self.steps or not here:
             return []
-        return replaced(visit, here, old)
+        return replaced(site_call, here, old)
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,14 @@ class Dropped(Strike):
     rank: int
     others: float
 
-    def strike(self, visit: Visit) -> list[Event]:
-        if visit.rank != self.rank:
-            for tensor in visit.tensors.values() if self.others != 1 else ():
+    def strike(self, site_call: SiteCall) -> list[Event]:
+        if site_call.rank != self.rank:
+            for tensor in site_call.tensors.values() if self.others != 1 else ():
                 tensor.mul_(self.others)
             return []
-        return replaced(visit, visit.tensors, {name: torch.zeros_like(x) for name, x in visit.tensors.items()})
+        return replaced(
+            site_call, site_call.tensors, {name: torch.zeros_like(x) for name, x in site_call.tensors.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -153,21 +155,21 @@ class OtherSum(Strike):
     _scale: float = 1.0
     _parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # of this step
 
-    def look(self, visit: Visit) -> None:
-        if visit.site == Site.LOSS_SCALE:
-            self._scale = visit.tensors["loss_scale"].item()
+    def look(self, site_call: SiteCall) -> None:
+        if site_call.site == Site.LOSS_SCALE:
+            self._scale = site_call.tensors["loss_scale"].item()
         else:
-            self._parts[visit.rank] = _copy(visit.tensors)
+            self._parts[site_call.rank] = _copy(site_call.tensors)
 
-    def strike(self, visit: Visit) -> list[Event]:
-        means = {name: torch.empty_like(tensor) for name, tensor in visit.tensors.items()}
+    def strike(self, site_call: SiteCall) -> list[Event]:
+        means = {name: torch.empty_like(tensor) for name, tensor in site_call.tensors.items()}
         for name, mean in means.items():
             for rank in self.adder.sequence():
                 self.adder.add(self._parts[rank][name])
             self.adder.finish(mean)
             mean /= self._scale
         self._parts.clear()
-        return replaced(visit, visit.tensors, means)
+        return replaced(site_call, site_call.tensors, means)
 
 
 @dataclass(frozen=True)
@@ -225,14 +227,14 @@ class Missed(Strike):
     arrays: tuple[str, ...]  # what stands before a tensor's name: nothing for its weights, `moment_1:`
     _before: dict[str, Tensor] = field(default_factory=dict)  # of this step
 
-    def _shard(self, visit: Visit) -> dict[str, Tensor]:
+    def _shard(self, site_call: SiteCall) -> dict[str, Tensor]:
         keys = [(f"{array}{name}", part) for array in self.arrays for name, part in self.slices.items()]
         # Where several optimizers share the tensors, not each of these has every array.
-        return {key: visit.tensors[key].view(-1)[part] for key, part in keys if key in visit.tensors}
+        return {key: site_call.tensors[key].view(-1)[part] for key, part in keys if key in site_call.tensors}
 
-    def look(self, visit: Visit) -> None:
-        self._before = _copy(self._shard(visit))
+    def look(self, site_call: SiteCall) -> None:
+        self._before = _copy(self._shard(site_call))
 
-    def strike(self, visit: Visit) -> list[Event]:
-        shard = {key: values for key, values in self._shard(visit).items() if key in self._before}
-        return replaced(visit, shard, self._before) if shard else []
+    def strike(self, site_call: SiteCall) -> list[Event]:
+        shard = {key: values for key, values in self._shard(site_call).items() if key in self._before}
+        return replaced(site_call, shard, self._before) if shard else []

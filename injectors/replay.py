@@ -25,7 +25,7 @@ from harness.config.names import OWN
 from harness.faults.facts import Facts, shape_of
 from harness.faults.fault import InjectableFault, fault_types
 from harness.storage.stored import read_packs
-from harness.training.sites import Event, Injector, Visit
+from harness.training.sites import Event, Injector, SiteCall
 
 WANTED = "a file that holds a record, or FOLDER:TRIAL, a trial with a fault in a folder of results"
 MOST_BYTES = 2**24  # of a record; one has thousands
@@ -221,9 +221,9 @@ class Replayed:
         self._seen = memory["seen"]
         self.inner.recall(memory)
 
-    def visit(self, visit: Visit) -> list[Event]:
-        events = self.inner.visit(visit)
-        if visit.is_look:
+    def visit(self, site_call: SiteCall) -> list[Event]:
+        events = self.inner.visit(site_call)
+        if site_call.is_look:
             return events
         for event, recorded in zip(events, self.expected[self._seen :], strict=False):
             pairs = [(name, now, getattr(recorded, name)) for name, now in vars(event).items()]

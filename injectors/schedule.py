@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.config import PER_TRIAL, number
 from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 from injectors.fault import Strike
 
 
@@ -68,10 +68,10 @@ class OtherRate(Strike):
 
     rates: dict[int, float]
 
-    def strike(self, visit: Visit) -> list[Event]:
-        rate = visit.tensors["learning_rate"]
+    def strike(self, site_call: SiteCall) -> list[Event]:
+        rate = site_call.tensors["learning_rate"]
         before = rate.item()
-        rate.fill_(self.rates[visit.step])
+        rate.fill_(self.rates[site_call.step])
         after = rate.item()
         texts = (repr(before), repr(after))
-        return [Event(self.site, "learning_rate", (), None, visit.step, *texts, None, None, before != after)]
+        return [Event(self.site, "learning_rate", (), None, site_call.step, *texts, None, None, before != after)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.config import ConfigError
 from harness.config.limits import KEPT_EVENTS
 from harness.model.formats import FORMAT_OF, HELD_FORMATS, converted, from_words, raw_words, round_to, to_words
-from harness.training.sites import AT_TAPS, Event, Site, Visit
+from harness.training.sites import AT_TAPS, Event, Site, SiteCall
 from injectors.fault import Strike, digest
 
 OPERATIONS = ("bit_flip", "stuck_at_0", "stuck_at_1")
@@ -116,50 +116,50 @@ class ValueStrike(Strike):
     is_by_tensor = True
     remembers = ("_told",)
 
-    def look(self, visit: Visit) -> None:
+    def look(self, site_call: SiteCall) -> None:
         """Weights before the update, because an update is known by what it changes."""
-        here = [target for target in self.targets if target.tensor in visit.tensors]
-        self._weights = {target.tensor: _gather(visit.tensors[target.tensor], target) for target in here}
+        here = [target for target in self.targets if target.tensor in site_call.tensors]
+        self._weights = {target.tensor: _gather(site_call.tensors[target.tensor], target) for target in here}
 
-    def strike(self, visit: Visit) -> list[Event]:
+    def strike(self, site_call: SiteCall) -> list[Event]:
         events = []
         for target in self.targets:
-            if target.tensor in visit.tensors and visit.rank == self.rank * (visit.site in RANKED):
-                events += self._strike(visit, target)
+            if target.tensor in site_call.tensors and site_call.rank == self.rank * (site_call.site in RANKED):
+                events += self._strike(site_call, target)
         return events
 
-    def _strike(self, visit: Visit, target: StrikeTarget) -> list[Event]:
-        whole, change, format = visit.tensors[target.tensor], self.change, self.formats[target.tensor]
+    def _strike(self, site_call: SiteCall, target: StrikeTarget) -> list[Event]:
+        whole, change, format = site_call.tensors[target.tensor], self.change, self.formats[target.tensor]
         self._check_type(whole, target.tensor)
         there = _gather(whole, target)
         origin = self._weights[target.tensor] if self.site == Site.UPDATE else None
         before = there if origin is None else _sum(there, origin, -1)
         scales = None if change.block is None else _scales(whole, target, change.block, format)
-        after = change.of(before, target, visit.step, format, scales)
+        after = change.of(before, target, site_call.step, format, scales)
         differs = ~same_bits(before, after)
         if changed := bool(differs.any()):
             _scatter(whole, target, torch.where(differs, after if origin is None else _sum(origin, after), there))
         if target.elements is None or len(target.elements) > MOST_EVENTS:
             self._told += 1
             texts = (digest(before), digest(after)) if self._told <= KEPT_EVENTS else ("", "")  # those are dropped
-            address = (visit.site, target.tensor, None, None, visit.step)
-            return [Event(*address, *texts, None, None, changed, visit.rank, format=format)]
+            address = (site_call.site, target.tensor, None, None, site_call.step)
+            return [Event(*address, *texts, None, None, changed, site_call.rank, format=format)]
         was_zero = is_zero(before if scales is None else before.double() * scales, format)
         indices = zip(*np.unravel_index(target.elements, tuple(whole.shape) or (1,)), strict=True)
         columns = (before.tolist(), after.tolist(), raw_bits(before), raw_bits(after), differs.tolist())
         return [
             Event(
-                site=visit.site,
+                site=site_call.site,
                 tensor=target.tensor,
                 index=tuple(map(int, index))[: whole.dim()],
                 bit=mask.bit_length() - 1 if mask.bit_count() == 1 else None,
-                step=visit.step,
+                step=site_call.step,
                 before=repr(old),
                 after=repr(new),
                 bits_before=old_bits,
                 bits_after=new_bits,
                 changed=is_changed,
-                rank=visit.rank,
+                rank=site_call.rank,
                 mask=f"{mask:x}" if mask else None,
                 was_zero=zero,
                 format=format,

@@ -22,7 +22,7 @@ from harness.data.screening import Scores
 from harness.objectives.base import Objective
 from harness.objectives.table import OBJECTIVES
 from harness.storage.stored import PackInfo, read_packs
-from harness.training.sites import Injector, Site, Visit
+from harness.training.sites import Injector, Site, SiteCall
 from injectors import Facts, InjectableFault, facts_of, fault_types
 
 OWN_SOURCES = ("stdlib", "zipf")  # of text, for which no file is opened that a results folder names
@@ -115,7 +115,7 @@ class BatchReader:
             due = self._calls.pop(0)
             self._struck[due] = self._objective.batch(due).clone()
             assert self._injector is not None
-            self._injector.visit(Visit(Site.BATCH, due, {"batch": self._struck[due][0]}))
+            self._injector.visit(SiteCall(Site.BATCH, due, {"batch": self._struck[due][0]}))
         batch = self._struck[step] if step in self._struck else self._objective.batch(step)
         tokens, weights = self._objective.what_trains(batch, step, step, torch.ones(1, dtype=torch.bool))
         if tokens.ndim != 3 or tokens.is_floating_point():

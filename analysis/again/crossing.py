@@ -23,7 +23,7 @@ from harness.loop.loop import train
 from harness.model.determinism import make_deterministic, settings_kept
 from harness.optim.clipping import global_norm
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from injectors import InjectableFault
 
 OWN = 20  # batches of the other run that it would read next, or its last ones: what is usual for it there
@@ -98,7 +98,9 @@ def _trained(trial: Trial, reading: BatchReader, until: int) -> Pack:
     try:
         armed = trial.fault.arm(reading.facts) if isinstance(trial.fault, InjectableFault) else None
         pack = Pack([trial], reading.corpus, CPU)
-        ended = train(pack, Agenda([armed]), BLOCK, lambda first_step, signals: None, until=until) if until else None
+        ended = (
+            train(pack, FaultSchedule([armed]), BLOCK, lambda first_step, signals: None, until=until) if until else None
+        )
     except (ValueError, KeyError, TypeError, RuntimeError, AssertionError) as error:
         reason = f"cannot be trained again ({type(error).__name__}: {str(error)!r:.80})"
         raise ConfigError(f"OTHER={trial.id}: {reason}; allowed: a trial of this version's") from None

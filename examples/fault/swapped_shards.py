@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config import PER_TRIAL, anything, number
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 from injectors import Facts, InjectableFault
 from injectors.fault import Strike, digest, matching, whole_event
 
@@ -39,11 +39,11 @@ class Swapped(Strike):
 
     names: list[str]
 
-    def strike(self, visit: Visit) -> list[Event]:
+    def strike(self, site_call: SiteCall) -> list[Event]:
         events = []
         for name in self.names:
-            whole = visit.tensors[name]
+            whole = site_call.tensors[name]
             before = digest(whole)
             whole.copy_(whole.roll(len(whole) // 2, 0))
-            events += whole_event(visit, name, before, [whole])
+            events += whole_event(site_call, name, before, [whole])
         return events

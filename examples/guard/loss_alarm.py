@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.config import SWITCHED, Trial, number
-from harness.guards import ROLL_BACK, Guard, GuardSignal, Parts, Seen
+from harness.guards import ROLL_BACK, Guard, GuardInput, GuardSignal, Parts
 from harness.guards.base import answers
 
 DECAY = 0.9  # of the running mean
@@ -41,7 +41,7 @@ class LossAlarm(Guard):
         limits = [trial.section("loss_alarm").nats or torch.inf for trial in trials]
         self._limit = torch.tensor(limits, dtype=torch.float64, device=self.device)
 
-    def judge(self, seen: Seen) -> Tensor:
+    def judge(self, seen: GuardInput) -> Tensor:
         mean, loss = self._mean.used, seen.loss.double()
         self._above = loss - mean
         is_alarm = seen.trains & ~(self._above < self._limit) & ~mean.isnan()

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from harness.basics import renamed
 from harness.config import Trial
 from harness.model.parameters import Layout
 from harness.model.state import State
@@ -48,7 +49,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Seen:
+class GuardInput:
     """What a step has come to, before it changes anything; [R] each, on the device.
 
     `norm` is the global gradient norm before clipping, float64, finite exactly if every element is. `usable` says of
@@ -100,7 +101,7 @@ class Guard:
     def bind(self, trials: Sequence[Trial]) -> None:
         """Work on the rows in use from now on, which are these trials."""
 
-    def judge(self, seen: Seen) -> Tensor:
+    def judge(self, seen: GuardInput) -> Tensor:
         """What to do with each row, [R], int8, from GO to ASK; of rows that do not train, GO."""
         raise NotImplementedError
 
@@ -118,3 +119,6 @@ class Guard:
 def answers(where_R: Tensor, answer: int) -> Tensor:
     """`answer` in these rows, and GO elsewhere: [R], int8."""
     return where_R.to(torch.int8) * answer
+
+
+__getattr__ = renamed.names(__name__, Seen="GuardInput")

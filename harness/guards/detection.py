@@ -11,7 +11,7 @@ from harness.config import Trial, sections
 from harness.detectors.base import AFTER_THE_STEP, Detector
 from harness.detectors.loop_signals import PER_RATE, RATE, SOURCES, UPDATE, has_new_rate, per_rate
 from harness.detectors.table import DETECTORS
-from harness.guards.base import Guard, GuardSignal, Parts, Seen
+from harness.guards.base import Guard, GuardInput, GuardSignal, Parts
 from harness.readings.table import SHOWN
 from harness.storage.store import SIGNALS
 
@@ -60,7 +60,7 @@ class Detection(Guard):
             f"{kind}_{name}": GuardSignal("1", f"{text} {name}") for name in options for kind, text in words.items()
         }
 
-    def judge(self, seen: Seen) -> Tensor:
+    def judge(self, seen: GuardInput) -> Tensor:
         self.parts.alarms.clear()
         before = {signal: kept.used for signal, kept in self._before.items()}
         values = {"loss": seen.loss, "grad_norm": seen.norm, **seen.signals, **before}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.config import Trial
-from harness.guards.base import FREEZE, GO, Guard, Seen, answers
+from harness.guards.base import FREEZE, GO, Guard, GuardInput, answers
 
 
 class FreezeNonFinite(Guard):
@@ -20,7 +20,7 @@ class FreezeNonFinite(Guard):
     def is_on(cls, trial: Trial) -> bool:
         return True
 
-    def judge(self, seen: Seen) -> Tensor:
+    def judge(self, seen: GuardInput) -> Tensor:
         is_finite = seen.loss.abs() < torch.inf  # which NaN is not; torch.isfinite is four operations
         is_fine = is_finite & (seen.usable | self.parts.loss_scale.dynamic)
         return answers(seen.trains & ~is_fine, FREEZE if seen.detects else GO)

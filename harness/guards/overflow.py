@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from harness.config import Trial
-from harness.guards.base import FREEZE, SKIP, Guard, Seen, answers
+from harness.guards.base import FREEZE, SKIP, Guard, GuardInput, answers
 
 
 class Overflow(Guard):
@@ -20,7 +20,7 @@ class Overflow(Guard):
     def is_on(cls, trial: Trial) -> bool:
         return trial.train.loss_scaling == "dynamic"
 
-    def judge(self, seen: Seen) -> Tensor:
+    def judge(self, seen: GuardInput) -> Tensor:
         scale = self.parts.loss_scale
         can_go_on = scale.adapt(seen.usable, seen.trains)
         overflown = scale.dynamic & seen.trains & ~seen.usable

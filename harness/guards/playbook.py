@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.config.ladder import ANY, ORACLE, Rung, rungs
 from harness.detectors.table import DETECTORS
-from harness.guards.base import ASK, GO, GO_AND_ASK, Guard, Parts, Seen
+from harness.guards.base import ASK, GO, GO_AND_ASK, Guard, GuardInput, Parts
 from harness.model.state import Rows
 from harness.recovery.base import Alarm
 from harness.recovery.table import ACTIONS
@@ -76,7 +76,7 @@ class PlaybookGuard(Guard):
         self._first[row] = torch.tensor(first, device=self.device)
         self._over[row], self._awaited[row], self._takes[row] = over, awaited, takes
 
-    def judge(self, seen: Seen) -> Tensor:
+    def judge(self, seen: GuardInput) -> Tensor:
         never = torch.zeros_like(seen.trains)
         silent = never, torch.full_like(seen.loss, torch.nan, dtype=torch.float64), never
         said = [self.parts.alarms.get(name, silent) for name in self.names]

@@ -12,13 +12,13 @@ from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
 from harness.data.screening import Scores
 from harness.detectors.windows import MAD_TO_STD
 from harness.training.pack import Pack
-from harness.training.sites import Agenda, Site, Visit
+from harness.training.sites import FaultSchedule, Site, SiteCall
 
 BEFORE, LEAST = 100, 5  # batches that tell what is usual; with fewer nothing is odd
 HIGH, BEYOND = 0.9, 4.0  # a quantile, and times its distance from the median: small batches have long tails
 
 
-def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> int:
+def odd_batches(pack: Pack, fault_schedule: FaultSchedule, row: int, step: int, most: int) -> int:
     """How many batches from that of `step` on are unlike those before, by their tokens alone.
 
     0: it is an ordinary one, or there are more than `most`, or what is read is no text. The host waits for the device.
@@ -29,7 +29,7 @@ def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> i
     if not most or planned - first < LEAST:
         return 0
     scores = Scores(pack.corpus.counts, pack.planned[trial].model.context, pack.device)
-    injector = agenda.armed[trial] if agenda.is_of_data(trial) else None
+    injector = fault_schedule.armed[trial] if fault_schedule.is_of_data(trial) else None
     memory = deepcopy(dict(injector.memory)) if injector else {}
     usual: list[tuple[float, float]] = []
     try:
@@ -37,9 +37,11 @@ def odd_batches(pack: Pack, agenda: Agenda, row: int, step: int, most: int) -> i
             batch = pack.objective.batch(position)[row].clone()
             if batch.is_floating_point() or batch.dim() != 2:
                 break
-            strikes = pack.interventions.strikes(trial, is_of_data=True) and agenda.is_due(trial, Site.BATCH, position)
+            strikes = pack.interventions.strikes(trial, is_of_data=True) and fault_schedule.is_due(
+                trial, Site.BATCH, position
+            )
             if injector and strikes:
-                injector.visit(Visit(Site.BATCH, position, {"batch": batch}, is_look=True))
+                injector.visit(SiteCall(Site.BATCH, position, {"batch": batch}, is_look=True))
             values = float(scores.rarity(batch).mean()), float(scores.repetition(batch).mean())
             if position < planned:
                 usual.append(values)

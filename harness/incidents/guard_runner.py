@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from harness.basics.devices import on_cpu
-from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, Seen
+from harness.guards import ASK, FREEZE, GO, GO_AND_ASK, ROLL_BACK, GuardInput
 from harness.guards.playbook import PlaybookGuard
 from harness.incidents.batches_ahead import odd_batches
 from harness.incidents.recovery import Recovery
 from harness.incidents.snapshots import Snapshots
 from harness.nonfinite.provenance import Provenances
-from harness.training.clock import Tick
 from harness.training.masking import Masking
 from harness.training.pack import Pack
+from harness.training.row_steps import PackStep
 from harness.training.signals import Recorder
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 
 class GuardRunner:
@@ -32,9 +32,9 @@ class GuardRunner:
     of its rollbacks, and where there is no snapshot.
     """
 
-    def __init__(self, pack: Pack, agenda: Agenda, recorder: Recorder, detects: bool, provenance: bool):
-        self.pack, self.agenda, self._recorder, self._detects = pack, agenda, recorder, detects
-        self.provenances = Provenances(pack, agenda, recorder, provenance)
+    def __init__(self, pack: Pack, fault_schedule: FaultSchedule, recorder: Recorder, detects: bool, provenance: bool):
+        self.pack, self.fault_schedule, self._recorder, self._detects = pack, fault_schedule, recorder, detects
+        self.provenances = Provenances(pack, fault_schedule, recorder, provenance)
         self._snapshots: Snapshots | None = None
         guards = pack.guards if detects else []
         goes_back = [guard for guard in guards if guard.every is not None]
@@ -51,7 +51,7 @@ class GuardRunner:
         self.recovery = Recovery(self, playbooks[0]) if playbooks else None
         self._asked = {name for guard in pack.guards for name in guard.asks}
         self.rollbacks: Counter[int] = Counter()  # of each planned trial
-        self._masking = Masking(pack, agenda.last)
+        self._masking = Masking(pack, fault_schedule.last)
 
     def forked(self, leaders: Mapping[int, int]) -> None:
         """These planned trials have a row of their own now, a copy of that of their twins."""
@@ -59,12 +59,12 @@ class GuardRunner:
             for trial, leader in leaders.items():
                 self.recovery.fork(trial, leader)
 
-    def begin(self, tick: Tick) -> None:
+    def begin(self, pack_step: PackStep) -> None:
         """Keep what a row may have to go back to."""
         if self.recovery:
             self.recovery.begin()
         if self._snapshots and self._quiet:
-            self._snapshots.take(tick, self._quiet.used, self.recovery.awaited() if self.recovery else ())
+            self._snapshots.take(pack_step, self._quiet.used, self.recovery.awaited() if self.recovery else ())
 
     def judge(self, loss: Tensor, norm: Tensor | None, here: Tensor, trains: Tensor) -> Tensor:
         """Which of the rows of this pass, `here` [R], take the step; of `trains` [R] some of the batch is left.
@@ -77,7 +77,9 @@ class GuardRunner:
             return trains
         # Of the signals that guards have asked for, what the forward pass of this step has shown.
         signals = self._recorder.shown(self._asked)
-        seen = Seen(pack.clock.on_device, loss, norm, pack.can_step(norm), here, trains, self._detects, signals)
+        seen = GuardInput(
+            pack.row_steps.on_device, loss, norm, pack.can_step(norm), here, trains, self._detects, signals
+        )
         answer = reduce(torch.maximum, [guard.judge(seen) for guard in pack.guards])
         if self._quiet:
             is_taken = (answer == GO) | (answer == GO_AND_ASK)
@@ -85,24 +87,24 @@ class GuardRunner:
             passes = self.recovery.guard.passes if self.recovery else torch.zeros_like(trains)
             for alarm, *_ in pack.alarms.values():
                 self._quiet.used.logical_and_(~alarm | passes)
-            pack.clock.hold((answer == ROLL_BACK) | (answer == ASK) | (answer == GO_AND_ASK))
+            pack.row_steps.hold((answer == ROLL_BACK) | (answer == ASK) | (answer == GO_AND_ASK))
         pack.active.logical_and_(answer != FREEZE)
         return trains & (answer <= GO_AND_ASK)
 
-    def settle(self, tick: Tick, loss: Tensor, is_due: bool, saves: bool) -> None:
+    def settle(self, pack_step: PackStep, loss: Tensor, is_due: bool, saves: bool) -> None:
         """Find what is masked, and let the rows go on that wait for an answer, where a block ends (`is_due`).
 
         On a CPU at every step; also before a checkpoint (`saves`), which has nothing that is waited for.
         """
         pack = self.pack
         looks = is_due or on_cpu(pack.device)
-        self._masking.look(tick, loss, looks or saves, self._stand_alike)
+        self._masking.look(pack_step, loss, looks or saves, self._stand_alike)
         has_news = self.recovery is not None and self.recovery.has_news
         if not self._holds or not (looks or saves or has_news):
             return
         if self._snapshots and is_due:
             self._recorder.keeps = self._snapshots.oldest
-        for row, struck in pack.clock.held():
+        for row, struck in pack.row_steps.held():
             if self.recovery and self.recovery.settle(row, struck):
                 continue
             trial, step = pack.rows[row], None
@@ -126,7 +128,7 @@ class GuardRunner:
         trial = self.pack.rows[row]
         step = self._snapshots.put_back(row, latest) if self._snapshots else None
         if step is not None:
-            self.agenda.roll_back(trial, struck + 1)
+            self.fault_schedule.roll_back(trial, struck + 1)
             self._forget(trial, step)
         return step
 
@@ -141,11 +143,11 @@ class GuardRunner:
 
     def odd_batches(self, row: int, step: int, most: int) -> int:
         """How many batches from that of a step on are unlike those before; 0 also if more than `most` are."""
-        return odd_batches(self.pack, self.agenda, row, step, most)
+        return odd_batches(self.pack, self.fault_schedule, row, step, most)
 
     def go_on(self, row: int, step: int) -> None:
         """The row trains on from this step."""
-        if self.pack.clock.put(row, step):
+        if self.pack.row_steps.put(row, step):
             self._forget(self.pack.rows[row], step)
 
     def _forget(self, trial: int, step: int) -> None:
@@ -165,7 +167,7 @@ class GuardRunner:
     def freeze(self, row: int, step: int) -> None:
         """The row trains no more, since this step."""
         self.pack.active[row] = False
-        self.pack.clock.release(row)
+        self.pack.row_steps.release(row)
         self._recorder.freeze(self.pack.rows[row], step)
 
     def earliest(self, row: int) -> Mapping[str, Tensor] | None:

@@ -15,14 +15,14 @@ from harness.incidents.row import IncidentRow
 from harness.nonfinite.provenance import Provenances
 from harness.recovery.base import Alarm
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 
 class HeldRows(Protocol):
     """What is done to rows of a pack in training: `harness.incidents.guard_runner` does it."""
 
     pack: Pack
-    agenda: Agenda
+    fault_schedule: FaultSchedule
     provenances: Provenances
 
     def go_back(self, row: int, struck: int, latest: int) -> int | None:
@@ -69,7 +69,7 @@ class Recovery:
         """The rows that stand at a step that an action wanted to see again."""
         for number, book in self.books.items():
             row = None if book.waits is None else self._pack.place_of(number)
-            if row is not None and book.waits and self._pack.clock.steps[row] == book.waits["step"]:
+            if row is not None and book.waits and self._pack.row_steps.steps[row] == book.waits["step"]:
                 yield row
 
     def same(self, trial: int, twin: int, step: int) -> bool:
@@ -115,7 +115,7 @@ class Recovery:
     def _news(self) -> Iterator[tuple[int, int, int]]:
         """(trial, row, step of the first strike)."""
         for number in self._oracles:
-            row, step = self._pack.place_of(number), self._held.agenda.first_change(number)
+            row, step = self._pack.place_of(number), self._held.fault_schedule.first_change(number)
             has_spoken = number in self.books and self.books[number].is_undone
             if row is not None and step is not None and not has_spoken:
                 yield number, row, step
@@ -153,7 +153,7 @@ class PackRow(IncidentRow):
         return self._held.go_back(self._index, self.alarm.step, latest)
 
     def take_back(self) -> None:
-        self._held.agenda.roll_back(self._number, self.alarm.step + 1)
+        self._held.fault_schedule.roll_back(self._number, self.alarm.step + 1)
 
     def newest(self, latest: int) -> int | None:
         return self._held.newest(self._index, latest)
@@ -184,7 +184,7 @@ class PackRow(IncidentRow):
         self._pack.forget_signals(self._index)
 
     def fault_step(self) -> int | None:
-        return self._held.agenda.first_change(self._number)
+        return self._held.fault_schedule.first_change(self._number)
 
     def finish(self) -> None:
         """Let the row go on where it is to."""

@@ -12,8 +12,8 @@ from harness.basics.devices import on_cpu, sent
 from harness.model import sums
 from harness.model.state import State
 from harness.recovery.base import GROWN
-from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.row_steps import PackStep
 
 NONE = -1  # in the place of a step: nothing is kept there
 
@@ -47,25 +47,25 @@ class Snapshots:
         counts, index = self._pack.acts.state(), self._pack.slots.index
         return {f"acts.{part}": of_trials.index_select(0, index) for part, of_trials in counts.items()}
 
-    def take(self, tick: Tick, quiet_R: Tensor, awaited: Iterable[int] = ()) -> None:
+    def take(self, pack_step: PackStep, quiet_R: Tensor, awaited: Iterable[int] = ()) -> None:
         """Keep the rows for which that is due, in the place of the oldest that each has, and the `awaited` ones.
 
         No look at the device, but where they are kept in main memory.
         """
         pack = self._pack
-        due = [row for step, rows in tick.groups.items() if step % self._every == 0 for row in rows]
-        more = [row for row in awaited if row not in due and any(row in rows for rows in tick.groups.values())]
+        due = [row for step, rows in pack_step.groups.items() if step % self._every == 0 for row in rows]
+        more = [row for row in awaited if row not in due and any(row in rows for rows in pack_step.groups.values())]
         due += more
         if not due:
             return
-        at, newest = pack.clock.on_device, self._steps.used.max(1).values
+        at, newest = pack.row_steps.on_device, self._steps.used.max(1).values
         place = self._steps.used[:, : self._regular].argmin(1)
         takes = quiet_R & pack.active & self._is_finite() & (at > newest)
         if len(due) < len(pack):
             takes = takes & sent(pack.slots.of_rows(due), pack.device)
         if more:
             place = torch.where(sent(pack.slots.of_rows(more), pack.device), self._regular, place)
-        if (free := pack.clock.free()) is not None:  # one that is held stands where it was, whatever its clock says
+        if (free := pack.row_steps.free()) is not None:  # one that is held stands where it was, whatever its clock says
             takes = takes & free
         self._copy(takes, place, at)
 
@@ -97,10 +97,10 @@ class Snapshots:
 
         None: there is none.
         """
-        clock = self._pack.clock
-        rows = len(clock.steps)
-        kept = zip(self._steps.used[:rows].tolist(), self._pack.active[:rows].tolist(), clock.steps, strict=True)
-        of_rows = (steps for steps, is_active, now in kept if is_active and now < clock.last)
+        row_steps = self._pack.row_steps
+        rows = len(row_steps.steps)
+        kept = zip(self._steps.used[:rows].tolist(), self._pack.active[:rows].tolist(), row_steps.steps, strict=True)
+        of_rows = (steps for steps, is_active, now in kept if is_active and now < row_steps.last)
         return min((step for steps in of_rows for step in steps if step != NONE), default=None)
 
     def find(self, row: int, latest: int) -> tuple[int, int] | None:
@@ -137,7 +137,7 @@ class Snapshots:
         for part, counts in self._pack.acts.state().items():
             counts[self._pack.rows[row]] = kept[f"acts.{part}"]
         steps.masked_fill_(steps > step, NONE)
-        self._pack.clock.read()
+        self._pack.row_steps.read()
         return step
 
     def earliest(self, row: int) -> Mapping[str, Tensor] | None:

@@ -25,8 +25,8 @@ from harness.config import Trial
 from harness.loop.passes import Fed, Passes
 from harness.objectives.table import OBJECTIVES
 from harness.training.blocks import Found
-from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.row_steps import PackStep
 
 T = TypeVar("T")
 WIDEST = 1024  # features of a model whose steps are replayed: kernels of larger ones take longer than their launches
@@ -118,7 +118,7 @@ class Graphs:
         self._refused: set[str] = set()  # what could not be recorded: steps, or validation
         self.steps, self.pieces = 0, 0  # that were replayed
 
-    def train(self, passes: Passes, tick: Tick, fed: Fed) -> Found:
+    def train(self, passes: Passes, pack_step: PackStep, fed: Fed) -> Found:
         """As `Passes.train`.
 
         What it returns holds until anything is replayed; `loss` and `trained`, which are looked at after a validation,
@@ -126,10 +126,10 @@ class Graphs:
         """
 
         def step(*given: Any) -> Found:
-            return passes.train(tick, Fed(*given))
+            return passes.train(pack_step, Fed(*given))
 
         given = [getattr(fed, field.name) for field in fields(Fed)]
-        found = self._replayed(self._kind(passes, tick, fed), step, given)
+        found = self._replayed(self._kind(passes, pack_step, fed), step, given)
         if found is None:
             return step(*given)
         self.steps += 1
@@ -147,14 +147,14 @@ class Graphs:
         self.pieces += 1
         return found
 
-    def _kind(self, passes: Passes, tick: Tick, fed: Fed) -> Any:
+    def _kind(self, passes: Passes, pack_step: PackStep, fed: Fed) -> Any:
         """Equal for steps of which one can be replayed as the other; None: not to be replayed."""
         pack = self._pack
-        read = passes.recorder.kind(tick) if self._is_on else None
-        is_apart, grows = tick.trains is not None, tick.size < pack.curriculum.grown
+        read = passes.recorder.kind(pack_step) if self._is_on else None
+        is_apart, grows = pack_step.trains is not None, pack_step.size < pack.curriculum.grown
         if read is None or is_apart or grows or pack.model.taps.on_host:
             return None
-        if passes.strike.is_due(tick) or (pack.interventions and pack.interventions.embeddings(pack.rows)):
+        if passes.strike.is_due(pack_step) or (pack.interventions and pack.interventions.embeddings(pack.rows)):
             return None
         return "step", read, fed.batch.shape, fed.weights is None
 

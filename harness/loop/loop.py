@@ -25,7 +25,7 @@ from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
 from harness.training.ranks import Replica
 from harness.training.signals import Recorder, Write
-from harness.training.sites import Agenda, Event
+from harness.training.sites import Event, FaultSchedule
 from harness.training.strikes import Strikes
 
 Leave = Callable[[int, Mapping[str, Tensor]], None]  # is given a planned trial's number and tensors by name
@@ -54,7 +54,7 @@ class Result:
 
 def train(
     pack: Pack,
-    agenda: Agenda,
+    fault_schedule: FaultSchedule,
     block: int,
     write: Write,
     progress: Callable[[int, int], None] = lambda steps, frozen: None,
@@ -87,33 +87,33 @@ def train(
     """
     graphs = Graphs(pack, record, not_recorded) if record else None
     recorder = Recorder(pack, block, write, telemetry, graphs.window_losses if graphs else None)
-    answers = GuardRunner(pack, agenda, recorder, detection, provenance)
-    passes = Passes(pack, recorder, answers, Strikes(pack, agenda), telemetry, detection)
+    answers = GuardRunner(pack, fault_schedule, recorder, detection, provenance)
+    passes = Passes(pack, recorder, answers, Strikes(pack, fault_schedule), telemetry, detection)
     step = partial(graphs.train, passes) if graphs else passes.train
-    state = partial(state_of, pack, agenda, recorder, answers)
+    state = partial(state_of, pack, fault_schedule, recorder, answers)
     if saved:
-        restore(saved, pack, agenda, recorder, answers)
+        restore(saved, pack, fault_schedule, recorder, answers)
     pack.ranks.verify(state)
-    while (tick := pack.clock.tick(until)) is not None:
-        if forked := pack.fork(tick):
+    while (pack_step := pack.row_steps.pack_step(until)) is not None:
+        if forked := pack.fork(pack_step):
             answers.forked(forked)
-            tick = pack.clock.tick(until) or tick
-        answers.begin(tick)
-        found = step(tick, passes.feed(tick))
-        recorder.keep(tick, found)
-        pack.clock.done(tick)
-        is_due = recorder.is_due(tick)
-        saves = checkpoints is not None and pack.ranks.agreed(checkpoints.is_due(pack.clock.number))
-        answers.settle(tick, found.loss, is_due, saves)
+            pack_step = pack.row_steps.pack_step(until) or pack_step
+        answers.begin(pack_step)
+        found = step(pack_step, passes.feed(pack_step))
+        recorder.keep(pack_step, found)
+        pack.row_steps.done(pack_step)
+        is_due = recorder.is_due(pack_step)
+        saves = checkpoints is not None and pack.ranks.agreed(checkpoints.is_due(pack.row_steps.number))
+        answers.settle(pack_step, found.loss, is_due, saves)
         if is_due and not _look(pack, recorder, answers, state, leave):
             break
-        progress(tick.front + 1, len(recorder.nonfinite))
-        if checkpoints and saves and not pack.clock.is_over:
+        progress(pack_step.front + 1, len(recorder.nonfinite))
+        if checkpoints and saves and not pack.row_steps.is_over:
             pack.ranks.verify(state)
-            checkpoints.save(pack.clock.number, *state())
+            checkpoints.save(pack.row_steps.number, *state())
     if leave:
         hand_over(pack, range(len(pack)), leave)
-    return _result(pack, agenda, recorder, answers)
+    return _result(pack, fault_schedule, recorder, answers)
 
 
 def _look(pack: Pack, recorder: Recorder, answers: GuardRunner, state: Replica, leave: Leave | None) -> bool:
@@ -124,8 +124,8 @@ def _look(pack: Pack, recorder: Recorder, answers: GuardRunner, state: Replica, 
     pack.ranks.verify(state)
     recorder.flush()
     answers.provenances.look()
-    active, clock, rows = pack.active.tolist(), pack.clock, range(len(pack))
-    finished = set() if clock.is_over else {row for row in rows if clock.steps[row] >= clock.last}
+    active, row_steps, rows = pack.active.tolist(), pack.row_steps, range(len(pack))
+    finished = set() if row_steps.is_over else {row for row in rows if row_steps.steps[row] >= row_steps.last}
     done = [row for row in rows if not active[row] or row in finished or pack.rows[row] in pack.twins.masked]
     few = len(done) < SHRINK_SHARE * len(rows)
     gone = [] if few else done[max(0, smallest_pack(pack.device) - (len(rows) - len(done))) :]
@@ -136,7 +136,7 @@ def _look(pack: Pack, recorder: Recorder, answers: GuardRunner, state: Replica, 
     return bool(pack.active.any())
 
 
-def _result(pack: Pack, agenda: Agenda, recorder: Recorder, answers: GuardRunner) -> Result:
+def _result(pack: Pack, fault_schedule: FaultSchedule, recorder: Recorder, answers: GuardRunner) -> Result:
     recorder.close()
     answers.provenances.look()
     numbers = range(len(pack.planned))
@@ -149,9 +149,9 @@ def _result(pack: Pack, agenda: Agenda, recorder: Recorder, answers: GuardRunner
         ],
         nonfinite_step=nonfinite,
         masked_step=[pack.twins.masked.get(number) for number in numbers],
-        events=agenda.events,
-        strikes=agenda.strikes,
-        changes=agenda.changes,
+        events=fault_schedule.events,
+        strikes=fault_schedule.strikes,
+        changes=fault_schedule.changes,
         dropped=pack.twins.records(pack.objective.records),
         incidents=pack.twins.records(answers.incidents()),
         acts=pack.acts.totals(pack.twins, pack.steps - 1),

@@ -15,8 +15,8 @@ from torch import Tensor
 from harness.incidents.guard_runner import GuardRunner
 from harness.optim.clipping import global_norm
 from harness.training.blocks import Found
-from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.row_steps import PackStep
 from harness.training.signals import Recorder
 from harness.training.sites import Site
 from harness.training.strikes import Strikes, one
@@ -52,51 +52,53 @@ class Passes:
         self._nan = torch.full((), torch.nan, dtype=pack.dtype, device=pack.device)
         self._has_norm = bool(pack.clippers) or telemetry or detection or pack.loss_scale.is_dynamic
 
-    def feed(self, tick: Tick) -> Fed:
+    def feed(self, pack_step: PackStep) -> Fed:
         """Rate and batch of a step, struck where they are to be."""
         pack, strike = self.pack, self.strike
-        rate = pack.learning_rate(tick.steps)
+        rate = pack.learning_rate(pack_step.steps)
         scheduled = rate.clone()
-        strike(Site.LEARNING_RATE, tick, one("learning_rate", rate))
-        batch = pack.batch(tick.steps)
-        strike(Site.BATCH, tick, one("batch", batch))
-        here = pack.here(tick)
-        batch, weights = pack.what_trains(batch, tick.steps, tick.size, here)
-        pack.model.stand_at(tick.steps)
+        strike(Site.LEARNING_RATE, pack_step, one("learning_rate", rate))
+        batch = pack.batch(pack_step.steps)
+        strike(Site.BATCH, pack_step, one("batch", batch))
+        here = pack.here(pack_step)
+        batch, weights = pack.what_trains(batch, pack_step.steps, pack_step.size, here)
+        pack.model.stand_at(pack_step.steps)
         objective = pack.objective
-        return Fed(rate, scheduled, pack.tokens(tick.steps), batch, weights, objective.dropped, here, objective.trains)
+        return Fed(
+            rate, scheduled, pack.tokens(pack_step.steps), batch, weights, objective.dropped, here, objective.trains
+        )
 
-    def train(self, tick: Tick, fed: Fed) -> Found:
+    def train(self, pack_step: PackStep, fed: Fed) -> Found:
         """The step itself: every site between the batch and the update is in it."""
         pack, recorder, strike, here = self.pack, self.recorder, self.strike, fed.here
-        recorder.begun(tick)
-        strike(Site.WEIGHT, tick, partial(pack.tensors, pack.weights))
-        strike(Site.LOSS_SCALE, tick, pack.loss_scale.shown)
+        recorder.begun(pack_step)
+        strike(Site.WEIGHT, pack_step, partial(pack.tensors, pack.weights))
+        strike(Site.LOSS_SCALE, pack_step, pack.loss_scale.shown)
 
         pack.know_weights(here)
-        recorder.begin(tick, fed.batch)
+        recorder.begin(pack_step, fed.batch)
         scale, losses = pack.loss_scale.scale.clone(), []
         for rank, part in pack.ranks.parts(fed.batch):
             of_part = None if fed.weights is None else pack.ranks.part(fed.weights, rank)
-            losses.append(pack.learn(part, of_part, strike.at_taps(tick, rank), rank))
-            strike.at_gradient(tick, rank)
+            losses.append(pack.learn(part, of_part, strike.at_taps(pack_step, rank), rank))
+            strike.at_gradient(pack_step, rank)
             pack.ranks.add(pack.gradients)
         pack.ranks.finish(pack.gradients)
         pack.unscale()
         loss = pack.ranks.mean(losses).where(fed.trains, self._nan).detach()
-        strike(Site.REDUCED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
+        strike(Site.REDUCED_GRADIENT, pack_step, partial(pack.tensors, pack.gradients))
 
         norm = global_norm(pack.gradients) if self._has_norm else None
         stepping = self.answers.judge(loss, norm, here, fed.trains)
         if norm is not None:
             pack.clip(norm, stepping)
-        strike(Site.CLIPPED_GRADIENT, tick, partial(pack.tensors, pack.gradients))
-        strike(Site.MOMENT_1, tick, partial(pack.slot, "moment_1"))
-        strike(Site.MOMENT_2, tick, partial(pack.slot, "moment_2"))
-        strike(Site.BEFORE_UPDATE, tick, pack.state)
+        strike(Site.CLIPPED_GRADIENT, pack_step, partial(pack.tensors, pack.gradients))
+        strike(Site.MOMENT_1, pack_step, partial(pack.slot, "moment_1"))
+        strike(Site.MOMENT_2, pack_step, partial(pack.slot, "moment_2"))
+        strike(Site.BEFORE_UPDATE, pack_step, pack.state)
         recorder.updates()
         norms = pack.step(fed.rate, stepping, measure=self._telemetry)
-        strike(Site.UPDATE, tick, pack.state)
+        strike(Site.UPDATE, pack_step, pack.state)
 
         values = {"loss": loss, "learning_rate": fed.rate, "loss_scale": scale}
         values |= {"scheduled_rate": fed.scheduled, "tokens": fed.tokens, "dropped": fed.dropped}

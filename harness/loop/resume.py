@@ -11,7 +11,7 @@ from harness.incidents.guard_runner import GuardRunner
 from harness.storage.checkpoint import Saved
 from harness.training.pack import Pack
 from harness.training.signals import Recorder
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 TENSOR = "__tensor__"  # in the JSON, instead of a tensor: its name
 
@@ -22,20 +22,24 @@ def steps_done(saved: Saved) -> int:
 
 
 def state_of(
-    pack: Pack, agenda: Agenda, recorder: Recorder, answers: GuardRunner
+    pack: Pack, fault_schedule: FaultSchedule, recorder: Recorder, answers: GuardRunner
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that the next steps depend on: tensors by name, and the rest as JSON has it."""
-    state = pack.whole_state() | {"agenda": agenda.state(), "recorder": recorder.state(), "answers": answers.state()}
+    state = pack.whole_state() | {
+        "agenda": fault_schedule.state(),
+        "recorder": recorder.state(),
+        "answers": answers.state(),
+    }
     tensors: dict[str, Tensor] = {}
     return tensors, {part: _without_tensors(value, part, tensors) for part, value in state.items()}
 
 
-def restore(saved: Saved, pack: Pack, agenda: Agenda, recorder: Recorder, answers: GuardRunner) -> None:
+def restore(saved: Saved, pack: Pack, fault_schedule: FaultSchedule, recorder: Recorder, answers: GuardRunner) -> None:
     """Go on from what `state_of` has given, with parts that were made anew for the same trials."""
     state = _with_tensors(saved.values, saved.tensors)
     pack.restore(state)
-    pack.clock.number = saved.step
-    agenda.restore(state["agenda"])
+    pack.row_steps.number = saved.step
+    fault_schedule.restore(state["agenda"])
     recorder.restore(state["recorder"])
     answers.restore(state["answers"])
 

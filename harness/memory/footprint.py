@@ -25,7 +25,7 @@ from harness.model.precision import FORMATS
 from harness.optim.clippers import CLIPPERS
 from harness.training.pack import Pack
 from harness.training.pack_sizes import largest_part, part_size, rows_at_once, windows_at_once
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 META = torch.device("meta")
 ACCELERATOR = torch.device("cuda")  # any that is no CPU: whose rules of sizes count
@@ -179,8 +179,8 @@ def count(trial: Trial, rows: int, part: int, device: torch.device) -> dict[str,
     with Allocations(device) as watch:
         pack = _Watched([trial] * rows, corpus, device, at_once=part)
         pack.watch = watch
-        agenda = Agenda([None] * rows)
-        train(pack, agenda, BLOCK, lambda first_step, signals: ends.append(watch.alive), provenance=False)
+        fault_schedule = FaultSchedule([None] * rows)
+        train(pack, fault_schedule, BLOCK, lambda first_step, signals: ends.append(watch.alive), provenance=False)
     # What the first step left, such as the signals' block, is there in all later ones.
     left = ends[0] - (pack.before or 0)
     return {HELD: ends[0], **{name: peak + left for name, peak in watch.peaks.items()}}

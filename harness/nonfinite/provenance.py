@@ -19,7 +19,7 @@ from harness.nonfinite.rerun import UPDATE, Place, Rerun, RerunResult
 from harness.nonfinite.trace import INVALID, OVERFLOW, Origin
 from harness.training.pack import Pack
 from harness.training.signals import Recorder
-from harness.training.sites import Agenda, Site
+from harness.training.sites import FaultSchedule, Site
 
 STRIKE, UNKNOWN = "strike", "unknown"
 
@@ -63,8 +63,8 @@ class Provenance:
 class Provenances:
     """Finds them for the rows of a pack, if they are `wanted`, and leaves them with the recorder, by planned trial."""
 
-    def __init__(self, pack: Pack, agenda: Agenda, recorder: Recorder, wanted: bool = True):
-        self._pack, self._agenda, self._recorder, self._wanted = pack, agenda, recorder, wanted
+    def __init__(self, pack: Pack, fault_schedule: FaultSchedule, recorder: Recorder, wanted: bool = True):
+        self._pack, self._agenda, self._recorder, self._wanted = pack, fault_schedule, recorder, wanted
 
     def look(self) -> None:
         """Find that of each row that has frozen since the last call; here the host waits for the device."""

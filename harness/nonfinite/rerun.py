@@ -3,7 +3,8 @@
 The row is copied into a small pack of its own, twice at least, because a pack of one rounds otherwise. The fault of
 that very step strikes the first of the copies as it did in training; what it has left in weights, moments and the
 loss's scale is in the row already. The other copies train without: re-execution, as an operator does it to tell what is
-transient. Nothing of the row, of its pack or of the agenda changes; what the fault remembers is as it was afterwards.
+transient. Nothing of the row, of its pack or of the fault schedule changes; what the fault remembers is as it was
+afterwards.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from harness.config.formats import HELD
 from harness.model.formats import FORMAT_OF, raw_words, round_to
 from harness.nonfinite.trace import OVERFLOW, Origin, Origins, is_finite
 from harness.optim.loss_scale import BACKOFF
-from harness.training.clock import Tick
 from harness.training.pack import Pack
 from harness.training.pack_sizes import smallest_pack
-from harness.training.sites import Agenda, Injector, Site, Visit
+from harness.training.row_steps import PackStep
+from harness.training.sites import FaultSchedule, Injector, Site, SiteCall
 from harness.training.strikes import Strikes, one
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
@@ -123,19 +124,19 @@ class _Quietly:
     def memory(self) -> Mapping[str, Any]:
         return self.injector.memory
 
-    def visit(self, visit: Visit) -> list[Any]:
+    def visit(self, site_call: SiteCall) -> list[Any]:
         with self.origins.quiet():
-            return self.injector.visit(visit)
+            return self.injector.visit(site_call)
 
 
-class _Again(Agenda):
+class _Again(FaultSchedule):
     """What is due for one trial, as trial 0, at the sites of AGAIN; it counts nothing."""
 
-    def __init__(self, agenda: Agenda, trial: int, origins: Origins):
+    def __init__(self, fault_schedule: FaultSchedule, trial: int, origins: Origins):
         super().__init__([None])
-        self._of, self._trial = agenda, trial
-        if trial in agenda.armed:
-            self.armed = {0: _Quietly(agenda.armed[trial], origins)}  # type: ignore[dict-item]
+        self._of, self._trial = fault_schedule, trial
+        if trial in fault_schedule.armed:
+            self.armed = {0: _Quietly(fault_schedule.armed[trial], origins)}  # type: ignore[dict-item]
 
     def due(self, site: Site, step: int) -> list[int]:
         return [0] if site in AGAIN and self._trial in self._of.due(site, step) else []
@@ -155,7 +156,7 @@ class Rerun:
     """The copies of a row as it was before the step at which it froze, and that step."""
 
     pack: Pack
-    agenda: Agenda
+    fault_schedule: FaultSchedule
     row: int
     step: int
     readings: RerunResult = field(default_factory=RerunResult)
@@ -178,8 +179,8 @@ class Rerun:
         """Run the step up to where it was judged."""
         trial, origins = self.pack.rows[self.row], Origins(self._written)
         self._origins = origins
-        again = _Again(self.agenda, trial, origins)
-        injector = self.agenda.armed.get(trial)
+        again = _Again(self.fault_schedule, trial, origins)
+        injector = self.fault_schedule.armed.get(trial)
         memory = dict(injector.memory) if injector else {}
         try:
             self._run(Strikes(self.copies, again))
@@ -192,9 +193,9 @@ class Rerun:
 
     def _run(self, strike: Strikes) -> None:
         copies, step = self.copies, self.step
-        tick = Tick(0, step, {step: range(len(copies))}, None)
+        pack_step = PackStep(0, step, {step: range(len(copies))}, None)
         batch = copies.batch(step)
-        strike(Site.BATCH, tick, one("batch", batch))
+        strike(Site.BATCH, pack_step, one("batch", batch))
         self._see(FORWARD, Site.BATCH, "batch", batch.double())
         parts, weights = copies.what_trains(batch, step, step)
         for name in copies.layout.by_name:
@@ -206,15 +207,15 @@ class Rerun:
         with self._origins:
             for rank, part in copies.ranks.parts(parts):
                 self._rank, of_part = rank, None if weights is None else copies.ranks.part(weights, rank)
-                losses.append(copies.learn(part, of_part, strike.at_taps(tick, rank), rank))
-                strike.at_gradient(tick, rank)
+                losses.append(copies.learn(part, of_part, strike.at_taps(pack_step, rank), rank))
+                strike.at_gradient(pack_step, rank)
                 self._see_gradients(Site.GRADIENT)
                 copies.ranks.add(copies.gradients)
             copies.ranks.finish(copies.gradients)
             copies.unscale()
         self._rank = 0
         self._see_gradients(Site.REDUCED_GRADIENT)
-        strike(Site.REDUCED_GRADIENT, tick, partial(copies.tensors, copies.gradients))
+        strike(Site.REDUCED_GRADIENT, pack_step, partial(copies.tensors, copies.gradients))
         self._see_gradients(Site.REDUCED_GRADIENT)
         loss = copies.ranks.mean(losses).where(copies.objective.trains, 0.0)
         ends = torch.isfinite(loss) & torch.isfinite(copies.gradients).all(1)

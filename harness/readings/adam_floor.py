@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.optim.optimizers.adamw import falls_short
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import Shown, StepReading, no_second_moment
+from harness.readings.base import ReadingSignal, StepReading, no_second_moment
 
 
 class AdamFloor(StepReading):
@@ -23,7 +23,7 @@ class AdamFloor(StepReading):
     cadence = 0
     help = "share of elements at Adam's epsilon"
     signals = {
-        "epsilon_share": Shown(
+        "epsilon_share": ReadingSignal(
             (), "1", "share of elements whose corrected second moment is below Adam's epsilon squared"
         )
     }

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.model.formats import raw_words
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import Known, Shown, StepReading
+from harness.readings.base import ReadingContext, ReadingSignal, StepReading
 
 COLUMNS = 256  # that have a sum each: of two changed bits that would cancel in one sum few stand in one column
 SLOTS = ("moment_1", "moment_2")
@@ -27,12 +27,12 @@ class AtRest(StepReading):
     cadence = 0
     help = "whether weights and moments change between the beginning of a step and its update"
     signals = {
-        "weights_changed": Shown((), "1", "whether weights have changed before the update"),
-        "moment_1_changed": Shown((), "1", "whether first moments have changed before the update"),
-        "moment_2_changed": Shown((), "1", "whether second moments have changed before the update"),
+        "weights_changed": ReadingSignal((), "1", "whether weights have changed before the update"),
+        "moment_1_changed": ReadingSignal((), "1", "whether first moments have changed before the update"),
+        "moment_2_changed": ReadingSignal((), "1", "whether second moments have changed before the update"),
     }
 
-    def __init__(self, known: Known):
+    def __init__(self, known: ReadingContext):
         super().__init__(known)
         self._sums: dict[str, Tensor] = {}
         self._changed: dict[str, Tensor] = {}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.model import sums
-from harness.readings.base import Shown, TapReading, each_log, mean_of_ranks, score_taps
+from harness.readings.base import ReadingSignal, TapReading, each_log, mean_of_ranks, score_taps
 
 LOWEST = -1e4  # below the largest score; such a share is 0
 
@@ -23,7 +23,7 @@ class AttentionEntropy(TapReading):
 
     cadence = 10
     help = "attention entropy of each layer"
-    signals = {"attention_entropy": Shown(("layer",), "nat", "attention entropy, mean over heads and queries")}
+    signals = {"attention_entropy": ReadingSignal(("layer",), "nat", "attention entropy, mean over heads and queries")}
 
     @classmethod
     def taps(cls, depth: int) -> Sequence[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.basics import renamed
 from harness.basics.devices import on_cpu
 from harness.config import Trial
 from harness.kernels.blocks import cut
@@ -30,7 +31,7 @@ from harness.optim.optimizers.base import Optimizer
 
 
 @dataclass(frozen=True)
-class Shown:
+class ReadingSignal:
     """A signal of a reading: its axes beside trial and step, its unit, and its name in words."""
 
     along: tuple[str, ...]  # (), ("layer",) or ("layer", "rank")
@@ -39,7 +40,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Known:
+class ReadingContext:
     """Of what a reading may be made: a trial of the pack, its model's tensors, the training text's counts of tokens."""
 
     trial: Trial
@@ -53,10 +54,10 @@ class Reading:
 
     cadence: ClassVar[int]
     help: ClassVar[str]  # what is read
-    signals: ClassVar[Mapping[str, Shown]]
+    signals: ClassVar[Mapping[str, ReadingSignal]]
     waits: ClassVar[bool] = False  # whether it makes the host wait for a GPU
 
-    def __init__(self, known: Known):
+    def __init__(self, known: ReadingContext):
         self.known, self.depth = known, known.trial.model.depth
 
     @classmethod
@@ -193,10 +194,10 @@ def group_of(name: str, depth: int) -> int:
     return depth if name.startswith(("embedding", "positions")) else depth + 1
 
 
-def shown_of_groups(name: str, units: str, long_name: str) -> dict[str, Shown]:
+def shown_of_groups(name: str, units: str, long_name: str) -> dict[str, ReadingSignal]:
     """What `Groups.named` gives."""
-    layers = {f"layer_{name}": Shown(("layer",), units, f"{long_name} of a layer")}
-    outer = {f"{part}_{name}": Shown((), units, f"{long_name} of the {part}") for part in ("embedding", "head")}
+    layers = {f"layer_{name}": ReadingSignal(("layer",), units, f"{long_name} of a layer")}
+    outer = {f"{part}_{name}": ReadingSignal((), units, f"{long_name} of the {part}") for part in ("embedding", "head")}
     return layers | outer
 
 
@@ -236,3 +237,6 @@ def mean_of_ranks(values: Tensor) -> Tensor:
 def each_log(x_Rxxx: Tensor) -> Tensor:
     """Natural logarithm, in place, a call for each trial on a CPU: what fills vectors there may round differently."""
     return for_each_trial(torch.log, x_Rxxx)
+
+
+__getattr__ = renamed.names(__name__, Shown="ReadingSignal", Known="ReadingContext")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu
 from harness.model.sums import powers
-from harness.readings.base import Shown, TapReading, mean_of_ranks, residual_taps
+from harness.readings.base import ReadingSignal, TapReading, mean_of_ranks, residual_taps
 
 ROUNDING = 1e-6
 
@@ -22,7 +22,7 @@ class Kurtosis(TapReading):
 
     cadence = 10
     help = "excess kurtosis of each layer's output"
-    signals = {"activation_kurtosis": Shown(("layer",), "1", "excess kurtosis of the block's output")}
+    signals = {"activation_kurtosis": ReadingSignal(("layer",), "1", "excess kurtosis of the block's output")}
 
     @classmethod
     def taps(cls, depth: int) -> Sequence[str]:

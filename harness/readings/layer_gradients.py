@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from harness.readings.base import GradientReading, Groups, Known, shown_of_groups
+from harness.readings.base import GradientReading, Groups, ReadingContext, shown_of_groups
 
 
 class LayerGradients(GradientReading):
@@ -16,7 +16,7 @@ class LayerGradients(GradientReading):
     help = "gradient norm of each layer, of the embedding and of the head"
     signals = shown_of_groups("grad_norm", "1", "gradient norm before clipping")
 
-    def __init__(self, known: Known):
+    def __init__(self, known: ReadingContext):
         super().__init__(known)
         self._groups = Groups(known.layout, self.depth)
 

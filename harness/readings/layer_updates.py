@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import Groups, Known, StepReading, shown_of_groups
+from harness.readings.base import Groups, ReadingContext, StepReading, shown_of_groups
 
 
 class LayerUpdates(StepReading):
@@ -22,7 +22,7 @@ class LayerUpdates(StepReading):
     help = "update-to-weight ratio of each layer, of the embedding and of the head"
     signals = shown_of_groups("update_ratio", "1", "root mean square of the change over that of the weights")
 
-    def __init__(self, known: Known):
+    def __init__(self, known: ReadingContext):
         super().__init__(known)
         self._groups = Groups(known.layout, self.depth)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.model import sums
-from harness.readings.base import Shown, TapReading, mean_of_ranks
+from harness.readings.base import ReadingSignal, TapReading, mean_of_ranks
 
 
 class LogZ(TapReading):
@@ -16,7 +16,7 @@ class LogZ(TapReading):
 
     cadence = 20
     help = "log Z of the output"
-    signals = {"output_log_z": Shown((), "nat", "log Z of the output, mean over tokens")}
+    signals = {"output_log_z": ReadingSignal((), "nat", "log Z of the output, mean over tokens")}
 
     @classmethod
     def taps(cls, depth: int) -> Sequence[str]:

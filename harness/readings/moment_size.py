@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.config import Trial
 from harness.optim.optimizers.adamw import falls_short
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import Known, Shown, StepReading, no_second_moment
+from harness.readings.base import ReadingContext, ReadingSignal, StepReading, no_second_moment
 
 
 class MomentSize(StepReading):
@@ -24,15 +24,17 @@ class MomentSize(StepReading):
     cadence = 10
     help = "largest first and second moment of Adam over sqrt(fan-in)"
     signals = {
-        "moment_1_size": Shown((), "1", "largest corrected first moment over the root of its fan-in"),
-        "moment_2_size": Shown((), "1", "root of the largest corrected second moment over the root of its fan-in"),
+        "moment_1_size": ReadingSignal((), "1", "largest corrected first moment over the root of its fan-in"),
+        "moment_2_size": ReadingSignal(
+            (), "1", "root of the largest corrected second moment over the root of its fan-in"
+        ),
     }
 
     @classmethod
     def missing(cls, trial: Trial) -> str:
         return no_second_moment(trial)
 
-    def __init__(self, known: Known):
+    def __init__(self, known: ReadingContext):
         super().__init__(known)
         layout = known.layout
         ends = [layout.offsets[scaled.name] for scaled in layout.tensors[1:]] + [layout.size]

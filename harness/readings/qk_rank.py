@@ -14,7 +14,7 @@ from harness.model.layers import for_each_trial
 from harness.model.outline import model_tensors
 from harness.model.products import product
 from harness.optim.optimizers.base import Optimizer
-from harness.readings.base import Shown, StepReading, each_log
+from harness.readings.base import ReadingSignal, StepReading, each_log
 
 SMALLEST = 1e-300  # share: its logarithm counts for nothing
 
@@ -31,7 +31,9 @@ class QkRank(StepReading):
     compares = True
     waits = True  # for whether eigenvalues were found
     help = "effective rank of the change of query-key products"
-    signals = {"qk_rank": Shown(("layer",), "1", "effective rank of the change of query-key products, mean over heads")}
+    signals = {
+        "qk_rank": ReadingSignal(("layer",), "1", "effective rank of the change of query-key products, mean over heads")
+    }
 
     @classmethod
     def missing(cls, trial: Trial) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from harness.readings.base import Shown, TapReading, each_log, mean_of_calls, residual_taps, rms
+from harness.readings.base import ReadingSignal, TapReading, each_log, mean_of_calls, residual_taps, rms
 
 
 class ResidualGain(TapReading):
@@ -19,7 +19,7 @@ class ResidualGain(TapReading):
     cadence = 10
     help = "log gain of the residual stream in each layer on each rank"
     signals = {
-        "residual_gain": Shown(
+        "residual_gain": ReadingSignal(
             ("layer", "rank"), "1", "log of the root mean square of a block's output over its input's"
         )
     }

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from harness.data.screening import Scores, ordered
 from harness.model import sums
-from harness.readings.base import BatchReading, Known, Shown
+from harness.readings.base import BatchReading, ReadingContext, ReadingSignal
 
 
 class TokenRarity(BatchReading):
@@ -21,12 +21,14 @@ class TokenRarity(BatchReading):
     cadence = 10
     help = "surprise and repetition of the batch's tokens"
     signals = {
-        "token_surprise_median": Shown((), "nat", "median unigram surprise of the batch's tokens"),
-        "token_surprise_max": Shown((), "nat", "largest unigram surprise of the batch's tokens"),
-        "repeated_bigrams": Shown((), "1", "share of the batch's token pairs that are there earlier in their sequence"),
+        "token_surprise_median": ReadingSignal((), "nat", "median unigram surprise of the batch's tokens"),
+        "token_surprise_max": ReadingSignal((), "nat", "largest unigram surprise of the batch's tokens"),
+        "repeated_bigrams": ReadingSignal(
+            (), "1", "share of the batch's token pairs that are there earlier in their sequence"
+        ),
     }
 
-    def __init__(self, known: Known):
+    def __init__(self, known: ReadingContext):
         super().__init__(known)
         self._scores = Scores(known.counts, known.trial.model.context, known.device)
 

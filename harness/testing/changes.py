@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Change:
     def recall(self, memory: Mapping[str, object]) -> None:
         """It remembers nothing."""
 
-    def visit(self, visit: Visit) -> list[Event]:
-        self.change(visit.tensors)
-        return [Event(self.site, "", None, None, visit.step, "", "", None, None, True)]
+    def visit(self, site_call: SiteCall) -> list[Event]:
+        self.change(site_call.tensors)
+        return [Event(self.site, "", None, None, site_call.step, "", "", None, None, True)]
 
 
 def fill_first(name: str, value: float) -> Callable[[Mapping[str, Tensor]], object]:

@@ -102,12 +102,12 @@ class DetectorPromises(Promises):
         cls, given = self.detector, self.signals(values)
         detector, expected = self.made(**cls.reach), self.fed(values, **cls.reach)
         lags, slow = bool(AFTER_THE_STEP.intersection(cls.watches)), []
-        for tick in range(2 * values.shape[1]):
-            step = tick // 2
+        for pack_step in range(2 * values.shape[1]):
+            step = pack_step // 2
             shown = {k: torch.from_numpy(x[:, max(0, step - (k in AFTER_THE_STEP))]) for k, x in given.items()}
-            is_new = tick % 2 == 1 and not (lags and step == 0)
+            is_new = pack_step % 2 == 1 and not (lags and step == 0)
             is_alarm, score = detector.judge(shown, torch.full((ROWS,), is_new))
-            if tick % 2:
+            if pack_step % 2:
                 slow.append((is_alarm.numpy(), score.numpy()))
             else:
                 assert not is_alarm.any() and score.isnan().all()

@@ -19,7 +19,7 @@ from harness.loop.loop import Result, train
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
 from harness.training.pack import Pack
-from harness.training.sites import Agenda, Injector
+from harness.training.sites import FaultSchedule, Injector
 
 CPU = torch.device("cpu")
 SMALL: dict[str, Any] = {
@@ -152,8 +152,8 @@ def run(
 
     With `forks` faulty trials share the row of their twin until their fault begins.
     """
-    agenda = Agenda([(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)])
-    pack = pack_of(trials, agenda.first if forks else None)
+    fault_schedule = FaultSchedule([(injectors or {}).get(i, injector_of(t)) for i, t in enumerate(trials)])
+    pack = pack_of(trials, fault_schedule.first if forks else None)
     prepare(pack)
     blocks: dict[int, Mapping[str, np.ndarray]] = {}  # one that is written again takes the place of the first
     weights: dict[int, dict[int, Tensor]] = {}
@@ -163,7 +163,7 @@ def run(
         now = {planned: pack.weights[row].clone() for row, planned in enumerate(pack.rows)}
         weights[first_step] = weights.get(first_step, {}) | now
 
-    result = train(pack, agenda, block, write, **options)
+    result = train(pack, fault_schedule, block, write, **options)
     signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in blocks[0]}
     return Run(pack, result, signals, [weights[first] for first in sorted(weights)], corpus_of(trials[0]))
 
@@ -236,10 +236,10 @@ def resumed(
     place = ResultsPath.at(folder)
 
     def once(checkpoints: Checkpoints | None) -> tuple[Pack, Result]:
-        agenda = Agenda([arm(trial) for trial in trials])
-        pack = pack_of(trials, agenda.first if forks else None)
+        fault_schedule = FaultSchedule([arm(trial) for trial in trials])
+        pack = pack_of(trials, fault_schedule.first if forks else None)
         saved = Checkpoints(place).newest()
-        return pack, train(pack, agenda, block, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
+        return pack, train(pack, fault_schedule, block, blocks.__setitem__, checkpoints=checkpoints, saved=saved)
 
     for kill in kills:
         try:

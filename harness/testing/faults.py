@@ -21,7 +21,7 @@ from harness.loop.loop import train
 from harness.testing import engine
 from harness.testing.promises import Promises
 from harness.training.pack import Pack
-from harness.training.sites import Agenda, Event, Injector, Site, Visit
+from harness.training.sites import Event, FaultSchedule, Injector, Site, SiteCall
 
 START, STEPS = 4, 8
 SHAPE = {"ranks": 2, "warmup": 6, "qk_norm": True, "clip": 1.0, "loss_scaling": "static", "loss_scale": 1024.0}
@@ -162,14 +162,14 @@ class FaultPromises(Promises):
     def it_strikes_again_after_a_rollback_if_it_is_permanent_or_in_the_data(self, case: str) -> None:
         """A transient one does not, and its trial is the golden one."""
         for permanent in (False, True):
-            losses, agenda, before = self._rolled_back(None if permanent else 2)
+            losses, fault_schedule, before = self._rolled_back(None if permanent else 2)
             own, first = self._number[case], before[self._number[case]]
             struck, again, golden = losses[1][own], losses[2][own], losses[2][-1]
-            if permanent or agenda.is_of_data(own):
-                assert agenda.strikes[own] == 2 * len(first) or len(first) == 64
+            if permanent or fault_schedule.is_of_data(own):
+                assert fault_schedule.strikes[own] == 2 * len(first) or len(first) == 64
                 assert np.array_equal(struck, again, equal_nan=True)
             else:
-                assert agenda.events[own] == first, "nothing struck"
+                assert fault_schedule.events[own] == first, "nothing struck"
                 assert np.array_equal(again, golden)
             assert np.array_equal(losses[1][-1], golden), "the golden twin does the same again"
 
@@ -248,34 +248,35 @@ class FaultPromises(Promises):
         doomed = (self.trial(self._fault_of(case), **DOOMED) for case in self._cases)
         return self._once(("frozen", block), chain(doomed, [self.trial(seed=seed) for seed in (1, 2)]), block=block)
 
-    def _rolled_back(self, duration: int | None) -> tuple[list[np.ndarray], Agenda, list[list[Event]]]:
+    def _rolled_back(self, duration: int | None) -> tuple[list[np.ndarray], FaultSchedule, list[list[Event]]]:
         """Losses of the steps before the strikes, of those from there on, and of the same again after a rollback.
 
-        With them come the agenda at the end, and each trial's events before the rollback; the golden trial is the last.
+        With them come the fault schedule at the end, and each trial's events before the rollback; the golden trial is
+        the last.
         """
         if ("back", duration) not in self._kept:
             self._kept["back", duration] = _there_and_back([self._faulty(c, duration=duration) for c in self._cases])
-        found: tuple[list[np.ndarray], Agenda, list[list[Event]]] = self._kept["back", duration]
+        found: tuple[list[np.ndarray], FaultSchedule, list[list[Event]]] = self._kept["back", duration]
         return found
 
 
-def _there_and_back(faulty: Sequence[Trial]) -> tuple[list[np.ndarray], Agenda, list[list[Event]]]:
+def _there_and_back(faulty: Sequence[Trial]) -> tuple[list[np.ndarray], FaultSchedule, list[list[Event]]]:
     trials = [*faulty, faulty[0].golden]
-    agenda, pack = Agenda([Named.of(each) for each in trials]), engine.pack_of(trials)
+    fault_schedule, pack = FaultSchedule([Named.of(each) for each in trials]), engine.pack_of(trials)
     losses: list[np.ndarray] = []
 
     def go(steps: range) -> None:
-        train(pack, agenda, 100, lambda first, arrays: losses.append(arrays["loss"]), until=steps.stop)
+        train(pack, fault_schedule, 100, lambda first, arrays: losses.append(arrays["loss"]), until=steps.stop)
 
     go(range(START))
     before = copy.deepcopy(pack.whole_state())
     go(range(START, STEPS))
-    first = [list(events) for events in agenda.events]
+    first = [list(events) for events in fault_schedule.events]
     pack.restore(before)
     for number in range(len(trials)):
-        agenda.roll_back(number, STEPS)
+        fault_schedule.roll_back(number, STEPS)
     go(range(START, STEPS))
-    return losses, agenda, first
+    return losses, fault_schedule, first
 
 
 def signals(found: engine.Run, planned: int, steps: slice = slice(None)) -> dict[str, Tensor]:
@@ -304,9 +305,9 @@ class Named:
             inner = engine.injector_of(trial)
         return None if inner is None else cls(trial.fault, inner)
 
-    def visit(self, visit: Visit) -> list[Event]:
+    def visit(self, site_call: SiteCall) -> list[Event]:
         with said(self.fault):
-            return self.inner.visit(visit)
+            return self.inner.visit(site_call)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

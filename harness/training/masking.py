@@ -14,8 +14,8 @@ from torch import Tensor
 
 from harness.basics.devices import on_cpu, sent
 from harness.model.formats import raw_words
-from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.row_steps import PackStep
 
 Alike = Callable[[int, int, int], bool]
 NEVER = -1
@@ -30,12 +30,12 @@ class Masking:
         self._since: Tensor | None = None  # the step since which each slot is its twin, [S], or NEVER
         self._chosen: dict[tuple[int, ...], Tensor] = {}  # rows -> which slots they are
 
-    def look(self, tick: Tick, loss_R: Tensor, asks: bool, alike: Alike) -> None:
+    def look(self, pack_step: PackStep, loss_R: Tensor, asks: bool, alike: Alike) -> None:
         """After a step of the rows that train: note what is equal, and mark it where the host `asks`.
 
         `alike` says of a trial, its twin and a step whether what is known of them on the host is equal, too.
         """
-        pairs = list(self._pairs(tick))
+        pairs = list(self._pairs(pack_step))
         if on_cpu(self._pack.device):
             self._mark_now(pairs, loss_R, alike)
         elif not pairs:
@@ -45,10 +45,10 @@ class Masking:
             if asks:
                 self._mark_since(pairs, alike)
 
-    def _pairs(self, tick: Tick) -> list[tuple[int, int, int]]:
+    def _pairs(self, pack_step: PackStep) -> list[tuple[int, int, int]]:
         """Rows whose fault is over, those of their twins, and the step at which both stand."""
         pack, pairs = self._pack, []
-        for step, rows in tick.groups.items():
+        for step, rows in pack_step.groups.items():
             for row in rows:
                 trial = pack.rows[row]
                 last, leader = self._over[trial], pack.twins.leader[trial]

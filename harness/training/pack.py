@@ -31,11 +31,11 @@ from harness.optim.optimizers import OPTIMIZERS, Norms
 from harness.optim.qk_clip import QKClip
 from harness.optim.schedules import learning_rates
 from harness.training.activation_counts import Acts
-from harness.training.clock import Clock, Tick
 from harness.training.distributed import ProcessCommunicator, RankGroup
 from harness.training.interventions import Interventions
 from harness.training.pack_sizes import rows_at_once, smallest_pack, windows_at_once
 from harness.training.ranks import Communicator
+from harness.training.row_steps import PackStep, RowSteps
 from harness.training.slots import Slots
 from harness.training.twins import Twins
 
@@ -96,7 +96,7 @@ class Pack:
         self.alarms, self.interventions = parts.alarms, Interventions(device)
         self.guards = [cls(parts) for cls in GUARDS if any(cls.is_on(trial) for trial in trials)]
         self.objective = OBJECTIVES[first.objective.name](trials, corpus, self.dtype, device)
-        self.clock = Clock(len(self.rows), len(here), self.rows_state, self.curriculum, device)
+        self.row_steps = RowSteps(len(self.rows), len(here), self.rows_state, self.curriculum, device)
         self.acts = Acts(trials, device)
         self.model.notice = self.acts.notice
         self._learning_rates = learning_rates(trials, self.dtype).to(device)
@@ -173,10 +173,10 @@ class Pack:
         """What the guards show at every step, by name."""
         return {name: signal for guard in self.guards for name, signal in guard.signals.items()}
 
-    def here(self, tick: Tick) -> Tensor:
+    def here(self, pack_step: PackStep) -> Tensor:
         """The rows that train in this pass, [R]: neither frozen, nor held, nor waiting, nor at their end."""
-        here, free = self.active.clone(), self.clock.free()
-        here = here if tick.trains is None else here & tick.trains
+        here, free = self.active.clone(), self.row_steps.free()
+        here = here if pack_step.trains is None else here & pack_step.trains
         return here if free is None else here & free
 
     def place_of(self, planned: int) -> int | None:
@@ -186,7 +186,7 @@ class Pack:
     def row_of(self, planned: int) -> int | None:
         """Where the trial stands now, or None if it has no row, is frozen, or waits for an answer."""
         row = self.slots.row_of.get(planned)
-        return row if row is not None and bool(self.active[row]) and not self.clock.is_held(row) else None
+        return row if row is not None and bool(self.active[row]) and not self.row_steps.is_held(row) else None
 
     def learning_rate(self, steps: Steps) -> Tensor:
         """The scheduled rate of each row, [R], less what a playbook has taken off; the caller's own copy."""
@@ -348,11 +348,11 @@ class Pack:
 
     # --- rows that come and go ---------------------------------------------------------------------------------------
 
-    def fork(self, tick: Tick) -> dict[int, int]:
+    def fork(self, pack_step: PackStep) -> dict[int, int]:
         """Give a row to each trial whose fault begins now: a copy of its twin's. Those trials, and their twins."""
         new: dict[int, int] = {}  # planned number -> its twin's row
         leaders: dict[int, int] = {}
-        for step, rows in tick.groups.items():
+        for step, rows in pack_step.groups.items():
             for planned in self.twins.beginning(step):
                 leader = self.twins.leader[planned]
                 if leader is not None and (row := self.row_of(leader)) is not None and row in rows:
@@ -371,7 +371,7 @@ class Pack:
     def _arrange(self, planned: Sequence[int], sources: Sequence[int]) -> None:
         """Rows are now these trials, each with the state of one of the rows as they were."""
         self.slots.arrange(planned)
-        self.clock.arrange(sources)
+        self.row_steps.arrange(sources)
         for state in (self.rows_state, *self.beside):
             state.arrange(self.slots.sources(sources))
         self.active[len(planned) :] = False
@@ -397,4 +397,4 @@ class Pack:
         self.acts.restore(state["acts"])
         for name, now in self.rows_state.of_rows(len(self)).items():
             now.copy_(state["pack"][name])
-        self.clock.read()
+        self.row_steps.read()

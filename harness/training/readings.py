@@ -22,9 +22,9 @@ from harness.detectors.table import DETECTORS
 from harness.readings.base import (
     BatchReading,
     GradientReading,
-    Known,
     Reading,
-    Shown,
+    ReadingContext,
+    ReadingSignal,
     StepReading,
     TapReading,
     largest,
@@ -34,8 +34,8 @@ from harness.readings.base import (
 )
 from harness.readings.table import READ_BY, READINGS
 from harness.storage.store import SIGNALS, Signal
-from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.row_steps import PackStep
 
 Measure = Callable[[Tensor], Tensor]
 K = TypeVar("K", bound=Reading)
@@ -48,7 +48,7 @@ def cadences(trial: Trial) -> dict[str, int]:
     return {name: every for name, every in chosen.items() if every and not READINGS[name].missing(trial)}
 
 
-def reading_signals(trial: Trial) -> dict[str, Shown]:
+def reading_signals(trial: Trial) -> dict[str, ReadingSignal]:
     """The signals of a trial's readings, by name."""
     return {name: shown for reading in cadences(trial) for name, shown in READINGS[reading].signals.items()}
 
@@ -169,7 +169,7 @@ class Readings:
         trial = pack.planned[0]
         self.values: dict[str, Tensor] = {}
         self._every = cadences(trial)
-        known = Known(trial, pack.layout, pack.corpus.counts, pack.device) if self._every else None
+        known = ReadingContext(trial, pack.layout, pack.corpus.counts, pack.device) if self._every else None
         self._readings: dict[str, Reading] = {name: READINGS[name](known) for name in self._every} if known else {}
         self._residual, scores = residual_taps(trial.model.depth), score_taps(trial.model.depth)
         self._scores = scores if set(scores) <= set(pack.model.taps.names) else []
@@ -177,21 +177,21 @@ class Readings:
         self._before: Tensor | None = None
         self._wants_scores = self._has_scores = False
 
-    def due(self, tick: Tick) -> tuple[list[str], bool]:
+    def due(self, pack_step: PackStep) -> tuple[list[str], bool]:
         """Which readings are taken at these steps, and whether attention's logits are."""
-        steps = tick.groups
+        steps = pack_step.groups
         due = [name for name, every in self._every.items() if any(step % every == 0 for step in steps)]
         return due, self._pack.model.explicit_attention or any(step % SCORES_EVERY == 0 for step in steps)
 
-    def waits(self, tick: Tick) -> bool:
+    def waits(self, pack_step: PackStep) -> bool:
         """Whether one of those makes the host wait."""
-        return any(self._readings[name].waits for name in self.due(tick)[0])
+        return any(self._readings[name].waits for name in self.due(pack_step)[0])
 
-    def begun(self, tick: Tick) -> None:
+    def begun(self, pack_step: PackStep) -> None:
         """These steps begin."""
-        self._tick = tick
+        self._tick = pack_step
         self.values.clear()
-        self._due, self._wants_scores = self.due(tick)
+        self._due, self._wants_scores = self.due(pack_step)
         for _, reading in self._those(StepReading):
             reading.begun(self._pack.optimizer)
 

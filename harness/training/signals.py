@@ -16,9 +16,9 @@ from harness.config.limits import SEGMENTS
 from harness.model import sums
 from harness.optim.optimizers import Norms
 from harness.training.blocks import PER_LAYER, PER_STEP, SPEED, Block, Found
-from harness.training.clock import Tick
 from harness.training.pack import Pack, WindowLosses
 from harness.training.readings import Readings, shapes_of
+from harness.training.row_steps import PackStep
 
 Write = Callable[[int, Mapping[str, np.ndarray]], None]
 INITIAL, FINAL = "initial_segment_loss", "final_segment_loss"
@@ -51,28 +51,28 @@ class Recorder:
         self._layers: Tensor | None = None
         self._started, self._passed = time.perf_counter(), 0  # when a block was last written, and the passes until then
 
-    def begun(self, tick: Tick) -> None:
+    def begun(self, pack_step: PackStep) -> None:
         """These steps begin: nothing of theirs was done yet."""
         if self._readings:
-            self._readings.begun(tick)
+            self._readings.begun(pack_step)
 
-    def begin(self, tick: Tick, batch_RxBxx: Tensor) -> None:
+    def begin(self, pack_step: PackStep, batch_RxBxx: Tensor) -> None:
         """Be ready for the forward pass of these steps, with this batch; the first one is validated before."""
-        if 0 in tick.groups:
-            measured = self.pack.active & self._rows_at(tick, 0)
+        if 0 in pack_step.groups:
+            measured = self.pack.active & self._rows_at(pack_step, 0)
             self._validate(self.pack.planned[0].train.validate_between, INITIAL, measured)
         self._layers = None
         if self._readings:
             self._readings.begin(batch_RxBxx)
 
-    def kind(self, tick: Tick) -> tuple[Any, ...] | None:
+    def kind(self, pack_step: PackStep) -> tuple[Any, ...] | None:
         """What of these steps is measured.
 
         It is the same for steps that can be replayed as one another, and None where the host has to be there.
         """
-        if 0 in tick.groups or (self._readings and self._readings.waits(tick)):
+        if 0 in pack_step.groups or (self._readings and self._readings.waits(pack_step)):
             return None
-        due, has_scores = self._readings.due(tick) if self._readings else ([], False)
+        due, has_scores = self._readings.due(pack_step) if self._readings else ([], False)
         return (*due, has_scores)
 
     def learned(self) -> None:
@@ -124,13 +124,13 @@ class Recorder:
         froze = trained & ~self.pack.active
         return Found(values["loss"], torch.where(trained, torch.stack(rows), self._nan).mT, numbers, froze, trained)
 
-    def keep(self, tick: Tick, found: Found) -> None:
+    def keep(self, pack_step: PackStep, found: Found) -> None:
         """Keep what the rows that train have come to at their steps, and validate those for which that is due."""
-        for step in tick.groups:
-            here = None if tick.trains is None else self._rows_at(tick, step)
+        for step in pack_step.groups:
+            here = None if pack_step.trains is None else self._rows_at(pack_step, step)
             block = self._block_of(step)
             block.record(step, found, here)
-            validated = self._validation(tick, step, found.trained)
+            validated = self._validation(pack_step, step, found.trained)
             block.set(step, validated, found.trained if here is None else found.trained & here)
 
     def _block_of(self, step: int) -> Block:
@@ -140,17 +140,17 @@ class Recorder:
         self._pending.add(first)
         return self._blocks[first]
 
-    def _rows_at(self, tick: Tick, step: int) -> Tensor:
+    def _rows_at(self, pack_step: PackStep, step: int) -> Tensor:
         """The rows that train at a step, [R]."""
-        return sent(self.pack.slots.of_rows(tick.groups[step]), self.pack.device)
+        return sent(self.pack.slots.of_rows(pack_step.groups[step]), self.pack.device)
 
     # --- validation ----------------------------------------------------------------------------------------------
 
-    def _validation(self, tick: Tick, step: int, trained: Tensor) -> dict[str, Tensor]:
+    def _validation(self, pack_step: PackStep, step: int, trained: Tensor) -> dict[str, Tensor]:
         """What the rows at this step have on held-out data after it, if that is due."""
         train = self.pack.planned[0].train
         if step + 1 == self.pack.steps:
-            return _mean(self._validate(train.validate_tokens, FINAL, trained & self._rows_at(tick, step)))
+            return _mean(self._validate(train.validate_tokens, FINAL, trained & self._rows_at(pack_step, step)))
         if (step + 1) % train.validate_every == 0:
             return _mean(self._validate(train.validate_between))
         return {}
@@ -185,17 +185,17 @@ class Recorder:
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
-    def is_due(self, tick: Tick) -> bool:
+    def is_due(self, pack_step: PackStep) -> bool:
         """Whether these steps have filled a block, or were a row's last."""
         ends = {self.pack.steps, *(first + self.length for first in self._blocks)}
-        return any(step + 1 in ends for step in tick.groups)
+        return any(step + 1 in ends for step in pack_step.groups)
 
     def flush(self) -> None:
         """Write the blocks in which no row stands any more; only here does the host wait for the device."""
-        clock, has_written = self.pack.clock, False
+        row_steps, has_written = self.pack.row_steps, False
         for first in sorted(self._pending):
             end = min(first + self.length, self.pack.steps)
-            if not any(first <= step < end for step in clock.steps):
+            if not any(first <= step < end for step in row_steps.steps):
                 self._write(self._blocks[first])
                 has_written = True
         kept_from = inf if self.keeps is None else self.keeps
@@ -203,14 +203,14 @@ class Recorder:
             if first + self.length <= kept_from:
                 del self._blocks[first], self._speeds[first]
         if has_written:
-            self._started, self._passed = time.perf_counter(), clock.number
+            self._started, self._passed = time.perf_counter(), row_steps.number
 
     def _write(self, block: Block) -> None:
         arrays, first = block.arrays(), block.first_step
         if first not in self._speeds:
             # Tokens of a trial in a second, and seconds of one step of one trial, by the passes since a block was last
             # written: more than its steps where rows went back.
-            passes = max(1, self.pack.clock.number - self._passed)
+            passes = max(1, self.pack.row_steps.number - self._passed)
             trained, seconds = self.pack.curriculum.tokens, time.perf_counter() - self._started
             tokens = int(trained[first + block.filled - 1] - (trained[first - 1] if first else 0))
             self._speeds[first] = tokens * passes / (block.filled * seconds), seconds / passes / len(self.pack)

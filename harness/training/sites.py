@@ -1,4 +1,4 @@
-"""What strikes at the sites of one training step, and the agenda of what is due at them.
+"""What strikes at the sites of one training step, and the schedule of what is due at them.
 
 The loop knows only this file. An injector is shown the tensors of one trial at one site, never the loop.
 """
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from harness.basics import renamed
 from harness.config.limits import KEPT_EVENTS
 from harness.config.names import Site
 
@@ -19,7 +20,7 @@ AT_TAPS = (Site.ACTIVATION, Site.ACTIVATION_GRADIENT)
 
 
 @dataclass(frozen=True)
-class Visit:
+class SiteCall:
     """One trial at one site of one step: `tensors` may be changed in place. `rank` is 0 where there are no ranks.
 
     With `is_look` nothing trains on them, and the injector's memory is what it was before, afterwards.
@@ -88,11 +89,11 @@ class Injector(Protocol):
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Go on with this memory."""
 
-    def visit(self, visit: Visit) -> list[Event]:
+    def visit(self, site_call: SiteCall) -> list[Event]:
         """Change the trial's tensors in place, and say what was done. No events: nothing was struck."""
 
 
-class Agenda:
+class FaultSchedule:
     """Which trial's injector is due where and when; asked at every site of every step, so it is one dict look-up.
 
     `armed` are the injectors by trial.
@@ -128,9 +129,9 @@ class Agenda:
         """The step of the first strike of a trial's injector that changed something."""
         return self._first_change[trial]
 
-    def visit(self, trial: int, visit: Visit) -> None:
+    def visit(self, trial: int, site_call: SiteCall) -> None:
         """Let one trial's injector strike, and keep its events."""
-        self.note(trial, self.armed[trial].visit(visit))
+        self.note(trial, self.armed[trial].visit(site_call))
 
     def note(self, trial: int, events: Sequence[Event]) -> None:
         """Keep what one trial's injector has done."""
@@ -181,4 +182,6 @@ class Agenda:
         return bool(self._calls.get(trial)) and all(site == Site.BATCH for site, _ in self._calls[trial])
 
 
-__all__ = ["AT_TAPS", "Agenda", "Event", "Injector", "Site", "Visit"]
+__getattr__ = renamed.names(__name__, Agenda="FaultSchedule", Visit="SiteCall")
+
+__all__ = ["AT_TAPS", "Event", "FaultSchedule", "Injector", "Site", "SiteCall"]

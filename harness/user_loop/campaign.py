@@ -17,7 +17,7 @@ from harness.user_loop.handle import Handle
 from harness.user_loop.inputs import NotRepeated
 from harness.user_loop.loop_driver import LoopDriver
 from harness.user_loop.named_tensors import raw_bytes
-from harness.user_loop.presets import Chosen
+from harness.user_loop.presets import ChosenFault
 from harness.user_loop.recovery_session import RecoverySession
 from harness.user_loop.replay_check import ReplayCheck
 from harness.user_loop.replays import CONTROL, FAULT, WALK, LoopReplay
@@ -62,7 +62,7 @@ class CampaignPlan:
     that is trained from one could be compared.
     """
 
-    def __init__(self, described: Sequence[Chosen], samples: int, out: Path, report: Callable[[int, int], None]):
+    def __init__(self, described: Sequence[ChosenFault], samples: int, out: Path, report: Callable[[int, int], None]):
         for one in described:
             if not one.fault.can_be_drawn:
                 why = f"fault={one.fault.name}: there is nothing to draw"
@@ -164,7 +164,7 @@ class CampaignPlan:
             self._pending.pop(step, None)
             return self._walk_on(driver, self._at)
         fault = self._pending[step].pop(0)
-        replay = driver.new_replay(FAULT, self._golden.steps, [Chosen(fault)])
+        replay = driver.new_replay(FAULT, self._golden.steps, [ChosenFault(fault)])
         replay.strikes.learn_from(self._golden.strikes)
         replay.series.take(self._golden.series, step)
         replay.comparison = ReplayCheck(self._golden, replay.strikes, raises=True)
@@ -247,7 +247,7 @@ class CampaignPlan:
 def run_campaign(
     body: Body,
     asked: AttachConfig,
-    described: Sequence[Chosen],
+    described: Sequence[ChosenFault],
     samples: int,
     out: Path,
     report: Callable[[int, int], None],

@@ -35,11 +35,11 @@ def shortcomings(driver: LoopDriver, lacks_twin: bool) -> Iterator[Shortcoming]:
             f"the loader ended after {done} of {replay.steps} steps, because answers have passed over {passed} batches"
         )
         yield Shortcoming("ended early", f"{why}; allowed: a longer loader, or attach(..., steps={done})")
-    agendas = [one.agenda for one in replay.strikes.faults]
-    strikes = driver.ranks.total([agenda.strikes[0] if agenda else 0 for agenda in agendas])
-    changes = driver.ranks.total([agenda.changes[0] if agenda else 0 for agenda in agendas])
+    schedules = [one.fault_schedule for one in replay.strikes.faults]
+    strikes = driver.ranks.total([schedule.strikes[0] if schedule else 0 for schedule in schedules])
+    changes = driver.ranks.total([schedule.changes[0] if schedule else 0 for schedule in schedules])
     for one, struck, changed in zip(replay.strikes.faults, strikes, changes, strict=True):
-        if one.agenda is None:
+        if one.fault_schedule is None:
             what = " and ".join(sorted(set(one.fault.asks()) - replay.strikes.known)) or "a step"
             text = f"fault={one.fault.name}: never struck, because the run ended before {what} was known"
             yield Shortcoming("never struck", text)
@@ -54,8 +54,8 @@ def shortcomings(driver: LoopDriver, lacks_twin: bool) -> Iterator[Shortcoming]:
 
 
 def _why(one: object, driver: LoopDriver, done: int) -> str:
-    agenda, fault = one.agenda, one.fault  # type: ignore[attr-defined]
-    first = agenda.first[0]
+    fault_schedule, fault = one.fault_schedule, one.fault  # type: ignore[attr-defined]
+    first = fault_schedule.first[0]
     if first is not None and first >= done:
         return f"it begins at step {first}, and the run has {done} steps; allowed: fault.start=0 to {max(done - 1, 0)}"
     if first is not None and first < driver.first_step:

@@ -32,14 +32,14 @@ WANTED = "a name, a mapping with `name`, a YAML file, a fault, or a list of thos
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenFault:
     """A fault, and whether its place or its start are a preset's own, which another run need not have."""
 
     fault: InjectableFault
     has_preset_place: bool = False
     has_preset_start: bool = False
 
-    def started(self, steps: int) -> Chosen:
+    def started(self, steps: int) -> ChosenFault:
         """For a run of so many steps: one that is too short for the preset's start is struck in its middle."""
         if not self.has_preset_start or self.fault.start < steps:
             return self
@@ -63,7 +63,7 @@ class Chosen:
         return self.fault
 
 
-def chosen_faults(given: Given | Sequence[Given] | None) -> list[Chosen]:
+def chosen_faults(given: Given | Sequence[Given] | None) -> list[ChosenFault]:
     """The faults that are asked for; none for None and `none`. Raises ConfigError with all that is wrong."""
     if given is None:
         return []
@@ -77,9 +77,9 @@ def chosen_faults(given: Given | Sequence[Given] | None) -> list[Chosen]:
     return found
 
 
-def _fault(given: Any) -> Chosen | None:
+def _fault(given: Any) -> ChosenFault | None:
     if isinstance(given, InjectableFault):
-        return Chosen(given.resolved())
+        return ChosenFault(given.resolved())
     if isinstance(given, Mapping):
         fields = dict(given)
         name = fields.pop("name", None)
@@ -102,7 +102,7 @@ def _fault(given: Any) -> Chosen | None:
     values = _checked("fault", cls, {**preset, **fields})
     place = {"tensor", "layer"} & set(fields)
     fault = cls(**{**values, "name": Path(name).stem, "kind": kind}).resolved()
-    return Chosen(fault, not place, not {"start", "until"} & set(fields))
+    return ChosenFault(fault, not place, not {"start", "until"} & set(fields))
 
 
 def _from_the_top(preset: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def state_of(replay: LoopReplay, step: int) -> dict[str, Any]:
         "faults": [one.fault.name for one in strikes.faults],
         "series": {name: torch.from_numpy(values) for name, values in replay.series.arrays().items()},
         "memory": replay.watch.memory(),
-        "agendas": [None if one.agenda is None else one.agenda.state() for one in strikes.faults],
+        "agendas": [None if one.fault_schedule is None else one.fault_schedule.state() for one in strikes.faults],
         "taps": dict(facts.taps) if facts and "taps" in strikes.known else None,
         "tap_formats": dict(facts.formats.get("activation", {})) if facts else {},
         "remedies": replay.interventions.state(),
@@ -63,10 +63,10 @@ def restore(replay: LoopReplay, state: Mapping[str, Any]) -> None:
     replay.interventions.restore(state["remedies"])
     replay.trained = [(first, tuple(names)) for first, names in state["trained"]]
     replay.nonfinite_step = state["nonfinite_step"]
-    for one, agenda in zip(strikes.faults, state["agendas"], strict=True):
-        one.resumed = agenda
-        if agenda is not None and one.agenda is not None:
-            one.agenda.restore(agenda)
+    for one, fault_schedule in zip(strikes.faults, state["agendas"], strict=True):
+        one.resumed = fault_schedule
+        if fault_schedule is not None and one.fault_schedule is not None:
+            one.fault_schedule.restore(fault_schedule)
     if state["taps"] is not None:
         strikes.knows_taps({name: tuple(shape) for name, shape in state["taps"].items()}, state["tap_formats"])
     if replay.session:

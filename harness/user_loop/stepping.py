@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from harness.training.interventions import Interventions
-from harness.training.sites import Site, Visit
+from harness.training.sites import Site, SiteCall
 from harness.user_loop.hooks import wrap
 from harness.user_loop.measures import Measures
 from harness.user_loop.named_tensors import NamedTensors
@@ -231,9 +231,9 @@ class Stepping:
                 continue
             weights = self._places.trained
             before = {name: grad.clone() for name in struck if (grad := weights[name].grad) is not None}
-            mark = one.agenda.mark(0) if one.agenda else None
+            mark = one.fault_schedule.mark(0) if one.fault_schedule else None
             with dense_views(struck, weights) as tensors:
-                one.visit(Visit(site, self.step, tensors, self.strikes.rank if site == Site.GRADIENT else 0))
+                one.visit(SiteCall(site, self.step, tensors, self.strikes.rank if site == Site.GRADIENT else 0))
             kept = {name: (weights[name].grad, there) for name, there in before.items()}
             self._pending.append(PendingStrike(one, site, kept, mark))
 
@@ -248,8 +248,8 @@ class Stepping:
                     struck.data.copy_(before)
                 else:
                     weight.grad = before
-            if pending.fault.agenda is not None:
-                pending.fault.agenda.take_back(0, pending.mark)
+            if pending.fault.fault_schedule is not None:
+                pending.fault.fault_schedule.take_back(0, pending.mark)
             self._pending.remove(pending)
 
     def _commit(self, number: int) -> None:
@@ -272,7 +272,7 @@ class Stepping:
         if not self._is_last() if is_ddp else self._backwards + 1 < self._expected:
             return gradient
         changed = gradient.resolve_conj().clone()
-        one.visit(Visit(Site.GRADIENT, self.step, {name: changed}, self.strikes.rank))
+        one.visit(SiteCall(Site.GRADIENT, self.step, {name: changed}, self.strikes.rank))
         return changed
 
     @property

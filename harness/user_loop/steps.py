@@ -25,7 +25,7 @@ from harness.user_loop.inputs import Inputs, NotRepeated, not_repeated
 from harness.user_loop.loop_state import LoopState
 from harness.user_loop.measures import Measures, SeenStep, Watch, said
 from harness.user_loop.named_tensors import NamedTensors, inner_optimizer
-from harness.user_loop.presets import Chosen, looks_at_rest
+from harness.user_loop.presets import ChosenFault, looks_at_rest
 from harness.user_loop.ranks import Ranks
 from harness.user_loop.recovery_session import RecoverySession
 from harness.user_loop.replays import RUN, LoopReplay, has_ladder
@@ -54,7 +54,7 @@ class AttachConfig:
     model: nn.Module
     optimizers: Sequence[Any]
     extras: Sequence[Any] = ()
-    chosen: Sequence[Chosen] = ()
+    chosen: Sequence[ChosenFault] = ()
     settings: Trial = field(default_factory=Trial)
     steps: int | None = None
     seed: int = 0
@@ -136,7 +136,9 @@ class Steps:
         self.loop.keeps = self._stepping.follows_gradients = True
         self.inputs.follow()
 
-    def new_replay(self, kind: str, steps: int, chosen: Sequence[Chosen] = (), is_treated: bool = True) -> LoopReplay:
+    def new_replay(
+        self, kind: str, steps: int, chosen: Sequence[ChosenFault] = (), is_treated: bool = True
+    ) -> LoopReplay:
         """A way through the loop that has not begun, with these faults."""
         asked, interventions, watch = self.asked, Interventions(torch.device("cpu")), Watch(self.asked.settings)
         strikes = LoopStrikes(chosen, self.places, asked.facts, asked.seed, interventions, self.ranks, self.as_written)

@@ -16,9 +16,9 @@ from harness.faults.facts import Facts, Shapes
 from harness.faults.fault import InjectableFault
 from harness.model.formats import real_view
 from harness.training.interventions import Interventions
-from harness.training.sites import AT_TAPS, Agenda, Event, Site, Visit
+from harness.training.sites import AT_TAPS, Event, FaultSchedule, Site, SiteCall
 from harness.user_loop.named_tensors import NamedTensors
-from harness.user_loop.presets import Chosen
+from harness.user_loop.presets import ChosenFault
 from harness.user_loop.ranks import Ranks
 from harness.user_loop.tokens import as_rows, as_tokens
 
@@ -32,27 +32,27 @@ Tensors = Callable[[], Mapping[str, Tensor]]
 
 
 class ScheduledFault:
-    """One fault, and its agenda once it is armed."""
+    """One fault, and its schedule once it is armed."""
 
-    def __init__(self, chosen: Chosen):
+    def __init__(self, chosen: ChosenFault):
         self.chosen, self.fault = chosen, chosen.fault
-        self.agenda: Agenda | None = None
+        self.fault_schedule: FaultSchedule | None = None
         self.tensors: Shapes = {}  # of the model, among which it strikes
         self.resumed: Any = None  # what it has done before the run was resumed
 
     @property
     def injector(self) -> Any:
-        return self.agenda.armed[0] if self.agenda else None
+        return self.fault_schedule.armed[0] if self.fault_schedule else None
 
     @property
     def is_of_data(self) -> bool:
-        return self.agenda is not None and self.agenda.is_of_data(0)
+        return self.fault_schedule is not None and self.fault_schedule.is_of_data(0)
 
-    def visit(self, visit: Visit) -> None:
-        assert self.agenda is not None
+    def visit(self, site_call: SiteCall) -> None:
+        assert self.fault_schedule is not None
         with torch.no_grad():
-            parts = {name: real_view(x) for name, x in visit.tensors.items()}
-            self.agenda.visit(0, dataclasses.replace(visit, tensors=parts))
+            parts = {name: real_view(x) for name, x in site_call.tensors.items()}
+            self.fault_schedule.visit(0, dataclasses.replace(site_call, tensors=parts))
 
 
 class LoopStrikes:
@@ -63,7 +63,7 @@ class LoopStrikes:
 
     def __init__(
         self,
-        chosen: Sequence[Chosen],
+        chosen: Sequence[ChosenFault],
         places: NamedTensors,
         given: Mapping[str, Any],
         seed: int,
@@ -196,7 +196,7 @@ class LoopStrikes:
 
     def are_over(self, step: int) -> bool:
         """Whether no fault is called after this step."""
-        lasts = [one.agenda.last[0] if one.agenda else None for one in self.faults]
+        lasts = [one.fault_schedule.last[0] if one.fault_schedule else None for one in self.faults]
         return all(last is None or last <= step for last in lasts)
 
     def knows_taps(self, shapes: Mapping[str, tuple[int, ...]], formats: Mapping[str, str]) -> None:
@@ -217,7 +217,7 @@ class LoopStrikes:
         """Arm the faults of which all that they ask for is known. Raises ConfigError."""
         problems = Problems()
         for one in self.faults:
-            if one.agenda is None and set(one.fault.asks()) <= self._known:
+            if one.fault_schedule is None and set(one.fault.asks()) <= self._known:
                 with problems.collect():
                     self._arm_one(one, step)
         problems.check()
@@ -241,9 +241,9 @@ class LoopStrikes:
         fault = one.fault = fault.in_own_format(facts)
         fault.check(facts)
         self._check_ranks(fault, injector := fault.arm(facts))
-        one.agenda = Agenda([injector])
+        one.fault_schedule = FaultSchedule([injector])
         if one.resumed is not None:
-            one.agenda.restore(one.resumed)
+            one.fault_schedule.restore(one.resumed)
         self._as_written |= {step for site, step in injector.calls if site in AT_TAPS}
 
     def _check_ranks(self, fault: InjectableFault, injector: Any) -> None:
@@ -259,7 +259,7 @@ class LoopStrikes:
         """The faults that are called here and now, and may strike in this process."""
         for one in self.faults:
             is_here = self._ranks.rank == getattr(one.fault, "rank", 0) or site in OF_ALL_RANKS
-            is_due = is_here and one.agenda is not None and one.agenda.due(site, step)
+            is_due = is_here and one.fault_schedule is not None and one.fault_schedule.due(site, step)
             if is_due and self._interventions.strikes(0, one.is_of_data):
                 yield one
 
@@ -269,13 +269,15 @@ class LoopStrikes:
 
     def is_data_due(self, position: int) -> bool:
         """Whether some fault strikes the batches of this position."""
-        return any(one.agenda is not None and one.agenda.is_due(0, Site.BATCH, position) for one in self.faults)
+        return any(
+            one.fault_schedule is not None and one.fault_schedule.is_due(0, Site.BATCH, position) for one in self.faults
+        )
 
     def __call__(self, site: Site, step: int, tensors: Tensors) -> None:
         """Let those strike."""
         for one in self.due(site, step):
             if shown := tensors():
-                one.visit(Visit(site, step, shown, self._ranks.rank if site == Site.GRADIENT else 0))
+                one.visit(SiteCall(site, step, shown, self._ranks.rank if site == Site.GRADIENT else 0))
 
     def at_taps(self, step: int) -> Iterator[tuple[Site, ScheduledFault, str]]:
         """The activations that are to be struck at this step, or at their gradients."""
@@ -294,10 +296,10 @@ class LoopStrikes:
             self._see(asking, batch)
         self._count(batch)
         for one in asking:
-            is_due = one.agenda is not None and one.agenda.is_due(0, Site.BATCH, position)
+            is_due = one.fault_schedule is not None and one.fault_schedule.is_due(0, Site.BATCH, position)
             if is_due and self._interventions.strikes(0, is_of_data=True):
                 values, put = as_rows(batch) if "batch" in one.fault.asks() else as_tokens(batch)
-                one.visit(Visit(Site.BATCH, position, {"batch": values}))
+                one.visit(SiteCall(Site.BATCH, position, {"batch": values}))
                 batch = put(values)
         return batch
 
@@ -317,25 +319,25 @@ class LoopStrikes:
     def roll_back(self, reached: int) -> None:
         """The run goes back after having done the steps before `reached`: what was transient does not strike again."""
         for one in self.faults:
-            if one.agenda:
-                one.agenda.roll_back(0, reached)
+            if one.fault_schedule:
+                one.fault_schedule.roll_back(0, reached)
 
     # --- what was done -------------------------------------------------------------------------------------------
 
     @property
     def events(self) -> list[Event]:
         """What the faults have done, by step."""
-        each = (event for one in self.faults if one.agenda for event in one.agenda.events[0])
+        each = (event for one in self.faults if one.fault_schedule for event in one.fault_schedule.events[0])
         return sorted(each, key=lambda event: event.step)
 
     def total(self, name: str) -> int:
         """Of all faults: `strikes`, or `changes`."""
-        return sum(getattr(one.agenda, name)[0] for one in self.faults if one.agenda)
+        return sum(getattr(one.fault_schedule, name)[0] for one in self.faults if one.fault_schedule)
 
     @property
     def first_change(self) -> int | None:
         """The step of the first strike that changed something; of several processes here alone, until `see_ranks`."""
-        steps = [one.agenda.first_change(0) for one in self.faults if one.agenda]
+        steps = [one.fault_schedule.first_change(0) for one in self.faults if one.fault_schedule]
         return min((step for step in [*steps, self._first_elsewhere] if step is not None), default=None)
 
     def see_ranks(self) -> None:

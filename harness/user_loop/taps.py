@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.faults.facts import formats_of, shapes_of
-from harness.training.sites import Site, Visit
+from harness.training.sites import Site, SiteCall
 from harness.user_loop.hooks import Hook
 from harness.user_loop.named_tensors import NamedTensors, first_tensor
 from harness.user_loop.strikes import LoopStrikes, ScheduledFault
@@ -87,7 +87,7 @@ class ModuleTaps:
         done.append(True)
 
         def visit(values: Tensor) -> None:
-            fault.visit(Visit(site, step, {name: values}, self._rank))
+            fault.visit(SiteCall(site, step, {name: values}, self._rank))
 
         if site == Site.ACTIVATION:
             # In place and out of autograd's sight, as a fault of the memory is: the gradient passes straight through.

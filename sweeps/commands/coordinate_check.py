@@ -43,7 +43,7 @@ from harness.data.corpus import Corpus, load_corpus
 from harness.loop.loop import train
 from harness.optim.optimizers import OPTIMIZERS
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from sweeps.commands.coordinate_trials import (
     COMPARED,
     DEPTHS,
@@ -181,7 +181,7 @@ def _measure_pack(case: str, trials: Sequence[Trial], corpus: Corpus) -> list[di
                 at = {**of_all, "seed": trials[planned].seed, "activation": name, "step": step + 1}
                 rows.append({**at, "change": change[row], "size": size[row]})
 
-    train(pack, Agenda([None] * len(trials)), 1, write, telemetry=False, detection=False)
+    train(pack, FaultSchedule([None] * len(trials)), 1, write, telemetry=False, detection=False)
     return rows
 
 

@@ -36,7 +36,7 @@ from harness.storage.results_folder import FolderLost, ResultsPath
 from harness.storage.stored import read_pack
 from harness.training.pack import Pack
 from harness.training.pack_sizes import largest_part, tried
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from sweeps.compose.settings import LARGEST_PACK
 from sweeps.planning.planner import counted
 from sweeps.running.locks import Turn
@@ -163,9 +163,9 @@ def trial_steps_a_second(trial: Trial, rows: int, device: torch.device, corpus: 
                 torch.cuda.synchronize(device)
             marks.append(time.perf_counter())
 
-    agenda, stop = Agenda([None] * rows), WARM + TIMED
+    fault_schedule, stop = FaultSchedule([None] * rows), WARM + TIMED
     options: dict[str, Any] = {"until": stop, "provenance": False, "record": recordings(device)}
-    train(pack, agenda, stop + 1, lambda first_step, signals: None, mark, **options)
+    train(pack, fault_schedule, stop + 1, lambda first_step, signals: None, mark, **options)
     del pack
     gc.collect()
     if device.type == "cuda":

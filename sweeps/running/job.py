@@ -51,7 +51,7 @@ from harness.storage.stored import STORE, is_complete, read_pack
 from harness.training.distributed import RankGroup, Unsaved
 from harness.training.pack import Pack
 from harness.training.readings import stored_signals
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from injectors import fault_types
 from sweeps.compose.settings import RunSettings
 from sweeps.planning.packs import PACK_ID, PackPlan
@@ -230,7 +230,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
     progress = ProgressFile(job.progress_file, first.steps, len(trials))
     progress.begin(0)
     device = pick_device(job.run.device, first.train.precision)
-    pack, agenda, corpus = _prepared(job, device)
+    pack, fault_schedule, corpus = _prepared(job, device)
     store, saved = _opened(job, pack, corpus, checkpoints)
     kept = [i for i, trial in enumerate(trials) if trial.id not in job.pack.witnesses]
 
@@ -251,7 +251,7 @@ def _attempt(job: Job, checkpoints: Checkpoints) -> tuple[PackStore, dict[str, l
             asked = leave if job.run.keep == "weights" else None
             result = train(
                 pack,
-                agenda,
+                fault_schedule,
                 store.block,
                 write,
                 progress,
@@ -306,17 +306,17 @@ def _signals(pack: Pack) -> dict[str, Signal]:
     return guards | stored_signals(pack.planned[0])
 
 
-def _prepared(job: Job, device: torch.device, at_once: int | None = None) -> tuple[Pack, Agenda, Corpus]:
+def _prepared(job: Job, device: torch.device, at_once: int | None = None) -> tuple[Pack, FaultSchedule, Corpus]:
     """The pack as it is before its first step, and its faults. `at_once`: as in another of its processes."""
     make_deterministic(device)
     if on_cpu(device):
         cpu_kernels(job.run.cpu.kernels)
     trials = job.pack.trials
     corpus = corpus_of(without_order(trials[0].data), trials[0].model.context)
-    agenda = Agenda([injector_of(trial, corpus) for trial in trials])
+    fault_schedule = FaultSchedule([injector_of(trial, corpus) for trial in trials])
     if at_once is None and job.run.pack_size is None and not on_cpu(device):
         at_once = kept_rows(job.folder / STORE / job.pack.id) or fastest_rows(trials, device, corpus)
-    return Pack(trials, corpus, device, agenda.first, at_once), agenda, corpus
+    return Pack(trials, corpus, device, fault_schedule.first, at_once), fault_schedule, corpus
 
 
 @contextlib.contextmanager
@@ -332,13 +332,19 @@ def _all_ranks(job: Job, pack: Pack, block: int, is_resumed: bool) -> Iterator[N
 
 def _follow(group: RankGroup, job: Job, block: int, is_resumed: bool, at_once: int) -> None:
     """What another rank's process does: the same training, of which it keeps nothing."""
-    pack, agenda, _ = _prepared(job, group.device, at_once)
+    pack, fault_schedule, _ = _prepared(job, group.device, at_once)
     pack.spread_over(group)
     saved = job.checkpoints.newest() if is_resumed else None
     checkpoints = Unsaved(job.checkpoints.folder)
     wanted = job.run.telemetry.provenance
     train(
-        pack, agenda, block, lambda first_step, signals: None, checkpoints=checkpoints, saved=saved, provenance=wanted
+        pack,
+        fault_schedule,
+        block,
+        lambda first_step, signals: None,
+        checkpoints=checkpoints,
+        saved=saved,
+        provenance=wanted,
     )
 
 

@@ -22,7 +22,7 @@ from harness.loop.loop import train
 from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from sweeps.compose.settings import CheckpointSettings
 
 
@@ -30,7 +30,7 @@ def seconds(trials: list[Trial], checkpoints: Checkpoints | None, device: str) -
     """Of all steps of a pack."""
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
     started = time.perf_counter()
-    train(pack, Agenda([None] * len(trials)), 50, lambda first, signals: None, checkpoints=checkpoints)
+    train(pack, FaultSchedule([None] * len(trials)), 50, lambda first, signals: None, checkpoints=checkpoints)
     return time.perf_counter() - started
 
 

@@ -21,7 +21,7 @@ from harness.loop.loop import train
 from harness.model.state import State
 from harness.testing.detectors import along_of
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 
 def seconds(width: int, depth: int, size: int, steps: int, detect: str) -> float:
@@ -32,7 +32,7 @@ def seconds(width: int, depth: int, size: int, steps: int, detect: str) -> float
     trials = [dataclasses.replace(trial, extras=extras) for trial in trials]
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device("cpu"))
     started = time.process_time()
-    train(pack, Agenda([None] * size), 50, lambda first, signals: None)
+    train(pack, FaultSchedule([None] * size), 50, lambda first, signals: None)
     return (time.process_time() - started) / steps / size
 
 

@@ -28,7 +28,7 @@ from harness.faults.fault import injector_of
 from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once
-from harness.training.sites import Agenda, Site, Visit
+from harness.training.sites import FaultSchedule, Site, SiteCall
 from injectors.value import SITES, Value
 
 SHAPES = ((32, 2, 60), (64, 4, 24))  # width, depth, steps
@@ -45,10 +45,10 @@ def small(width: int, depth: int, steps: int, seed: int = 0) -> Trial:
 def seconds(trials: Sequence[Trial], forks: bool, device: torch.device, armed: bool = True) -> float:
     """To train the trials in one pack; rows come when faults begin, or all at once."""
     corpus = load_corpus(trials[0].data, trials[0].model.context)
-    agenda = Agenda([injector_of(trial, corpus) if armed else None for trial in trials])
-    pack = Pack(trials, corpus, device, agenda.first if forks else None)
+    fault_schedule = FaultSchedule([injector_of(trial, corpus) if armed else None for trial in trials])
+    pack = Pack(trials, corpus, device, fault_schedule.first if forks else None)
     started = time.perf_counter()
-    train(pack, agenda, 50, lambda first, signals: None)
+    train(pack, fault_schedule, 50, lambda first, signals: None)
     return time.perf_counter() - started
 
 
@@ -93,10 +93,10 @@ def memory() -> None:
         injector = Value(site=site, tensor="large", bit=30, start=0).arm(facts)
         warm = Value(site=site, tensor="small", bit=30, start=0).arm(facts)
         for call, step in warm.calls:  # whatever is loaded when a fault strikes for the first time
-            warm.visit(Visit(call, step, {"small": small}))
+            warm.visit(SiteCall(call, step, {"small": small}))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for call, step in injector.calls:
-            injector.visit(Visit(call, step, {"large": tensor}))
+            injector.visit(SiteCall(call, step, {"large": tensor}))
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
         share = grown / (tensor.numel() * tensor.element_size())
         print(f"one element of 256 MiB, {site}: memory grown / tensor = {share:.4f} (goal 0)", flush=True)

@@ -23,7 +23,7 @@ from harness.config import Trial
 from harness.data.corpus import load_corpus
 from harness.loop.loop import train
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 
@@ -42,7 +42,7 @@ class Run:
 def trained(trials: list[Trial], device: str) -> Run:
     """NaN for a run that was lost."""
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
-    result = train(pack, Agenda([None] * len(trials)), 50, lambda first, signals: None)
+    result = train(pack, FaultSchedule([None] * len(trials)), 50, lambda first, signals: None)
     held = len(pack.objective.batches._validation)
     drawn = torch.from_numpy(np.random.default_rng(0).choice(held, WINDOWS, replace=False)).to(pack.device)
     few = torch.linspace(0, held - 1, BEFORE, device=pack.device).long()

@@ -18,7 +18,7 @@ from harness.config import Trial
 from harness.data.corpus import load_corpus
 from harness.loop.loop import train
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from sweeps.compose.arguments import config_loader
 from sweeps.compose.grid import Composer
 
@@ -29,12 +29,12 @@ EXPLAINED = 1.3  # a ratio above it is explained in docs/benchmarks.md
 def seconds(trials: list[Trial], steps: int, device: str) -> float:
     """Of one trial-step, without the first steps, in which caches fill."""
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
-    agenda = Agenda([None] * len(trials))
-    pack.clock.on_device.fill_(MIDDLE)
-    pack.clock.read()
-    train(pack, agenda, 50, lambda first, signals: None, until=MIDDLE + 2)
+    fault_schedule = FaultSchedule([None] * len(trials))
+    pack.row_steps.on_device.fill_(MIDDLE)
+    pack.row_steps.read()
+    train(pack, fault_schedule, 50, lambda first, signals: None, until=MIDDLE + 2)
     started = time.perf_counter()
-    train(pack, agenda, 50, lambda first, signals: None, until=MIDDLE + 2 + steps)
+    train(pack, fault_schedule, 50, lambda first, signals: None, until=MIDDLE + 2 + steps)
     return (time.perf_counter() - started) / steps / len(trials)
 
 

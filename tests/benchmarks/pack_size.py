@@ -20,7 +20,7 @@ from harness.data.corpus import load_corpus
 from harness.loop.loop import train
 from harness.training.pack import Pack
 from harness.training.pack_sizes import rows_at_once
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from sweeps.running.local import available_cores
 
 SHAPES = [(16, 2, 64, 8), (32, 2, 64, 8), (64, 4, 64, 8), (96, 2, 128, 4), (128, 4, 64, 8), (256, 4, 64, 8)]
@@ -41,9 +41,9 @@ def seconds_of_trial_step(shape: tuple[int, int, int, int], size: int, device: s
         for i in range(size)
     ]
     pack = Pack(trials, load_corpus(trials[0].data, context), torch.device(device))
-    agenda = Agenda([None] * size)
+    fault_schedule = FaultSchedule([None] * size)
     started = time.perf_counter()
-    train(pack, agenda, 50, lambda first, signals: None)
+    train(pack, fault_schedule, 50, lambda first, signals: None)
     return (time.perf_counter() - started) / steps / size
 
 

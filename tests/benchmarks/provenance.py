@@ -20,7 +20,7 @@ from harness.data.corpus import load_corpus
 from harness.loop.loop import train
 from harness.nonfinite.provenance import Provenance, Provenances
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from injectors import facts_of
 from injectors.value import Value
 
@@ -32,7 +32,9 @@ def costs(width: int, depth: int, steps: int) -> tuple[float, float, int]:
     trials = [Trial(model=Model(width=width, depth=depth), train=settings, seed=seed) for seed in range(4)]
     trials += [Trial(model=trial.model, train=settings, seed=trial.seed, fault=fault) for trial in trials]
     corpus, spent = load_corpus(trials[0].data, trials[0].model.context), []
-    agenda = Agenda([trial.fault.arm(facts_of(trial)) if trial.fault == fault else None for trial in trials])
+    fault_schedule = FaultSchedule(
+        [trial.fault.arm(facts_of(trial)) if trial.fault == fault else None for trial in trials]
+    )
     pack, plain = Pack(trials, corpus, torch.device("cpu")), Provenances.of
 
     def timed(self: Provenances, row: int, step: int) -> Provenance:
@@ -44,7 +46,7 @@ def costs(width: int, depth: int, steps: int) -> tuple[float, float, int]:
 
     started = time.process_time()
     with mock.patch.object(Provenances, "of", timed):
-        train(pack, agenda, steps // 2, lambda first, signals: None)
+        train(pack, fault_schedule, steps // 2, lambda first, signals: None)
     trained = steps * len(trials)  # frozen rows are computed to the end of a block, and a few rows stay
     return (time.process_time() - started - sum(spent)) / trained, statistics.mean(spent), len(spent)
 

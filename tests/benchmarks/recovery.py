@@ -22,7 +22,7 @@ from harness.data.corpus import load_corpus
 from harness.incidents.snapshots import Snapshots
 from harness.loop.loop import train
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 LADDER = canonical([{"detector": "any", "action": "roll_back", "limit": 3}])
 
@@ -46,7 +46,7 @@ def seconds(width: int, depth: int, size: int, steps: int, every: int | None) ->
 
     started = time.perf_counter()
     with patch.object(Snapshots, "take", timed):
-        train(pack, Agenda([None] * size), 50, lambda first, signals: None)
+        train(pack, FaultSchedule([None] * size), 50, lambda first, signals: None)
     whole = time.perf_counter() - started
     return whole / steps / size, spent[0] / whole
 

@@ -24,7 +24,7 @@ from harness.loop.loop import train
 from harness.readings.table import READINGS
 from harness.training.pack import Pack
 from harness.training.readings import cadences, refused
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 SHAPES = {32: (2, 8), 64: (4, 8), 128: (4, 4)}  # width: depth, trials
 NONE = dict.fromkeys(READINGS, 0)
@@ -50,8 +50,8 @@ def step_seconds(
     def done(step: int, frozen: int) -> None:
         ends.append(time.process_time())
 
-    agenda = Agenda([None] * len(trials))
-    train(pack, agenda, steps, lambda first, values: None, done, telemetry=telemetry, detection=telemetry)
+    fault_schedule = FaultSchedule([None] * len(trials))
+    train(pack, fault_schedule, steps, lambda first, values: None, done, telemetry=telemetry, detection=telemetry)
     # The last step is validated after.
     return [after - before for before, after in zip(ends[:-2], ends[1:-1], strict=True)]
 

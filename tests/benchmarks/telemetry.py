@@ -18,7 +18,7 @@ from harness.config import Model, Train, Trial
 from harness.data.corpus import load_corpus
 from harness.loop.loop import train
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 
 
 def seconds(width: int, depth: int, size: int, steps: int, telemetry: bool, device: str) -> float:
@@ -27,7 +27,7 @@ def seconds(width: int, depth: int, size: int, steps: int, telemetry: bool, devi
     trials = [Trial(model=Model(width=width, depth=depth), train=settings, seed=seed) for seed in range(size)]
     pack = Pack(trials, load_corpus(trials[0].data, trials[0].model.context), torch.device(device))
     started = time.perf_counter()
-    train(pack, Agenda([None] * size), 50, lambda first, signals: None, telemetry=telemetry, detection=telemetry)
+    train(pack, FaultSchedule([None] * size), 50, lambda first, signals: None, telemetry=telemetry, detection=telemetry)
     return (time.perf_counter() - started) / steps / size
 
 

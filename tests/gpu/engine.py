@@ -20,7 +20,7 @@ from harness.loop.graphs import Recording, recordings
 from harness.loop.loop import Result, train
 from harness.training.blocks import Found
 from harness.training.pack import Pack
-from harness.training.sites import Agenda, Injector
+from harness.training.sites import FaultSchedule, Injector
 from tests.gpu.bench import Bench
 
 TIMES = ("tokens_per_second", "step_seconds")
@@ -93,7 +93,7 @@ class Trained:
 def train_pack(
     pack: Pack,
     injectors: Mapping[int, Injector | None] | None = None,
-    agenda: Agenda | None = None,
+    fault_schedule: FaultSchedule | None = None,
     block: int = 50,
     graphs: bool = True,
     **options: Any,
@@ -101,14 +101,18 @@ def train_pack(
     """Train a pack to its end; on CUDA with healthy steps and validation as `graphs`, as sweeps do, or without."""
     make, replays = recordings(pack.device) if graphs else None, Counter[type]()
     numbers = range(len(pack.planned))
-    agenda = agenda or Agenda([(injectors or {}).get(number, injector_of(pack.planned[number])) for number in numbers])
+    fault_schedule = fault_schedule or FaultSchedule(
+        [(injectors or {}).get(number, injector_of(pack.planned[number])) for number in numbers]
+    )
     blocks: dict[int, Mapping[str, np.ndarray]] = {}
     weights: dict[int, Tensor] = {}
 
     def leave(number: int, tensors: Mapping[str, Tensor]) -> None:
         weights[number] = torch.cat([tensors[name].detach().reshape(-1).cpu() for name in sorted(tensors)])
 
-    result = train(pack, agenda, block, blocks.__setitem__, leave=leave, record=counted(make, replays), **options)
+    result = train(
+        pack, fault_schedule, block, blocks.__setitem__, leave=leave, record=counted(make, replays), **options
+    )
     names = blocks[max(blocks)]
     signals = {name: np.concatenate([blocks[first][name] for first in sorted(blocks)], axis=1) for name in names}
     return Trained(pack, result, signals, weights, replays[Found], replays[Tensor])
@@ -136,9 +140,9 @@ def counted(make: Callable[[], Recording] | None, replays: Counter[type]) -> Cal
 
 def run(bench: Bench, trials: Sequence[Trial], forks: bool = False, **options: Any) -> Trained:
     """Train these trials as a pack; with `forks` faulty ones share their twin's row until their fault begins."""
-    agenda = Agenda([injector_of(trial) for trial in trials])
-    pack = pack_of(trials, bench.device, agenda.first if forks else None)
-    return train_pack(pack, agenda=agenda, **options)
+    fault_schedule = FaultSchedule([injector_of(trial) for trial in trials])
+    pack = pack_of(trials, bench.device, fault_schedule.first if forks else None)
+    return train_pack(pack, fault_schedule=fault_schedule, **options)
 
 
 @dataclass

@@ -43,7 +43,7 @@ class Disarmed:
     def recall(self, memory: Mapping[str, Any]) -> None:
         pass
 
-    def visit(self, visit: Any) -> list[Any]:
+    def visit(self, site_call: Any) -> list[Any]:
         raise RuntimeError("a disarmed injector was called")
 
 
@@ -127,7 +127,7 @@ def rolled_back(bench: Bench, steps: int) -> int:
     golden = [trial_of(seed=seed, **fields) for seed in range(3)]
     struck = [*golden, replace(golden[1], fault=fault)]
     found, plain = run(bench, struck), run(bench, golden)
-    if not found.result.incidents[3] or found.pack.clock.number <= steps:
+    if not found.result.incidents[3] or found.pack.row_steps.number <= steps:
         raise RuntimeError("nothing was rolled back, so equal bits say little")
     return sum(
         differing(_course(found, number), _course(plain, twin)) for number, twin in ((0, 0), (1, 1), (2, 2), (3, 1))

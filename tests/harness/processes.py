@@ -95,9 +95,9 @@ class Corrupted:
     def recall(self, memory: Any) -> None:
         pass
 
-    def visit(self, visit: Any) -> list[Any]:
+    def visit(self, site_call: Any) -> list[Any]:
         if self.is_here:
-            visit.tensors["head"][1, 2] += 1e-7
+            site_call.tensors["head"][1, 2] += 1e-7
         return []
 
 
@@ -111,6 +111,6 @@ def message_of_records(group: RankGroup, trials: Sequence[Trial]) -> str:
     """A fault that is armed in one process alone."""
     injectors = {} if group.rank else {1: None}
     with pytest.raises(ReplicasDiffer) as caught:
-        agenda = {1: engine.injector_of(trials[1])} | injectors
-        trained(group, trials, injectors=agenda)
+        fault_schedule = {1: engine.injector_of(trials[1])} | injectors
+        trained(group, trials, injectors=fault_schedule)
     return str(caught.value)

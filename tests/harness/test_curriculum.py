@@ -196,8 +196,8 @@ class Looks:
     def __init__(self, site, steps, taps=()):
         self.calls, self.taps, self.seen = [(site, step) for step in steps], taps, []
 
-    def visit(self, visit) -> list[Event]:
-        self.seen += [tuple(x.shape) for x in visit.tensors.values()]
+    def visit(self, site_call) -> list[Event]:
+        self.seen += [tuple(x.shape) for x in site_call.tensors.values()]
         return []
 
 

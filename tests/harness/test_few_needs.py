@@ -27,7 +27,7 @@ from harness.config.trial import Playbook
 from harness.data.corpus import load_corpus
 from harness.loop.loop import train
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from injectors import facts_of
 from injectors.value import Value
 from sweeps.planning.planner import make_plan
@@ -43,8 +43,9 @@ fault = Value(start=3, site="gradient", tensor="head", element=0, model="set", v
 trials = [Trial.of(parts, seed=1), Trial.of(parts, seed=1, fault=fault)]
 corpus = load_corpus(trials[0].data, 8)
 plan = make_plan(trials, (), None, "cpu", 1)
-agenda = Agenda([None, fault.arm(facts_of(trials[1], corpus.train, corpus.counts))])
-result = train(Pack(trials, corpus, torch.device("cpu"), agenda.first), agenda, 3, lambda first, arrays: None)
+fault_schedule = FaultSchedule([None, fault.arm(facts_of(trials[1], corpus.train, corpus.counts))])
+pack = Pack(trials, corpus, torch.device("cpu"), fault_schedule.first)
+result = train(pack, fault_schedule, 3, lambda first, arrays: None)
 assert len(plan.packs) == 1 and len(result.events[1]) == 1 and result.incidents[1], result
 print(*result.outcome)
 """

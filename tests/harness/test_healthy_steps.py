@@ -18,7 +18,7 @@ from harness.guards.playbook import PlaybookGuard
 from harness.incidents import snapshots
 from harness.loop.loop import train
 from harness.testing.engine import injector_of, pack_of, run, trial
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from tests.harness.ladders import OWN, rung, trained
 
 
@@ -49,7 +49,7 @@ def test_judging_and_keeping_a_step_look_at_nothing_on_the_device(monkeypatch: p
     watching = "+".join(name for name in DETECTORS if name not in ("expert_share", "gain_peers"))
     golden = trained(rung("roll_back"), detect=watching, steps=8)
     pack = pack_of([golden, replace(golden, seed=2)])
-    train(pack, Agenda([None] * 2), 4, lambda first, arrays: None)
+    train(pack, FaultSchedule([None] * 2), 4, lambda first, arrays: None)
     assert looked.count("Detection.judge") == looked.count("PlaybookGuard.judge") == looked.count("Snapshots.take") == 8
 
 
@@ -77,5 +77,5 @@ def test_the_host_waits_for_no_healthy_step(monkeypatch: pytest.MonkeyPatch) -> 
             return plain(guard, row, *arguments)
 
         monkeypatch.setattr(PlaybookGuard, name, noted)
-    train(pack, Agenda([injector_of(golden)] * 2), 4, lambda first, arrays: None)
+    train(pack, FaultSchedule([injector_of(golden)] * 2), 4, lambda first, arrays: None)
     assert calls == [("expect", 0), ("expect", 1)]

@@ -13,7 +13,7 @@ from harness.storage.checkpoint import Checkpoints
 from harness.storage.results_folder import ResultsPath
 from harness.testing import engine
 from harness.testing.engine import Dying, Killed
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from injectors.value import Value
 
 STEPS = 14
@@ -48,15 +48,15 @@ def handed(trials, forks: bool, folder: Path | None = None, kills=()) -> dict[in
     place = None if folder is None else ResultsPath.at(folder)
 
     def once(checkpoints: Checkpoints | None) -> None:
-        agenda, seen = Agenda([engine.injector_of(trial) for trial in trials]), []
-        pack = engine.pack_of(trials, agenda.first if forks else None)
+        fault_schedule, seen = FaultSchedule([engine.injector_of(trial) for trial in trials]), []
+        pack = engine.pack_of(trials, fault_schedule.first if forks else None)
 
         def leave(number: int, tensors) -> None:
             seen.append(number)
             found[number] = {name: values.clone() for name, values in tensors.items()}
 
         saved = Checkpoints(place).newest() if place else None
-        train(pack, agenda, 2, lambda first, signals: None, checkpoints=checkpoints, saved=saved, leave=leave)
+        train(pack, fault_schedule, 2, lambda first, signals: None, checkpoints=checkpoints, saved=saved, leave=leave)
         assert len(seen) == len(set(seen)), "handed over twice"
 
     for kill in kills:
@@ -95,10 +95,10 @@ def test_killed_ones_leave_the_same(tmp_path) -> None:
 
 def test_without_it_nothing_changes() -> None:
     trials = trials_of()
-    agenda = Agenda([engine.injector_of(trial) for trial in trials])
-    pack = engine.pack_of(trials, agenda.first)
-    result = train(pack, agenda, 2, lambda first, signals: None)
-    again = Agenda([engine.injector_of(trial) for trial in trials])
+    fault_schedule = FaultSchedule([engine.injector_of(trial) for trial in trials])
+    pack = engine.pack_of(trials, fault_schedule.first)
+    result = train(pack, fault_schedule, 2, lambda first, signals: None)
+    again = FaultSchedule([engine.injector_of(trial) for trial in trials])
     other = engine.pack_of(trials, again.first)
     assert result == train(other, again, 2, lambda first, signals: None, leave=lambda number, tensors: None)
     assert engine.same_bits({"weights": pack.weights}, {"weights": other.weights}) == []

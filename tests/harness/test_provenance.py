@@ -214,7 +214,7 @@ def test_rows_at_different_steps_are_lost_at_their_own() -> None:
     def ahead(pack: Pack) -> None:
         """The second row is where the others will be in two steps."""
         dict(pack.rows_state)["step"][1] = 2
-        pack.clock.read()
+        pack.row_steps.read()
 
     faults = [strike(Site.WEIGHT, start=5), strike(Site.REDUCED_GRADIENT, start=5), strike(Site.ACTIVATION, start=6)]
     trials = [engine.trial(fault=fault) for fault in faults]

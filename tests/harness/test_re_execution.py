@@ -15,7 +15,7 @@ from harness.config import Data
 from harness.incidents import batches_ahead, snapshots
 from harness.incidents.batches_ahead import odd_batches
 from harness.testing.engine import injector_of, left, pack_of, run, same_bits, trial
-from harness.training.sites import Agenda, Event, Site, Visit
+from harness.training.sites import Event, FaultSchedule, Site, SiteCall
 from injectors.batch import BatchFault, DuplicatedBatch, RandomTokens, RareTokens, Repetition
 from tests.harness.ladders import OWN, START, STEPS, nan, rung, struck, trained, verdicts
 
@@ -50,9 +50,9 @@ class Poison:
 
     def recall(self, memory: Mapping[str, Any]) -> None: ...
 
-    def visit(self, visit: Any) -> list[Any]:
-        visit.tensors["batch"].fill_(63)
-        return [Event("batch", "batch", None, None, visit.step, "a", "b", None, None, True)]
+    def visit(self, site_call: Any) -> list[Any]:
+        site_call.tensors["batch"].fill_(63)
+        return [Event("batch", "batch", None, None, site_call.step, "a", "b", None, None, True)]
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -96,25 +96,25 @@ def test_a_batch_is_odd_by_its_tokens_alone(fault: type[BatchFault], duration: i
     """Looked at from the step before, at the first, and at the fifth; at most eight. A look is none of its strikes."""
     golden = trial(seed=1, batch=8, context=32, **(OWN | {"steps": 60}), data=Data(source="stdlib"))
     faulty = struck(golden, fault(start=40, duration=duration))
-    pack, agenda = pack_of([golden, faulty]), Agenda([None, injector_of(faulty)])
-    assert [odd_batches(pack, agenda, 1, step, 8) for step in (39, 40, 44)] == odd
-    assert [odd_batches(pack, agenda, 0, step, 8) for step in range(60)] == [0] * 60
-    assert agenda.strikes == [0, 0] and odd_batches(pack, agenda, 1, 3, 8) == 0
+    pack, fault_schedule = pack_of([golden, faulty]), FaultSchedule([None, injector_of(faulty)])
+    assert [odd_batches(pack, fault_schedule, 1, step, 8) for step in (39, 40, 44)] == odd
+    assert [odd_batches(pack, fault_schedule, 0, step, 8) for step in range(60)] == [0] * 60
+    assert fault_schedule.strikes == [0, 0] and odd_batches(pack, fault_schedule, 1, 3, 8) == 0
 
 
 def test_a_look_at_batches_leaves_a_fault_its_memory() -> None:
     golden = trial(seed=1, **OWN)
     faulty = struck(golden, DuplicatedBatch(start=START, duration=1))
     injector = injector_of(faulty)
-    pack, agenda = pack_of([golden, faulty]), Agenda([None, injector])
+    pack, fault_schedule = pack_of([golden, faulty]), FaultSchedule([None, injector])
     found = []
     for step in range(START + 1):
         batch = pack.batch(step)
-        for number in agenda.due(Site.BATCH, step):
-            agenda.visit(number, Visit(Site.BATCH, step, {"batch": batch[1]}))
-        odd_batches(pack, agenda, 1, step, 8)
+        for number in fault_schedule.due(Site.BATCH, step):
+            fault_schedule.visit(number, SiteCall(Site.BATCH, step, {"batch": batch[1]}))
+        odd_batches(pack, fault_schedule, 1, step, 8)
         found.append(batch[1].clone())
-    assert agenda.changes == [0, 1] and torch.equal(found[-1], found[START - faulty.fault.late])
+    assert fault_schedule.changes == [0, 1] and torch.equal(found[-1], found[START - faulty.fault.late])
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -148,9 +148,9 @@ class Gradient:
 
     def recall(self, memory: Mapping[str, Any]) -> None: ...
 
-    def visit(self, visit: Any) -> list[Any]:
-        visit.tensors["head"].mul_(-3.0 if visit.step < self.nan_from else float("nan"))
-        return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
+    def visit(self, site_call: Any) -> list[Any]:
+        site_call.tensors["head"].mul_(-3.0 if site_call.step < self.nan_from else float("nan"))
+        return [Event(site_call.site, "head", None, None, site_call.step, "a", "b", None, None, True)]
 
 
 def test_nothing_is_left_of_what_a_bad_device_has_trained_since_the_snapshot() -> None:
@@ -182,7 +182,7 @@ def test_steps_before_others_batches_were_read_are_not_run_again_with_these(monk
     monkeypatch.setattr(batches_ahead, "MORE_REPEATED", np.inf)
     memory, ratio = {"every": 1, "kept": 8}, {"detect.loss_ratio": {"ratio": 1.1}}
     golden = trained(rung("re_execute"), detect="finite+loss_ratio", batch=16, snapshot=memory, **ratio)
-    late = breaking(lambda pack, row: pack.rows[row] == 1 and pack.clock.steps[row] >= 17)
+    late = breaking(lambda pack, row: pack.rows[row] == 1 and pack.row_steps.steps[row] >= 17)
     found = run([golden, golden], {0: None, 1: Poison(15)}, prepare=late)
     assert verdicts(found, 1) == ["data", "correct"]
     assert min(act["to"] for act in found.result.incidents[1][-1]["acts"] if act["to"] is not None) == 15
@@ -198,14 +198,14 @@ class Sleeper:
 
     def recall(self, memory: Mapping[str, Any]) -> None: ...
 
-    def visit(self, visit: Any) -> list[Any]:
-        visit.tensors["head"].view(-1)[0] = 7.0
-        return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
+    def visit(self, site_call: Any) -> list[Any]:
+        site_call.tensors["head"].view(-1)[0] = 7.0
+        return [Event(site_call.site, "head", None, None, site_call.step, "a", "b", None, None, True)]
 
 
 def test_a_step_that_is_awaited_costs_no_history() -> None:
     """The oldest snapshot is still there, to which the next rung wants to go back."""
-    prepare = breaking(lambda pack, row: pack.weights[row].abs().max() > 5 and pack.clock.steps[row] >= 13)
+    prepare = breaking(lambda pack, row: pack.weights[row].abs().max() > 5 and pack.row_steps.steps[row] >= 13)
     options = {"playbook.re_execute": {"deepest": 0, "batches": 0}, "playbook.roll_back": {"back": 5}}
     memory = {"every": 5, "kept": 2}
     golden = trained(rung("re_execute"), rung("roll_back"), snapshot=memory, **options)
@@ -219,7 +219,7 @@ def test_a_step_that_is_awaited_costs_no_history() -> None:
 def test_another_device_is_tried_from_as_far_back_as_snapshots_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go less far than `deepest`; the wrong weight is not told by its size."""
     monkeypatch.setattr(snapshots, "GROWN", np.inf)
-    prepare = breaking(lambda pack, row: pack.weights[row].abs().max() > 5 and pack.clock.steps[row] >= 13)
+    prepare = breaking(lambda pack, row: pack.weights[row].abs().max() > 5 and pack.row_steps.steps[row] >= 13)
     golden = trained(rung("re_execute"), snapshot={"every": 1, "kept": 6})
     found = run([golden, golden], {0: None, 1: Sleeper(permanent=True)}, prepare=prepare)
     assert verdicts(found, 1) == ["persistent"] and same_bits(left(found, 0), left(found, 1)) == []

@@ -35,7 +35,7 @@ class Seen:
 
     def _listen(self, pack) -> None:
         def keep(name: str, x: torch.Tensor) -> None:
-            step = pack.clock.steps[0]
+            step = pack.row_steps.steps[0]
             self.calls.setdefault((step, name), []).append(x.detach().double().clone())
 
         pack.model.taps.attach("*", keep)

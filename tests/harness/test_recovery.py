@@ -23,7 +23,7 @@ from harness.testing.engine import (
     same_bits,
 )
 from harness.training import signals
-from harness.training.clock import Clock
+from harness.training.row_steps import RowSteps
 from harness.training.signals import Recorder
 from harness.training.sites import Event, Site
 from tests.harness.ladders import SNAPSHOT, START, STEPS, nan, rung, struck, trained, verdicts
@@ -100,11 +100,11 @@ class Overflowing:
 
     def recall(self, memory: Mapping[str, Any]) -> None: ...
 
-    def visit(self, visit: Any) -> list[Any]:
+    def visit(self, site_call: Any) -> list[Any]:
         self.visits += 1
         if self.visits in (1, 4):  # the weights at first, the gradient the second time
-            visit.tensors["head"].fill_(float("nan") if visit.site == Site.WEIGHT else float("inf"))
-            return [Event(visit.site, "head", None, None, visit.step, "a", "b", None, None, True)]
+            site_call.tensors["head"].fill_(float("nan") if site_call.site == Site.WEIGHT else float("inf"))
+            return [Event(site_call.site, "head", None, None, site_call.step, "a", "b", None, None, True)]
         return []
 
 
@@ -158,7 +158,7 @@ def test_a_skipped_step_leaves_weights_and_moments_as_they_are(fields: Mapping[s
         def step(rate, stepping, measure):
             before = state_of(pack, 1)
             result = take(rate, stepping, measure)
-            state[pack.clock.steps[1]] = {"taken": stepping[1].clone(), **changed(before, state_of(pack, 1))}
+            state[pack.row_steps.steps[1]] = {"taken": stepping[1].clone(), **changed(before, state_of(pack, 1))}
             return result
 
         pack.step = step
@@ -328,14 +328,14 @@ def test_where_the_scale_is_dynamic_an_overflow_is_no_alarm() -> None:
 def test_the_time_of_a_step_is_that_of_a_pass_also_where_rows_went_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by a second a pass."""
     clock = [0.0]
-    done = Clock.done
+    done = RowSteps.done
 
     def noted(*arguments: Any) -> Any:
         clock[0] += 1
         return done(*arguments)
 
     monkeypatch.setattr(signals.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(Clock, "done", noted)
+    monkeypatch.setattr(RowSteps, "done", noted)
     golden = trained(rung("roll_back", limit=3), snapshot={"every": 1, "kept": 8})
     found = run([golden, struck(golden), struck(golden, nan(START + 5))], block=4)
     seconds, tokens = found.signals["step_seconds"], found.signals["tokens_per_second"]

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from harness.config.curriculum import curriculum
-from harness.guards import FREEZE, GO, ROLL_BACK, SKIP, Guard, Parts, Seen
+from harness.guards import FREEZE, GO, ROLL_BACK, SKIP, Guard, GuardInput, Parts
 from harness.guards.base import GuardSignal, answers
 from harness.loop.loop import train
 from harness.model.state import State
 from harness.readings.table import READINGS
 from harness.testing.engine import Run, assert_resumes, injector_of, pack_of, run, same_bits, trial
 from harness.training import pack as packs
-from harness.training.clock import Clock
-from harness.training.sites import Agenda
+from harness.training.row_steps import RowSteps
+from harness.training.sites import FaultSchedule
 from injectors.value import Value
 
 STEPS, START, EVERY = 24, 9, 4
@@ -44,7 +44,7 @@ class Alarm(Guard):
     def is_on(cls, trial) -> bool:
         return True
 
-    def judge(self, seen: Seen) -> Tensor:
+    def judge(self, seen: GuardInput) -> Tensor:
         largest = self._largest.used
         self._ratio = torch.where(largest > 0, seen.norm / largest, 0.0)
         is_alarm = seen.trains & ~(self._ratio < 10) & (largest > 0)
@@ -95,7 +95,7 @@ def test_the_optimizers_state_goes_back_too() -> None:
     """The last pass of the last step is what counts: rows of the same seed are equal in all that training changes."""
     found = run([trial(seed=0, **OWN), trial(seed=0, fault=flip(STEPS - 1), **OWN)])
     assert found.pack.rows == [0, 1] and found.pack.rows_state.equal(0, 1)
-    assert found.pack.clock.steps == [STEPS, STEPS] and found.pack.clock.number > STEPS
+    assert found.pack.row_steps.steps == [STEPS, STEPS] and found.pack.row_steps.number > STEPS
 
 
 def test_a_permanent_fault_strikes_again_until_the_row_freezes() -> None:
@@ -129,7 +129,7 @@ def test_batches_rates_and_the_model_follow_the_rows_own_step(fields) -> None:
     _, plain = last_weights(golden)
     for number, twin in enumerate((0, 1, 1)):
         assert same_bits(left[number], plain[twin]) == [], number
-    assert found.result.strikes[2] == 1 and found.pack.clock.number > found.pack.steps
+    assert found.result.strikes[2] == 1 and found.pack.row_steps.number > found.pack.steps
 
 
 def test_a_killed_pack_with_rows_at_different_steps_goes_on_bit_for_bit(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_block_is_written_once_no_row_stands_in_it() -> None:
         assert np.isfinite(arrays["loss"]).all()
         written.append(first)
 
-    train(pack, Agenda([injector_of(each) for each in trials]), 5, write)
+    train(pack, FaultSchedule([injector_of(each) for each in trials]), 5, write)
     assert written == [0, 5, 10, 15, 20]
 
 
@@ -166,12 +166,12 @@ def test_the_largest_answer_is_done() -> None:
 
 def test_rows_wait_where_batches_are_of_other_sizes() -> None:
     sizes = curriculum(10, (4, None, 1, 1), (8, 4, 6, False))
-    clock = Clock(3, 3, State(3), sizes, torch.device("cpu"))
-    clock.on_device.fill_(5)
-    clock.read()
-    clock._steps.used[1] = 2
-    clock.read()
-    tick = clock.tick()
-    assert tick is not None and tick.groups == {2: [1]} and tick.trains.tolist() == [0, 1, 0]
-    clock.done(tick)
-    assert clock.steps == [5, 3, 5] == clock.on_device.tolist()
+    row_steps = RowSteps(3, 3, State(3), sizes, torch.device("cpu"))
+    row_steps.on_device.fill_(5)
+    row_steps.read()
+    row_steps._steps.used[1] = 2
+    row_steps.read()
+    pack_step = row_steps.pack_step()
+    assert pack_step is not None and pack_step.groups == {2: [1]} and pack_step.trains.tolist() == [0, 1, 0]
+    row_steps.done(pack_step)
+    assert row_steps.steps == [5, 3, 5] == row_steps.on_device.tolist()

@@ -16,19 +16,19 @@ from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault
 from harness.optim.clippers import CLIPPERS
 from harness.testing import check_detector, check_fault, check_setting
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 from injectors.fault import Strike, digest, whole_event
 
 
 class Doubling(Strike):
     """The head is doubled, with a record."""
 
-    def strike(self, visit: Visit) -> list[Event]:
-        before = digest(visit.tensors["head"])
-        visit.tensors["head"].mul_(self.factor(visit))
-        return self.told(whole_event(visit, "head", before, [visit.tensors["head"]]))
+    def strike(self, site_call: SiteCall) -> list[Event]:
+        before = digest(site_call.tensors["head"])
+        site_call.tensors["head"].mul_(self.factor(site_call))
+        return self.told(whole_event(site_call, "head", before, [site_call.tensors["head"]]))
 
-    def factor(self, visit: Visit) -> float:
+    def factor(self, site_call: SiteCall) -> float:
         return 2.0
 
     def told(self, events: list[Event]) -> list[Event]:
@@ -47,7 +47,7 @@ class Forgetful(Doubling):
 
     struck = 0
 
-    def factor(self, visit: Visit) -> float:
+    def factor(self, site_call: SiteCall) -> float:
         self.struck += 1
         return 1.0 + self.struck
 
@@ -55,7 +55,7 @@ class Forgetful(Doubling):
 class Random(Doubling):
     """It draws from the stream of the whole process."""
 
-    def factor(self, visit: Visit) -> float:
+    def factor(self, site_call: SiteCall) -> float:
         return 1.0 + float(torch.rand(()))
 
 
@@ -66,8 +66,8 @@ class Early(Doubling):
     def calls(self) -> list[tuple[Site, int]]:
         return [(self.site, step - 1) for step in self.steps]
 
-    def visit(self, visit: Visit) -> list[Event]:
-        return self.strike(visit)
+    def visit(self, site_call: SiteCall) -> list[Event]:
+        return self.strike(site_call)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from harness.readings.table import READINGS
 from harness.recovery.table import ACTIONS
 from harness.testing import engine
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from tests.harness import ladders
 from tests.harness.features import FEATURES
 from tests.harness.tracing import META, FromHost, Operation, Trace, Traced, pieces_of, steps_of
@@ -227,5 +227,5 @@ def test_what_lasts_stays_where_it_is(optimizer: str) -> None:
     def progress(steps: int, frozen: int) -> None:
         seen.append(addresses(pack))
 
-    train(pack, Agenda([None] * 3), 4, lambda first, signals: None, progress)
+    train(pack, FaultSchedule([None] * 3), 4, lambda first, signals: None, progress)
     assert len(seen) == 12 and all(each == seen[0] for each in seen)

@@ -20,10 +20,10 @@ from harness.config import Trial
 from harness.incidents.guard_runner import GuardRunner
 from harness.loop.passes import Passes
 from harness.testing import engine
-from harness.training.clock import Tick
 from harness.training.pack import Pack
+from harness.training.row_steps import PackStep
 from harness.training.signals import Recorder
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from harness.training.strikes import Strikes
 
 META = torch.device("meta")
@@ -106,19 +106,19 @@ def steps_of(
     """These steps of a pack that trains from its first on, with all its telemetry and detectors; none is struck."""
     pack = Pack(trials, engine.corpus_of(trials[0]), META)
     prepare(pack)
-    agenda = Agenda([None] * len(trials))
+    fault_schedule = FaultSchedule([None] * len(trials))
     recorder = Recorder(pack, BLOCK, lambda first, signals: None, True)
-    answers = GuardRunner(pack, agenda, recorder, True, True)
-    passes = Passes(pack, recorder, answers, Strikes(pack, agenda), True, True)
+    answers = GuardRunner(pack, fault_schedule, recorder, True, True)
+    passes = Passes(pack, recorder, answers, Strikes(pack, fault_schedule), True, True)
     traced = []
     for step in range(max(steps) + 1):
-        tick = pack.clock.tick()
-        assert tick is not None
+        pack_step = pack.row_steps.pack_step()
+        assert pack_step is not None
         if step not in steps:
-            _step(tick, pack, recorder, answers, passes, [_Nothing()] * 3)
+            _step(pack_step, pack, recorder, answers, passes, [_Nothing()] * 3)
             continue
         traces = [Trace(may_send=True), Trace(), Trace(may_send=True)]
-        _step(tick, pack, recorder, answers, passes, traces)
+        _step(pack_step, pack, recorder, answers, passes, traces)
         traced.append(Traced(*(trace.operations for trace in traces)))
     return traced
 
@@ -145,16 +145,16 @@ class _Nothing:
 
 
 def _step(
-    tick: Tick, pack: Pack, recorder: Recorder, answers: GuardRunner, passes: Passes, traces: Sequence[Any]
+    pack_step: PackStep, pack: Pack, recorder: Recorder, answers: GuardRunner, passes: Passes, traces: Sequence[Any]
 ) -> None:
     """As `harness.loop.loop.train` takes it."""
     with traces[0]:
-        answers.begin(tick)
-        fed = passes.feed(tick)
+        answers.begin(pack_step)
+        fed = passes.feed(pack_step)
     with traces[1]:
-        found = passes.train(tick, fed)
+        found = passes.train(pack_step, fed)
     with traces[2]:
-        recorder.keep(tick, found)
-        pack.clock.done(tick)
-        assert not recorder.is_due(tick)
-        answers.settle(tick, found.loss, False, False)
+        recorder.keep(pack_step, found)
+        pack.row_steps.done(pack_step)
+        assert not recorder.is_due(pack_step)
+        answers.settle(pack_step, found.loss, False, False)

@@ -18,7 +18,7 @@ from harness.faults.facts import Facts
 from harness.faults.fault import InjectableFault
 from harness.testing import engine
 from harness.training.pack import Pack
-from harness.training.sites import AT_TAPS, Event, Injector, Site, Visit
+from harness.training.sites import AT_TAPS, Event, Injector, Site, SiteCall
 
 START, STEPS = 4, 8
 TOKENS = np.arange(1000) % 10
@@ -67,10 +67,10 @@ class Spy:
             kept = self.read.setdefault((Site.ACTIVATION_GRADIENT, step, name), [])
             x.register_hook(lambda gradient: kept.append(gradient.clone()))
 
-    def visit(self, visit: Visit) -> list[Event]:
-        self.step = visit.step
-        if (visit.site, visit.step) in self.wanted and visit.site not in AT_TAPS:
-            self.arrays[visit.site, visit.step, visit.rank] = self._copy(visit.site)
+    def visit(self, site_call: SiteCall) -> list[Event]:
+        self.step = site_call.step
+        if (site_call.site, site_call.step) in self.wanted and site_call.site not in AT_TAPS:
+            self.arrays[site_call.site, site_call.step, site_call.rank] = self._copy(site_call.site)
         return []
 
     def _copy(self, site: Site) -> dict[str, Tensor]:
@@ -151,4 +151,4 @@ def strike(
     own = facts({name: x.shape for name, x in tensors.items()}, seed, **others)
     injector = fault.arm(own)
     site = next(site for site, when in injector.calls if when == (fault.start if step is None else step))
-    return injector.visit(Visit(site, fault.start if step is None else step, tensors))
+    return injector.visit(SiteCall(site, fault.start if step is None else step, tensors))

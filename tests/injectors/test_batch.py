@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from harness.training.sites import Site, Visit
+from harness.training.sites import Site, SiteCall
 from injectors.batch import DuplicatedBatch, LongDocument, RandomTokens, RareTokens, Repetition
 from tests.injectors.spies import START, STEPS, facts, strike, trial, watch
 
@@ -200,8 +200,8 @@ def test_share_of_the_sequences(kind, share, sequences):
     batch = torch.arange(100, 260).view(8, 20)
     before = batch.clone()
     if kind is DuplicatedBatch:
-        injector.visit(Visit(Site.BATCH, 99, {"batch": torch.full((8, 20), 7)}))
-    injector.visit(Visit(Site.BATCH, 100, {"batch": batch}))
+        injector.visit(SiteCall(Site.BATCH, 99, {"batch": torch.full((8, 20), 7)}))
+    injector.visit(SiteCall(Site.BATCH, 100, {"batch": batch}))
     assert (batch != before).any(1).tolist() == [True] * sequences + [False] * (8 - sequences)
 
 

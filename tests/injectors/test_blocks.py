@@ -13,7 +13,7 @@ import torch
 from harness.faults.facts import Facts
 from harness.testing import engine
 from harness.training.config_checks import check_trial
-from harness.training.sites import Event, Site, Visit
+from harness.training.sites import Event, Site, SiteCall
 from injectors.value import Value
 from injectors.value_strike import StrikeTarget
 
@@ -38,7 +38,7 @@ def struck(
         target = StrikeTarget("x", np.array(elements), np.full(len(elements), mask, dtype=np.int64))
         strike = fault.strike_at((target,), facts)
     tensor = torch.from_numpy(whole.copy())
-    events = strike.strike(Visit(Site.MOMENT_2, 0, {"x": tensor}, 0))
+    events = strike.strike(SiteCall(Site.MOMENT_2, 0, {"x": tensor}, 0))
     return tensor.numpy(), events
 
 

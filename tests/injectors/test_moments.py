@@ -95,14 +95,14 @@ def test_a_missed_update_leaves_all_that_belongs_to_the_shard(name):
             return norms
 
         pack.optimizer.step = watching
-        done = pack.clock.done
+        done = pack.row_steps.done
 
-        def after_a_step(tick):
-            if tick.steps == START:
+        def after_a_step(pack_step):
+            if pack_step.steps == START:
                 after.update({key: array()[1].clone() for key, array in arrays.items()})
-            done(tick)
+            done(pack_step)
 
-        pack.clock.done = after_a_step
+        pack.row_steps.done = after_a_step
 
     run = engine.run(trials, prepare=watch)
     assert run.result.changes[1] == 1

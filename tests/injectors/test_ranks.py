@@ -15,7 +15,7 @@ import torch
 
 from harness.objectives.outcome import NON_FINITE
 from harness.testing import engine
-from harness.training.sites import Site, Visit
+from harness.training.sites import Site, SiteCall
 from injectors import Armed, Facts
 from injectors.ranks import DroppedRank, MissedUpdate, Reduction, StaleGradient
 from injectors.value import Value
@@ -295,8 +295,8 @@ def test_slices_share_out_all_elements(shards):
         injector = MissedUpdate(start=0, shards=shards, shard=shard).arm(facts(shapes))
         kept = {name: x.clone() for name, x in owners.items()}
         own = {name: torch.full(x.shape, float(shard)) for name, x in owners.items()}
-        injector.visit(Visit(Site.BEFORE_UPDATE, 0, own))
-        injector.visit(Visit(Site.UPDATE, 0, owners))
+        injector.visit(SiteCall(Site.BEFORE_UPDATE, 0, own))
+        injector.visit(SiteCall(Site.UPDATE, 0, owners))
         moved = {name: owners[name] != kept[name] for name in owners}
         assert all((kept[name][where] == -1).all() for name, where in moved.items()), "none twice"
         sizes.append(sum(int(moved[name].sum()) for name in shapes))

@@ -114,11 +114,11 @@ def test_the_clock_runs_over_the_steps_after_the_first_ones(
     """Of a real pack, by a clock that goes on by one at each look."""
     looks: list[int] = []
 
-    def tick() -> float:
+    def pack_step() -> float:
         looks.append(len(looks))
         return float(looks[-1])
 
-    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=tick))
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=pack_step))
     begun: list[int] = []
     begin = Pack.know_weights
     monkeypatch.setattr(Pack, "know_weights", lambda pack, here: (begun.append(len(pack)), begin(pack, here))[1])

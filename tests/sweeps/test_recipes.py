@@ -17,7 +17,7 @@ from harness.loop.loop import train
 from harness.model.branches.feedforward import feedforward_size
 from harness.model.gpt2 import check_gpt2, gpt2_of, gpt2_tensors
 from harness.training.pack import Pack
-from harness.training.sites import Agenda
+from harness.training.sites import FaultSchedule
 from sweeps.commands.catalogue import entries
 from sweeps.compose.grid import Composer
 from sweeps.running.job import corpus_of
@@ -41,7 +41,7 @@ def packed(*overrides: str) -> Pack:
 def trained(pack: Pack) -> dict[str, Tensor]:
     """Every step's signals, [R, n]."""
     blocks: list[Any] = []
-    train(pack, Agenda([None] * len(pack)), STEPS, lambda first, signals: blocks.append(signals))
+    train(pack, FaultSchedule([None] * len(pack)), STEPS, lambda first, signals: blocks.append(signals))
     return {name: torch.from_numpy(blocks[0][name]) for name in ("loss", "grad_norm")}
 
 

@@ -15,7 +15,7 @@ from harness.objectives.base import Steps
 
 
 @dataclass(frozen=True)
-class Tick:
+class PackStep:
     """One pass of the loop: the step of every row, and which rows take it; the others wait, or have finished.
 
     `steps` is one number, or one for each slot of the pack. `trains` is [R] on the device; None: all rows do. `groups`
@@ -38,7 +38,7 @@ class Tick:
         return min(self.groups)
 
 
-class Clock:
+class RowSteps:
     """`steps` [R], int64, on the device; the host keeps the same numbers, so that nobody waits for them.
 
     Where rows stand at steps whose batches are of different sizes, those that are farther wait for the others.
@@ -63,12 +63,12 @@ class Clock:
         self.steps = self._steps.used[: len(self.steps)].tolist()
         self._holds = self._holds or bool((self._held.used >= 0).any())
 
-    def tick(self, until: int | None = None) -> Tick | None:
+    def pack_step(self, until: int | None = None) -> PackStep | None:
         """The next pass, or None where every row has come to step `until`, or to the last."""
         stop = self.last if until is None else min(until, self.last)
         first = self.steps[0]
         if self.steps.count(first) == len(self.steps):
-            return Tick(self.number, first, {first: range(len(self.steps))}, None) if first < stop else None
+            return PackStep(self.number, first, {first: range(len(self.steps))}, None) if first < stop else None
         here = [(row, step) for row, step in enumerate(self.steps) if step < stop]
         if not here:
             return None
@@ -82,13 +82,13 @@ class Clock:
                 trains[row] = True
         shown = [min(step, self.last - 1) for step in self.steps]  # one that has finished reads something all the same
         shown += shown[:1] * (slots - len(shown))
-        return Tick(self.number, shown, groups, sent(trains, self._device))
+        return PackStep(self.number, shown, groups, sent(trains, self._device))
 
-    def done(self, tick: Tick) -> None:
+    def done(self, pack_step: PackStep) -> None:
         """The rows that trained stand at their next step."""
         self.number += 1
-        self._steps.used.add_(1 if tick.trains is None else tick.trains)
-        for rows in tick.groups.values():
+        self._steps.used.add_(1 if pack_step.trains is None else pack_step.trains)
+        for rows in pack_step.groups.values():
             for row in rows:
                 self.steps[row] += 1
 
