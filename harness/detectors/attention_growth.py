@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Options:
         PER_TRIAL, 2.0, "multiple of the median of a layer's last readings that is an alarm", above=1
     )
     limit: float = number(PER_TRIAL, 1e4, "largest logit that is an alarm whatever was before", above=0)
-    window: int = number(STRUCTURAL, 20, "readings of which the median is taken", low=2, high=10_000)
+    window: int = length(20, "readings of which the median is taken", low=2)
 
 
 class AttentionGrowth(Windowed):

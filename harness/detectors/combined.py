@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import AFTER_THE_STEP, Detector, Values
 from harness.detectors.loop_signals import PER_RATE
+from harness.detectors.options import length
 
 STEP, TREND, NEAREST, MIDDLE = "step", "trend", "nearest", "middle"
 LARGEST = 1e30  # score
@@ -25,7 +26,7 @@ class Options:
     """`detect.combined.*`."""
 
     limit: float = number(PER_TRIAL, 1.0, "multiple of the limits of clean runs that is an alarm", above=0)
-    span: int = number(STRUCTURAL, 64, "steps of which usual deviations are taken", low=2, high=10_000)
+    span: int = length(64, "steps of which usual deviations are taken", low=2)
     patience: int = number(PER_TRIAL, 5, "values beyond its limit in a row after which a signal begins anew", low=1)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 from harness.detectors.windows import MAD_TO_STD, standardised
 
 BELOW = nextafter(1.0, 0.0)
@@ -22,8 +23,8 @@ class Options:
     limit: float = number(PER_TRIAL, 6.0, "sum that is an alarm (h)", above=0)
     slack: float = number(PER_TRIAL, 1.0, "deviations a step that are none (k)", low=0)
     sigma: float = number(PER_TRIAL, 3.5, "a single deviation that is an alarm", above=0)
-    window: int = number(STRUCTURAL, 200, "steps of which the median is taken", low=4, high=10_000)
-    least: int = number(STRUCTURAL, 30, "steps before it says anything", low=3, high=10_000)
+    window: int = length(200, "steps of which the median is taken")
+    least: int = length(30, "steps before it says anything", low=3)
     sides: str = choice(STRUCTURAL, "both", "whether a loss that falls is a drift, too", "both", "up")
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import Collapse
+from harness.detectors.options import fall, length
 
 
 @dataclass(frozen=True)
 class Options:
     """`detect.entropy_collapse.*`."""
 
-    fall: float = number(
-        PER_TRIAL, 2.0, "multiple of a reading at which the median of those before is an alarm", above=1
-    )
+    fall: float = fall()
     floor: float = number(PER_TRIAL, 0.01, "nats below which attention has collapsed, whatever was before", low=0)
-    window: int = number(STRUCTURAL, 20, "readings of which the median is taken", low=2, high=10_000)
+    window: int = length(20, "readings of which the median is taken", low=2)
 
 
 class EntropyCollapse(Collapse):

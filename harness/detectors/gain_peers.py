@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 from harness.detectors.windows import MAD_TO_STD, standardised
 from harness.model import sums
 
@@ -21,7 +22,7 @@ class Options:
 
     alpha: float = number(PER_TRIAL, 2.5, "score of the top rank that is an alarm", above=0)
     lead: float = number(PER_TRIAL, 1.5, "multiple of the second rank's score that it has to be at least", low=1)
-    window: int = number(STRUCTURAL, 64, "readings of which a rank's usual distance is taken", low=4, high=10_000)
+    window: int = length(64, "readings of which a rank's usual distance is taken")
 
 
 class GainPeers(Windowed):

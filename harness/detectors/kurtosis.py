@@ -9,6 +9,7 @@ from torch import Tensor
 
 from harness.config.fields import PER_TRIAL, STRUCTURAL, choice, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 from harness.detectors.windows import MAD_TO_STD, standardised
 
 
@@ -18,7 +19,7 @@ class Options:
 
     sigma: float = number(PER_TRIAL, 3.0, "robust deviations above the median that count", above=0)
     persist: int = number(PER_TRIAL, 3, "readings in a row for which they have to count", low=1)
-    window: int = number(STRUCTURAL, 40, "readings of which the median is taken", low=4, high=10_000)
+    window: int = length(40, "readings of which the median is taken")
     baseline: str = choice(STRUCTURAL, "first", "the first readings, or the last that were usual", "first", "last")
 
 

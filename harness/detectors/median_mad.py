@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 from harness.detectors.windows import MAD_TO_STD, standardised
 
 
@@ -18,7 +19,7 @@ class Options:
 
     sigma: float = number(PER_TRIAL, 5.0, "robust deviations from the median that count", above=0)
     persist: int = number(PER_TRIAL, 3, "steps in a row for which they have to count", low=1)
-    window: int = number(STRUCTURAL, 100, "steps of which the median is taken", low=4, high=10_000)
+    window: int = length(100, "steps of which the median is taken")
 
 
 class MedianMad(Windowed):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Options:
     """`detect.running_mean.*`."""
 
     rise: float = number(PER_TRIAL, 2.0, "distance from the mean, in means, that is an alarm", above=0)
-    window: int = number(STRUCTURAL, 10, "steps of which the mean is taken", low=1, high=10_000)
+    window: int = length(10, "steps of which the mean is taken", low=1)
 
 
 class RunningMean(Windowed):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 from harness.detectors.windows import standardised
 
 
@@ -17,8 +18,8 @@ class Options:
     """`detect.spike_score.*`."""
 
     sigma: float = number(PER_TRIAL, 7.0, "standard deviations from the mean that are an alarm", above=0)
-    window: int = number(STRUCTURAL, 1000, "steps of which mean and deviation are taken", low=4, high=10_000)
-    least: int = number(STRUCTURAL, 128, "steps before it says anything; the paper names none", low=3, high=10_000)
+    window: int = length(1000, "steps of which mean and deviation are taken")
+    least: int = length(128, "steps before it says anything; the paper names none", low=3)
 
 
 class SpikeScore(Windowed):

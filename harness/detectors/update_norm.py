@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from harness.config.fields import PER_TRIAL, STRUCTURAL, number
+from harness.config.fields import PER_TRIAL, number
 from harness.detectors.base import Values, Windowed
+from harness.detectors.options import length
 from harness.detectors.windows import standardised
 
 
@@ -16,7 +17,7 @@ class Options:
     """`detect.update_norm.*`."""
 
     sigma: float = number(PER_TRIAL, 3.0, "standard deviations above the mean that are an alarm", above=0)
-    window: int = number(STRUCTURAL, 128, "steps of which mean and deviation are taken", low=4, high=10_000)
+    window: int = length(128, "steps of which mean and deviation are taken")
 
 
 class UpdateNorm(Windowed):

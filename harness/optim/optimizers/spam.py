@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,22 @@ FIRST_SHARE = 0.01  # of the rate, at a reset
 GRACE_SHARE = 20 / 500  # of the interval, in the authors' code
 
 
+def interval(authors: int) -> Any:
+    """The field `interval` of an optimizer whose moments start anew; with what its authors' code has."""
+    text = f"steps from one reset of the moments to the next; null: as interval_share says (the authors: {authors})"
+    return number(PER_TRIAL, None, text, low=2)
+
+
+def interval_share(share: float) -> Any:
+    """The field `interval_share` of such an optimizer."""
+    return number(PER_TRIAL, share, "share of train.steps between resets, where interval is null", above=0, high=1)
+
+
+def reset_count(is_on: bool) -> Any:
+    """The field `reset_count` of such an optimizer."""
+    return anything(PER_TRIAL, is_on, "a reset also starts the step count anew by which Adam corrects its moments")
+
+
 @dataclass(frozen=True)
 class Options:
     """`spam.*`, with the defaults of the authors' code, but for times, which follow the length of the run.
@@ -29,15 +45,8 @@ class Options:
     threshold: float = number(
         PER_TRIAL, 5000.0, "theta: an element whose square is above theta v is clipped to that", above=0
     )
-    interval: int | None = number(
-        PER_TRIAL,
-        None,
-        "steps from one reset of the moments to the next; null: as interval_share says (the authors: 500)",
-        low=2,
-    )
-    interval_share: float = number(
-        PER_TRIAL, 0.2, "share of train.steps between resets, where interval is null", above=0, high=1
-    )
+    interval: int | None = interval(500)
+    interval_share: float = interval_share(0.2)
     warmup: int | None = number(
         PER_TRIAL,
         None,
@@ -54,9 +63,7 @@ class Options:
         "(the authors: 20)",
         low=2,
     )
-    reset_count: bool = anything(
-        PER_TRIAL, False, "a reset also starts the step count anew by which Adam corrects its moments"
-    )
+    reset_count: bool = reset_count(False)
 
 
 class Resetting(Adam):

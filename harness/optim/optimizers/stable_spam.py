@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.config import PER_TRIAL, anything, number
+from harness.config import PER_TRIAL, number
 from harness.optim.optimizers.adamw import falls_short
 from harness.optim.optimizers.base import Numbers, Piece, norm, options
-from harness.optim.optimizers.spam import Resetting
+from harness.optim.optimizers.spam import Resetting, interval, interval_share, reset_count
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,9 @@ class Options:
     gamma1: float = number(PER_TRIAL, 0.7, "decay of the mean of a tensor's gradient norms", low=0, below=1)
     gamma2: float = number(PER_TRIAL, 0.9, "decay of the mean of their squares", low=0, below=1)
     gamma3: float = number(PER_TRIAL, 0.999, "decay of the mean of a gradient's largest element", low=0, below=1)
-    interval: int | None = number(
-        PER_TRIAL,
-        None,
-        "steps from one reset of the moments to the next; null: as interval_share says (the authors: 1000)",
-        low=2,
-    )
-    interval_share: float = number(
-        PER_TRIAL, 0.4, "share of train.steps between resets, where interval is null", above=0, high=1
-    )
-    reset_count: bool = anything(
-        PER_TRIAL, True, "a reset also starts the step count anew by which Adam corrects its moments"
-    )
+    interval: int | None = interval(1000)
+    interval_share: float = interval_share(0.4)
+    reset_count: bool = reset_count(True)
 
 
 class StableSpam(Resetting):
