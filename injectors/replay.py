@@ -101,6 +101,7 @@ class Replay(InjectableFault):
         return ConfigError(f"fault.record={shown(self.record)}: {why}; allowed: {WANTED}")
 
     def _from_results(self) -> dict[str, Any]:
+        """The record of a trial in a results folder, FOLDER:ID. Raises ConfigError where there is none to read."""
         folder, _, wanted = self.record.rpartition(":")
         if not folder:
             raise self._wrong("no such file")

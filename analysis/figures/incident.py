@@ -13,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.again.batches import BatchReader
 from analysis.figures.drawing import Drawing, page
+from analysis.measures.anomalies import TrialSignals, usual
 from analysis.measures.evidence import Evidence
 from analysis.measures.incidents import Incident
-from analysis.measures.oddities import TrialSignals, usual
 from harness.basics.printing import label
 
 AROUND = 60  # steps on either side

@@ -30,8 +30,8 @@ import numpy as np
 
 from analysis.again.odd_batches import RARE as RARE_BATCH
 from analysis.again.odd_batches import REPEATED, STRETCH
+from analysis.measures.anomalies import RATE_RATIO, SCALE_RATIO, SLACK
 from analysis.measures.evidence import LATER, REPAIRED, Evidence
-from analysis.measures.oddities import RATE_RATIO, SCALE_RATIO, SLACK
 from harness.config.limits import MORE_REPEATED, ODD_BATCH, RARER
 
 RARE, REPETITION, STALE, RATE = "rare tokens", "repetition", "stale second moment", "rate too high"

@@ -22,6 +22,7 @@ import xarray as xr
 
 from analysis.again.batches import BatchReader
 from analysis.again.sweep_folder import SweepFolder
+from analysis.measures.anomalies import TrialSignals
 from analysis.measures.causes import (
     CAUSES,
     FORMAT,
@@ -37,7 +38,6 @@ from analysis.measures.causes import (
 )
 from analysis.measures.evidence import Evidence, evidence_of, provenance_of
 from analysis.measures.incidents import TYPES, Incident, of_one, runs, worst
-from analysis.measures.oddities import TrialSignals
 from analysis.measures.outcomes import VISIBLE, outcomes_and_notes
 from analysis.measures.statistics import studied, wilson_interval
 from analysis.reading.twins import values_of

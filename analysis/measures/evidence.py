@@ -1,7 +1,7 @@
 """What stands in the signals and the batches of a run around an incident: numbers, on which `causes` decides.
 
 Nothing here knows of faults. The onset of an incident is told from its worst step: from there back over odd steps
-(`analysis.measures.oddities`) of some size, with at most `GAP` steps from one to the next, to `BACK` steps before the
+(`analysis.measures.anomalies`) of some size, with at most `GAP` steps from one to the next, to `BACK` steps before the
 first alarm.
 """
 
@@ -16,8 +16,8 @@ import xarray as xr
 
 from analysis.again.batches import BatchReader
 from analysis.again.odd_batches import MOST_AGAIN, RECENT, is_stretch
+from analysis.measures.anomalies import ODD, RATE_RATIO, TrialSignals, rate_ratio, usual
 from analysis.measures.incidents import Incident
-from analysis.measures.oddities import ODD, RATE_RATIO, TrialSignals, rate_ratio, usual
 from analysis.reading.incident_log import number
 from harness.detectors.windows import MAD_TO_STD
 
@@ -107,7 +107,7 @@ def onset(run: TrialSignals, incident: Incident) -> int:
     if incident.batches:
         return incident.first
     first, stop = max(0, incident.first - BACK), incident.last + 1
-    is_odd = np.any([of[first:stop] for of in run.oddities.values()], axis=0)
+    is_odd = np.any([of[first:stop] for of in run.anomalies.values()], axis=0)
     if not is_odd.any():
         return incident.first
     size = np.where(is_odd, run.sizes[first:stop], -1.0)
@@ -128,7 +128,7 @@ def evidence_of(
     """
     run = as_alarmed(run, incident)
     begin = onset(run, incident)
-    odd = tuple(name for name, is_odd in run.oddities.items() if is_odd[begin])
+    odd = tuple(name for name, is_odd in run.anomalies.items() if is_odd[begin])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         numbers = _numbers(run, begin)
     batches = {} if reading is None else _batches(reading, begin)

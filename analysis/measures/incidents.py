@@ -3,7 +3,7 @@
 A run with a playbook has its incidents in the store (`analysis.reading.incident_log`). Of any other, one begins with a
 sign that healthy runs hardly ever have: a value that is not finite, a loss that does not come back, a jump of the
 update, of an activation or of the loss scale, a rate that is not that of the schedule, a consistency check that fails
-(`analysis.measures.oddities`), or an alarm of `combined`, replayed where it did not watch, of at least `CERTAIN`. A
+(`analysis.measures.anomalies`), or an alarm of `combined`, replayed where it did not watch, of at least `CERTAIN`. A
 large gradient or a loss above the usual for a step is none by itself. Where `combined` has nothing to go by, each
 symptom (`analysis.measures.symptoms`) and each odd loss is a sign. An incident goes on while anything is odd, alarmed
 or ill at most `APART` steps after the last that was.
@@ -33,15 +33,15 @@ import xarray as xr
 from analysis.again.batches import BatchReader, Setup
 from analysis.again.odd_batches import odd_batches
 from analysis.again.sweep_folder import SweepFolder
+from analysis.measures.anomalies import TrialSignals
 from analysis.measures.detectors import TRIALS_AT_ONCE, alarms, carried, measured, taken
-from analysis.measures.oddities import TrialSignals
 from analysis.measures.symptoms import Symptom, of_run
 from analysis.reading.incident_log import Act, Logged, number
 from analysis.reading.padding import cut, own_sizes
 
 WATCHING = ("finite", "combined", "skip_step", "loss_ratio", "spiky_loss")
 CERTAIN = 2.0  # score of `combined` from which on an alarm is a sign of an incident
-SIGNS = {  # oddity that is one by itself -> in words
+SIGNS = {  # anomaly that is one by itself -> in words
     "update_rms": "jump of the update",
     "activation_rms": "jump of activations",
     "learning_rate": "rate not of the schedule",
@@ -280,13 +280,13 @@ def _marks(run: TrialSignals, told: Sequence[Symptom]) -> tuple[np.ndarray, np.n
     for one in told:
         is_ill[one.begin : one.end + 1] = True
         is_lasting[one.begin : one.end + 1] |= one.symptom in LASTING
-    signs = [is_lasting, *(run.oddities[name] for name in SIGNS), *(said[name] for name in ALARMS if name in said)]
+    signs = [is_lasting, *(run.anomalies[name] for name in SIGNS), *(said[name] for name in ALARMS if name in said)]
     if "combined" in said:
         signs.append(said["combined"] & ~(run.said["combined"][1][: run.steps] < CERTAIN))
     else:
-        signs += [is_ill, run.oddities["loss"]]
+        signs += [is_ill, run.anomalies["loss"]]
     sign = np.any(signs, axis=0)
-    odd = np.any([is_ill, *run.oddities.values(), *said.values()], axis=0)
+    odd = np.any([is_ill, *run.anomalies.values(), *said.values()], axis=0)
     if run.outcome != "non-finite":
         sign[:LEAST] = odd[:LEAST] = False
     marks, since = sign.copy(), APART + 1
@@ -333,7 +333,7 @@ def _incident(
     peak, peak_step = max([(peak, first + place), *seen], key=lambda one: one[0])
     shown = (one for one in told if one.begin <= last and one.end >= first)
     symptoms = tuple(one for one in shown if one.symptom != "plateau")
-    signs = tuple(words for name, words in SIGNS.items() if run.oddities[name][here].any())
+    signs = tuple(words for name, words in SIGNS.items() if run.anomalies[name][here].any())
     outcome, left = _outcome(run, symptoms, earlier, slice(max(first, end - BEFORE), end), last)
     norms = [_peak(norm[here])[0], *_logged(act.grad_norm for act in acts)]
     steps = log.steps_lost if log else (run.steps - first if outcome == 3 else last - first + 1)

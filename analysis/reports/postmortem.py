@@ -16,11 +16,11 @@ from analysis.again.batches import BatchReader, config_of, stored_trials
 from analysis.again.sweep_folder import SweepFolder
 from analysis.figures.drawing import Drawing
 from analysis.figures.incident import activation_picture, incident_signals, token_histogram
+from analysis.measures.anomalies import TrialSignals, usual
 from analysis.measures.causes import Finding
 from analysis.measures.confusion import Diagnosis, diagnosed, true_cause
 from analysis.measures.evidence import LATER, offending, provenance_of
 from analysis.measures.incidents import AFTER, Incident, all_incidents, of_one, runs, worst
-from analysis.measures.oddities import TrialSignals, usual
 from analysis.pages.trial_page import POSTMORTEMS
 from analysis.reading.twins import numbers_of, values_of
 from analysis.reports.follow_ups import SUGGESTED, followed

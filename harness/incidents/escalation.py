@@ -137,6 +137,7 @@ def _climbed(row: IncidentRow, rung: Rung) -> bool:
 
 
 def _log(row: IncidentRow, detail: Mapping[str, Any]) -> None:
+    """Add what the row's action did to the incident at hand, as it is stored: the first KEPT_EVENTS actions alone."""
     alarm, incident = row.alarm, row.book.log[-1]
     incident["last"] = max(incident["last"], alarm.step)
     if len(incident["acts"]) < KEPT_EVENTS:

@@ -139,6 +139,10 @@ def _attended_backward(
     scale: float,
     tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `q`, `k` and `v`, in their shapes, from that of what attention gave, `dmixed`.
+
+    `mixed`, and `largest` and `total` of each row of scores, are what the forward pass has left.
+    """
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     _backward(ALL, v, tf32, (dmixed, mixed), (q, k), q, (largest, total), q, (dq, dk, dv), scale)
     return dq, dk, dv

@@ -57,6 +57,7 @@ def _names(key: str, names: Iterable[str]) -> list[str]:
 
 
 def _values(values: Iterable[Any]) -> str:
+    """The values of an axis on one line: words, then numbers by size; of many the first, or from where to where."""
     ordered = list(values)
     numbers = sorted(value for value in ordered if isinstance(value, int | float))
     ordered = [*(value for value in ordered if not isinstance(value, int | float)), *numbers]

@@ -13,10 +13,10 @@ import xarray as xr
 
 from analysis.again.batches import Setup
 from analysis.again.sweep_folder import SweepFolder
+from analysis.measures.anomalies import TrialSignals
 from analysis.measures.causes import GRADIENT, UNKNOWN, WEIGHT, cause_of
 from analysis.measures.evidence import evidence_of
 from analysis.measures.incidents import AFTER, APART, BEFORE, LEFT, WATCHING, Incident, of_one, runs, worst
-from analysis.measures.oddities import TrialSignals
 from analysis.reading.incident_log import Act, Logged, log_of, logs_of, number
 from analysis.reading.open_sweep import open_sweep
 from analysis.reports.follow_ups import followed
@@ -77,7 +77,7 @@ def test_a_large_gradient_alone_is_none_unless_somebody_asks() -> None:
     """As an unusual batch gives it to a healthy run: 10 of 30 clean trials of the quickstart had such an incident."""
     run = run_of(calm())
     run["grad_norm"][BEGIN] *= 3
-    assert run.oddities["grad_norm"][BEGIN] and of_one(run, None) == []
+    assert run.anomalies["grad_norm"][BEGIN] and of_one(run, None) == []
     asked = only(run)
     assert asked.first == BEGIN and not asked.is_sure and asked.signs == ()
 
@@ -206,7 +206,7 @@ def test_a_dropped_batch_is_no_incident(tmp_path: Path) -> None:
     setup = Setup(0.95, None, 1, "fp32", True, (1.0,) * 200, 0.9)
     (run,) = runs(sweep, {str(sweep["trial"].values[0]): setup})
     assert run["loss"][100] == run["loss"][99] and run["grad_norm"][100] == 0.5
-    assert not run.oddities["second_moment_norm check"][100] and not of_one(replace(run, setup=None), None)
+    assert not run.anomalies["second_moment_norm check"][100] and not of_one(replace(run, setup=None), None)
 
 
 def test_a_relative_that_died_of_something_else_did_not_fare_better(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from analysis.__main__ import main
 from analysis.again.batches import BatchReader, reading_of, readings_of, setups_of
 from analysis.again.crossing import DATA, OWN, STATE, crossed
 from analysis.again.sweep_folder import SweepFolder
+from analysis.measures.anomalies import TrialSignals
 from analysis.measures.causes import CAUSES, UNKNOWN, cause_of
 from analysis.measures.confusion import confusion, diagnosed, true_cause
 from analysis.measures.evidence import evidence_of, offending, provenance_of
 from analysis.measures.incidents import of_one, runs, worst
-from analysis.measures.oddities import TrialSignals
 from analysis.reports import postmortem, words
 from analysis.reports.follow_ups import SUGGESTED
 from analysis.reports.postmortem import write_postmortem
@@ -155,7 +155,7 @@ def test_golden_runs_pass_every_check(sweep: xr.Dataset, told: dict[str, TrialSi
     golden = sweep["trial"].values[(sweep["fault"] == "none").values]
     assert len(golden) == 4
     for trial in golden:
-        broken = {name: steps.sum() for name, steps in told[trial].oddities.items() if name.endswith("check")}
+        broken = {name: steps.sum() for name, steps in told[trial].anomalies.items() if name.endswith("check")}
         assert set(broken.values()) == {0}
         assert np.abs(told[trial].moment_check[1:]).min() > 0, "the check was not made"
 
@@ -166,7 +166,7 @@ def test_checks_are_sharp(told: dict[str, TrialSignals], sweep: xr.Dataset) -> N
     for name, change in (("second_moment_norm", 0.7), ("param_norm", 1.2)):
         signals = {key: values.copy() for key, values in run.signals.items()}
         signals[name][100] *= change
-        assert dataclasses.replace(run, signals=signals).oddities[f"{name} check"][100]
+        assert dataclasses.replace(run, signals=signals).anomalies[f"{name} check"][100]
 
 
 def test_every_fault_has_a_cause_or_is_a_wrapper() -> None:

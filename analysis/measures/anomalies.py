@@ -33,7 +33,7 @@ LAYER_RATIO = 3.0
 SCALE_RATIO = 2.5  # of the loss scale, which by itself doubles or halves
 SLACK = 1.02  # beyond a bound, for rounding
 STILL = 1e-5  # of the weights' norm: less is no move
-AT_REST = {  # oddity -> the signals that say whether an array changed while nothing may write to it
+AT_REST = {  # anomaly -> the signals that say whether an array changed while nothing may write to it
     "weights check": ("weights_changed",),
     "moments check": ("moment_1_changed", "moment_2_changed"),
 }
@@ -76,7 +76,7 @@ class TrialSignals:
         return self[name] > 0 if name in self.signals else np.zeros(self.steps, bool)
 
     @cached_property
-    def oddities(self) -> Mapping[str, np.ndarray]:
+    def anomalies(self) -> Mapping[str, np.ndarray]:
         """Signal -> where it is odd, bool [steps]; those of checks end with " check"."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return _oddities(self)
@@ -94,7 +94,7 @@ class TrialSignals:
             speed = np.log(self["update_rms"] / self["learning_rate"])
             hasty = speed - usual(speed)[0]
         size = np.fmax(np.fmax(np.fmax(rise, steep), hasty), 0.0)
-        broken = [of for name, of in self.oddities.items() if name.endswith("check") or name == "learning_rate"]
+        broken = [of for name, of in self.anomalies.items() if name.endswith("check") or name == "learning_rate"]
         is_broken = np.any(broken, axis=0) | ~(np.isfinite(self["loss"]) & np.isfinite(self["grad_norm"]))
         return np.where(is_broken, np.inf, np.nan_to_num(size, posinf=np.inf))
 
@@ -170,6 +170,11 @@ def _moved(values: np.ndarray, ratio: float) -> np.ndarray:
 
 
 def _moment_check(run: TrialSignals) -> np.ndarray:
+    """Whether Adam's second moment follows from the one before and the gradient, [steps]; 0 where that is not known.
+
+    Its norm lies between beta2 times the one before and that plus (1 - beta2) times the squared gradient norm. The
+    ratio to the upper bound, or minus that of the lower one to it, whichever is larger: beyond 1 it cannot be.
+    """
     found, norm, setup = np.zeros(run.steps), run["second_moment_norm"], run.setup
     if setup is None or not setup.is_adam:
         return found
