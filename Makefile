@@ -78,6 +78,7 @@ benchmark: install
 	$(BIN)/python -m tests.benchmarks.provenance
 	$(BIN)/python -m tests.benchmarks.export
 	$(BIN)/python -m tests.benchmarks.seals
+	$(BIN)/python -m tests.benchmarks.store
 
 # The proof on a GPU and its figures, three groups of at most nine minutes each; see docs/gpu.md. Installs nothing: PYTHON is
 # the Python that has torch. A group that fails does not keep the others from running.
