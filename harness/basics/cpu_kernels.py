@@ -16,7 +16,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,21 +26,21 @@ from harness.basics.cache_folder import cache_folder
 from harness.basics.errors import ConfigError
 
 KERNELS = "kernels"  # in the environment of what was trained
-AUTO, AS_IS, AVX512, AVX2 = "auto", "as_is", "avx512", "avx2"
+AUTO, AS_IS, AVX512 = "auto", "as_is", "avx512"
 CHOICES = (AUTO, AS_IS, AVX512)
 NAMES = ("mkl_serv_intel_cpu_true", "mkl_serv_intel_cpu")  # MKL's functions that give the answer
 STARTS = (b"\x8b\x05", b"\x85\xc0\x78\x01\xc3", b"\x83\xf8\xff\x74\x01\xc3")
 """x86-64: load the variable, and return it unless it is negative; or unless it is -1."""
 UNASKED = -1
 NEEDED = {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"}  # MKL's kernels for AVX-512 use all of them
-LEAST_GAIN = 1.1  # products have to be so many times as fast, for `auto`
+LEAST_GAIN = 1.2  # products have to be so many times as fast, for `auto`
 SECONDS = 120  # for the check in another process, which takes three
 CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the products of this process run on, and why: `as_is`, `avx512` or `avx2`."""
+    """What the products of this process run on, and why: `as_is` or `avx512`."""
 
     name: str
     why: str
@@ -55,11 +55,9 @@ class Cpu:
     flags: frozenset[str]
 
     @property
-    def best(self) -> str | None:
-        """The kernels that it could run, if it were Intel's."""
-        if self.flags >= NEEDED:
-            return AVX512
-        return AVX2 if {"avx2", "fma"} <= self.flags else None
+    def has_avx512(self) -> bool:
+        """Whether it can run what MKL has for AVX-512."""
+        return self.flags >= NEEDED
 
 
 class _Unchanged(Exception):
@@ -86,9 +84,9 @@ def cpu_kernels(asked: str = AUTO) -> Kernels:
     """Choose the kernels of this process's matrix products on a CPU; to be called before the first one.
 
     Args:
-        asked: `auto` takes AVX-512 (or AVX2) on a CPU that is not Intel's where a check in another process finds its
-            products right, and at least 1.1 times as fast; the check runs once a machine. `avx512` insists on it.
-            `as_is` leaves torch alone.
+        asked: `auto` takes AVX-512 on a CPU that is not Intel's where a check in another process finds its products
+            right, and at least 1.2 times as fast; the check runs once a machine. `avx512` insists on it. `as_is`
+            leaves torch alone.
 
     Returns:
         What was chosen, and why. A second call with `auto` returns the choice of the first.
@@ -113,9 +111,8 @@ def _chosen(asked: str) -> Kernels:
     try:
         if _has_them_anyway():
             raise _Unchanged("an Intel CPU, for which torch takes its best kernels anyway")
-        best = this_cpu().best
-        if best is None or (asked == AVX512 and best != AVX512):
-            raise _Unchanged(f"the CPU ({this_cpu().model}) lacks AVX-512" + (" and AVX2" if best is None else ""))
+        if not this_cpu().has_avx512:
+            raise _Unchanged(f"the CPU ({this_cpu().model}) lacks AVX-512")
         variables = _variables()
         if asked == AUTO:
             gain = _gain()
@@ -125,7 +122,7 @@ def _chosen(asked: str) -> Kernels:
         if asked == AVX512 and not _has_them_anyway():
             raise ConfigError(f"cpu.kernels=avx512: {reason}; allowed: auto, as_is") from None
         return Kernels(AS_IS, str(reason))
-    return Kernels(best, f"{gain:.2f} times as fast as without" if asked == AUTO else "cpu.kernels=avx512")
+    return Kernels(AVX512, f"{gain:.2f} times as fast as without" if asked == AUTO else "cpu.kernels=avx512")
 
 
 def _has_them_anyway() -> bool:
@@ -187,8 +184,11 @@ def _gain() -> float:
     record = _record()
     said = _read(record)
     if said is None:
-        said = _checked()
-        _write(record, said)
+        with _one_at_a_time(record):
+            said = _read(record)
+            if said is None:
+                said = _checked()
+                _write(record, said)
     if "error" in said:
         raise _Unchanged(f"the check of its products failed: {said['error']}")
     if said["gain"] < LEAST_GAIN:
@@ -210,6 +210,18 @@ def _read(record: Path) -> dict[str, Any] | None:
         return said if "error" in said or said["gain"] > 0 else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(record: Path) -> Iterator[None]:
+    """Others wait meanwhile, and then read what was found; where there can be no lock, each checks for itself."""
+    from filelock import FileLock, Timeout  # `attach` needs no more than torch and a few
+
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, Timeout, NotImplementedError):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(f"{record}.lock", timeout=3 * SECONDS))
+        yield
 
 
 def _write(record: Path, said: dict[str, Any]) -> None:
