@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import hypot, nan
 
@@ -16,14 +16,12 @@ from harness.detectors.loop_signals import PER_RATE, RATE, UPDATE, has_new_rate,
 from harness.detectors.table import DETECTORS
 from harness.model.formats import to_measure
 from harness.model.state import State
-from harness.optim.clipping import SAFE
 from harness.readings.at_rest import SLOTS, AtRest
 from harness.user_loop.inputs import checksum
 from harness.user_loop.named_tensors import NamedTensors
+from harness.user_loop.norms import Norm, joined, joined_each, stacked
 
-PLAIN = {(torch.strided, torch.float32), (torch.strided, torch.float64)}
 AT_ONCE = 16  # steps that are judged together
-Norm = Tensor | float  # a number on a CPU, and on the device elsewhere
 MEASURED = {torch.float32, torch.float64, torch.bfloat16, torch.float16}  # types that are measured as they are
 YES, NO = torch.tensor([True]), torch.tensor([False])  # of the one row
 LAYERED = ("activation_rms", "attention_logit_max")  # which no model but ours shows: they have no layers here
@@ -41,6 +39,7 @@ class Measures:
         self._at_rest: dict[str, dict[str, int]] = {}  # checksums by array and weight, as the step began
         self._changed: dict[str, float] = {}
         self._weights: dict[str, Tensor] = {}  # before the update
+        self._together: Tensor | None = None  # the memory of all of these, if they are of one type
         self._has_before = False
         self._norms: dict[int, Norm] = {}  # of gradients, by number of the optimizer
         self._now: dict[str, Norm] = {}
@@ -110,7 +109,7 @@ class Measures:
             kept.shape == live[name].shape and kept.dtype == live[name].dtype for name, kept in self._weights.items()
         )
         if not fits:
-            self._weights = {name: torch.empty_like(weight) for name, weight in live.items()}
+            self._weights, self._together = _room_for(live)
         if live:
             torch._foreach_copy_([self._weights[name] for name in live], list(live.values()))
         self._has_before = True
@@ -126,6 +125,8 @@ class Measures:
             before = [self._weights[name] for name in changed]
             torch._foreach_sub_(before, [live[name] for name in changed])
             groups["update_rms"] = before
+            if self._together is not None and len(changed) == len(self._weights):
+                groups["update_rms"] = [self._together]  # one long tensor takes less time than many
         if moments := self._places.slot("moment_2"):
             groups["second_moment_norm"] = list(moments.values())
         self._now |= dict(zip(groups, joined_each(list(groups.values()), self._places.device), strict=True))
@@ -149,55 +150,14 @@ class Measures:
         return found | dict(zip(self._now, values, strict=True))
 
 
-def joined(tensors: Sequence[Tensor], device: torch.device) -> Norm:
-    """The L2 norm of all together, float64; finite exactly if every element is. On a CPU a number.
-
-    The squares of float32 overflow at 2e19, so on a CPU a norm that is not well inside the range is taken once more in
-    float64; elsewhere looking would cost more than taking it so at once.
-    """
-    return joined_each([tensors], device)[0]
-
-
-def joined_each(groups: Sequence[Sequence[Tensor]], device: torch.device) -> list[Norm]:
-    """`joined` of each of these, in one call."""
-    tensors, is_host = [x for group in groups for x in group], device.type == "cpu"
-    each = stacked(_norms(tensors, None if is_host else torch.float64), device)
-    if not is_host:
-        return [torch.linalg.vector_norm(part) for part in each.split([len(group) for group in groups])]
-    numbers, begin = each.numpy(), 0
-    norms: list[Norm] = []
-    for group in groups:
-        norm = _length(numbers[begin : begin + len(group)])
-        if group and not SAFE[0] < norm < SAFE[1]:
-            norm = _length(stacked(_norms(group, torch.float64), device).numpy())
-        norms.append(norm)
-        begin += len(group)
-    return norms
-
-
-def _length(numbers: np.ndarray) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sqrt(np.square(numbers).sum()))
-
-
-def _norms(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> Sequence[Tensor]:
-    """The L2 norm of each, computed in `dtype`; None: in its own, and in float32 where that has fewer bits."""
-    if {(x.layout, x.dtype) for x in tensors} <= PLAIN:
-        return torch._foreach_norm(list(tensors), 2, dtype=dtype) if tensors else []
-    dense = [x.coalesce().values() if x.layout == torch.sparse_coo else x for x in tensors]
-    wide = [x if x.dtype in (torch.float32, torch.float64) else to_measure(x) for x in dense]
-    if dtype is None:
-        wide = [x.float() if x.element_size() < 4 else x for x in wide]
-    return torch._foreach_norm(wide, 2, dtype=dtype)
-
-
-def stacked(numbers: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Scalars as one tensor, float64."""
-    if not numbers:
-        return torch.zeros(0, dtype=torch.float64, device=device)
-    if len({(x.dtype, x.device) for x in numbers}) == 1:
-        return torch.stack(list(numbers)).to(device, torch.float64)
-    return torch.stack([x.to(device, torch.float64) for x in numbers])
+def _room_for(live: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Tensors like these, in one piece of memory where they are of one type; and that piece."""
+    if len({(weight.dtype, weight.device) for weight in live.values()}) != 1:
+        return {name: torch.empty_like(weight) for name, weight in live.items()}, None
+    first = next(iter(live.values()))
+    together = torch.empty(sum(weight.numel() for weight in live.values()), dtype=first.dtype, device=first.device)
+    parts = together.split([weight.numel() for weight in live.values()])
+    return {name: part.view(live[name].shape) for name, part in zip(live, parts, strict=True)}, together
 
 
 @dataclass(frozen=True)

@@ -151,11 +151,15 @@ class NamedTensors:
 
     def gradients(self, number: int | None = None) -> dict[str, Tensor]:
         """Of each trained weight that has one; with `number`, of those of that optimizer. Complex ones as pairs."""
-        weights = self.trained if number is None else self.of(number)
-        for weight in weights.values():
-            if weight.grad is not None and weight.grad.is_conj():  # a view, whose parts would be copies
-                weight.grad = weight.grad.resolve_conj()
-        return {name: real_view(weight.grad) for name, weight in weights.items() if weight.grad is not None}
+        found = {}
+        for name, weight in (self.trained if number is None else self.of(number)).items():
+            gradient = weight.grad
+            if gradient is None:
+                continue
+            if gradient.is_conj():  # a view, whose parts would be copies
+                gradient = weight.grad = gradient.resolve_conj()
+            found[name] = real_view(gradient)
+        return found
 
     def slots(self, number: int | None = None) -> dict[str, dict[str, Tensor]]:
         """What the optimizers, or one of them, keep element by element: by array and weight; complex as pairs."""

@@ -20,8 +20,9 @@ from harness.model.formats import to_measure
 from harness.recovery.base import GROWN, Alarm
 from harness.training.interventions import Interventions
 from harness.user_loop.loop_state import LoopState
-from harness.user_loop.measures import Watch, stacked
+from harness.user_loop.measures import Watch
 from harness.user_loop.named_tensors import NamedTensors
+from harness.user_loop.norms import stacked
 from harness.user_loop.snapshots import Keeper, Snapshot, StepUndo
 from harness.user_loop.strikes import LoopStrikes
 

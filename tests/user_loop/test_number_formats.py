@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from analysis import fault_events, open_sweep, outcomes
 from analysis.__main__ import main
 from harness import ConfigError, attach
-from harness.user_loop.measures import joined, joined_each
 from harness.user_loop.named_tensors import NamedTensors
+from harness.user_loop.norms import joined, joined_each
 from tests.number_formats import BITS, TORCH
 from tests.user_loop.loops import Loop, attached, seeded
 
@@ -302,6 +302,14 @@ def test_a_strike_that_wrote_what_was_there_is_in_no_share(tmp_path: Path, capsy
     row = next(line for line in said.splitlines() if line.strip().startswith("all sites")).split()
     assert (row[2], row[-1]) == (str(changed), str(24 - changed)), said
     assert f"Note: {24 - changed} faults idle: never fired, or wrote what was there, and not counted." in said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_norm_of_a_large_tensor_is_as_exact_as_that_of_a_small_one(dtype: torch.dtype) -> None:
+    """Where all squares are added up in one float32, that of eight million equal numbers is off by some 1e-3."""
+    x = torch.full((2**23 + 5,), 1e-3, dtype=dtype)
+    exact = (len(x) * float(x[0]) ** 2) ** 0.5
+    assert joined([x[::2], x], torch.device("cpu")) == pytest.approx(exact * 1.5**0.5, rel=3e-6)
 
 
 def test_norms_of_several_groups_are_those_of_each() -> None:
