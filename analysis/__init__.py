@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from analysis.measures.provenance import named, provenance
     from analysis.measures.statistics import rates
     from analysis.measures.symptoms import symptoms
+    from analysis.measures.tidy import grid, table
     from analysis.reading.levels import numbers
     from analysis.reading.open_sweep import fault_events, open_sweep
     from analysis.reading.part_acts import part_acts
@@ -39,6 +40,7 @@ _HOMES = {
     "measures.provenance": ("named", "provenance"),
     "measures.statistics": ("rates",),
     "measures.symptoms": ("symptoms",),
+    "measures.tidy": ("grid", "table"),
     "reading.levels": ("numbers",),
     "reading.open_sweep": ("fault_events", "open_sweep"),
     "reading.part_acts": ("part_acts",),

@@ -33,14 +33,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_six_lines_with_one_more_axis(home: Path) -> None:
-    """An axis more is a name more in `set_index`; null is one of its levels."""
+    """An axis more is a name more in `grid`; null is one of its levels, and seeds are no axis."""
     sweep("results/quickstart", "mitigation=none,qk_norm", "optim.lr=1e-3,1e-2")
-    code = snippet("README.md", "unstack").replace('"seed"]', '"seed", "clip"]')
+    code = snippet("README.md", "analysis.grid").replace('"mitigation"]', '"mitigation", "clip"]')
     code = code.replace('lr", hue', 'lr", row="clip", hue')
     exec(code, space := {})
     grid = space["grid"]
-    assert grid["clip"].values.tolist() == [0.5, "none"] and grid.sizes["seed"] == 2
-    assert grid["final_validation_loss"].notnull().all() and grid["final_validation_loss"].size == 32
+    assert grid["clip"].values.tolist() == [0.5, "none"] and (grid["count"] == 2).all()
+    assert grid["mean"].size == 16 and grid.to_array().notnull().all()
+    assert ((grid["low"] < grid["mean"]) & (grid["mean"] < grid["high"])).all()
 
 
 def test_detectors_of_the_page(home: Path) -> None:
