@@ -37,9 +37,9 @@ class Drawing:
             return
         numbers: set[Text] = set()
         for axis in (axis for panel in self.figure.axes for axis in (panel.xaxis, panel.yaxis)):
-            for kind, pack_steps in ((axis.major, axis.get_major_ticks()), (axis.minor, axis.get_minor_ticks())):
+            for kind, ticks in ((axis.major, axis.get_major_ticks()), (axis.minor, axis.get_minor_ticks())):
                 if isinstance(kind.formatter, LogFormatter):  # it writes powers of ten
-                    numbers |= {text for pack_step in pack_steps for text in (pack_step.label1, pack_step.label2)}
+                    numbers |= {text for tick in ticks for text in (tick.label1, tick.label2)}
         for text in self.figure.findobj(Text):
             text.set_parse_math(text in numbers)
 

@@ -326,9 +326,9 @@ def drawn_texts(figure: Figure) -> list[Text]:
             low, high = sorted(axis.get_view_interval())
             texts += [
                 label
-                for pack_step in axis.get_major_ticks()
-                for label in (pack_step.label1, pack_step.label2)
-                if low <= pack_step.get_loc() <= high
+                for tick in axis.get_major_ticks()
+                for label in (tick.label1, tick.label2)
+                if low <= tick.get_loc() <= high
             ]
     return [text for text in texts if text.get_visible() and text.get_text().strip()]
 
