@@ -65,7 +65,7 @@ class Snapshots:
             takes = takes & sent(pack.slots.of_rows(due), pack.device)
         if more:
             place = torch.where(sent(pack.slots.of_rows(more), pack.device), self._regular, place)
-        if (free := pack.row_steps.free()) is not None:  # one that is held stands where it was, whatever its clock says
+        if (free := pack.row_steps.free()) is not None:  # one that is held stands where it was, whatever its step is
             takes = takes & free
         self._copy(takes, place, at)
 

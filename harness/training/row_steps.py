@@ -1,4 +1,4 @@
-"""Row clocks: the step at which each row stands is state like its weights, so that a row can go back alone."""
+"""Steps of rows: the step at which each row stands is state like its weights, so that a row can go back alone."""
 
 from __future__ import annotations
 

@@ -1,0 +1,90 @@
+"""What `compare` says of two results folders, in lines and as a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import seaborn as sns
+
+from analysis.figures.drawing import Drawing, page
+from analysis.figures.files import check_picture, save_picture
+from analysis.measures.folders_compared import FolderComparison, folders_compared
+from harness.basics.printing import count, label
+from harness.config.fields import shown
+
+UNITS = "final validation loss in nat/token, mean over seeds; change: other - one, with its 95% interval"
+MOST_CELLS = 60  # of a figure
+
+
+def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[str]:
+    """In what the folders differ, a line for each cell, and what cannot be compared.
+
+    With `figure` the changes are drawn into that file. Raises ConfigError.
+    """
+    if figure is not None:
+        check_picture(figure)
+    found = folders_compared(one, other)
+    lines = [f"one: {one}", f"other: {other}"]
+    lines += [f"  {path}: {first} and {second}" for path, (first, second) in found.between.items()]
+    if not found.between:
+        lines.append("  no field differs in all trials: the same configurations, trained twice")
+    lines += ["", f"{UNITS}:", *_lines(found.table), ""]
+    lines.append(_summed(found.table))
+    for folder, number in zip(("one", "other"), found.alone, strict=True):
+        if number:
+            lines.append(f"Note: {count(number, 'trial')} of {folder} without a partner, left out.")
+    lost = found.table.query("pairs > healthy_one or pairs > healthy_other")
+    if len(lost):
+        lines.append(f"Note: in {count(len(lost), 'cell')} some trials were not trained: healthy_one, healthy_other.")
+    if figure is not None:
+        drawing = drawn_comparison(found)
+        if drawing.figure is None:
+            lines.append(drawing.caption)
+        else:
+            save_picture(drawing.figure, figure, "compare")
+            lines += [drawing.caption, f"Figure: {figure}"]
+    return lines
+
+
+def drawn_comparison(found: FolderComparison) -> Drawing:
+    """A line a cell: its change, with the interval; filled where zero is beyond it."""
+    table = found.table[found.table["change"].notna()].head(MOST_CELLS)
+    if not len(table):
+        return Drawing(None, "No figure: no cell has finite losses in both folders.")
+    rows = table.to_dict("records")
+    names = [label(", ".join(f"{name}={shown(row[name])}" for name in found.fields)) or "all trials" for row in rows]
+    blue, orange = sns.color_palette("colorblind")[:2]
+    with page(7.5, 1.6 + 0.28 * len(table), "Change of the final validation loss") as figure:
+        panel = figure.subplots()
+        for place, row in enumerate(rows):
+            colour = blue if row["high"] < 0 else orange if row["low"] > 0 else "0.45"
+            panel.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=2)
+            panel.plot(row["change"], place, marker="o", color=colour, markersize=7)
+        panel.axvline(0, color="0.3", linewidth=1)
+        panel.set_yticks(range(len(names)), names)
+        panel.invert_yaxis()
+        panel.set(xlabel="other - one [nat/token]")
+    left_out = len(found.table) - len(table)
+    more = f" {count(left_out, 'cell')} left out." if left_out else ""
+    caption = (
+        "Change from one folder to the other, mean over seeds, 95% intervals of pairs. Blue: lower with certainty; "
+        f"orange: higher; grey: either.{more}"
+    )
+    return Drawing(figure, caption)
+
+
+def _summed(table: pd.DataFrame) -> str:
+    """How many cells are lower, higher, or neither with certainty."""
+    lower, higher = int((table["high"] < 0).sum()), int((table["low"] > 0).sum())
+    known = int(table["low"].notna().sum())
+    if not known:
+        return "No cell has an interval: that takes two pairs with finite losses."
+    return (
+        f"Of {count(known, 'cell')} with an interval {lower} are lower in the other folder, {higher} higher, and "
+        f"{known - lower - higher} neither with certainty."
+    )
+
+
+def _lines(table: pd.DataFrame) -> list[str]:
+    return list(table.to_string(index=False, float_format="{:.4g}".format, na_rep="-").split("\n"))
