@@ -48,6 +48,7 @@ FLAGS: dict[str, dict[str, Any]] = {  # as in Hydra's manual, under "Hydra's com
     "--info -i": {"nargs": "?", "const": "all", "choices": _ASKED},
     "--verbose": {"action": "store_true"},  # our own
 }
+REHEARSALS = ("--dry-run", "--dry_run", "--dryrun", "--plan", "-n")  # as other programs call it
 SILENT_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
@@ -145,7 +146,8 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         flags = "--config-dir DIR, -m, --verbose, --help, --list, --cfg, --info"
-        raise ConfigError(f"{message}; allowed: KEY=VALUE, {flags}")
+        hint = " (did you mean plan=true?)" if any(word in message.split() for word in REHEARSALS) else ""
+        raise ConfigError(f"{message}{hint}; allowed: KEY=VALUE, {flags}")
 
 
 def question_of(options: argparse.Namespace) -> list[str]:

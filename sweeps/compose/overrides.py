@@ -37,6 +37,7 @@ from sweeps.compose.yaml_files import LARGEST, has_control
 GROUPS = ("study", "search", "recipe", "mitigation", "fault", "detect", "playbook")
 RUN_KEYS = frozenset(settings.keys())
 MOST_JOBS = 100_000  # of a grid, and values of a key; a plan of so many takes a minute
+MOST_SUGGESTED = 3  # keys
 MOST_LETTERS = 20_000  # of an override
 MOST_DEPTH = 20  # of its brackets
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})")
@@ -77,13 +78,41 @@ def known_keys() -> tuple[str, ...]:
 
 
 def unknown_key(key: str, value: Any, known: Iterable[str], where: str = "") -> ConfigError:
-    """The error for a key that does not exist, with the nearest keys that do."""
+    """The error for a key that does not exist, with the nearest keys that do.
+
+    Where some are of that name in another section, such as `optim.lr` for `lr`, they are all that is said.
+    """
     known = list(known)
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    if same := _elsewhere(key, known):
+        close, near = same, [*same, "and the other keys that `sweep --cfg job` prints"]
+    else:
+        close = _misspelt(key, known)
+        section = f"{key.split('.')[0]}."
+        near = [k for k in known if k.startswith(section)] or sorted({k.split(".")[0] for k in known})
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    section = f"{key.split('.')[0]}."
-    near = [k for k in known if k.startswith(section)] or sorted({k.split(".")[0] for k in known})
     return ConfigError(f"{key}={value}: unknown key{where}; {hint}allowed: {', '.join(near)}")
+
+
+def _elsewhere(key: str, known: Sequence[str]) -> list[str]:
+    """Keys of that name in other sections, where its own is none."""
+    section, _, last = key.rpartition(".")
+    if any(k.startswith(f"{section or key}.") for k in known):
+        return []
+    same = sorted((k for k in known if _last_part(k) == last), key=lambda k: k.count("."))
+    return (difflib.get_close_matches(key, same, cutoff=0.7) if section else same)[:MOST_SUGGESTED]
+
+
+def _misspelt(key: str, known: Sequence[str]) -> list[str]:
+    """Keys that are written like it, as a whole, or, of one without a section, in their last part."""
+    close = difflib.get_close_matches(key, known, n=MOST_SUGGESTED, cutoff=0.6)
+    if "." in key or difflib.get_close_matches(key, [k for k in known if "." not in k], cutoff=0.75):
+        return close
+    parts = difflib.get_close_matches(key, {_last_part(k) for k in known}, n=1, cutoff=0.75)
+    return sorted((k for k in known if _last_part(k) in parts), key=lambda k: k.count("."))[:MOST_SUGGESTED] or close
+
+
+def _last_part(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 # --- one override ------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[list[str], str, str]] = {
     "a folder to be interpolated": (["out=${oc.env:HOME}/x"], "out=${oc.env:HOME}/x: an interpolation", "the path of"),
     "the folder of nobody": (["out=~nobody_here/x"], "out=~nobody_here/x: no such user", "the path of a folder"),
     "several folders": (["out=a,b"], "out=a,b: belongs to the run and cannot be swept", "one value"),
+    "a plan by another name": (["--dry-run"], "", "unrecognized arguments: --dry-run (did you mean plan=true?)"),
     "an unknown flag": (["--fast"], "", "unrecognized arguments: --fast; allowed: KEY=VALUE, --config-dir DIR"),
     "a question that is none": (["--cfg=everything"], "", "invalid choice: 'everything'"),
     "two questions": (["--cfg=job", "--info=plugins", "--package=["], "", "allowed"),

@@ -19,7 +19,11 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has
 # (overrides, how the line begins after "error: ", how it ends or what it holds)
 CASES = {
     "unknown key": (["model.widht=32"], "model.widht=32: unknown key; did you mean model.width", "model.context, "),
-    "unknown section": (["modell.width=32"], "modell.width=32: unknown key; did you mean model.width", "optim"),
+    "no section": (["lr=1e-3"], "lr=1e-3: unknown key; did you mean optim.lr?", "optim.lr, and the other keys"),
+    "another section": (["optimizer.lr=1"], "optimizer.lr=1: unknown key; did you mean optim.lr?", "optim.lr,"),
+    "no section, misspelt": (["stepss=3"], "stepss=3: unknown key; did you mean train.steps or ", "adafactor"),
+    "at the top": (["seeds=3"], "seeds=3: unknown key; did you mean seed? ", "adafactor"),
+    "unknown section": (["modell.width=32"], "modell.width=32: unknown key; did you mean model.width?", "other keys"),
     "section as a value": (["model=3"], "model=3: unknown key", "model.width"),
     "a fault's kind": (["fault.kind=weight_bit"], "fault.kind=weight_bit: unknown key", "fault.bit"),
     "wrong type": (["model.width=wide"], "model.width=wide: wrong type (str)", "allowed: an integer"),
