@@ -334,18 +334,9 @@ def _follow(group: RankGroup, job: Job, block: int, is_resumed: bool, at_once: i
     """What another rank's process does: the same training, of which it keeps nothing."""
     pack, fault_schedule, _ = _prepared(job, group.device, at_once)
     pack.spread_over(group)
-    saved = job.checkpoints.newest() if is_resumed else None
-    checkpoints = Unsaved(job.checkpoints.folder)
-    wanted = job.run.telemetry.provenance
-    train(
-        pack,
-        fault_schedule,
-        block,
-        lambda first_step, signals: None,
-        checkpoints=checkpoints,
-        saved=saved,
-        provenance=wanted,
-    )
+    same: dict[str, Any] = {"saved": job.checkpoints.newest() if is_resumed else None}
+    same |= {"checkpoints": Unsaved(job.checkpoints.folder), "provenance": job.run.telemetry.provenance}
+    train(pack, fault_schedule, block, lambda first_step, signals: None, **same)
 
 
 def train_pack_safely(job: Job, checkpoints: Checkpoints | None = None) -> Ended:

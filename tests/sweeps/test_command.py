@@ -176,7 +176,7 @@ def test_in_a_real_bash(empty: Path) -> None:
     os.close(slave)
     try:
         shown = _read_until(master, "ready> ")
-        os.write(master, b"stability-harness comp\tb\t")
+        os.write(master, b"stability-harness compl\tb\t")
         shown = _read_until(master, "completion bash ")
         os.write(master, b"\x15stability-harness sweep 'seed=1,2' mitigation=none,qk_fc\t")
         shown = _read_until(master, "mitigation=none,qk_fc_norm")
