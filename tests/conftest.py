@@ -39,11 +39,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
-    """Matrix products are those of a CPU that MKL does not take for Intel's, where that is asked for."""
-    if os.environ.get(KERNELS_AS_IS):
-        from harness.basics.cpu_kernels import write_answer
+    """Products are those that commands take, which tests compare with this process; or, where that is asked for, those
+    of a CPU that MKL does not take for Intel's."""
+    from harness.basics.cpu_kernels import cpu_kernels, write_answer
 
+    if os.environ.get(KERNELS_AS_IS):
         write_answer(False)
+    else:
+        cpu_kernels()  # before anything is multiplied; loads torch where the CPU is not Intel's and has AVX-512
 
 
 @pytest.hookimpl(wrapper=True)

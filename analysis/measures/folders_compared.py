@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ import pandas as pd
 import xarray as xr
 
 from analysis.measures.statistics import mean_interval
-from analysis.reading.groups import is_seed, splitting
+from analysis.measures.tidy import final_losses
+from analysis.reading.groups import flat_config, is_seed, splitting
 from analysis.reading.levels import varies
 from analysis.reading.open_sweep import dataset_of, kept_trials, short_names
 from harness.config import ConfigError
@@ -21,7 +21,6 @@ from harness.config.fields import shown
 from harness.objectives.outcome import TRAINED
 from harness.storage.stored import read_store
 
-LOSS, SEGMENTS = "final_validation_loss", "final_segment_loss"
 OF_WINDOWS = ("data.", "train.validate")  # fields that say on which windows losses are taken
 ABSENT = "-"
 
@@ -32,12 +31,14 @@ class FolderComparison:
 
     Columns `one` and `other` (nat/token, means over seeds), `change` (other - one), `low` and `high` (95%), `pairs`,
     and `healthy_one`, `healthy_other`: how many of them were trained. `fields` are the cell's, by short name, and
-    `between` path -> both values, in which every pair differs. `alone`: trials of each folder without a partner.
+    `between` path -> both values, in which every pair differs. `trained_by` has
+    the same of what they were trained by, such as versions. `alone`: trials of each folder without a partner.
     """
 
     table: pd.DataFrame
     fields: list[str]
     between: dict[str, tuple[str, str]]
+    trained_by: dict[str, tuple[str, str]]
     alone: tuple[int, int]
 
 
@@ -46,6 +47,7 @@ class _Folder:
     """The finished trials of a folder: the configuration of each by path, in the order of the dataset."""
 
     configs: list[dict[str, Any]]
+    environments: list[dict[str, Any]]  # of packs
     sweep: xr.Dataset
 
 
@@ -85,26 +87,26 @@ def folders_compared(one: Path, other: Path) -> FolderComparison:
             | {"one": first.mean(), "other": second.mean(), "change": (second - first).mean(), "low": low, "high": high}
             | {"pairs": len(here), "healthy_one": ended[0][1][here].sum(), "healthy_other": ended[1][1][here].sum()}
         )
-    return FolderComparison(pd.DataFrame(rows), list(names.values()), between, alone)
+    return FolderComparison(pd.DataFrame(rows), list(names.values()), between, _trained_by(*folders), alone)
 
 
 def _opened(folder: Path) -> _Folder:
     attributes, packs = read_store(folder)
     known = [pack for pack in packs if pack.complete]
     sweep = dataset_of(attributes, known)
-    configs = {trial.of("ids"): _flat(trial.of("trials", {})) for trial in kept_trials(known)}
-    return _Folder([configs[trial] for trial in sweep["trial"].values], sweep)
+    configs = {trial.of("ids"): flat_config(trial.of("trials", {})) for trial in kept_trials(known)}
+    environments = [flat_config(pack.attributes["environment"]) for pack in known]
+    return _Folder([configs[trial] for trial in sweep["trial"].values], environments, sweep)
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Path -> value; lists as text."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{name}.")
-        else:
-            flat[f"{before}{name}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
+def _trained_by(one: _Folder, other: _Folder) -> dict[str, tuple[str, str]]:
+    """What was not the same for both folders: of each all values that some pack has."""
+    found = {}
+    for name in dict.fromkeys(name for folder in (one, other) for each in folder.environments for name in each):
+        values = [sorted({shown(each.get(name, ABSENT)) for each in folder.environments}) for folder in (one, other)]
+        if values[0] != values[1]:
+            found[name] = (", ".join(values[0]), ", ".join(values[1]))
+    return found
 
 
 def _between(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
@@ -137,9 +139,4 @@ def _cells(configs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], np.nda
 def _ended(sweep: xr.Dataset, trials: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Losses at the end, [trials, segments], and whether each is healthy."""
     chosen = sweep.isel(trial=list(trials))
-    losses = chosen[LOSS].values[:, None]
-    if SEGMENTS in chosen:
-        parts = chosen[SEGMENTS].values.astype(float)
-        parts = parts[:, ~np.isnan(parts).all(axis=0)]
-        losses = parts if parts.shape[1] and (np.isnan(parts).all(axis=1) <= np.isnan(losses[:, 0])).all() else losses
-    return losses, chosen["outcome"].values == TRAINED
+    return final_losses(chosen), chosen["outcome"].values == TRAINED

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from analysis.measures.metrics import segment_losses, trial_table
 from analysis.measures.statistics import mean_interval
 from analysis.reading.groups import is_seed, splitting
 from analysis.reading.levels import in_order, varies
@@ -16,7 +17,7 @@ from analysis.reading.open_sweep import ALWAYS
 from harness.config import ConfigError
 
 ENDS = ("outcome", "nonfinite_step", "final_loss", "final_validation_loss", "final_validation_loss_error")
-SEGMENTED = {"final_validation_loss": "final_segment_loss", "initial_validation_loss": "initial_segment_loss"}
+LOSS = "final_validation_loss"
 
 
 def axes_of(sweep: xr.Dataset) -> list[str]:
@@ -47,7 +48,7 @@ def table(sweep: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.Index(sweep["trial"].values, name="trial"))
 
 
-def grid(sweep: xr.Dataset, axes: Sequence[str], variable: str = "final_validation_loss") -> xr.Dataset:
+def grid(sweep: xr.Dataset, axes: Sequence[str], variable: str = LOSS) -> xr.Dataset:
     """Means over seeds, with intervals, for each combination of the levels of some axes.
 
     Args:
@@ -56,8 +57,8 @@ def grid(sweep: xr.Dataset, axes: Sequence[str], variable: str = "final_validati
         variable: Of one number a trial, such as `final_loss` or `nonfinite_step`.
 
     Returns:
-        Dims are the axes. `mean`, `low` and `high` (95%: for other seeds, and for other held-out text where the
-        variable is a loss on it; NaN for one seed), and `count`, the number of trials. A trial whose value is not
+        Dims are the axes. `mean`, `low` and `high` (95%: for other seeds, and, of `final_validation_loss`, for
+        other held-out text; NaN for one seed), and `count`, the number of trials. A trial whose value is not
         finite makes the mean of its cell NaN; `count` is 0 where there is no trial.
 
     Raises:
@@ -74,8 +75,7 @@ def grid(sweep: xr.Dataset, axes: Sequence[str], variable: str = "final_validati
     found = {name: np.full(shape, np.nan) for name in ("mean", "low", "high")} | {"count": np.zeros(shape, int)}
     for cell in np.unique(cells):
         place, here = np.unravel_index(cell, shape), values[cells == cell]
-        here = here[:, ~np.isnan(here).all(axis=0)] if here.shape[1] > 1 else here  # a short text has fewer segments
-        found["mean"][place], found["count"][place] = here.mean() if here.size else np.nan, len(here)
+        found["mean"][place], found["count"][place] = here.mean(), len(here)
         found["low"][place], found["high"][place] = mean_interval(here)
     about = {key: sweep[variable].attrs[key] for key in ("units", "long_name") if key in sweep[variable].attrs}
     arrays = {name: (tuple(axes), array, about if name != "count" else {}) for name, array in found.items()}
@@ -84,16 +84,20 @@ def grid(sweep: xr.Dataset, axes: Sequence[str], variable: str = "final_validati
 
 
 def _numbers(sweep: xr.Dataset, variable: str) -> np.ndarray:
-    """The values of a variable, [trial, parts]: of a loss on held-out text those of its segments, if they are there."""
+    """The values of a variable, [trial, parts]: of the final loss on held-out text those of its segments."""
     known = [str(name) for name, x in sweep.variables.items() if x.dims == ("trial",) and x.dtype.kind in "iuf"]
     if variable not in known:
         raise ConfigError(f"variable={variable}: no number of a trial; allowed: {', '.join(known)}")
-    if (segmented := SEGMENTED.get(variable)) in sweep:
-        parts: np.ndarray = sweep[segmented].values.astype(float)
-        if (np.isnan(parts).all(axis=1) <= np.isnan(sweep[variable].values)).all():
-            return parts
+    if variable == LOSS:
+        return final_losses(sweep)
     values: np.ndarray = sweep[variable].values.astype(float)[:, None]
     return values
+
+
+def final_losses(sweep: xr.Dataset) -> np.ndarray:
+    """Final validation losses by segment of the held-out text, [trial, segment]; NaN for a run that was lost."""
+    losses = segment_losses(sweep, trial_table(sweep))
+    return np.where(np.isfinite(losses), losses, np.nan)
 
 
 def _coordinate(sweep: xr.Dataset, axis: str) -> np.ndarray:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from harness.config.names import OWN
+
+
+def flat_config(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Path -> value, of a configuration in sections; lists as text."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flat_config(value, f"{before}{name}.")
+        else:
+            flat[f"{before}{name}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
 
 
 def is_seed(path: str) -> bool:

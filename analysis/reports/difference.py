@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.again.batches import unknown_trial
+from analysis.reading.groups import flat_config
 from analysis.reading.open_sweep import Stored, dataset_of, kept_trials
 from harness.basics.printing import label
 from harness.config import ConfigError
@@ -36,9 +37,7 @@ def told_difference(out: Path, one: str, other: str) -> list[str]:
     ends = [{name: _word(chosen[name].values[number]) for name in ENDS} for number in range(2)]
     differing = [key for key in dict.fromkeys(key for part in parts for key in part) if _differs(key, *parts)]
     rows = [(key, *(part.get(key, ABSENT) for part in parts)) for key in differing]
-    same = sum(not key.startswith(f"{ENVIRONMENT}.") for key in parts[0]) - sum(
-        key in parts[0] and not key.startswith(f"{ENVIRONMENT}.") for key in differing
-    )
+    same = sum(key not in differing and not key.startswith(f"{ENVIRONMENT}.") for key in parts[0])
     lines = _columns([("", first, second), *rows] if rows else [("", first, second)])
     told = "the same trial" if first == second else f"{same} other fields are the same"
     return [*lines, told, "", *_columns([(name, *(end[name] for end in ends)) for name in ENDS])]
@@ -59,15 +58,7 @@ def _named(out: Path, trials: Mapping[str, Stored], text: str) -> str:
 def _described(trial: Stored) -> dict[str, str]:
     """Path -> value, of the configuration and of what it was trained by."""
     environment = {ENVIRONMENT: trial.pack.attributes["environment"]}
-    return {key: shown(value) for key, value in _flat({**trial.of("trials", {}), **environment}).items()}
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{before}{name}"
-        flat |= _flat(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
-    return flat
+    return {key: shown(value) for key, value in flat_config({**trial.of("trials", {}), **environment}).items()}
 
 
 def _differs(key: str, one: Mapping[str, str], other: Mapping[str, str]) -> bool:

@@ -29,6 +29,7 @@ def told_comparison(one: Path, other: Path, figure: Path | None = None) -> list[
     lines += [f"  {path}: {first} and {second}" for path, (first, second) in found.between.items()]
     if not found.between:
         lines.append("  no field differs in all trials: the same configurations, trained twice")
+    lines += [f"  trained by {name}: {first} and {second}" for name, (first, second) in found.trained_by.items()]
     lines += ["", f"{UNITS}:", *_lines(found.table), ""]
     lines.append(_summed(found.table))
     for folder, number in zip(("one", "other"), found.alone, strict=True):

@@ -1,8 +1,8 @@
 """Which matrix products a CPU runs: on a CPU that is not Intel's torch takes slower ones than it could.
 
 The MKL inside torch asks once whether the CPU is Intel's, and keeps the answer in a variable. On other CPUs it leaves
-AVX-512 aside, which on AMD's Zen 4 and 5 costs half of the speed. Here the answer is written before MKL asks, in this
-process alone. MKL offers no setting for it: MKL_ENABLE_INSTRUCTIONS, MKL_DEBUG_CPU_TYPE and MKL_CBWR change nothing.
+AVX-512 aside, which on AMD's Zen 5 was seen to cost half of the speed. Here the answer is written before MKL asks, in
+this process alone. MKL has no setting for it: MKL_ENABLE_INSTRUCTIONS, MKL_DEBUG_CPU_TYPE and MKL_CBWR change nothing.
 """
 
 from __future__ import annotations
@@ -187,12 +187,16 @@ def _gain() -> float:
         with _one_at_a_time(record):
             said = _read(record)
             if said is None:
-                said = _checked()
+                try:
+                    said = _checked()
+                except OSError as error:  # no memory for a process, say: another time it may do
+                    raise _Unchanged(f"the check of its products could not be started: {error}") from None
                 _write(record, said)
     if "error" in said:
-        raise _Unchanged(f"the check of its products failed: {said['error']}")
+        raise _Unchanged(f"the check of its products failed: {said['error']} (kept in {record})")
     if said["gain"] < LEAST_GAIN:
-        raise _Unchanged(f"products are {said['gain']:.2f} times as fast with the other kernels, and not {LEAST_GAIN}")
+        found = f"products are {said['gain']:.2f} times as fast with the other kernels, and not {LEAST_GAIN}"
+        raise _Unchanged(f"{found} (kept in {record})")
     return float(said["gain"])
 
 
@@ -237,7 +241,7 @@ def _checked() -> dict[str, Any]:
     """The gain that two processes measure, one after the other, or the error of the one with other kernels."""
     try:
         before, after = _measured(None), _measured(1)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (ValueError, subprocess.SubprocessError) as error:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
     if not after["is_right"]:
         return {"error": "its products differ from those in float64"}

@@ -54,7 +54,7 @@ def expectation(trial: Trial, names: Sequence[str], book: Book) -> Expectation:
 
 
 def oracle_alarm(step: int) -> Alarm:
-    """With which the oracle is asked, after the step in which a fault has struck."""
+    """The alarm that asks the oracle, after the step in which a fault has struck."""
     return Alarm(step, {ORACLE: nan}, nan, nan, True)
 
 

@@ -32,7 +32,7 @@ class IncidentRow:
         raise NotImplementedError
 
     def take_back(self) -> None:
-        """Make nothing of the step at hand, and of what has struck in it, to have been done."""
+        """Undo the step at hand, and let what has struck in it count as not struck."""
         raise NotImplementedError
 
     def newest(self, latest: int) -> int | None:

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from harness.basics.cpu_kernels import AS_IS, KERNELS, cpu_kernels
 from harness.storage.pack_info import PackInfo
-from sweeps.compose.settings import RunSettings
+from sweeps.compose.settings import CpuSettings, RunSettings
 
 
-def kernel_notes(run: RunSettings, packs: Iterable[PackInfo], is_verbose: bool) -> Iterator[str]:
-    """Lines on what this machine trains with, and on complete packs that were trained on a CPU with other kernels.
+def with_kernels(run: RunSettings) -> tuple[RunSettings, str]:
+    """The run with one choice for this process and all its workers, and why it is so.
 
     Raises ConfigError for `cpu.kernels` that cannot be had here.
     """
     chosen = cpu_kernels(run.cpu.kernels)
-    if is_verbose:
-        yield f"cpu.kernels: {chosen.name}: {chosen.why}"
+    return replace(run, cpu=CpuSettings(chosen.name)), f"cpu.kernels: {chosen.name}: {chosen.why}"
+
+
+def kernel_notes(run: RunSettings, packs: Iterable[PackInfo]) -> Iterator[str]:
+    """A line on complete packs that were trained on a CPU with other kernels than those of `with_kernels`."""
     environments = [pack.attributes["environment"] for pack in packs if pack.complete]
     on_cpus = [environment for environment in environments if str(environment.get("device", "")).startswith("cpu")]
-    if others := {str(environment.get(KERNELS, AS_IS)) for environment in on_cpus} - {chosen.name}:
-        theirs = ", ".join(sorted(others))
-        yield (
-            f"cpu.kernels: this run trains with {chosen.name}, and packs that are complete were trained with {theirs}: "
-            "between them bits may differ"
-        )
+    if others := {str(environment.get(KERNELS, AS_IS)) for environment in on_cpus} - {run.cpu.kernels}:
+        theirs = f"packs that are complete were trained with {', '.join(sorted(others))}"
+        yield f"cpu.kernels: this run trains with {run.cpu.kernels}, and {theirs}: between them bits may differ"

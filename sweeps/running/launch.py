@@ -36,7 +36,7 @@ from sweeps.planning.packs import PackPlan, Plan
 from sweeps.planning.plan_table import print_plan, say_counts
 from sweeps.planning.planner import make_plan
 from sweeps.running.job import Ended, Failed, Job, begun_packs, corpus_of, remove_leftovers, without_order, write_plan
-from sweeps.running.kernels import kernel_notes
+from sweeps.running.kernels import kernel_notes, with_kernels
 from sweeps.running.local import SHARE_OF_MEMORY, Executor, LocalExecutor, heard_by
 from sweeps.running.progress import Display, summarize
 
@@ -141,8 +141,10 @@ def run_sweep(
         _say([f"no room: {reason}" for reason in lacking.reasons], console)
         return 0
     check_corpora(trials, run, has_results)
-    if device == "cpu" and isinstance(executor, LocalExecutor) and not name:
-        notes = [*notes, *kernel_notes(run, read_packs(run.out) if has_results else (), current().is_verbose)]
+    if device == "cpu" and isinstance(executor, LocalExecutor):
+        run, why = with_kernels(run)
+        packs = read_packs(run.out) if has_results and not name else ()
+        notes = [*notes, *([why] if current().is_verbose and not name else []), *kernel_notes(run, packs)]
     folder = open_store(run.out, run.study)
     if run.keep == "weights" and (bare := sum(not has_weights(run.out, trial) for trial in asked & complete)):
         line = f"{count(bare, 'trial')} complete already without weights, which only a new folder would keep"

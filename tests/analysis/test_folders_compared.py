@@ -126,6 +126,15 @@ def test_a_trial_that_was_lost_leaves_its_cell_without_a_change(tmp_path: Path, 
     assert drawing.figure is not None and "2 cells left out" in drawing.caption
 
 
+def test_what_they_were_trained_by_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the cause as well as a mitigation may."""
+    one = written(tmp_path / "one", grid("none", [32]))
+    monkeypatch.setitem(synthetic.ENVIRONMENT, "torch", "2.1")
+    other = written(tmp_path / "other", grid("none", [32]))
+    assert folders_compared(one, other).trained_by == {"torch": ("2.0", "2.1")}
+    assert "  trained by torch: 2.0 and 2.1" in told_comparison(one, other)
+
+
 def test_the_same_folder_twice(folders: tuple[Path, Path]) -> None:
     found = folders_compared(folders[0], folders[0])
     assert found.between == {} and (found.table["change"] == 0).all()

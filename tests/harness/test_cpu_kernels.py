@@ -227,6 +227,19 @@ FAILING = {
 }
 
 
+@needs_mkl
+def test_a_check_that_cannot_be_started_is_tried_again_another_time(machine, monkeypatch, tmp_path):
+    def refused(answer):
+        raise OSError(12, "no memory")
+
+    machine()
+    monkeypatch.setattr(kernels, "_measured", refused)
+    assert cpu_kernels().why == "the check of its products could not be started: [Errno 12] no memory"
+    assert not list(tmp_path.glob("cpu_kernels/*.json"))
+    machine()
+    assert cpu_kernels().name == AVX512
+
+
 class Check:
     """A check by a program of its own."""
 
